@@ -1,0 +1,35 @@
+"""Multi-turn agent training with PPO and ST-PPO on today's TRL.
+
+Public names load on first use, so that `trl_stppo.core` and `trl_stppo.envs` import without TRL.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "PPOConfig": "trl_stppo.trainer.ppo_config",
+    "PPOTrainer": "trl_stppo.trainer.ppo_trainer",
+    "STPPOConfig": "trl_stppo.trainer.stppo_config",
+    "STPPOTrainer": "trl_stppo.trainer.stppo_trainer",
+}
+__all__ = ["PPOConfig", "PPOTrainer", "STPPOConfig", "STPPOTrainer", "__version__"]
+
+if TYPE_CHECKING:
+    from .trainer.ppo_config import PPOConfig
+    from .trainer.ppo_trainer import PPOTrainer
+    from .trainer.stppo_config import STPPOConfig
+    from .trainer.stppo_trainer import STPPOTrainer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,61 @@
+"""The algorithm, as pure functions on tensors.
+
+Needs torch and nothing else. Axes B episodes, T tokens, K turns, in this order; True in a mask
+means "counts", and what lies under a False can never reach a result or a gradient; half precision
+goes in, float32 comes out; nothing here waits for a GPU.
+"""
+
+from trl_stppo.core.advantages import token_gae, turn_gae, whiten
+from trl_stppo.core.clip_bias import NORMALIZATION_MODES, cosine, normalization_scale
+from trl_stppo.core.losses import (
+    KL_ESTIMATORS,
+    LOSS_TYPES,
+    ClippedSurrogate,
+    SurrogateStats,
+    aggregation_weights,
+    clipped_surrogate,
+    clipped_value_loss,
+    kl_penalty,
+)
+from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
+from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio
+from trl_stppo.core.rewards import token_rewards
+from trl_stppo.core.turns import (
+    broadcast_turns,
+    num_turns,
+    reduce_turns,
+    turn_ends,
+    turn_index_from_mask,
+    turn_index_from_spans,
+    turn_starts,
+)
+
+__all__ = [
+    "KL_ESTIMATORS",
+    "LOSS_TYPES",
+    "NORMALIZATION_MODES",
+    "RATIO_LEVELS",
+    "ClippedSurrogate",
+    "SurrogateStats",
+    "aggregation_weights",
+    "broadcast_turns",
+    "clipped_surrogate",
+    "clipped_value_loss",
+    "cosine",
+    "kl_penalty",
+    "log_importance_ratio",
+    "masked_mean",
+    "masked_sum",
+    "normalization_scale",
+    "num_turns",
+    "reduce_turns",
+    "token_gae",
+    "token_rewards",
+    "turn_ends",
+    "turn_gae",
+    "turn_index_from_mask",
+    "turn_index_from_spans",
+    "turn_starts",
+    "whiten",
+    "zero_off_mask",
+]

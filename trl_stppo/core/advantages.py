@@ -1,0 +1,228 @@
+"""Generalised advantage estimation over agent tokens or over turns, and whitening.
+
+Both estimators step *across* observations: the successor of a turn's last token is the next
+turn's first token, whose value already contains the observation. Advantages are constants of the
+update; pass values without a gradient.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trl_stppo.core.masking import (
+    check_float,
+    check_like,
+    check_mask,
+    check_shape,
+    check_turn_index,
+    masked_sum,
+    upcast,
+    zero_off_mask,
+)
+from trl_stppo.core.turns import broadcast_turns, num_turns, reduce_turns, turn_starts
+
+WHITEN_EPS = 1e-8
+
+
+def token_gae(
+    rewards: Tensor,
+    values: Tensor,
+    action_mask: Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    bootstrap_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """GAE with one step per agent token; environment tokens take no step and no discount.
+
+    With t+1 the next *agent* token of the episode:
+
+        delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lam A_{t+1}
+
+    Args:
+        rewards: [B, T] float, reward units.
+        values: [B, T] float, reward units. Value of the state before token t.
+        action_mask: [B, T] bool, True = the policy sampled this token.
+        gamma: discount per agent token, 0 <= gamma <= 1.
+        lam: GAE's lambda per agent token, 0 <= lam <= 1. With gamma = lam = 1 the returns are the
+            undiscounted sums of the rewards still to come (Monte Carlo).
+        bootstrap_values: [B] float, value of the state after the last agent token, for truncated
+            episodes; 0 for terminated ones. Default: 0.
+
+    Returns:
+        advantages: [B, T] float, reward units, 0 where `action_mask` is False.
+        returns: [B, T] float, A_t + V_t, the critic's targets, 0 where `action_mask` is False.
+        Both float32 for half precision input.
+
+    Raises:
+        ValueError: gamma or lam outside [0, 1], wrong dtypes, or shapes that do not fit.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, Eq. 16; over agent tokens as in
+        arXiv:2511.20718v1.
+    """
+    check_mask("action_mask", action_mask)
+    _check_inputs("action_mask", action_mask, rewards, values, gamma, lam, bootstrap_values)
+    # Numbering the agent tokens makes each a step of its own and closes the gaps between them.
+    step = (action_mask.cumsum(dim=1) - 1).masked_fill(~action_mask, -1)
+    advantages, returns = _gae_over_steps(
+        _steps(rewards, step), _steps(values, step), num_turns(step), gamma, lam, bootstrap_values
+    )
+    return broadcast_turns(advantages, step), broadcast_turns(returns, step)
+
+
+def turn_gae(
+    rewards: Tensor,
+    values: Tensor,
+    turn_index: Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    bootstrap_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """GAE with one step per turn; the states are the turn starts.
+
+    With R_k the sum of the rewards of turn k's tokens and V_k the value at its first token:
+
+        delta_k = R_k + gamma V_{k+1} - V_k,    A_k = delta_k + gamma lam A_{k+1}
+
+    Args:
+        rewards: [B, T] float, reward units.
+        values: [B, T] float, reward units; only those at the first token of each turn are used.
+        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
+        gamma: discount per turn, 0 <= gamma <= 1.
+        lam: GAE's lambda per turn, 0 <= lam <= 1.
+        bootstrap_values: [B] float, value of the state after the last turn, for truncated
+            episodes; 0 for terminated ones. Default: 0.
+
+    Returns:
+        advantages: [B, T] float, reward units, A_k at every token of turn k, 0 outside turns.
+        returns: [B, T] float, A_k + V_k at the first token of turn k, 0 elsewhere: the critic
+            regresses at turn starts only.
+        Both float32 for half precision input.
+
+    Raises:
+        ValueError: gamma or lam outside [0, 1], wrong dtypes, or shapes that do not fit.
+
+    Source: arXiv:1506.02438 Eq. 16, over turns as in arXiv:2512.17008 (which calls this Turn-PPO;
+        the Turn-PPO of arXiv:2511.20718v1 is a turn-level ratio).
+    """
+    check_turn_index(turn_index)
+    _check_inputs("turn_index", turn_index, rewards, values, gamma, lam, bootstrap_values)
+    starts = turn_starts(turn_index)
+    advantages, returns = _gae_over_steps(
+        _steps(rewards, turn_index),
+        _steps(zero_off_mask(values, starts), turn_index),
+        num_turns(turn_index),
+        gamma,
+        lam,
+        bootstrap_values,
+    )
+    return (
+        broadcast_turns(advantages, turn_index),
+        zero_off_mask(broadcast_turns(returns, turn_index), starts),
+    )
+
+
+def whiten(
+    x: Tensor,
+    mask: Tensor,
+    *,
+    center: bool = True,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Shift and scale the elements that count to mean 0 and (unbiased) variance 1.
+
+    (x - mean) * rsqrt(var + 1e-8), with var = sum of squared deviations / (count - 1).
+
+    Args:
+        x: [B, T] float.
+        mask: [B, T] bool, True = counts.
+        center: if False, the mean is added back after scaling.
+        reduce: sums a tensor over all processes, so that their tokens are whitened together. It is
+            called exactly twice (with [2], then [] tensors) on every process, also where the mask
+            is empty, so collectives cannot get out of step. Default: this process only.
+
+    Returns:
+        [B, T] float, unitless, 0 where `mask` is False; at most one element that counts gives 0
+        (its own value if not `center`). Float32 for half precision input.
+
+    Raises:
+        ValueError: `x` is not floating point, `mask` is not [B, T] bool, or the shapes differ.
+    """
+    total = masked_sum(x, mask)
+    x = zero_off_mask(upcast(x), mask)
+    totals = torch.stack([total, mask.sum().to(total.dtype)])
+    if reduce is not None:
+        totals = reduce(totals)
+    mean, count = totals[0] / totals[1].clamp(min=1), totals[1]
+    # Two passes: sum(x^2) - n mean^2 in one would cancel when the mean is large against the spread.
+    deviations = zero_off_mask(x - mean, mask)
+    squares = deviations.square().sum()
+    if reduce is not None:
+        squares = reduce(squares)
+    variance = squares / (count - 1).clamp(min=1)
+    whitened = deviations * torch.rsqrt(variance + WHITEN_EPS)
+    return whitened if center else zero_off_mask(whitened + mean, mask)
+
+
+def _check_inputs(
+    index_name: str,
+    index: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    gamma: float,
+    lam: float,
+    bootstrap_values: Tensor | None,
+) -> None:
+    """The guards that both estimators share."""
+    check_float(rewards=rewards, values=values)
+    check_like(index_name, index, rewards=rewards, values=values)
+    for name, factor in (("gamma", gamma), ("lam", lam)):
+        if not 0.0 <= factor <= 1.0:
+            raise ValueError(f"{name} must lie in [0, 1], got {factor!r}")
+    if bootstrap_values is not None:
+        check_float(bootstrap_values=bootstrap_values)
+        check_shape("bootstrap_values", bootstrap_values, (index.shape[0],), "one per episode, [B]")
+
+
+def _steps(x: Tensor, index: Tensor) -> Tensor:
+    """[B, T] numbers of each step's tokens, summed, one column per step and zeros behind."""
+    return reduce_turns(x, index, num_turns=index.shape[1], op="sum")
+
+
+def _gae_over_steps(
+    rewards: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    gamma: float,
+    lam: float,
+    bootstrap_values: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """GAE over left-aligned steps.
+
+    Args:
+        rewards: [B, K] float, 0 from `lengths` on.
+        values: [B, K] float, 0 from `lengths` on.
+        lengths: [B] int64, steps of each episode.
+        gamma: discount per step.
+        lam: GAE's lambda per step.
+        bootstrap_values: [B] float or None (0).
+
+    Returns:
+        advantages and returns, [B, K] each; arbitrary from `lengths` on.
+    """
+    position = torch.arange(rewards.shape[1], device=rewards.device)
+    successors = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    if bootstrap_values is not None:
+        is_last = position == (lengths - 1).unsqueeze(1)
+        successors = torch.where(is_last, upcast(bootstrap_values).unsqueeze(1), successors)
+    advantages = rewards + gamma * successors - values
+    # A_t = sum of c^i delta_{t+i}, by doubling: after the pass with shift s every entry holds the
+    # first 2s terms of its sum. log2(K) vector operations instead of a Python loop over K.
+    shift, factor = 1, gamma * lam
+    while shift < rewards.shape[1] and factor > 0.0:
+        tail = torch.nn.functional.pad(advantages[:, shift:], (0, shift))
+        advantages = advantages + factor * tail
+        shift, factor = 2 * shift, factor * factor
+    return advantages, advantages + values

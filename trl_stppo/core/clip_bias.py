@@ -1,0 +1,131 @@
+"""How much of a policy step is left, given the norms of its gradient and of its clipping bias.
+
+g is the gradient of the clipped objective, C that of the terms the clip removed (see
+`losses.clipped_surrogate`), both over one whole optimizer step: all micro-batches, all processes,
+all trainable policy parameters. The scale is a constant of the step; it carries no gradient. What
+it multiplies (the gradient, or the optimizer's step) is the trainer's business.
+"""
+
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from trl_stppo.core.masking import check_choice
+
+NORMALIZATION_MODES = ("none", "triggered", "floor", "relative", "share")
+
+# "Nothing is clipped" means a norm up to this. Far below the rounding error of any gradient that
+# moves a parameter (float32 keeps 7 digits, and Adam's own epsilon is 1e-8), and far above 1e-19,
+# where the squares inside a float32 norm start to vanish.
+CLIP_BIAS_EPS = 1e-12
+
+
+@overload
+def normalization_scale(
+    grad_norm: float, clip_bias_norm: float, mode: str, power: float = ..., *, eps: float = ...
+) -> float: ...
+@overload
+def normalization_scale(
+    grad_norm: Tensor, clip_bias_norm: Tensor, mode: str, power: float = ..., *, eps: float = ...
+) -> Tensor: ...
+def normalization_scale(
+    grad_norm: float | Tensor,
+    clip_bias_norm: float | Tensor,
+    mode: str,
+    power: float = 1.0,
+    *,
+    eps: float = CLIP_BIAS_EPS,
+) -> float | Tensor:
+    """The scale s of the clipping-bias correction.
+
+    With g = grad_norm and C = clip_bias_norm:
+
+        none       1
+        triggered  1 / C                 the paper's; needs gradient clipping behind it
+        floor      1 / max(1, C)         never amplifies
+        relative   min(1, g / C)         never amplifies, unit-free
+        share      (g / (g + C))^power   never amplifies, unit-free, smooth
+
+    and 1 in every mode if nothing is clipped (C <= eps, so 0 / 0 counts as 1), which holds exactly
+    at the first step after a rollout. A norm that is not finite gives 1 as well: the scale must not
+    hide from the trainer's own guard a gradient that has already broken.
+
+    Args:
+        grad_norm: number or [] float tensor, norm of g, >= 0.
+        clip_bias_norm: number or [] float tensor, norm of C, >= 0, in the unit of grad_norm.
+        mode: one of the above.
+        power: exponent of "share", dimensionless, > 0; ignored by the other modes.
+        eps: norm up to which nothing counts as clipped, in the unit of a gradient.
+
+    Returns:
+        s, dimensionless: a float for numbers, a detached [] tensor (in at least float32, computed
+        without waiting for the device) if either norm is a tensor.
+
+    Raises:
+        ValueError: unknown `mode`, or `power` not positive.
+
+    Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Section 4,
+        Eqs. 7-8, as far as known), with a guard where nothing is clipped; "floor", "relative" and
+        "share" are this package's own.
+    """
+    check_choice("mode", mode, NORMALIZATION_MODES)
+    if not power > 0:
+        raise ValueError(f"power must be > 0, got {power!r}")
+    scale = _scale(_as_tensors(grad_norm, clip_bias_norm), mode, power, eps)
+    return _like_inputs(scale, grad_norm, clip_bias_norm)
+
+
+@overload
+def cosine(dot: float, norm_a: float, norm_b: float) -> float: ...
+@overload
+def cosine(dot: Tensor, norm_a: Tensor, norm_b: Tensor) -> Tensor: ...
+def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) -> float | Tensor:
+    """Cosine of the angle between two vectors, from their inner product and norms.
+
+    Args:
+        dot: number or [] float tensor, inner product.
+        norm_a: number or [] float tensor, norm of the one, >= 0.
+        norm_b: number or [] float tensor, norm of the other, >= 0.
+
+    Returns:
+        In [-1, 1]; 0 if either vector is zero; NaN if an argument is. A float for numbers, a
+        detached [] tensor if any argument is a tensor.
+    """
+    product, a, b = _as_tensors(dot, norm_a, norm_b)
+    # Dividing twice, because the product of two small norms may vanish where neither does.
+    value = torch.where((a == 0) | (b == 0), 0.0, product / a / b).clamp(-1.0, 1.0)
+    return _like_inputs(value, dot, norm_a, norm_b)
+
+
+def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
+    """`normalization_scale` on [] tensors, after the guards."""
+    g, c = norms
+    one = torch.ones_like(c)
+    if mode == "none":
+        return one
+    if mode == "triggered":
+        scale = 1.0 / c
+    elif mode == "floor":
+        scale = 1.0 / c.clamp(min=1.0)
+    elif mode == "relative":
+        scale = (g / c).clamp(max=1.0)
+    else:
+        scale = (g / (g + c)) ** power
+    return torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
+
+
+def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
+    """Detached [] tensors of one dtype and device: the tensors', or float64 for numbers alone."""
+    tensors = [x for x in scalars if isinstance(x, Tensor)]
+    if not tensors:
+        return [torch.tensor(x, dtype=torch.float64) for x in scalars]
+    dtype, device = torch.float32, tensors[0].device
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return [torch.as_tensor(x, dtype=dtype, device=device).detach() for x in scalars]
+
+
+def _like_inputs(result: Tensor, *scalars: float | Tensor) -> float | Tensor:
+    """`result` as it is if a tensor was among the inputs, else as a float."""
+    return result if any(isinstance(x, Tensor) for x in scalars) else float(result)

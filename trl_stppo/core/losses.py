@@ -1,0 +1,324 @@
+"""Per-token objectives of policy and critic, and the weights that add them up.
+
+Nothing here averages: every function returns [B, T], and `aggregation_weights` gives the weights
+whose weighted sum is a micro-batch's share of the mini-batch loss. So the split into micro-batches
+and processes cannot change a gradient.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trl_stppo.core.masking import (
+    check_choice,
+    check_float,
+    check_like,
+    check_mask,
+    upcast,
+    zero_off_mask,
+)
+
+KL_ESTIMATORS = ("k1", "k3")
+LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
+MAX_LOG_RATIO = 20.0
+
+
+class SurrogateStats(NamedTuple):
+    """Sums over the tokens that count, detached, [] each; add them over parts of a batch.
+
+    Attributes:
+        tokens: number of tokens.
+        clipped_low: tokens clipped from below (A < 0, ratio under 1 - cliprange_low).
+        clipped_high: tokens clipped from above (A > 0, ratio over 1 + cliprange_high; or A < 0,
+            ratio over delta).
+        ratio_sum: sum of the ratios.
+        ratio_max: largest ratio, 0 if there are no tokens. The one to take the max of, not the sum.
+        approx_kl_sum: sum of ratio - 1 - log ratio (k3 of old against new policy), nats.
+    """
+
+    tokens: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    ratio_sum: Tensor
+    ratio_max: Tensor
+    approx_kl_sum: Tensor
+
+
+class ClippedSurrogate(NamedTuple):
+    """The surrogate of `clipped_surrogate`, split at the clip.
+
+    Attributes:
+        kept: [B, T] float, ratio * A on kept tokens, 0 elsewhere; its gradient is that of the
+            usual min/clip objective.
+        clipped: [B, T] float, ratio * A on clipped tokens, 0 elsewhere; its gradient is the
+            clipping bias. kept + clipped is the unclipped objective.
+        objective: [B, T] float, detached value of the usual min/clip objective.
+        is_clipped: [B, T] bool, True = the clip stops this token's gradient.
+        stats: sums for the metrics.
+    """
+
+    kept: Tensor
+    clipped: Tensor
+    objective: Tensor
+    is_clipped: Tensor
+    stats: SurrogateStats
+
+
+def kl_penalty(
+    logprobs: Tensor, ref_logprobs: Tensor, estimator: str, *, loss_mask: Tensor | None = None
+) -> Tensor:
+    """Per-token estimate of KL(policy || reference) from the sampled tokens.
+
+    With x = ref_logprobs - logprobs: k1 = -x (unbiased, either sign), k3 = exp(x) - 1 - x
+    (unbiased, never negative).
+
+    Args:
+        logprobs: [B, T] float, nats.
+        ref_logprobs: [B, T] float, nats.
+        estimator: "k1" or "k3".
+        loss_mask: [B, T] bool, True = counts. Give it wherever the result carries a gradient and
+            padding may hold anything; masking afterwards would be too late for NaN and overflow.
+
+    Returns:
+        [B, T] float, nats, 0 with zero gradient where `loss_mask` is False. Float32 for half
+        precision input.
+
+    Raises:
+        ValueError: unknown `estimator`, wrong dtypes, or shapes that differ.
+
+    Source: Schulman, "Approximating KL Divergence", joschu.net/blog/kl-approx.html (2020).
+    """
+    check_choice("estimator", estimator, KL_ESTIMATORS)
+    check_float(logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_like("logprobs", logprobs, ref_logprobs=ref_logprobs)
+    logprobs, ref_logprobs = upcast(logprobs), upcast(ref_logprobs)
+    if loss_mask is not None:
+        check_mask("loss_mask", loss_mask)
+        check_like("logprobs", logprobs, loss_mask=loss_mask)
+        logprobs = zero_off_mask(logprobs, loss_mask)
+        ref_logprobs = zero_off_mask(ref_logprobs, loss_mask)
+    if estimator == "k1":
+        return logprobs - ref_logprobs
+    difference = ref_logprobs - logprobs
+    # expm1 keeps the digits that exp(x) - 1 loses near x = 0, where a healthy policy stays.
+    return torch.expm1(difference) - difference
+
+
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    cliprange_low: float,
+    cliprange_high: float,
+    *,
+    delta: float | None = None,
+    weights: Tensor | None = None,
+) -> ClippedSurrogate:
+    """The clipped surrogate, as its kept and its clipped part (to be maximised).
+
+    With w = exp(log_ratio), a token is clipped when
+
+        A > 0 and w > 1 + cliprange_high,   or   A < 0 and (w < 1 - cliprange_low or w > delta)
+
+    which is exactly when min(min(w, delta) A, clip(w, 1 - cliprange_low, 1 + cliprange_high) A) has
+    no gradient; a ratio on the bound itself is kept. Decided per token: A may change sign inside a
+    turn although w does not.
+
+    Log ratios above 20 are taken as 20, in the value and in the gradient (which stays w A, not 0),
+    so that no token can overflow the sum of a batch; below, nothing is changed.
+
+    Args:
+        log_ratio: [B, T] float, nats, at the level chosen; carries the gradient.
+        advantages: [B, T] float, unitless once whitened; detached here.
+        loss_mask: [B, T] bool, True = token counts.
+        cliprange_low: lower half-width, dimensionless, 0 <= cliprange_low < 1.
+        cliprange_high: upper half-width, dimensionless, >= 0.
+        delta: upper bound on the ratio where A < 0 (two-sided clip), dimensionless, above
+            1 + cliprange_high. Default: none.
+        weights: [B, T] or [B, 1] float, dimensionless; detached here. Multiplies kept, clipped and
+            objective alike, for example a truncated correction of the sampler. Default: 1.
+
+    Returns:
+        ClippedSurrogate; all of it 0 (False), with zero gradient, where `loss_mask` is False.
+        Float32 for half precision input.
+
+    Raises:
+        ValueError: a range or delta out of bounds, wrong dtypes, or shapes that do not fit.
+
+    Source: arXiv:1707.06347 Eq. 7; split into kept and clipped part as in Lemma 4.1 of
+        arXiv:2511.20718v1; delta as in arXiv:2505.07291.
+    """
+    _check_cliprange(cliprange_low, cliprange_high, delta)
+    check_mask("loss_mask", loss_mask)
+    check_float(log_ratio=log_ratio, advantages=advantages)
+    check_like("loss_mask", loss_mask, log_ratio=log_ratio, advantages=advantages)
+
+    log_ratio = zero_off_mask(upcast(log_ratio), loss_mask)
+    advantages = zero_off_mask(upcast(advantages.detach()), loss_mask)
+    ratio = _saturating_exp(log_ratio)
+    scale = advantages if weights is None else advantages * _constant_weights(weights, loss_mask)
+
+    fixed = ratio.detach()
+    low, high = 1.0 - cliprange_low, 1.0 + cliprange_high
+    clipped_low = (advantages < 0) & (fixed < low)
+    # With A < 0 a large ratio is pessimistic already, so only delta can stop it.
+    upper = torch.full_like(fixed, high)
+    upper = upper.masked_fill(advantages < 0, math.inf if delta is None else delta)
+    clipped_high = (advantages != 0) & (fixed > upper)
+    is_clipped = clipped_low | clipped_high
+    held_ratio = torch.where(clipped_low, low, torch.minimum(fixed, upper))
+
+    return ClippedSurrogate(
+        kept=zero_off_mask(ratio, ~is_clipped) * scale,
+        clipped=zero_off_mask(ratio, is_clipped) * scale,
+        objective=held_ratio * scale,
+        is_clipped=is_clipped,
+        stats=_surrogate_stats(log_ratio.detach(), fixed, loss_mask, clipped_low, clipped_high),
+    )
+
+
+def clipped_value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    loss_mask: Tensor,
+    cliprange_value: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Squared error of the critic, not rewarded for moving far from its old prediction.
+
+    Per token: 0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
+
+    Args:
+        values: [B, T] float, reward units. Critic being updated; carries the gradient.
+        old_values: [B, T] float, reward units. Critic at the time of the rollout; detached here.
+        returns: [B, T] float, reward units. Regression targets; detached here.
+        loss_mask: [B, T] bool, True = token counts.
+        cliprange_value: half-width c, reward units, > 0; None = no clipping.
+
+    Returns:
+        loss: [B, T] float, reward units squared, 0 with zero gradient where `loss_mask` is False.
+            Float32 for half precision input.
+        is_clipped: [B, T] bool, True = the clipped error is the larger one.
+
+    Raises:
+        ValueError: cliprange_value is not positive, wrong dtypes, or shapes that differ.
+
+    Source: the reference implementation of arXiv:1707.06347 (OpenAI baselines, ppo2); as in TRL.
+    """
+    if cliprange_value is not None and not cliprange_value > 0:
+        raise ValueError(
+            f"cliprange_value must be > 0, or None for no clipping; got {cliprange_value!r}"
+        )
+    check_mask("loss_mask", loss_mask)
+    check_float(values=values, old_values=old_values, returns=returns)
+    check_like("loss_mask", loss_mask, values=values, old_values=old_values, returns=returns)
+
+    values = zero_off_mask(upcast(values), loss_mask)
+    returns = zero_off_mask(upcast(returns.detach()), loss_mask)
+    error = (values - returns).square()
+    if cliprange_value is None:
+        return 0.5 * error, torch.zeros_like(loss_mask)
+    old_values = zero_off_mask(upcast(old_values.detach()), loss_mask)
+    clipped_values = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
+    clipped_error = (clipped_values - returns).square()
+    return 0.5 * torch.maximum(error, clipped_error), clipped_error > error
+
+
+def aggregation_weights(
+    loss_mask: Tensor,
+    loss_type: str,
+    *,
+    num_episodes: float | Tensor,
+    num_tokens: float | Tensor,
+    max_length: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Weights whose weighted sum of per-token losses is this micro-batch's share of the loss.
+
+        grpo        1 / (num_episodes |y_b|)         mean over episodes of per-episode token means
+        bnpo, dapo  1 / num_tokens                   mean over tokens
+        dr_grpo     1 / (num_episodes max_length)    mean over episodes of sums over a fixed length
+
+    Args:
+        loss_mask: [B, T] bool, True = token counts. |y_b| is its number of True in episode b.
+        loss_type: one of the above. "bnpo" and "dapo" differ in what the caller counts: tokens of
+            the mini-batch, or of the generation batch per mini-batch.
+        num_episodes: episodes of the whole mini-batch, over all micro-batches and processes,
+            those without tokens included. At least 1 is assumed.
+        num_tokens: tokens, likewise.
+        max_length: completion budget in tokens; needed by "dr_grpo" only.
+        dtype: floating point type of the result.
+
+    Returns:
+        [B, T] float, 0 where `loss_mask` is False, so an episode without tokens contributes 0.
+
+    Raises:
+        ValueError: unknown `loss_type`, `loss_mask` not [B, T] bool, or "dr_grpo" without a
+            positive `max_length`.
+
+    Source: "grpo" is the mean of arXiv:2511.20718v1; the names are TRL's.
+    """
+    check_choice("loss_type", loss_type, LOSS_TYPES)
+    check_mask("loss_mask", loss_mask)
+    counted = loss_mask.to(dtype)
+    if loss_type in ("bnpo", "dapo"):
+        return counted / _at_least_one(num_tokens)
+    per_episode = counted / _at_least_one(num_episodes)
+    if loss_type == "grpo":
+        return per_episode / counted.sum(dim=1, keepdim=True).clamp(min=1)
+    if max_length is None or max_length <= 0:
+        raise ValueError(f"loss_type 'dr_grpo' needs max_length > 0 tokens, got {max_length!r}")
+    return per_episode / max_length
+
+
+def _at_least_one(count: float | Tensor) -> float | Tensor:
+    """`count`, at least 1, without reading a tensor back from its device."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
+
+
+def _check_cliprange(low: float, high: float, delta: float | None) -> None:
+    """Raise ValueError unless the bounds of `clipped_surrogate` lie where they make sense."""
+    if not 0.0 <= low < 1.0:
+        raise ValueError(f"cliprange_low must lie in [0, 1), got {low!r}")
+    if not high >= 0.0:
+        raise ValueError(f"cliprange_high must be at least 0, got {high!r}")
+    if delta is not None and not delta > 1.0 + high:
+        raise ValueError(f"delta must exceed 1 + cliprange_high = {1.0 + high}, got {delta!r}")
+
+
+def _saturating_exp(log_ratio: Tensor) -> Tensor:
+    """Exp with the argument held at MAX_LOG_RATIO, value and derivative alike.
+
+    A plain clamp would silence the derivative, and with it the tokens that need a push back most.
+    """
+    held = log_ratio - log_ratio.detach() + MAX_LOG_RATIO
+    return torch.where(log_ratio > MAX_LOG_RATIO, held, log_ratio).exp()
+
+
+def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
+    """`weights` checked, detached and as [B, T], 0 where nothing counts."""
+    check_float(weights=weights)
+    if weights.shape not in (loss_mask.shape, (loss_mask.shape[0], 1)):
+        raise ValueError(
+            f"weights must be [B, T] or [B, 1] for loss_mask {list(loss_mask.shape)}, "
+            f"got shape {list(weights.shape)}"
+        )
+    return zero_off_mask(upcast(weights.detach()).expand(loss_mask.shape), loss_mask)
+
+
+def _surrogate_stats(
+    log_ratio: Tensor, ratio: Tensor, loss_mask: Tensor, clipped_low: Tensor, clipped_high: Tensor
+) -> SurrogateStats:
+    """The sums of SurrogateStats; every argument [B, T], detached, `log_ratio` 0 off the mask."""
+    counted = zero_off_mask(ratio, loss_mask)
+    return SurrogateStats(
+        tokens=loss_mask.sum().to(ratio.dtype),
+        clipped_low=clipped_low.sum().to(ratio.dtype),
+        clipped_high=clipped_high.sum().to(ratio.dtype),
+        ratio_sum=counted.sum(),
+        # An empty tensor has no maximum; ratios are positive, so 0 stands for "none".
+        ratio_max=counted.max() if counted.numel() else counted.sum(),
+        approx_kl_sum=zero_off_mask(ratio - 1.0 - log_ratio, loss_mask).sum(),
+    )

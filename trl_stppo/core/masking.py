@@ -1,0 +1,120 @@
+"""Guards on shapes and dtypes, and reductions that never look under a False mask.
+
+True in a mask always means "counts". Everything under a False is replaced by zero *before* any
+arithmetic: multiplying by the mask afterwards would let NaN through, in the value and (as 0 * inf)
+in the gradient. The guards read metadata only, so that nothing here waits for a GPU.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise ValueError, listing what is allowed, unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+
+
+def check_shape(name: str, tensor: Tensor, expected: Sequence[int], like: str) -> None:
+    """Raise ValueError unless `tensor` has exactly the shape `expected`, that of `like`."""
+    if tuple(tensor.shape) != tuple(expected):
+        raise ValueError(
+            f"{name} has shape {list(tensor.shape)}, but {list(expected)} is needed ({like})"
+        )
+
+
+def check_float(**tensors: Tensor) -> None:
+    """Raise ValueError for any tensor, given by name, that is not floating point."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+
+
+def check_mask(name: str, mask: Tensor) -> None:
+    """Raise ValueError unless `mask` is a [B, T] bool tensor."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name} must be bool (True = counts), got {mask.dtype}")
+    if mask.dim() != 2:
+        raise ValueError(f"{name} must be [B, T], got shape {list(mask.shape)}")
+
+
+def check_turn_index(turn_index: Tensor) -> None:
+    """Raise ValueError unless `turn_index` is a [B, T] int64 tensor."""
+    if turn_index.dtype != torch.int64:
+        raise ValueError(f"turn_index must be int64 (-1 outside turns), got {turn_index.dtype}")
+    if turn_index.dim() != 2:
+        raise ValueError(f"turn_index must be [B, T], got shape {list(turn_index.shape)}")
+
+
+def check_like(reference_name: str, reference: Tensor, **tensors: Tensor) -> None:
+    """Raise ValueError for any tensor, given by name, whose shape is not that of `reference`."""
+    for name, tensor in tensors.items():
+        check_shape(name, tensor, reference.shape, f"the shape of {reference_name}")
+
+
+def upcast(x: Tensor) -> Tensor:
+    """`x` in float32 if it is in half precision, else unchanged; gradients flow through.
+
+    Sums over hundreds of tokens lose all their digits in bfloat16, so all of `core` computes, and
+    returns, at least float32.
+    """
+    return x.float() if x.dtype in HALF_DTYPES else x
+
+
+def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
+    """`x` where `mask` is True, 0 with zero gradient elsewhere, whatever lies there (NaN too).
+
+    Args:
+        x: any shape, any numeric dtype.
+        mask: bool, broadcastable to the shape of `x`.
+
+    Returns:
+        Same shape and dtype as `x`.
+    """
+    return x.masked_fill(~mask, 0)
+
+
+def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Sum of the elements that count.
+
+    Args:
+        x: [B, T] float.
+        mask: [B, T] bool, True = counts.
+        dim: axis to sum over; None for all.
+
+    Returns:
+        [] if `dim` is None, else `x` without that axis; 0 where nothing counts. Float32 for half
+        precision input.
+
+    Raises:
+        ValueError: `x` is not floating point, `mask` is not [B, T] bool, or the shapes differ.
+    """
+    check_mask("mask", mask)
+    check_float(x=x)
+    check_like("mask", mask, x=x)
+    kept = zero_off_mask(upcast(x), mask)
+    return kept.sum() if dim is None else kept.sum(dim)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of the elements that count.
+
+    Args:
+        x: [B, T] float.
+        mask: [B, T] bool, True = counts.
+        dim: axis to average over; None for all.
+
+    Returns:
+        [] if `dim` is None, else `x` without that axis; 0 with zero gradient where nothing counts.
+        Float32 for half precision input.
+
+    Raises:
+        ValueError: `x` is not floating point, `mask` is not [B, T] bool, or the shapes differ.
+    """
+    total = masked_sum(x, mask, dim)
+    count = mask.sum() if dim is None else mask.sum(dim)
+    return total / count.clamp(min=1)

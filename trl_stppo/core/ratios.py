@@ -1,0 +1,81 @@
+"""Importance ratios between the policy being updated and the one that sampled, at three levels.
+
+Always as logarithms: the ratio itself is exp of what is returned here, taken once, in
+`losses.clipped_surrogate`.
+"""
+
+from torch import Tensor
+
+from trl_stppo.core.masking import (
+    check_choice,
+    check_float,
+    check_like,
+    check_mask,
+    check_turn_index,
+    masked_mean,
+    upcast,
+    zero_off_mask,
+)
+from trl_stppo.core.turns import broadcast_turns, reduce_turns
+
+RATIO_LEVELS = ("token", "turn", "sequence")
+
+
+def log_importance_ratio(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    turn_index: Tensor,
+    level: str,
+    *,
+    loss_mask: Tensor | None = None,
+) -> Tensor:
+    """Log importance ratio of every agent token, at the level asked for.
+
+    With d_t = logprobs_t - old_logprobs_t:
+
+        token     d_t
+        turn      (1 / |y^k|) sum of d_s over the tokens s of turn k, the same at each of them
+        sequence  the same mean over all agent tokens of the episode
+
+    so that exp of it is the token ratio, or the geometric mean of the token ratios. The gradient
+    flows through the mean: all tokens of a turn share the turn's credit, as Lemma 4.1 has it. With
+    one-token turns "turn" equals "token"; with one turn per episode it equals "sequence".
+
+    Args:
+        logprobs: [B, T] float, nats. Policy being updated; carries the gradient.
+        old_logprobs: [B, T] float, nats. Same tokens under the policy that sampled them; constant.
+        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
+        level: "token", "turn" or "sequence".
+        loss_mask: [B, T] bool, True = token counts; tokens outside turns never do. If given, the
+            means run over the tokens that count. Default: every agent token.
+
+    Returns:
+        [B, T] float, nats; 0 with zero gradient on tokens that do not count. Float32 for half
+        precision input.
+
+    Raises:
+        ValueError: unknown `level`, wrong dtypes, or shapes that differ from `turn_index`'s.
+
+    Source: token level arXiv:1707.06347 Eq. 6; turn level arXiv:2511.20718v1 (Turn-PPO, the ratio
+        of Lemma 4.1); sequence level arXiv:2507.18071 (GSPO), for comparison.
+    """
+    check_turn_index(turn_index)
+    check_choice("level", level, RATIO_LEVELS)
+    check_float(logprobs=logprobs, old_logprobs=old_logprobs)
+    check_like("turn_index", turn_index, logprobs=logprobs, old_logprobs=old_logprobs)
+    mask = turn_index >= 0
+    if loss_mask is not None:
+        check_mask("loss_mask", loss_mask)
+        check_like("turn_index", turn_index, loss_mask=loss_mask)
+        mask = mask & loss_mask
+
+    # Both sides are zeroed first: -inf - (-inf) under a False mask would be NaN in the gradient.
+    difference = zero_off_mask(upcast(logprobs), mask) - zero_off_mask(upcast(old_logprobs), mask)
+    if level == "token":
+        return difference
+    if level == "sequence":
+        return zero_off_mask(masked_mean(difference, mask, dim=1).unsqueeze(1), mask)
+    index = turn_index.masked_fill(~mask, -1)
+    # T turns always suffice; the true count would have to be read back from the device.
+    means = reduce_turns(difference, index, num_turns=index.shape[1], op="mean")
+    return broadcast_turns(means, index)

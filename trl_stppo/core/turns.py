@@ -1,0 +1,216 @@
+"""Where the turns of an episode lie, and moving numbers between tokens and turns.
+
+A turn is a run of tokens that the policy sampled between two messages of the environment. Spans
+are half-open `[start, end)` (the paper's end is inclusive: |y^k| = end - start here). In tensors a
+turn is known by `turn_index` [B, T]: k at the tokens of turn k (0-based), -1 everywhere else, each
+turn contiguous and the turns of an episode numbered 0, 1, 2, ... from left to right.
+"""
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trl_stppo.core.masking import (
+    check_choice,
+    check_float,
+    check_like,
+    check_mask,
+    check_turn_index,
+    upcast,
+    zero_off_mask,
+)
+from trl_stppo.errors import TurnSpanError
+
+TURN_REDUCTIONS = ("sum", "mean")
+
+
+def turn_index_from_spans(
+    spans: Sequence[Sequence[tuple[int, int]]],
+    length: int,
+    *,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Turn index from the spans that the rollout recorded.
+
+    Adjacent spans (one ends where the next starts) stay two turns: an empty observation does not
+    join them. An episode may have no turns.
+
+    Args:
+        spans: per episode, its turns in order, each (start, end) in tokens, 0 <= start < end <=
+            `length`, end excluded.
+        length: T, number of tokens per row, padding included.
+        device: where the result goes; default CPU.
+
+    Returns:
+        [B, T] int64, k inside turn k, -1 elsewhere.
+
+    Raises:
+        TurnSpanError: a span is not a pair of integers, is empty, leaves [0, length), overlaps the
+            turn before it or comes before it.
+
+    Source: s_k, a_k of arXiv:2511.20718v1 (turn-level MDP).
+    """
+    rows = torch.full((len(spans), length), -1, dtype=torch.int64)
+    for episode, turns in enumerate(spans):
+        previous: tuple[int, int] | None = None
+        for turn, span in enumerate(turns):
+            start, end = _checked_span(episode, turn, span, previous, length)
+            rows[episode, start:end] = turn
+            previous = (start, end)
+    return rows.to(device) if device is not None else rows
+
+
+def _checked_span(
+    episode: int, turn: int, span: Sequence[int], previous: tuple[int, int] | None, length: int
+) -> tuple[int, int]:
+    """`span` as (start, end), or the TurnSpanError that says what is wrong with it."""
+    where = f"episode {episode}, turn {turn}, span {span!r}"
+    try:
+        start, end = (operator.index(offset) for offset in span)
+    except (TypeError, ValueError) as error:
+        raise TurnSpanError(f"{where}: a span is a pair of integers (start, end)") from error
+    if any(isinstance(offset, bool) for offset in span):
+        # bool is an int to Python; a mask passed by mistake would otherwise be taken for offsets.
+        raise TurnSpanError(f"{where}: a span is a pair of integers (start, end), not bools")
+    if start < 0:
+        raise TurnSpanError(f"{where}: start must be at least 0")
+    if end > length:
+        raise TurnSpanError(f"{where}: end must be at most the length, {length} tokens")
+    if end <= start:
+        raise TurnSpanError(f"{where}: a turn has at least one token, so end must exceed start")
+    if previous is not None and start < previous[1]:
+        fault = "out of order: ends" if end <= previous[0] else "overlaps: starts"
+        raise TurnSpanError(
+            f"{where}: {fault} before turn {turn - 1}, span {previous!r}, is over; "
+            f"start must be at least {previous[1]}"
+        )
+    return start, end
+
+
+def turn_index_from_mask(action_mask: Tensor) -> Tensor:
+    """Turn index from the mask of sampled tokens alone: a turn is a maximal run of True.
+
+    Two turns without an observation between them cannot be told apart here and become one; where
+    the rollout's spans are at hand, use `turn_index_from_spans`.
+
+    Args:
+        action_mask: [B, T] bool, True = the policy sampled this token.
+
+    Returns:
+        [B, T] int64, k inside turn k, -1 elsewhere.
+
+    Raises:
+        ValueError: `action_mask` is not [B, T] bool.
+    """
+    check_mask("action_mask", action_mask)
+    before = torch.nn.functional.pad(action_mask[:, :-1], (1, 0), value=False)
+    runs = (action_mask & ~before).cumsum(dim=1)
+    return (runs - 1).masked_fill(~action_mask, -1)
+
+
+def num_turns(turn_index: Tensor) -> Tensor:
+    """Number of turns of each episode.
+
+    Args:
+        turn_index: [B, T] int64, -1 outside turns.
+
+    Returns:
+        [B] int64, turns; 0 for an episode without any.
+
+    Raises:
+        ValueError: `turn_index` is not [B, T] int64.
+    """
+    check_turn_index(turn_index)
+    # The appended -1 lets T = 0 through, which amax alone refuses.
+    return torch.nn.functional.pad(turn_index, (0, 1), value=-1).amax(dim=1) + 1
+
+
+def turn_starts(turn_index: Tensor) -> Tensor:
+    """First token of each turn.
+
+    Args:
+        turn_index: [B, T] int64, -1 outside turns.
+
+    Returns:
+        [B, T] bool, True at the first token of each turn, adjacent turns included.
+
+    Raises:
+        ValueError: `turn_index` is not [B, T] int64.
+    """
+    check_turn_index(turn_index)
+    before = torch.nn.functional.pad(turn_index[:, :-1], (1, 0), value=-1)
+    return (turn_index >= 0) & (turn_index != before)
+
+
+def turn_ends(turn_index: Tensor) -> Tensor:
+    """Last token of each turn: the token the turn's environment reward is paid on.
+
+    Args:
+        turn_index: [B, T] int64, -1 outside turns.
+
+    Returns:
+        [B, T] bool, True at the last token of each turn, adjacent turns included.
+
+    Raises:
+        ValueError: `turn_index` is not [B, T] int64.
+    """
+    check_turn_index(turn_index)
+    after = torch.nn.functional.pad(turn_index[:, 1:], (0, 1), value=-1)
+    return (turn_index >= 0) & (turn_index != after)
+
+
+def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> Tensor:
+    """Sum or mean of `x` over the tokens of each turn; differentiable.
+
+    Args:
+        x: [B, T] float; anything, NaN included, where `turn_index` is negative.
+        turn_index: [B, T] int64, -1 outside turns. Holes in a turn are allowed here.
+        num_turns: K, at least the largest turn count of the batch. T always suffices and, unlike
+            `num_turns(turn_index).max()`, does not wait for the GPU.
+        op: "sum" or "mean".
+
+    Returns:
+        [B, K] float, 0 for turns that an episode does not have. Float32 for half precision input.
+
+    Raises:
+        ValueError: unknown `op`, `x` not floating point, wrong shapes, or negative `num_turns`.
+    """
+    check_turn_index(turn_index)
+    check_choice("op", op, TURN_REDUCTIONS)
+    check_float(x=x)
+    check_like("turn_index", turn_index, x=x)
+    if num_turns < 0:
+        raise ValueError(f"num_turns must be at least 0, got {num_turns}")
+    x = zero_off_mask(upcast(x), turn_index >= 0)
+    # Bucket 0 takes everything outside turns and is dropped, so K = 0 needs no special case.
+    buckets = x.new_zeros(x.shape[0], num_turns + 1)
+    sums = buckets.scatter_add(1, turn_index + 1, x)[:, 1:]
+    if op == "sum":
+        return sums
+    counts = buckets.scatter_add(1, turn_index + 1, torch.ones_like(x))[:, 1:]
+    return sums / counts.clamp(min=1)
+
+
+def broadcast_turns(x: Tensor, turn_index: Tensor) -> Tensor:
+    """Each turn's number at every one of its tokens; differentiable.
+
+    Args:
+        x: [B, K] float; anything, NaN included, for turns that an episode does not have.
+        turn_index: [B, T] int64, -1 outside turns, less than K everywhere.
+
+    Returns:
+        [B, T] in the dtype of `x`, 0 outside turns.
+
+    Raises:
+        ValueError: `x` is not [B, K] floating point, or `turn_index` is not [B, T] int64.
+    """
+    check_turn_index(turn_index)
+    check_float(x=x)
+    if x.dim() != 2 or x.shape[0] != turn_index.shape[0]:
+        raise ValueError(
+            f"x must be [B, K] with the B of turn_index, got shapes {list(x.shape)} "
+            f"and {list(turn_index.shape)}"
+        )
+    return torch.nn.functional.pad(x, (1, 0)).gather(1, turn_index + 1)

@@ -1,0 +1,41 @@
+"""The contract between an environment and the rollout: text in, text out.
+
+An environment never sees tokens. Anything with these two methods qualifies; inheriting from
+`TextEnv` is not needed. Keep other methods private: a trainer may offer public ones as tools.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class TextEnv(Protocol):
+    """One episode at a time; a new `reset` starts the next one."""
+
+    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+        """Start an episode.
+
+        Args:
+            **row: every column of the dataset row the episode is made from, `prompt` included.
+
+        Returns:
+            observation: text appended to the last user message of the row's prompt; "" for nothing.
+            info: free-form; not read by the trainer.
+        """
+        ...
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one turn of the model.
+
+        Args:
+            action: the decoded text of the turn, without the end-of-turn token.
+
+        Returns:
+            observation: the next user message; ignored once the episode has ended.
+            reward: of this turn alone (not cumulative).
+            terminated: the task itself is over, so nothing can follow.
+            truncated: cut off from outside the task (for instance a budget of the environment);
+                the state still has a value, which is why this is not `terminated`.
+            info: `valid_action` (bool) on every step; `success` (bool) on the step that ends the
+                episode.
+        """
+        ...

@@ -1,0 +1,300 @@
+"""The critic, in two shapes behind one interface: `values(...)`, `parameters()`, `save`, `load`.
+
+`SharedCritic` adds a second LoRA adapter and a scalar head to the policy's own frozen backbone;
+`SeparateCritic` is a sequence-classification model of its own. Neither registers a module inside the
+policy that a weight push to an inference engine would find: the head lives outside, the adapter is
+skipped by its name.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CRITIC_FOLDER = "critic"
+ADAPTER_NAME = "critic"
+HEAD_FILE = "value_head.safetensors"
+
+
+def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
+    """A value head that starts at zero, so that the first advantages are the returns themselves."""
+    dtype = torch.promote_types(like.dtype, torch.float32) if like.is_floating_point() else None
+    head = nn.Linear(hidden_size, 1, device=like.device, dtype=dtype or torch.float32)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class Critic(ABC):
+    """State values for every completion token, from one forward pass of a backbone."""
+
+    def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
+        """Values of the states around the last `num_tokens` tokens.
+
+        Args:
+            input_ids: [B, P + T] int. Prompt and completion.
+            attention_mask: [B, P + T] int, 1 = token counts.
+            num_tokens: T, tokens of the completion; the prompt must hold at least one token.
+
+        Returns:
+            [B, T + 1] float32: entry t is the value of the state before completion token t; the last
+            one that of the state after the final token.
+        """
+        hidden = self.hidden_states(input_ids, attention_mask)
+        return self.score(hidden[:, -num_tokens - 1 :])
+
+    @abstractmethod
+    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Last hidden state of the critic's backbone, [B, P + T, H]."""
+
+    @abstractmethod
+    def score(self, hidden: Tensor) -> Tensor:
+        """Scalar head: [B, S, H] -> [B, S] float32."""
+
+    @abstractmethod
+    def parameters(self) -> list[nn.Parameter]:
+        """Trainable parameters, in a stable order."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write everything `load` needs into `folder`."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote; raises FileNotFoundError rather than start over silently."""
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Must surround forward *and* backward: checkpointed layers run again in the backward."""
+        with nullcontext():
+            yield
+
+
+class SharedCritic(Critic):
+    """Adapter `critic` and a scalar head on the policy's own backbone.
+
+    Args:
+        model: the policy, a PEFT model with LoRA adapters.
+        rank: rank of the critic's adapter; `None` takes the policy's.
+
+    Raises:
+        ValueError: the policy's adapter is not LoRA.
+    """
+
+    def __init__(self, model: nn.Module, rank: int | None = None) -> None:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        if ADAPTER_NAME not in model.peft_config:
+            model.add_adapter(ADAPTER_NAME, critic_lora_config(model, rank))
+        self.model = model
+        self._layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
+        self._names = [n for n, _ in model.named_parameters() if f".{ADAPTER_NAME}." in n]
+        config = model.get_base_model().config.get_text_config()
+        self.head = scalar_head(config.hidden_size, like=model.get_input_embeddings().weight)
+        self._match_policy_dtype()
+        self._enable_gradients()
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """Names of the adapter's parameters inside the policy."""
+        return self._names
+
+    def _match_policy_dtype(self) -> None:
+        """TRL casts the adapters of a quantised policy to bfloat16; ours has to follow."""
+        base = self.model.get_base_model()
+        if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
+            for name in self._names:
+                if "lora_magnitude_vector" not in name:
+                    parameter = self.model.get_parameter(name)
+                    parameter.data = parameter.data.to(torch.bfloat16)
+
+    def _enable_gradients(self) -> None:
+        # PEFT freezes every inactive adapter whenever adapters are switched, disabled or loaded.
+        for name in self._names:
+            self.model.get_parameter(name).requires_grad_(True)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Route the backbone through the critic's adapter, leaving `requires_grad` as it should be."""
+        previous = [layer._active_adapter for layer in self._layers]
+        for layer in self._layers:
+            layer._active_adapter = [ADAPTER_NAME]
+        self._enable_gradients()
+        try:
+            yield
+        finally:
+            for layer, adapter in zip(self._layers, previous, strict=True):
+                layer._active_adapter = adapter
+
+    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """See `Critic.hidden_states`."""
+        backbone = self.model.get_base_model().base_model
+        return backbone(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """See `Critic.score`."""
+        return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """See `Critic.parameters`."""
+        return [self.model.get_parameter(n) for n in self._names] + list(self.head.parameters())
+
+    def save(self, folder: Path) -> None:
+        """Write the head; PEFT itself saves the adapter, into a folder of the adapter's name."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "adapter_config.json").exists():
+            self.model.save_pretrained(folder.parent, selected_adapters=[ADAPTER_NAME])
+        save_file(
+            {k: v.detach().cpu().contiguous() for k, v in self.head.state_dict().items()},
+            folder / HEAD_FILE,
+        )
+
+    def load(self, folder: Path) -> None:
+        """See `Critic.load`."""
+        from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        if not (folder / HEAD_FILE).exists() or not (folder / "adapter_config.json").exists():
+            raise missing_critic(folder)
+        weights = load_peft_weights(str(folder), device="cpu")
+        set_peft_model_state_dict(self.model, weights, adapter_name=ADAPTER_NAME)
+        self.head.load_state_dict(load_file(folder / HEAD_FILE))
+        self._enable_gradients()
+
+
+class SeparateCritic(Critic):
+    """A sequence-classification model of its own, plain or with adapters.
+
+    Args:
+        model: has `base_model_prefix` and a `score` head with one output, as in TRL's PPO scripts.
+
+    Raises:
+        ValueError: the model lacks the head, has more than one output, or nothing to train.
+    """
+
+    parameter_names: tuple[str, ...] = ()
+
+    def __init__(self, model: nn.Module) -> None:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if not hasattr(base, "score") or not getattr(base, "base_model_prefix", ""):
+            raise ValueError(
+                f"`value_model` is a {type(base).__name__}, which has no `score` head. Pass a model "
+                f"from AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)."
+            )
+        if getattr(base.config, "num_labels", 1) != 1:
+            raise ValueError(
+                f"`value_model` has num_labels={base.config.num_labels}; a critic needs num_labels=1."
+            )
+        self.model = model
+        self._base = base
+        if not self.parameters():
+            raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
+
+    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """See `Critic.hidden_states`."""
+        backbone = getattr(self._base, self._base.base_model_prefix)
+        return backbone(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """See `Critic.score`."""
+        dtype = next(self._base.score.parameters()).dtype
+        values = self._base.score(hidden.to(dtype)).squeeze(-1)
+        return values if values.dtype == torch.float64 else values.float()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """See `Critic.parameters`."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def save(self, folder: Path) -> None:
+        """See `Critic.save`."""
+        self.model.save_pretrained(folder)
+
+    def load(self, folder: Path) -> None:
+        """See `Critic.load`."""
+        from safetensors.torch import load_file
+
+        if (folder / "adapter_config.json").exists():
+            from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
+
+            set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
+            return
+        if (folder / "model.safetensors.index.json").exists():
+            from transformers.trainer_utils import load_sharded_checkpoint
+
+            load_sharded_checkpoint(self.model, str(folder))
+            return
+        if not (folder / "model.safetensors").exists():
+            raise missing_critic(folder)
+        self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+
+
+def missing_critic(folder: Path) -> FileNotFoundError:
+    """The error for a checkpoint that holds the policy but not its critic."""
+    return FileNotFoundError(
+        f"`{folder}` does not hold the critic that belongs to this checkpoint. Resume from a "
+        f"checkpoint that this trainer wrote with the same kind of critic, or start a new run from "
+        f"the policy alone (without resume_from_checkpoint)."
+    )
+
+
+def critic_lora_config(model: nn.Module, rank: int | None) -> Any:
+    """The policy's LoRA configuration, made safe for a second adapter on the same backbone."""
+    from peft import LoraConfig
+
+    policy = model.peft_config[model.active_adapter]
+    if not isinstance(policy, LoraConfig):
+        raise ValueError(
+            f"A shared critic needs a LoRA policy, but `peft_config` is a {type(policy).__name__}. "
+            f"Use LoraConfig, or pass `value_model` (or set value_model_name_or_path)."
+        )
+    config = copy.deepcopy(policy)
+    config.r = rank or policy.r
+    if rank is not None and policy.r:
+        # Same alpha/r, hence the same step size per unit of learning rate.
+        config.lora_alpha = policy.lora_alpha * rank / policy.r
+    config.inference_mode = False
+    config.modules_to_save = None
+    config.trainable_token_indices = None
+    # PiSSA, OLoRA and the like rewrite the base weights when an adapter is added; once is enough.
+    config.init_lora_weights = True
+    return config
+
+
+def critic_from_policy(policy: nn.Module) -> nn.Module:
+    """A second backbone with the policy's present weights and a fresh scalar head."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy.deepcopy(policy.config)
+    config.num_labels = 1
+    config.pad_token_id = policy.config.get_text_config().pad_token_id
+    model = AutoModelForSequenceClassification.from_config(config).to(
+        device=policy.device, dtype=policy.dtype
+    )
+    getattr(model, model.base_model_prefix).load_state_dict(policy.base_model.state_dict())
+    nn.init.zeros_(model.score.weight)
+    return model
+
+
+def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> nn.Module:
+    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
+    from transformers import AutoModelForSequenceClassification
+
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        path, num_labels=1, output_loading_info=True, **model_init_kwargs
+    )
+    if any(key.startswith("score.") for key in info["missing_keys"]):
+        nn.init.zeros_(model.score.weight)
+    return model

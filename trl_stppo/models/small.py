@@ -1,0 +1,95 @@
+"""A decoder and a tokenizer small enough to train on a laptop, built from nothing but text.
+
+Both are Qwen2: a tokenizer of another class saved beside a Qwen2 model comes back as
+`Qwen2Tokenizer` and then, silently, with other ids.
+"""
+
+from collections.abc import Iterable
+
+from transformers import Qwen2Config, Qwen2Tokenizer
+
+PAD_TOKEN = "<|pad|>"
+END_OF_TURN = "<|end|>"
+ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>")
+
+# One token before and one after each message, so that a conversation's tokens only ever grow.
+# The generation block marks what a model is trained to say; it renders to nothing.
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
+    "{{- raise_exception('role must be system, user or assistant: ' + message['role']) -}}"
+    "{%- endif -%}"
+    "{{- '<|' + message['role'] + '|>' -}}"
+    "{%- if message['role'] == 'assistant' -%}"
+    "{%- generation -%}{{- message['content'] + '<|end|>' -}}{%- endgeneration -%}"
+    "{%- else -%}{{- message['content'] + '<|end|>' -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+
+def tiny_tokenizer(
+    texts: Iterable[str], *, vocab_size: int = 512, markers: Iterable[str] = ()
+) -> Qwen2Tokenizer:
+    """Train a byte-level BPE tokenizer with a chat template whose end of turn is the EOS token.
+
+    Args:
+        texts: what to learn the merges from; any other text still round-trips, in more tokens.
+        vocab_size: tokens before `markers` are added, >= 300 (the bytes take 256).
+        markers: strings that are always one token each and survive `skip_special_tokens`, such as
+            the tags of a protocol.
+
+    Returns:
+        a tokenizer with distinct pad and EOS tokens that pads on the left.
+
+    Raises:
+        ValueError: `vocab_size` leaves no room for merges.
+    """
+    if vocab_size < 300:
+        raise ValueError(f"vocab_size is {vocab_size}; allowed are 300 and more. Raise it.")
+    special = [PAD_TOKEN, END_OF_TURN, *ROLE_TOKENS]
+    blank = Qwen2Tokenizer(unk_token=PAD_TOKEN, eos_token=END_OF_TURN, pad_token=PAD_TOKEN)
+    tokenizer = blank.train_new_from_iterator(
+        texts, vocab_size=vocab_size, new_special_tokens=special, show_progress=False
+    )
+    trained = Qwen2Tokenizer(
+        vocab=tokenizer.get_vocab(),
+        merges=_merges(tokenizer),
+        unk_token=PAD_TOKEN,
+        eos_token=END_OF_TURN,
+        pad_token=PAD_TOKEN,
+        additional_special_tokens=list(ROLE_TOKENS),
+        padding_side="left",
+    )
+    trained.add_tokens(list(markers))
+    trained.chat_template = CHAT_TEMPLATE
+    return trained
+
+
+def tiny_config(tokenizer: Qwen2Tokenizer, **overrides: int | float) -> Qwen2Config:
+    """A two-layer Qwen2 of about half a million parameters for this tokenizer.
+
+    Args:
+        tokenizer: gives the vocabulary size and the special ids.
+        **overrides: fields of `Qwen2Config` to change, such as `num_hidden_layers`.
+    """
+    settings: dict[str, int | float] = {
+        "hidden_size": 128,
+        "intermediate_size": 320,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 1024,
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    # Tied embeddings halve what has to be learnt to copy a name: finding it is already saying it.
+    return Qwen2Config(**{**settings, **overrides}, bos_token_id=None, tie_word_embeddings=True)
+
+
+def _merges(tokenizer: Qwen2Tokenizer) -> list[tuple[str, str]]:
+    import json
+
+    pairs = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    return [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in pairs]

@@ -1,0 +1,82 @@
+"""What a person sees while training runs: the progress bar's postfix, sample episodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import ProgressCallback, TrainerCallback
+
+if TYPE_CHECKING:
+    from .ppo_trainer import PPOTrainer
+
+# Shown behind the progress bar, where known: label -> metric.
+POSTFIX = {
+    "success": "episode/success_rate",
+    "score": "episode/score",
+    "clip": "policy/clip_fraction",
+    "kl": "policy/approx_kl",
+    "‖C‖": "clip_bias/norm",
+    "s": "clip_bias/scale",
+}
+
+
+class PostfixProgressCallback(ProgressCallback):
+    """The usual progress bar, with the figures one watches behind it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show the newest figures, then print the log as usual."""
+        if state.is_world_process_zero and self.training_bar is not None and logs:
+            shown = {k: f"{logs[m]:.3g}" for k, m in POSTFIX.items() if logs.get(m) is not None}
+            if shown:
+                self.training_bar.set_postfix(shown, refresh=False)
+        super().on_log(args, state, control, logs=logs, **kwargs)
+
+
+class SampleEpisodesCallback(TrainerCallback):
+    """Prints sample episodes `num_sample_generations` times in the course of the training."""
+
+    def __init__(self, trainer: PPOTrainer, times: int) -> None:
+        self._trainer, self._times = trainer, times
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Print when the next of the evenly spaced steps has been reached."""
+        every = max(1, state.max_steps // self._times)
+        if state.global_step % every == 0:
+            self._trainer.generate_completions(sampling=True)
+
+
+def install_callbacks(trainer: PPOTrainer) -> None:
+    """Swap in our progress bar, and add the sampler where it is asked for."""
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(PostfixProgressCallback)
+    if trainer.args.num_sample_generations > 0:
+        times = trainer.args.num_sample_generations
+        trainer.add_callback(SampleEpisodesCallback(trainer, times))
+
+
+def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:
+    """Play episodes of the evaluation (or training) data and print prompt, completion and score."""
+    from rich.console import Console
+    from rich.table import Table
+
+    loader = (
+        trainer.get_eval_dataloader()
+        if trainer.eval_dataset is not None
+        else trainer.get_train_dataloader()
+    )
+    was_training = trainer.model.training
+    trainer.model.eval()
+    table = Table("prompt", "completion", "score", title=f"step {trainer.state.global_step}")
+    try:
+        for rows in loader:
+            batch = trainer._prepare_inputs(rows)
+            prompts = trainer._tokenizer.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+            texts = trainer._tokenizer.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+            for prompt, text, score in zip(prompts, texts, trainer.last_scores, strict=True):
+                table.add_row(prompt, text, f"{score:.3g}")
+            if first_batch_only:
+                break
+    finally:
+        trainer.model.train(was_training)
+    if trainer.accelerator.is_main_process:
+        Console().print(table)

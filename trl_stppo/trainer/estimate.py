@@ -1,0 +1,92 @@
+"""From a scored rollout batch to advantages: rewards, then GAE, then whitening. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core import token_gae, token_rewards, turn_gae, turn_starts, whiten
+from ..rollout.batch import TurnBatch
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class EstimateSettings:
+    """The options that decide how a reward becomes an advantage; see `PPOConfig`."""
+
+    gamma: float
+    lam: float
+    advantage_level: str
+    kl_coef: float
+    whiten_rewards: bool
+    whiten_advantages: bool
+    bootstrap_truncated: bool
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Per-token targets of one rollout batch, all [B, T].
+
+    Attributes:
+        rewards: reward units, as they enter GAE.
+        raw_advantages: before whitening.
+        advantages: as they enter the loss; 0 off `loss_mask`.
+        returns: regression targets; meaningful on `value_mask`.
+        value_mask: bool, where the critic regresses.
+    """
+
+    rewards: Tensor
+    raw_advantages: Tensor
+    advantages: Tensor
+    returns: Tensor
+    value_mask: Tensor
+
+
+def estimate(
+    turns: TurnBatch,
+    scores: Tensor,
+    values: Tensor,
+    final_values: Tensor,
+    kl: Tensor | None,
+    loss_mask: Tensor,
+    settings: EstimateSettings,
+    reduce: Reduce,
+) -> Estimates:
+    """Rewards, advantages and returns of a rollout batch.
+
+    Args:
+        turns: turn structure and turn rewards.
+        scores: [B], reward units. On the last token of the last turn.
+        values: [B, T]. State before each token.
+        final_values: [B]. State after the episode's last token.
+        kl: [B, T] nats per token against the reference policy, or None.
+        loss_mask: [B, T] bool, tokens that train; a subset of the action mask.
+        settings: options.
+        reduce: sums a tensor over processes.
+    """
+    index = turns.turn_index
+    rewards = token_rewards(
+        index, scores=scores, turn_rewards=turns.turn_rewards, kl=kl, kl_coef=settings.kl_coef
+    )
+    if settings.whiten_rewards:
+        rewards = whiten(rewards, turns.action_mask, center=False, reduce=reduce)
+    bootstrap = None
+    if settings.bootstrap_truncated:
+        bootstrap = torch.where(turns.terminated, torch.zeros_like(final_values), final_values)
+    factors = (settings.gamma, settings.lam)
+    if settings.advantage_level == "turn":
+        raw, returns = turn_gae(rewards, values, index, *factors, bootstrap_values=bootstrap)
+        value_mask = loss_mask & turn_starts(index)
+    else:
+        raw, returns = token_gae(
+            rewards, values, turns.action_mask, *factors, bootstrap_values=bootstrap
+        )
+        value_mask = loss_mask
+    advantages = whiten(raw, loss_mask, reduce=reduce) if settings.whiten_advantages else raw
+    return Estimates(
+        rewards, raw, advantages.masked_fill(~loss_mask, 0.0), returns, value_mask
+    )

@@ -1,0 +1,158 @@
+"""Gradients that are kept apart from `.grad`: the critic's, the clipping bias, the extra terms.
+
+Upstream clips, unscales and zeroes whatever it finds in `.grad` of the policy's parameters. What
+must not be clipped together with it therefore waits here until the optimizer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+class GradientBuffer:
+    """Accumulates the gradient of several losses with respect to one list of parameters.
+
+    Args:
+        parameters: the parameters, fixed for the buffer's life. The buffer never grows larger than
+            they are, and is empty until the first `add`.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self._grads: list[Tensor | None] = [None] * len(self.parameters)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been added since the last `clear`."""
+        return all(grad is None for grad in self._grads)
+
+    def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradient of a scalar, without touching `.grad` (and so without DDP's hooks)."""
+        grads = torch.autograd.grad(
+            loss, self.parameters, retain_graph=retain_graph, allow_unused=True
+        )
+        for i, grad in enumerate(grads):
+            if grad is None:
+                continue
+            kept = self._grads[i]
+            self._grads[i] = grad.detach() if kept is None else kept.add_(grad)
+
+    def reduce(self, reduce: Reduce) -> None:
+        """Sum over processes. A process with nothing to add takes part with zeros."""
+        for i, parameter in enumerate(self.parameters):
+            grad = self._grads[i]
+            grad = torch.zeros_like(parameter) if grad is None else grad
+            self._grads[i] = reduce(grad)
+
+    def norm(self) -> Tensor:
+        """L2 norm over all parameters, [] in at least float32; 0 when empty."""
+        return l2_norm(self._grads, like=self.parameters[0])
+
+    def dot_grad(self) -> Tensor:
+        """Inner product with the parameters' `.grad`, [] in at least float32."""
+        total = torch.zeros((), device=self.parameters[0].device, dtype=_wide(self.parameters[0]))
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            if grad is not None and parameter.grad is not None:
+                total += (grad.to(total.dtype) * parameter.grad.to(total.dtype)).sum()
+        return total
+
+    def scale_(self, factor: Tensor | float) -> None:
+        """Multiply in place."""
+        for grad in self._grads:
+            if grad is not None:
+                grad.mul_(factor)
+
+    def clip_(self, max_norm: float | None) -> Tensor:
+        """Shorten to `max_norm` (None or 0: leave as is). Returns the norm before."""
+        norm = self.norm()
+        if max_norm:
+            self.scale_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def add_to_grad(self) -> None:
+        """Add to the parameters' `.grad`, creating it where there is none."""
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            if grad is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = grad.to(parameter.dtype)
+            else:
+                parameter.grad.add_(grad)
+
+    def clear(self) -> None:
+        """Drop the buffer's tensors."""
+        self._grads = [None] * len(self.parameters)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def l2_norm(tensors: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
+    """L2 norm of several tensors together, [] in at least float32; `None` counts as zero."""
+    norms = [torch.linalg.vector_norm(t, dtype=_wide(t)) for t in tensors if t is not None]
+    if not norms:
+        return torch.zeros((), device=like.device, dtype=_wide(like))
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """L2 norm of the parameters' `.grad`."""
+    return l2_norm([p.grad for p in parameters], like=parameters[0])
+
+
+class StepHooks:
+    """What has to happen around one optimizer step, and be undone before anyone looks.
+
+    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the
+    policy's groups is multiplied by `update_scale`. Afterwards both are restored, so that scheduler,
+    logging and the next step see nothing. Decoupled weight decay scales along with the rate.
+
+    Args:
+        optimizer: the unwrapped optimizer.
+        critic_buffer: gradient of the critic, already reduced and clipped.
+
+    Raises:
+        ValueError: one parameter group mixes critic and policy while the update is to be scaled.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, critic_buffer: GradientBuffer, *, scales: bool
+    ) -> None:
+        self.update_scale: float = 1.0
+        self._critic = critic_buffer
+        critic_ids = {id(p) for p in critic_buffer.parameters}
+        self._policy_groups: list[int] = []
+        for index, group in enumerate(optimizer.param_groups):
+            inside = [id(p) in critic_ids for p in group["params"]]
+            if not any(inside):
+                self._policy_groups.append(index)
+            elif scales and not all(inside):
+                raise ValueError(
+                    "`optimizers` puts critic and policy parameters into one group, but "
+                    "`clip_bias_target='update'` scales the policy's alone. Use one group for each."
+                )
+        self._saved: list[float | Tensor] = []
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._critic.add_to_grad()
+        groups = optimizer.param_groups
+        self._saved = [groups[i]["lr"] for i in self._policy_groups]
+        if self.update_scale != 1.0:
+            for i in self._policy_groups:
+                groups[i]["lr"] = groups[i]["lr"] * self.update_scale
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        for i, rate in zip(self._policy_groups, self._saved, strict=True):
+            optimizer.param_groups[i]["lr"] = rate
+        for parameter in self._critic.parameters:
+            parameter.grad = None
+        self._critic.clear()
+        self.update_scale = 1.0

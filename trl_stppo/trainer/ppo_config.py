@@ -1,0 +1,320 @@
+"""Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO.
+
+A PPO name for something GRPOConfig already has (`cliprange` for `epsilon`, ...) is an alias: set one
+of the two; after construction both hold the value. `docs/configuration.md` tables the defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar
+
+from ._trl import GRPOConfig, SingleGeneration
+
+# PPO's name -> GRPOConfig's name for the same thing.
+ALIASES = {
+    "num_ppo_epochs": "num_iterations",
+    "cliprange": "epsilon",
+    "response_length": "max_completion_length",
+}
+
+# Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
+# advantages: field -> (the only value that is allowed, why, what to do instead).
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "scale_rewards": ("group", "it scales group-relative advantages", "use whiten_advantages"),
+    "multi_objective_aggregation": (
+        "sum_then_normalize",
+        "rewards are summed before the advantages are estimated",
+        "set reward_weights",
+    ),
+    "top_entropy_quantile": (
+        1.0,
+        "its quantile is taken per micro-batch, so the split would change the gradient",
+        "leave it at 1.0",
+    ),
+    "use_adaptive_entropy": (
+        False,
+        "its controller lives inside GRPOTrainer's loss",
+        "use entropy_coef",
+    ),
+    "fp16": (False, "clipping and norms need unscaled gradients", "use bf16=True"),
+}
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+
+
+@dataclass
+class PPOConfig(GRPOConfig):
+    r"""Configuration of [`PPOTrainer`].
+
+    All of [`~trl.GRPOConfig`] is inherited; listed here is what is new or has another default.
+
+    Parameters:
+        > Aliases (set either name)
+
+        num_ppo_epochs (`int`, *optional*): passes over each rollout batch; `num_iterations`.
+        cliprange (`float`, *optional*): half-width of the clip interval; `epsilon`.
+        response_length (`int`, *optional*): tokens of a whole episode after the prompt,
+            observations included; `max_completion_length`.
+        total_episodes (`int`, *optional*): episodes to collect in all; sets `max_steps` to
+            `ceil(total_episodes / rollout batch) * num_iterations * num_mini_batches`.
+        num_mini_batches (`int`, *optional*): optimizer steps per epoch. When set,
+            `gradient_accumulation_steps` has PPO's meaning (micro-batches per rollout, R): then
+            `steps_per_generation` becomes R and `gradient_accumulation_steps` R / num_mini_batches.
+
+        > Critic and advantages
+
+        gamma, lam (`float`): discount and GAE parameter, once per agent token (or per turn).
+        advantage_level (`str`): `"token"` or `"turn"`.
+        bootstrap_truncated (`bool`): give a truncated episode the critic's value as its successor.
+        whiten_rewards, whiten_advantages (`bool`): over the whole rollout batch, all processes.
+        cliprange_value (`float`, *optional*): half-width of the value clip; `None` switches it off.
+        vf_coef (`float`): weight of the value loss. Nearly without effect under Adam, which divides
+            a constant gradient scale out again; `critic_learning_rate` is the dial.
+        critic_learning_rate (`float`): of the critic's own optimizer group.
+        critic_max_grad_norm (`float`, *optional*): of the critic alone; default `max_grad_norm`.
+        critic_warmup_steps (`int`): optimizer steps that train the critic alone, on Monte Carlo
+            returns.
+        critic_lora_r (`int`, *optional*): rank of the `critic` adapter; default the policy's.
+        value_model_name_or_path (`str`, *optional*): a separate critic instead of the shared one.
+
+        > KL in the reward (GRPO's `beta` is the other KL, in the loss)
+
+        kl_coef (`float`): weight of the per-token KL to the reference policy, in nats.
+        kl_estimator (`str`): `"k1"` or `"k3"`.
+        missing_eos_penalty (`float`, *optional*): subtracted from the score of an episode whose last
+            turn does not end in EOS.
+
+        > Multi-turn rollout
+
+        max_turns (`int`, *optional*): turns per episode of a text environment.
+        max_turn_tokens (`int`, *optional*): sampled tokens per turn of a text environment.
+    """
+
+    _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
+
+    # Defaults of the parents that are changed.
+    num_generations: int | None = field(default=1, metadata={"help": "Episodes per prompt."})
+    num_iterations: int = field(default=4, metadata={"help": "Epochs over each rollout batch."})
+    loss_type: str = field(
+        default="grpo", metadata={"help": "One of 'grpo', 'bnpo', 'dr_grpo', 'dapo'."}
+    )
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Dropout would make the ratio of an unchanged policy differ from 1."}
+    )
+
+    # Aliases.
+    num_ppo_epochs: int | None = field(default=None, metadata={"help": "Alias of num_iterations."})
+    cliprange: float | None = field(default=None, metadata={"help": "Alias of epsilon."})
+    response_length: int | None = field(
+        default=None, metadata={"help": "Alias of max_completion_length."}
+    )
+    total_episodes: int | None = field(default=None, metadata={"help": "Episodes to collect in all."})
+    num_mini_batches: int | None = field(
+        default=None, metadata={"help": "Optimizer steps per epoch over a rollout batch."}
+    )
+
+    # Critic and advantages.
+    gamma: float = field(default=1.0, metadata={"help": "Discount, 0 < gamma <= 1."})
+    lam: float = field(default=0.95, metadata={"help": "GAE parameter, 0 <= lam <= 1."})
+    advantage_level: str = field(default="token", metadata={"help": "'token' or 'turn'."})
+    bootstrap_truncated: bool = field(
+        default=False, metadata={"help": "Bootstrap truncated episodes from the critic."}
+    )
+    whiten_rewards: bool = field(default=False, metadata={"help": "Whiten rewards, keeping the mean."})
+    whiten_advantages: bool = field(default=True, metadata={"help": "Whiten advantages."})
+    cliprange_value: float | None = field(
+        default=0.2, metadata={"help": "Half-width of the value clip; None for no clip."}
+    )
+    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
+    critic_learning_rate: float = field(
+        default=1e-5, metadata={"help": "Learning rate of the critic's own optimizer group."}
+    )
+    critic_max_grad_norm: float | None = field(
+        default=None, metadata={"help": "Gradient clip of the critic; default max_grad_norm."}
+    )
+    critic_warmup_steps: int = field(
+        default=0, metadata={"help": "Optimizer steps that train the critic alone."}
+    )
+    critic_lora_r: int | None = field(
+        default=None, metadata={"help": "Rank of the critic adapter; default the policy's."}
+    )
+    value_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Checkpoint of a separate critic."}
+    )
+
+    # KL in the reward.
+    kl_coef: float = field(default=0.05, metadata={"help": "Weight of the in-reward KL."})
+    kl_estimator: str = field(default="k1", metadata={"help": "'k1' or 'k3'."})
+    missing_eos_penalty: float | None = field(
+        default=None, metadata={"help": "Subtracted from the score when the episode lacks EOS."}
+    )
+
+    # Multi-turn rollout.
+    max_turns: int | None = field(
+        default=None, metadata={"help": "Turns per episode of a text environment."}
+    )
+    max_turn_tokens: int | None = field(
+        default=None, metadata={"help": "Sampled tokens per turn of a text environment."}
+    )
+
+    # Names that PPO scripts set.
+    stop_token: str | None = field(default=None, metadata={"help": "'eos' or None; EOS always ends."})
+    stop_token_id: int | None = field(default=None, metadata={"help": "One more id that ends a turn."})
+    local_rollout_forward_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Episodes per value pass; default per_device_train_batch_size."},
+    )
+    num_sample_generations: int = field(
+        default=0, metadata={"help": "How often to print sample episodes during training."}
+    )
+    sft_model_path: str | None = field(default=None, metadata={"help": "Read by PPO scripts."})
+    reward_model_path: str | None = field(default=None, metadata={"help": "Read by PPO scripts."})
+    model_adapter_name: str | None = field(
+        default=None, metadata={"help": "Only 'default': the adapter that is trained."}
+    )
+    ref_adapter_name: str | None = field(
+        default=None, metadata={"help": "Only 'ref': a frozen copy made at start."}
+    )
+
+    def __post_init__(self) -> None:
+        self._resolve_aliases()
+        mini_batches = self._resolve_mini_batches()
+        single = self.num_generations == 1
+        if single:
+            self.num_generations = SingleGeneration(1)
+        super().__post_init__()
+        if single:
+            self.num_generations = 1
+        self._resolve_schedule(mini_batches)
+        self._check_refused()
+        self._check_values()
+
+    def _is_set(self, name: str) -> bool:
+        """Whether a field differs from its default, which is all a dataclass can tell."""
+        spec = next(f for f in fields(self) if f.name == name)
+        default = spec.default if spec.default is not MISSING else None
+        return getattr(self, name) != default
+
+    def _resolve_aliases(self) -> None:
+        for alias, name in ALIASES.items():
+            value = getattr(self, alias)
+            if value is None:
+                setattr(self, alias, getattr(self, name))
+                continue
+            if self._is_set(name) and getattr(self, name) != value:
+                raise ValueError(
+                    f"`{alias}={value}` contradicts `{name}={getattr(self, name)}`: they are two names "
+                    f"of one setting. Set only one of them."
+                )
+            setattr(self, name, value)
+
+    def _resolve_mini_batches(self) -> int | None:
+        """Turn PPO's (R, M) into GRPO's steps_per_generation and accumulation. Returns M."""
+        parts = self.num_mini_batches
+        if parts is None:
+            return None
+        if parts < 1:
+            raise ValueError(f"`num_mini_batches` must be at least 1, got {parts}.")
+        accumulation = self.gradient_accumulation_steps
+        if self.steps_per_generation is None and self.generation_batch_size is None:
+            if accumulation % parts != 0:
+                raise ValueError(
+                    f"`gradient_accumulation_steps={accumulation}` (micro-batches per rollout) must be "
+                    f"a multiple of `num_mini_batches={parts}`. Set gradient_accumulation_steps to "
+                    f"{math.ceil(accumulation / parts) * parts} and adjust "
+                    f"per_device_train_batch_size to keep the rollout batch, or change "
+                    f"num_mini_batches."
+                )
+            self.steps_per_generation = accumulation
+            self.gradient_accumulation_steps = accumulation // parts
+        return parts
+
+    def _resolve_schedule(self, parts: int | None) -> None:
+        """Check that mini-batches fill a rollout, and turn total_episodes into max_steps."""
+        steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
+        if steps % accumulation != 0:
+            raise ValueError(
+                f"`steps_per_generation={steps}` must be a multiple of "
+                f"`gradient_accumulation_steps={accumulation}`: an optimizer step may not span two "
+                f"rollouts. Raise steps_per_generation (or generation_batch_size)."
+            )
+        if parts is not None and steps != accumulation * parts:
+            raise ValueError(
+                f"`num_mini_batches={parts}` contradicts `steps_per_generation={steps}` with "
+                f"`gradient_accumulation_steps={accumulation}`, which make {steps // accumulation} "
+                f"mini-batches. Leave one of the three unset."
+            )
+        self.num_mini_batches = steps // accumulation
+        if self.total_episodes is None:
+            return
+        if self.total_episodes < 1:
+            raise ValueError(f"`total_episodes` must be at least 1, got {self.total_episodes}.")
+        rollouts = math.ceil(self.total_episodes / self.generation_batch_size)
+        max_steps = rollouts * self.num_iterations * self.num_mini_batches
+        if self.max_steps > 0 and self.max_steps != max_steps:
+            raise ValueError(
+                f"`total_episodes={self.total_episodes}` means {max_steps} optimizer steps and "
+                f"contradicts `max_steps={self.max_steps}`. Set only one of them."
+            )
+        self.max_steps = max_steps
+
+    def _check_refused(self) -> None:
+        for name, (allowed, why, instead) in REFUSED.items():
+            if getattr(self, name) != allowed:
+                raise ValueError(
+                    f"`{name}={getattr(self, name)!r}` is not supported by {type(self).__name__}: "
+                    f"{why}. Allowed: {allowed!r}; {instead}."
+                )
+        if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError(
+                "`gradient_checkpointing_kwargs={'use_reentrant': True}` is not supported: separate "
+                "gradients of critic and clipping bias need non-reentrant checkpointing. Drop it."
+            )
+        for name, only in (("model_adapter_name", "default"), ("ref_adapter_name", "ref")):
+            if getattr(self, name) not in (None, only):
+                raise ValueError(
+                    f"`{name}={getattr(self, name)!r}` is not supported; allowed: None or {only!r}. "
+                    f"Rename the adapter, or pass `ref_model`."
+                )
+        if self.stop_token not in (None, "eos"):
+            raise ValueError(f"`stop_token={self.stop_token!r}`: allowed are None and 'eos'.")
+        if self.stop_token is not None and self.stop_token_id is not None:
+            raise ValueError("`stop_token` and `stop_token_id` contradict: set only one of them.")
+        if self.stop_token_id is not None and self.use_vllm:
+            raise ValueError(
+                "`stop_token_id` is not supported with `use_vllm=True`; set "
+                "generation_kwargs={'stop_token_ids': [...]} instead."
+            )
+
+    def _check_values(self) -> None:
+        choices = {
+            "loss_type": LOSS_TYPES,
+            "importance_sampling_level": self._VALID_LEVELS,
+            "advantage_level": ("token", "turn"),
+            "kl_estimator": ("k1", "k3"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}={getattr(self, name)!r}`: allowed are {', '.join(map(repr, allowed))}.")
+        limits = {
+            "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
+            "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
+            "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
+            "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
+            "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
+            "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
+            "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
+            "max_turns": (lambda v: v is None or v >= 1, "max_turns >= 1 or None"),
+            "max_turn_tokens": (lambda v: v is None or v >= 1, "max_turn_tokens >= 1 or None"),
+            "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
+        }
+        for name, (valid, rule) in limits.items():
+            if not valid(getattr(self, name)):
+                raise ValueError(f"`{name}={getattr(self, name)}`: must satisfy {rule}.")
+        upper = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
+        if self.delta is not None and self.delta <= upper:
+            raise ValueError(
+                f"`delta={self.delta}` must exceed 1 + epsilon_high = {upper}; below it the two-sided "
+                f"clip would cut into the ordinary one."
+            )

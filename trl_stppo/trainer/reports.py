@@ -1,0 +1,165 @@
+"""What is logged: the names and formulas of `docs/metrics.md`, over all processes.
+
+Everything is collected as sums and divided once, so that neither the split into micro-batches nor
+the number of processes changes a figure.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import ClippedSurrogate, num_turns
+from ..rollout.batch import TurnBatch
+from ..rollout.record import RolloutRecord, StopReason
+from .estimate import Estimates
+from .metrics import RatioOfSums
+
+Gather = Callable[[Tensor], Tensor]
+
+
+class MiniBatchMetrics:
+    """Figures of one optimizer step, collected over its micro-batches."""
+
+    def __init__(self) -> None:
+        self._sums = RatioOfSums()
+        self._scalars: dict[str, float] = {}
+        self._tokens = 0
+
+    def add_policy(
+        self, surrogate: ClippedSurrogate, entropies: Tensor, loss_mask: Tensor, tokens: int
+    ) -> None:
+        """Ratio, clipping and entropy of a micro-batch; `tokens` were put through the policy."""
+        stats = surrogate.stats
+        add = self._sums.add
+        add("policy/clip_fraction", stats.clipped_low + stats.clipped_high, stats.tokens)
+        add("policy/clip_fraction_low", stats.clipped_low, stats.tokens)
+        add("policy/clip_fraction_high", stats.clipped_high, stats.tokens)
+        add("policy/ratio_mean", stats.ratio_sum, stats.tokens)
+        add("policy/approx_kl", stats.approx_kl_sum, stats.tokens)
+        self._sums.maximum("policy/ratio_max", stats.ratio_max)
+        self.add_mean("policy/entropy", entropies, loss_mask)
+        self._tokens += tokens
+
+    def add_value(self, per_token: Tensor, clipped: Tensor, value_mask: Tensor) -> None:
+        """Loss and clipping of the critic."""
+        self.add_mean("value/loss", per_token, value_mask)
+        self.add_mean("value/clip_fraction", clipped, value_mask)
+
+    def add_mean(self, name: str, x: Tensor, mask: Tensor) -> None:
+        """A masked mean over the mini-batch."""
+        self._sums.add(name, x.detach().masked_fill(~mask, 0).sum(), mask.sum())
+
+    def add_scalar(self, name: str, value: Tensor | float) -> None:
+        """A figure that is already the same on all processes."""
+        self._scalars[name] = float(value)
+
+    def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
+        """Figures since the last flush; `seconds` is the time they took, 0 if not known."""
+        result = self._sums.flush(gather) | self._scalars
+        if seconds > 0 and self._tokens:
+            result["perf/update_tokens_per_second"] = self._tokens / seconds
+            result["perf/peak_memory_gb"] = peak_memory_gb()
+        self._scalars, self._tokens = {}, 0
+        return result
+
+
+class RolloutMetrics:
+    """Figures of one rollout batch."""
+
+    def __init__(self) -> None:
+        self._sums = RatioOfSums()
+
+    def collect(
+        self,
+        batch: dict[str, Any],
+        turns: TurnBatch,
+        scores: Tensor,
+        kl: Tensor | None,
+        estimates: Estimates,
+        record: RolloutRecord,
+        seconds: float,
+        gather: Gather,
+    ) -> dict[str, float]:
+        """Everything that is known once the advantages are."""
+        sums, device = self._sums, scores.device
+        episodes = torch.tensor(float(len(scores)), device=device)
+        returns = scores.double()
+        if turns.turn_rewards is not None:
+            returns = returns + turns.turn_rewards.double().sum(dim=1)
+        sums.add("episode/score", returns.sum(), episodes)
+        if kl is not None:
+            sums.add("objective/kl", kl.sum(), episodes)
+        self._turns(turns, episodes)
+        self._record(record, episodes)
+        mask = batch["loss_mask"]
+        advantages = estimates.raw_advantages.double().masked_fill(~mask, 0.0)
+        sums.add("advantage/mean", advantages.sum(), mask.sum())
+        sums.add("_square", advantages.square().sum(), mask.sum())
+        sums.maximum("advantage/max_abs", advantages.abs().max())
+        self._explained_variance(batch["values"], estimates)
+        sums.add("perf/rollout_tokens_per_second", turns.action_mask.sum(), seconds_of(seconds, device))
+        sums.add("perf/env_seconds", seconds_of(record.env_seconds, device), torch.ones((), device=device))
+        result = sums.flush(gather)
+        variance = result.pop("_square") - result["advantage/mean"] ** 2
+        result["advantage/std"] = max(variance, 0.0) ** 0.5
+        result["value/explained_variance"] = _explained(result)
+        return result
+
+    def _turns(self, turns: TurnBatch, episodes: Tensor) -> None:
+        counts = num_turns(turns.turn_index)
+        self._sums.add("turns/mean", counts.sum(), episodes)
+        self._sums.maximum("turns/max", counts.max())
+        self._sums.add("turns/tokens_mean", turns.action_mask.sum(), counts.sum())
+
+    def _record(self, record: RolloutRecord, episodes: Tensor) -> None:
+        def count(flags: list[Any]) -> Tensor:
+            return torch.tensor(float(sum(flags)), device=episodes.device)
+
+        if record.success is not None:
+            known = [s for s in record.success if s is not None]
+            self._sums.add("episode/success_rate", count(known), count([1] * len(known)))
+        if record.valid_actions is not None:
+            actions = [valid for turns in record.valid_actions for valid in turns]
+            self._sums.add("turns/valid_action_rate", count(actions), count([1] * len(actions)))
+        if record.stop_reasons is not None:
+            for reason in StopReason:
+                hits = count([r is reason for r in record.stop_reasons])
+                self._sums.add(f"stop_reason/{reason.value}", hits, episodes)
+
+    def _explained_variance(self, values: Tensor, estimates: Estimates) -> None:
+        """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""
+        mask, sums = estimates.value_mask, self._sums
+        count = mask.sum()
+        returns = estimates.returns.double().masked_fill(~mask, 0.0)
+        errors = (estimates.returns - values).double().masked_fill(~mask, 0.0)
+        sums.add("value/return_mean", returns.sum(), count)
+        sums.add("value/mean", values.double().masked_fill(~mask, 0.0).sum(), count)
+        sums.add("_return_square", returns.square().sum(), count)
+        sums.add("_error_mean", errors.sum(), count)
+        sums.add("_error_square", errors.square().sum(), count)
+
+
+def _explained(result: dict[str, float]) -> float:
+    total = result.pop("_return_square") - result["value/return_mean"] ** 2
+    error = result.pop("_error_square") - result.pop("_error_mean") ** 2
+    # Returns that are all equal have no variance to explain.
+    return 1.0 - error / total if total > 1e-12 else 0.0
+
+
+def seconds_of(seconds: float, device: torch.device) -> Tensor:
+    """A duration as a tensor that can be summed over processes."""
+    return torch.tensor(max(seconds, 1e-9), device=device)
+
+
+def peak_memory_gb() -> float:
+    """Peak memory of this process: the accelerator's where there is one, otherwise resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts in bytes, Linux in kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

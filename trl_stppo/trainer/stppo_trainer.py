@@ -1,0 +1,78 @@
+"""ST-PPO: PPO with turn-level importance ratios and a correction of the clipping bias.
+
+Both pieces are small here because the rest is `PPOTrainer`. The ratio level is an argument of
+`core.log_importance_ratio`; the correction takes the clipped terms of every micro-batch and, once the
+mini-batch is complete, a factor for the gradient or for the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import ClippedSurrogate
+from . import citations
+from .clip_bias import ClipBiasCorrection
+from .ppo_trainer import PPOTrainer
+from .stppo_config import STPPOConfig
+
+
+class STPPOTrainer(PPOTrainer):
+    """Stabilised off-policy PPO for multi-turn agents.
+
+    Takes `PPOTrainer`'s arguments with an [`STPPOConfig`]. `variant` chooses between token PPO
+    (`"ppo"`), turn-level ratios (`"turn-ppo"`), the correction (`"s-ppo"`) and both (`"st-ppo"`).
+
+    Source: Li et al., arXiv:2511.20718v1. The correction's published rule is known to us at second
+    hand only; `docs/algorithm.md` says which parts are the paper's and which are our reading.
+    """
+
+    config_class = STPPOConfig
+    _tag_names = ["trl", "stppo", "reinforcement-learning", "multi-turn"]  # noqa: RUF012
+    _name = "ST-PPO"
+    _paper = {  # noqa: RUF012
+        "title": "ST-PPO: Stabilized Off-Policy Proximal Policy Optimization for Multi-Turn Agents "
+        "Training",
+        "id": "2511.20718",
+        "citation": citations.ST_PPO,
+    }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._correction: ClipBiasCorrection | None = None
+        super().__init__(*args, **kwargs)
+
+    def _scales_updates(self) -> bool:
+        args = self.args
+        return args.clip_bias_normalization != "none" and args.clip_bias_target == "update"
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.args.log_clip_bias:
+            return
+        critic = {id(p) for p in self.critic.parameters()}
+        groups = optimizer.param_groups
+        self._correction = ClipBiasCorrection(
+            [p for group in groups for p in group["params"] if id(p) not in critic],
+            mode=self.args.clip_bias_normalization,
+            power=self.args.clip_bias_power,
+            target=self.args.clip_bias_target,
+        )
+
+    def _combine(self, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None) -> Tensor:
+        if self._correction is not None and self.model.training:
+            self._correction.observe(surrogate, share, extra)
+            extra = None if extra is None else extra.detach()
+        return super()._combine(surrogate, share, extra)
+
+    def _before_optimizer_step(self) -> None:
+        super()._before_optimizer_step()
+        if self._correction is None or self._warming_up or self._hooks is None:
+            return
+        distributed = self.accelerator.num_processes > 1
+        factor, figures = self._correction.finish(
+            self._mean_over_processes if distributed else None
+        )
+        self._hooks.update_scale = factor
+        for name, value in figures.items():
+            self._batch_metrics.add_scalar(name, value)

@@ -29,9 +29,7 @@ def count_turns(row):
 def log_ratio(logprobs, old_logprobs, index, level, loss_mask=None):
     out = []
     for b, row in enumerate(index):
-        counts = [
-            t for t, k in enumerate(row) if k >= 0 and (loss_mask is None or loss_mask[b][t])
-        ]
+        counts = [t for t, k in enumerate(row) if k >= 0 and (loss_mask is None or loss_mask[b][t])]
         d = {t: logprobs[b][t] - old_logprobs[b][t] for t in counts}
         values = [0.0] * len(row)
         for t in counts:
@@ -85,9 +83,7 @@ def turn_gae(rewards, values, index, gamma, lam, bootstrap=None):
 
 
 def whiten(x, mask, center=True):
-    counted = [
-        v for row, m in zip(x, mask, strict=True) for v, c in zip(row, m, strict=True) if c
-    ]
+    counted = [v for row, m in zip(x, mask, strict=True) for v, c in zip(row, m, strict=True) if c]
     n = len(counted)
     mean = sum(counted) / n if n else 0.0
     variance = sum((v - mean) ** 2 for v in counted) / (n - 1) if n > 1 else 0.0

@@ -1,6 +1,7 @@
 import pytest
 import references
 import torch
+
 from trl_stppo import core
 
 NAN = float("nan")

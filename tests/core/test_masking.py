@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from trl_stppo import core
 from trl_stppo.core import masking
 

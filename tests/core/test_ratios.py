@@ -1,6 +1,7 @@
 import pytest
 import references
 import torch
+
 from trl_stppo import core
 
 NAN = float("nan")
@@ -160,7 +161,9 @@ def test_half_precision_is_subtracted_in_float32(level):
 
 def test_guards():
     x, index = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="level must be one of 'token', 'turn', 'sequence'; got 'w"):
+    with pytest.raises(
+        ValueError, match="level must be one of 'token', 'turn', 'sequence'; got 'w"
+    ):
         core.log_importance_ratio(x, x, index, "word")
     with pytest.raises(ValueError, match=r"old_logprobs has shape \[2, 2\], but \[2, 3\]"):
         core.log_importance_ratio(x, x[:, :2], index, "turn")

@@ -1,6 +1,7 @@
 import pytest
 import references
 import torch
+
 from trl_stppo import core
 from trl_stppo.errors import TurnSpanError
 
@@ -169,9 +170,7 @@ def test_gradcheck(op):
     index = torch.tensor([[0, 0, -1, 1, 2], [-1, -1, 0, 0, 0]])
     x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     y = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda v: core.reduce_turns(v, index, num_turns=3, op=op), x
-    )
+    assert torch.autograd.gradcheck(lambda v: core.reduce_turns(v, index, num_turns=3, op=op), x)
     assert torch.autograd.gradcheck(lambda v: core.broadcast_turns(v, index), y)
 
 

@@ -41,9 +41,7 @@ def test_words_keep_identifiers_and_split_dots() -> None:
         ("split_all", "split_all"),
     ],
 )
-def test_finds_the_passage_about_the_name(
-    retriever: BM25Retriever, query: str, title: str
-) -> None:
+def test_finds_the_passage_about_the_name(retriever: BM25Retriever, query: str, title: str) -> None:
     assert retriever.search(query, 2)[0].title == title
 
 

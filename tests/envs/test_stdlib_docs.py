@@ -13,9 +13,7 @@ from trl_stppo.envs.stdlib_docs import MAX_WORDS, entries, is_held_out, passages
 def test_passages_state_the_facts() -> None:
     texts = {passage.text for passage in passages()}
     assert any(t.startswith("merge is a function in module heapq. Merge multiple") for t in texts)
-    assert any(
-        t.startswith("DictWriter is a class in module csv with base object.") for t in texts
-    )
+    assert any(t.startswith("DictWriter is a class in module csv with base object.") for t in texts)
     assert any(
         t.startswith("writerow is a method of class DictWriter in module csv.") for t in texts
     )
@@ -77,9 +75,8 @@ def test_questions_are_the_same_every_time() -> None:
 
 def test_the_split_depends_on_nothing_but_the_name() -> None:
     # Literals: a change of the hash would move names between the splits of published results.
-    assert [is_held_out(name) for name in ("writerow", "merge", "DictReader", "walk")] == [
-        is_held_out(name) for name in ("writerow", "merge", "DictReader", "walk")
-    ]
+    names = ("writerow", "merge", "DictReader", "captureWarnings", "DocTestParser")
+    assert [is_held_out(name) for name in names] == [False, False, False, True, True]
 
 
 def test_unknown_split_is_refused() -> None:
@@ -95,9 +92,9 @@ def _oracle(row: dict, env: SearchEnv) -> float:
         observation = env.step(f"<search>{name}</search>")[0]
         shown = observation.removeprefix("<information> ").split(" | ")[0]
         owner = re.search(r"of class (\S+)", shown)
-        base = re.search(r"with base (\S+?)\.? ", shown)
+        base = re.search(r"with base (\S+?)\.?( |$)", shown)
         name = owner[1] if owner else base[1] if base else ""
-    module = re.search(r"in module (\S+?)\.? ", shown)
+    module = re.search(r"in module (\S+?)\.?( |$)", shown)
     answer = {"module": module, "class": owner, "base": base}[row["kind"].rpartition("_")[2]]
     return env.step(f"<answer>{answer[1] if answer else '?'}</answer>")[1]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from ..errors import TurnSpanError
 
 
-class StopReason(str, Enum):
+class StopReason(StrEnum):
     """Why an episode ended; exactly one each."""
 
     TERMINATED = "terminated"  # the task's own end

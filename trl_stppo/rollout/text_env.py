@@ -17,9 +17,7 @@ from .chat import ChatRenderer, Message, with_observation
 from .record import RolloutRecord, StopReason, check_reward
 
 # (prompt ids of the running episodes, limit) -> sampled ids and, where the backend has them, logprobs
-GenerateTurn = Callable[
-    [list[list[int]], int], tuple[list[list[int]], list[list[float]] | None]
-]
+GenerateTurn = Callable[[list[list[int]], int], tuple[list[list[int]], list[list[float]] | None]]
 
 
 @dataclass
@@ -169,7 +167,9 @@ class TextEnvRollout:
         elif self.limits.max_turns is not None and len(episode.turn_spans) >= self.limits.max_turns:
             episode.stop_reason = StopReason.MAX_TURNS
         else:
-            self._observe(episode, observation, bool(ids) and ids[-1] in renderer.eos_token_ids, renderer)
+            self._observe(
+                episode, observation, bool(ids) and ids[-1] in renderer.eos_token_ids, renderer
+            )
 
     def _observe(
         self, episode: Episode, observation: str, turn_ended: bool, renderer: ChatRenderer
@@ -207,7 +207,13 @@ def _checked_step(env: Any, action: str) -> tuple[str, float, bool, bool, dict[s
             f"{name} returned a {type(observation).__name__} observation and a {type(info).__name__} "
             f"info; allowed are str and dict."
         )
-    return observation, check_reward(reward, f"{name} reward"), bool(terminated), bool(truncated), info
+    return (
+        observation,
+        check_reward(reward, f"{name} reward"),
+        bool(terminated),
+        bool(truncated),
+        info,
+    )
 
 
 def _write(episodes: list[Episode], record: RolloutRecord) -> None:

@@ -272,9 +272,7 @@ class ReferencePlan:
     model: Any = None
 
 
-def plan_reference(
-    args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
-) -> ReferencePlan:
+def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
     """Decide who makes the reference; it is needed for either KL.
 
     GRPOTrainer makes it for PEFT policies (adapter off, or a frozen copy of the initial adapter) and

@@ -71,7 +71,9 @@ def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:
         for rows in loader:
             batch = trainer._prepare_inputs(rows)
             prompts = trainer._tokenizer.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
-            texts = trainer._tokenizer.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+            texts = trainer._tokenizer.batch_decode(
+                batch["completion_ids"], skip_special_tokens=True
+            )
             for prompt, text, score in zip(prompts, texts, trainer.last_scores, strict=True):
                 table.add_row(prompt, text, f"{score:.3g}")
             if first_batch_only:

@@ -87,6 +87,4 @@ def estimate(
         )
         value_mask = loss_mask
     advantages = whiten(raw, loss_mask, reduce=reduce) if settings.whiten_advantages else raw
-    return Estimates(
-        rewards, raw, advantages.masked_fill(~loss_mask, 0.0), returns, value_mask
-    )
+    return Estimates(rewards, raw, advantages.masked_fill(~loss_mask, 0.0), returns, value_mask)

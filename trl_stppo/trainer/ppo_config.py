@@ -100,7 +100,8 @@ class PPOConfig(GRPOConfig):
         default="grpo", metadata={"help": "One of 'grpo', 'bnpo', 'dr_grpo', 'dapo'."}
     )
     disable_dropout: bool = field(
-        default=True, metadata={"help": "Dropout would make the ratio of an unchanged policy differ from 1."}
+        default=True,
+        metadata={"help": "Dropout would make the ratio of an unchanged policy differ from 1."},
     )
 
     # Aliases.
@@ -109,7 +110,9 @@ class PPOConfig(GRPOConfig):
     response_length: int | None = field(
         default=None, metadata={"help": "Alias of max_completion_length."}
     )
-    total_episodes: int | None = field(default=None, metadata={"help": "Episodes to collect in all."})
+    total_episodes: int | None = field(
+        default=None, metadata={"help": "Episodes to collect in all."}
+    )
     num_mini_batches: int | None = field(
         default=None, metadata={"help": "Optimizer steps per epoch over a rollout batch."}
     )
@@ -121,7 +124,9 @@ class PPOConfig(GRPOConfig):
     bootstrap_truncated: bool = field(
         default=False, metadata={"help": "Bootstrap truncated episodes from the critic."}
     )
-    whiten_rewards: bool = field(default=False, metadata={"help": "Whiten rewards, keeping the mean."})
+    whiten_rewards: bool = field(
+        default=False, metadata={"help": "Whiten rewards, keeping the mean."}
+    )
     whiten_advantages: bool = field(default=True, metadata={"help": "Whiten advantages."})
     cliprange_value: float | None = field(
         default=0.2, metadata={"help": "Half-width of the value clip; None for no clip."}
@@ -159,8 +164,12 @@ class PPOConfig(GRPOConfig):
     )
 
     # Names that PPO scripts set.
-    stop_token: str | None = field(default=None, metadata={"help": "'eos' or None; EOS always ends."})
-    stop_token_id: int | None = field(default=None, metadata={"help": "One more id that ends a turn."})
+    stop_token: str | None = field(
+        default=None, metadata={"help": "'eos' or None; EOS always ends."}
+    )
+    stop_token_id: int | None = field(
+        default=None, metadata={"help": "One more id that ends a turn."}
+    )
     local_rollout_forward_batch_size: int | None = field(
         default=None,
         metadata={"help": "Episodes per value pass; default per_device_train_batch_size."},
@@ -296,7 +305,9 @@ class PPOConfig(GRPOConfig):
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"`{name}={getattr(self, name)!r}`: allowed are {', '.join(map(repr, allowed))}.")
+                raise ValueError(
+                    f"`{name}={getattr(self, name)!r}`: allowed are {', '.join(map(repr, allowed))}."
+                )
         limits = {
             "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
             "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),

@@ -32,27 +32,17 @@ from ..core import (
     log_importance_ratio,
 )
 from ..models.critic import CRITIC_FOLDER, Critic, SharedCritic
-from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
-from ..rollout.func import read_rollout
-from ..rollout.record import RolloutRecord
-from ..rollout.tool_rewards import ToolRewards
 from . import build, citations, display
-from ._trl import (
-    GRPOTrainer,
-    disable_gradient_checkpointing,
-    new_token_limit,
-    reference_needed,
-    reshuffle,
-)
-from .estimate import Estimates, EstimateSettings, estimate
+from ._trl import reference_needed, reshuffle
 from .gradients import GradientBuffer, StepHooks
 from .ppo_config import PPOConfig
-from .reports import MiniBatchMetrics, RolloutMetrics
+from .reports import MiniBatchMetrics
+from .rollout_phase import ActorCriticRollout, full_sequence
 
 Batch = dict[str, Any]
 
 
-class PPOTrainer(GRPOTrainer):
+class PPOTrainer(ActorCriticRollout):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
     Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
@@ -111,7 +101,9 @@ class PPOTrainer(GRPOTrainer):
         ref_model: Any = None,
         data_collator: Any = None,
     ) -> None:
-        args = args if args is not None else build.default_config(self.config_class, model, self._name)
+        args = (
+            args if args is not None else build.default_config(self.config_class, model, self._name)
+        )
         build.check_arguments(args, processing_class, data_collator, model, ref_model)
         rollout = build.plan_rollout(args, environment_factory, rollout_func, self)
         train_dataset = build.check_dataset(train_dataset, args, rollout)
@@ -150,174 +142,11 @@ class PPOTrainer(GRPOTrainer):
         self.critic: Critic = build.build_critic(self, value_model)
         self._critic_grads = GradientBuffer(self.critic.parameters())
         self._hooks: StepHooks | None = None
-        self._record = RolloutRecord()
-        self._rows: list[dict[str, Any]] = []
-        self._prompt_ids: list[list[int]] | None = None
-        self.last_scores: list[float] = []
-        self._tool_rewards: ToolRewards | None = None
-        self._local_rewards = torch.zeros(0)
+        self._init_rollout_state()
         self._mini_batch = torch.zeros(3)
         self._batch_metrics = MiniBatchMetrics()
-        self._rollout_metrics = RolloutMetrics()
-        self._update_seconds, self._rollout_seconds = 0.0, 0.0
+        self._update_seconds = 0.0
         display.install_callbacks(self)
-
-    # ------------------------------------------------------------------ rollout
-
-    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        if self._prompt_ids is not None:
-            return self._prompt_ids, None, {}
-        return super()._tokenize_prompts(prompts)
-
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        if self.environments:
-            if self._tool_rewards is None:
-                self._tool_rewards = ToolRewards(self.environments)
-            else:
-                self._tool_rewards.end_turn()
-        return super()._generate_single_turn(*args, **kwargs)
-
-    def _generate_turn(
-        self, prompt_ids: list[list[int]], limit: int
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """One turn for every running episode of a text environment."""
-        with new_token_limit(self, limit):
-            return self._generate_single_turn(prompt_ids, None, {}, 1)
-
-    def _run_text_environments(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """The rollout_func that plays text environments."""
-        return self._rollout_plan.text.run(
-            self._rows, prompts, build.renderer(self), self._generate_turn, self._record
-        )
-
-    def _run_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """The user's rollout_func, with its turn record taken out and checked."""
-        return read_rollout(self._rollout_plan.user_func(prompts, trainer), self._record)
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, *args: Any, **kwargs: Any) -> Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
-        first = self.accelerator.process_index * len(prompts)
-        self._local_rewards = rewards[first : first + len(prompts)]
-        return rewards
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
-        """One rollout batch: TRL's, with turns, values and per-token advantages added."""
-        mode = "train" if self.model.training else "eval"
-        started = time.perf_counter()
-        self._rows, self._prompt_ids = build.rows_with_prompts(
-            inputs, self._tokenizer, self._rollout_plan
-        )
-        self._record, self._tool_rewards = RolloutRecord(), None
-        batch = super()._generate_and_score_completions(self._rows)
-        if self.num_generations == 1:
-            self._metrics[mode].pop("frac_reward_zero_std", None)
-        with torch.no_grad():
-            turns = self._turns(batch)
-            scores, scored = self._scores(batch)
-            batch["turn_index"] = turns.turn_index
-            batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
-            kl = self._reward_kl(batch)
-            values, final_values = self._rollout_values(batch)
-            estimates = estimate(
-                turns,
-                scores.to(values.dtype),
-                values,
-                final_values,
-                kl,
-                batch["loss_mask"],
-                self._estimate_settings(),
-                self._sum_over_processes,
-            )
-        batch["values"], batch["returns"] = values, estimates.returns
-        batch["advantages"], batch["value_mask"] = estimates.advantages, estimates.value_mask
-        self._rollout_seconds = time.perf_counter() - started
-        self._log_rollout(mode, batch, turns, scores, kl, estimates)
-        return batch
-
-    def _turns(self, batch: Batch) -> TurnBatch:
-        mask = batch["completion_mask"].bool()
-        if "tool_mask" in batch:
-            mask = mask & batch["tool_mask"].bool()
-        ended = ends_with_eos(batch["completion_ids"], batch["completion_mask"], self.eos_token_ids)
-        dtype = torch.promote_types(self.model.dtype, torch.float32)
-        turns = build_turn_batch(self._record, mask, ended, dtype)
-        if self._tool_rewards is not None and self._tool_rewards.is_used:
-            self._tool_rewards.end_turn()
-            counts = (turns.turn_index.amax(dim=1) + 1).tolist()
-            self._record.turn_rewards = self._tool_rewards.per_turn(counts)
-            turns = build_turn_batch(self._record, mask, ended, dtype)
-        return turns
-
-    def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Episode scores [B], and which episodes have one: all-None rows do not train."""
-        rewards, weights = self._local_rewards, self.reward_weights.to(self._local_rewards.device)
-        if self._repeated_reward is not None:
-            keep = torch.arange(rewards.size(1), device=rewards.device) != self._repeated_reward
-            rewards, weights = rewards[:, keep], weights[keep]
-        scored = torch.ones(len(rewards), dtype=torch.bool, device=rewards.device)
-        if self._record.turn_rewards is None:
-            scored = ~rewards.isnan().all(dim=1)
-        scores = (rewards * weights).nansum(dim=1)
-        if self.args.missing_eos_penalty is not None:
-            ended = ends_with_eos(
-                batch["completion_ids"], batch["completion_mask"], self.eos_token_ids
-            )
-            scores = scores - self.args.missing_eos_penalty * (~ended)
-        return scores, scored
-
-    def _reward_kl(self, batch: Batch) -> Tensor | None:
-        """Per-token KL to the reference [B, T], making the old logprobs if TRL did not."""
-        if self.args.kl_coef == 0.0:
-            return None
-        if "old_per_token_logps" not in batch:
-            ids, mask, length = _full_sequence(batch)
-            with disable_gradient_checkpointing(
-                self.model, self.args.gradient_checkpointing_kwargs
-            ):
-                batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
-                    self.model, ids, mask, length, batch_size=self._chunk_size()
-                )
-        return kl_penalty(
-            batch["old_per_token_logps"],
-            batch["ref_per_token_logps"],
-            self.args.kl_estimator,
-            loss_mask=batch["turn_index"] >= 0,
-        )
-
-    def _rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Values before each token [B, T] and after the last one [B], in bounded chunks."""
-        ids, mask, length = _full_sequence(batch)
-        chunks = []
-        for start in range(0, len(ids), self._chunk_size()):
-            part = slice(start, start + self._chunk_size())
-            chunks.append(self._critic_values(ids[part], mask[part], length))
-        values = torch.cat(chunks)
-        last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
-        return values[:, :-1], values.gather(1, last).squeeze(1)
-
-    def _critic_values(self, ids: Tensor, mask: Tensor, length: int) -> Tensor:
-        with self.critic.active(), self.accelerator.autocast():
-            return self.critic.values(ids, mask, length)
-
-    def _chunk_size(self) -> int:
-        return self.args.local_rollout_forward_batch_size or self.args.per_device_train_batch_size
-
-    def _estimate_settings(self) -> EstimateSettings:
-        args = self.args
-        return EstimateSettings(
-            gamma=args.gamma,
-            # Warm-up regresses on Monte Carlo returns, which is GAE with lambda 1.
-            lam=1.0 if self._warming_up else args.lam,
-            advantage_level=args.advantage_level,
-            kl_coef=args.kl_coef,
-            whiten_rewards=args.whiten_rewards,
-            whiten_advantages=args.whiten_advantages,
-            bootstrap_truncated=args.bootstrap_truncated,
-        )
-
-    @property
-    def _warming_up(self) -> bool:
-        return self.state.global_step < self.args.critic_warmup_steps
 
     # ------------------------------------------------------------------- update
 
@@ -363,7 +192,7 @@ class PPOTrainer(GRPOTrainer):
 
     def _value_loss(self, inputs: Batch, totals: Tensor) -> Tensor:
         """Clipped regression of the critic; detached, the gradient goes into the critic's buffer."""
-        ids, mask, length = _full_sequence(inputs)
+        ids, mask, length = full_sequence(inputs)
         value_mask = inputs["value_mask"]
         with self.critic.active():
             with self.accelerator.autocast():
@@ -379,7 +208,7 @@ class PPOTrainer(GRPOTrainer):
 
     def _policy_loss(self, model: nn.Module, inputs: Batch, totals: Tensor) -> Tensor:
         """Clipped surrogate at the chosen ratio level, plus what else the options ask for."""
-        ids, mask, length = _full_sequence(inputs)
+        ids, mask, length = full_sequence(inputs)
         loss_mask = inputs["loss_mask"]
         logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
             model, ids, mask, length, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
@@ -463,6 +292,7 @@ class PPOTrainer(GRPOTrainer):
         return sum(terms[1:], terms[0]) if terms else None
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Upstream's step on one micro-batch; closes the mini-batch where it is the last one."""
         started = time.perf_counter()
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
@@ -486,7 +316,9 @@ class PPOTrainer(GRPOTrainer):
         """Upstream's optimizer for the policy, plus one group for the critic."""
         parameters = self.critic.parameters()
         for parameter in parameters:
-            parameter.requires_grad_(False)  # hides a shared critic's adapter from upstream's groups
+            parameter.requires_grad_(
+                False
+            )  # hides a shared critic's adapter from upstream's groups
         optimizer = super().create_optimizer(*args, **kwargs)
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -504,33 +336,6 @@ class PPOTrainer(GRPOTrainer):
 
     # --------------------------------------------------------------- bookkeeping
 
-    def _log_rollout(
-        self,
-        mode: str,
-        batch: Batch,
-        turns: TurnBatch,
-        scores: Tensor,
-        kl: Tensor | None,
-        estimates: Estimates,
-    ) -> None:
-        figures = self._rollout_metrics.collect(
-            batch,
-            turns,
-            scores,
-            kl,
-            estimates,
-            self._record,
-            self._rollout_seconds,
-            self.accelerator.gather,
-        )
-        for name, value in figures.items():
-            self._metrics[mode][name].append(value)
-        shown = (estimates.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)).contiguous()
-        count = shown.numel() * self.accelerator.num_processes
-        for _ in range(min(count, len(self._logs["advantages"]))):
-            self._logs["advantages"].pop()  # upstream's are relative to a group
-        self._logs["advantages"].extend(self.accelerator.gather(shown).tolist())
-
     def _flush_metrics(self, mode: str) -> None:
         seconds, self._update_seconds = self._update_seconds, 0.0
         for name, value in self._batch_metrics.flush(self.accelerator.gather, seconds).items():
@@ -544,7 +349,9 @@ class PPOTrainer(GRPOTrainer):
         """
         display.print_episodes(self, first_batch_only=sampling)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             self.critic.save(Path(output_dir or self.args.output_dir) / CRITIC_FOLDER)
@@ -553,20 +360,7 @@ class PPOTrainer(GRPOTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.critic.load(Path(resume_from_checkpoint) / CRITIC_FOLDER)
 
-    def _sum_over_processes(self, tensor: Tensor) -> Tensor:
-        return self.accelerator.reduce(tensor, reduction="sum")
-
-    def _mean_over_processes(self, tensor: Tensor) -> Tensor:
-        return self.accelerator.reduce(tensor, reduction="mean")
-
     @property
     def uses_shared_critic(self) -> bool:
         """Whether policy and critic share one backbone."""
         return isinstance(self.critic, SharedCritic)
-
-
-def _full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
-    """Ids and mask of prompt and completion [B, P + T], and T."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    return ids, mask, batch["completion_ids"].size(1)

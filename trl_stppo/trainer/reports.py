@@ -103,8 +103,14 @@ class RolloutMetrics:
         sums.add("_square", advantages.square().sum(), mask.sum())
         sums.maximum("advantage/max_abs", advantages.abs().max())
         self._explained_variance(batch["values"], estimates)
-        sums.add("perf/rollout_tokens_per_second", turns.action_mask.sum(), seconds_of(seconds, device))
-        sums.add("perf/env_seconds", seconds_of(record.env_seconds, device), torch.ones((), device=device))
+        sums.add(
+            "perf/rollout_tokens_per_second", turns.action_mask.sum(), seconds_of(seconds, device)
+        )
+        sums.add(
+            "perf/env_seconds",
+            seconds_of(record.env_seconds, device),
+            torch.ones((), device=device),
+        )
         result = sums.flush(gather)
         variance = result.pop("_square") - result["advantage/mean"] ** 2
         result["advantage/std"] = max(variance, 0.0) ** 0.5

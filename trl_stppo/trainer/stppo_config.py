@@ -48,7 +48,9 @@ class STPPOConfig(PPOConfig):
 
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
 
-    variant: str | None = field(default="st-ppo", metadata={"help": f"One of {', '.join(VARIANTS)}."})
+    variant: str | None = field(
+        default="st-ppo", metadata={"help": f"One of {', '.join(VARIANTS)}."}
+    )
     importance_sampling_level: str | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "'token', 'turn' or 'sequence'; set by variant."}
     )

@@ -1,0 +1,241 @@
+"""The rollout half of `PPOTrainer`: from dataset rows to a batch with per-token advantages.
+
+Everything here runs once per rollout batch, inside GRPOTrainer's
+`_generate_and_score_completions`; the update half is in `ppo_trainer.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import kl_penalty
+from ..models.critic import Critic
+from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
+from ..rollout.func import read_rollout
+from ..rollout.record import RolloutRecord
+from ..rollout.tool_rewards import ToolRewards
+from . import build
+from ._trl import GRPOTrainer, disable_gradient_checkpointing, new_token_limit
+from .estimate import Estimates, EstimateSettings, estimate
+from .ppo_config import PPOConfig
+from .reports import RolloutMetrics
+
+Batch = dict[str, Any]
+
+
+class ActorCriticRollout(GRPOTrainer):
+    """GRPOTrainer whose rollout batches carry turns, values, returns and per-token advantages."""
+
+    args: PPOConfig
+    critic: Critic
+    _rollout_plan: build.RolloutPlan
+    _repeated_reward: int | None
+
+    def _init_rollout_state(self) -> None:
+        self._record = RolloutRecord()
+        self._rows: list[dict[str, Any]] = []
+        self._prompt_ids: list[list[int]] | None = None
+        self._tool_rewards: ToolRewards | None = None
+        self._local_rewards = torch.zeros(0)
+        self._rollout_metrics = RolloutMetrics()
+        self._rollout_seconds = 0.0
+        self.last_scores: list[float] = []
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        if self._prompt_ids is not None:
+            return self._prompt_ids, None, {}
+        return super()._tokenize_prompts(prompts)
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        if self.environments:
+            if self._tool_rewards is None:
+                self._tool_rewards = ToolRewards(self.environments)
+            else:
+                self._tool_rewards.end_turn()
+        return super()._generate_single_turn(*args, **kwargs)
+
+    def _generate_turn(
+        self, prompt_ids: list[list[int]], limit: int
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """One turn for every running episode of a text environment."""
+        with new_token_limit(self, limit):
+            return self._generate_single_turn(prompt_ids, None, {}, 1)
+
+    def _run_text_environments(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """The rollout_func that plays text environments."""
+        return self._rollout_plan.text.run(
+            self._rows, prompts, build.renderer(self), self._generate_turn, self._record
+        )
+
+    def _run_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """The user's rollout_func, with its turn record taken out and checked."""
+        return read_rollout(self._rollout_plan.user_func(prompts, trainer), self._record)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, *args: Any, **kwargs: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
+        first = self.accelerator.process_index * len(prompts)
+        self._local_rewards = rewards[first : first + len(prompts)]
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        """One rollout batch: TRL's, with turns, values and per-token advantages added."""
+        mode = "train" if self.model.training else "eval"
+        started = time.perf_counter()
+        self._rows, self._prompt_ids = build.rows_with_prompts(
+            inputs, self._tokenizer, self._rollout_plan
+        )
+        self._record, self._tool_rewards = RolloutRecord(), None
+        batch = super()._generate_and_score_completions(self._rows)
+        if self.num_generations == 1:
+            self._metrics[mode].pop("frac_reward_zero_std", None)
+        with torch.no_grad():
+            turns = self._turns(batch)
+            scores, scored = self._scores(batch)
+            batch["turn_index"] = turns.turn_index
+            batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
+            kl = self._reward_kl(batch)
+            values, final_values = self._rollout_values(batch)
+            estimates = estimate(
+                turns,
+                scores.to(values.dtype),
+                values,
+                final_values,
+                kl,
+                batch["loss_mask"],
+                self._estimate_settings(),
+                self._sum_over_processes,
+            )
+        batch["values"], batch["returns"] = values, estimates.returns
+        batch["advantages"], batch["value_mask"] = estimates.advantages, estimates.value_mask
+        self._rollout_seconds = time.perf_counter() - started
+        self._log_rollout(mode, batch, turns, scores, kl, estimates)
+        return batch
+
+    def _turns(self, batch: Batch) -> TurnBatch:
+        mask = batch["completion_mask"].bool()
+        if "tool_mask" in batch:
+            mask = mask & batch["tool_mask"].bool()
+        ended = ends_with_eos(batch["completion_ids"], batch["completion_mask"], self.eos_token_ids)
+        dtype = torch.promote_types(self.model.dtype, torch.float32)
+        turns = build_turn_batch(self._record, mask, ended, dtype)
+        if self._tool_rewards is not None and self._tool_rewards.is_used:
+            self._tool_rewards.end_turn()
+            counts = (turns.turn_index.amax(dim=1) + 1).tolist()
+            self._record.turn_rewards = self._tool_rewards.per_turn(counts)
+            turns = build_turn_batch(self._record, mask, ended, dtype)
+        return turns
+
+    def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Episode scores [B], and which episodes have one: all-None rows do not train."""
+        rewards, weights = self._local_rewards, self.reward_weights.to(self._local_rewards.device)
+        if self._repeated_reward is not None:
+            keep = torch.arange(rewards.size(1), device=rewards.device) != self._repeated_reward
+            rewards, weights = rewards[:, keep], weights[keep]
+        scored = torch.ones(len(rewards), dtype=torch.bool, device=rewards.device)
+        if self._record.turn_rewards is None:
+            scored = ~rewards.isnan().all(dim=1)
+        scores = (rewards * weights).nansum(dim=1)
+        if self.args.missing_eos_penalty is not None:
+            ended = ends_with_eos(
+                batch["completion_ids"], batch["completion_mask"], self.eos_token_ids
+            )
+            scores = scores - self.args.missing_eos_penalty * (~ended)
+        return scores, scored
+
+    def _reward_kl(self, batch: Batch) -> Tensor | None:
+        """Per-token KL to the reference [B, T], making the old logprobs if TRL did not."""
+        if self.args.kl_coef == 0.0:
+            return None
+        if "old_per_token_logps" not in batch:
+            ids, mask, length = full_sequence(batch)
+            with disable_gradient_checkpointing(
+                self.model, self.args.gradient_checkpointing_kwargs
+            ):
+                batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
+                    self.model, ids, mask, length, batch_size=self._chunk_size()
+                )
+        return kl_penalty(
+            batch["old_per_token_logps"],
+            batch["ref_per_token_logps"],
+            self.args.kl_estimator,
+            loss_mask=batch["turn_index"] >= 0,
+        )
+
+    def _rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Values before each token [B, T] and after the last one [B], in bounded chunks."""
+        ids, mask, length = full_sequence(batch)
+        chunks = []
+        for start in range(0, len(ids), self._chunk_size()):
+            part = slice(start, start + self._chunk_size())
+            chunks.append(self._critic_values(ids[part], mask[part], length))
+        values = torch.cat(chunks)
+        last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
+        return values[:, :-1], values.gather(1, last).squeeze(1)
+
+    def _critic_values(self, ids: Tensor, mask: Tensor, length: int) -> Tensor:
+        with self.critic.active(), self.accelerator.autocast():
+            return self.critic.values(ids, mask, length)
+
+    def _chunk_size(self) -> int:
+        return self.args.local_rollout_forward_batch_size or self.args.per_device_train_batch_size
+
+    def _estimate_settings(self) -> EstimateSettings:
+        args = self.args
+        return EstimateSettings(
+            gamma=args.gamma,
+            # Warm-up regresses on Monte Carlo returns, which is GAE with lambda 1.
+            lam=1.0 if self._warming_up else args.lam,
+            advantage_level=args.advantage_level,
+            kl_coef=args.kl_coef,
+            whiten_rewards=args.whiten_rewards,
+            whiten_advantages=args.whiten_advantages,
+            bootstrap_truncated=args.bootstrap_truncated,
+        )
+
+    @property
+    def _warming_up(self) -> bool:
+        return self.state.global_step < self.args.critic_warmup_steps
+
+    def _log_rollout(
+        self,
+        mode: str,
+        batch: Batch,
+        turns: TurnBatch,
+        scores: Tensor,
+        kl: Tensor | None,
+        estimates: Estimates,
+    ) -> None:
+        figures = self._rollout_metrics.collect(
+            batch,
+            turns,
+            scores,
+            kl,
+            estimates,
+            self._record,
+            self._rollout_seconds,
+            self.accelerator.gather,
+        )
+        for name, value in figures.items():
+            self._metrics[mode][name].append(value)
+        shown = (estimates.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)).contiguous()
+        count = shown.numel() * self.accelerator.num_processes
+        for _ in range(min(count, len(self._logs["advantages"]))):
+            self._logs["advantages"].pop()  # upstream's are relative to a group
+        self._logs["advantages"].extend(self.accelerator.gather(shown).tolist())
+
+    def _sum_over_processes(self, tensor: Tensor) -> Tensor:
+        return self.accelerator.reduce(tensor, reduction="sum")
+
+    def _mean_over_processes(self, tensor: Tensor) -> Tensor:
+        return self.accelerator.reduce(tensor, reduction="mean")
+
+
+def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
+    """Ids and mask of prompt and completion [B, P + T], and T."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return ids, mask, batch["completion_ids"].size(1)

@@ -382,7 +382,7 @@ def test_gae_guards(level):
         function(x, x[:, :2], index, 1.0, 1.0)
     with pytest.raises(ValueError, match="rewards must be floating point"):
         function(x.long(), x, index, 1.0, 1.0)
-    with pytest.raises(ValueError, match="must be bool|must be int64"):
+    with pytest.raises(ValueError, match=r"must be bool|must be int64"):
         function(x, x, x, 1.0, 1.0)
     with pytest.raises(ValueError, match=r"bootstrap_values has shape \[3\], but \[2\]"):
         function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(3))

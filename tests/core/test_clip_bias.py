@@ -46,7 +46,7 @@ def test_against_reference(mode, power):
         for c in NORMS:
             expected = references.scale(g, c, mode, power)
             assert core.normalization_scale(g, c, mode, power) == pytest.approx(expected, rel=1e-12)
-            tensors = torch.tensor(g).double(), torch.tensor(c).double()
+            tensors = torch.tensor(g, dtype=torch.float64), torch.tensor(c, dtype=torch.float64)
             out = core.normalization_scale(*tensors, mode, power)
             assert out.item() == pytest.approx(expected, rel=1e-12)
 
@@ -57,7 +57,7 @@ def test_against_reference(mode, power):
 def test_nothing_clipped_means_scale_one(mode, grad_norm, clip_bias_norm):
     # clipped terms may cancel to a norm that is not quite 0; 0 / 0 counts as 1
     assert core.normalization_scale(grad_norm, clip_bias_norm, mode) == 1.0
-    g, c = torch.tensor(grad_norm).double(), torch.tensor(clip_bias_norm).double()
+    g, c = torch.tensor([grad_norm, clip_bias_norm], dtype=torch.float64)
     assert core.normalization_scale(g, c, mode).item() == 1.0
 
 

@@ -51,27 +51,31 @@ def logprobs_of(table, letters):
     return torch.nn.functional.pad(following.squeeze(2), (1, 0), value=float("nan"))
 
 
-def surrogate_sums(world, table, level="turn", rows=slice(None), advantages=None):
-    """J_kept and J_clip: this slice of episodes' share of the mean over all of them."""
-    advantages = world.advantages if advantages is None else advantages
+def surrogate_sums(world, table, level="turn", rows=slice(None), garbage=None):
+    """J_kept and J_clip: this slice of episodes' share of the mean over all of them.
+
+    If given, `garbage` takes the place of everything at observation tokens.
+    """
     mask = world.mask[rows]
-    log_ratio = core.log_importance_ratio(
+    inputs = [
         logprobs_of(table, world.letters[rows]),
         logprobs_of(world.old_table, world.letters[rows]),
-        world.index[rows],
-        level,
-    )
-    out = core.clipped_surrogate(log_ratio, advantages[rows], mask, LOW, HIGH)
+        world.advantages[rows],
+    ]
+    if garbage is not None:
+        inputs = [x.masked_fill(~mask, garbage) for x in inputs]
+    log_ratio = core.log_importance_ratio(inputs[0], inputs[1], world.index[rows], level)
+    out = core.clipped_surrogate(log_ratio, inputs[2], mask, LOW, HIGH)
     weights = core.aggregation_weights(
         mask, "grpo", num_episodes=len(SPANS), num_tokens=world.mask.sum(), dtype=torch.float64
     )
     return (out.kept * weights).sum(), (out.clipped * weights).sum(), out
 
 
-def gradients(world, level="turn", rows=slice(None), table=None, advantages=None):
+def gradients(world, level="turn", rows=slice(None), table=None, garbage=None):
     """g and C by autograd."""
     table = (world.table if table is None else table).clone().requires_grad_()
-    kept, clipped, out = surrogate_sums(world, table, level, rows, advantages)
+    kept, clipped, out = surrogate_sums(world, table, level, rows, garbage)
     g = torch.autograd.grad(kept, table, retain_graph=True)[0]
     return g, torch.autograd.grad(clipped, table)[0], out
 
@@ -205,13 +209,13 @@ def test_at_the_old_policy_the_token_level_is_the_plain_policy_gradient(world, c
 
 def test_mixed_signs_inside_one_clipped_turn_by_hand(close):
     # one turn of three tokens, w = 2 at each: A = 3 is clipped, -1 and 0.5 are kept and clipped
-    log_ratio_per_token = torch.tensor([[1.0, 0.2, 0.3]]).double() * math.log(2) / 0.5
+    log_ratio_per_token = torch.tensor([[1.0, 0.2, 0.3]], dtype=torch.float64) * math.log(2) / 0.5
     logprobs = log_ratio_per_token.requires_grad_()
     index = torch.zeros(1, 3, dtype=torch.int64)
     # the mean of (1, 0.2, 0.3) is 0.5, so the turn's log ratio is ln 2
     log_ratio = core.log_importance_ratio(logprobs, torch.zeros(1, 3).double(), index, "turn")
     close(log_ratio.detach().exp(), [[2.0, 2.0, 2.0]])
-    advantages = torch.tensor([[3.0, -1.0, 0.5]]).double()
+    advantages = torch.tensor([[3.0, -1.0, 0.5]], dtype=torch.float64)
     out = core.clipped_surrogate(log_ratio, advantages, index == 0, 0.2, 0.2)
     assert out.is_clipped.tolist() == [[True, False, True]]
     g = torch.autograd.grad(out.kept.sum(), logprobs, retain_graph=True)[0]
@@ -269,21 +273,11 @@ def test_scaling_turns_no_gradient(world, mode):
         assert scaled.norm() <= g.norm()
 
 
-def test_the_bias_grows_as_the_policy_moves_away(world):
-    drift = world.table - world.old_table
-    norms = [
-        gradients(world, table=world.old_table + far * drift)[1].norm().item()
-        for far in (0.0, 1.0, 4.0)
-    ]
-    assert norms[0] == 0.0
-    assert norms[0] < norms[1] < norms[2]
-
-
+@pytest.mark.parametrize("level", core.RATIO_LEVELS)
 @pytest.mark.parametrize("garbage", [float("nan"), 1e3])
-def test_observation_tokens_are_inert_end_to_end(world, garbage):
-    clean = gradients(world)
-    advantages = world.advantages.masked_fill(~world.mask, garbage)
-    # letters of observations matter as context only; here they change nothing but their own logprob
-    poisoned = gradients(world, advantages=advantages)
+def test_observation_tokens_are_inert_from_end_to_end(world, level, garbage):
+    clean = gradients(world, level)
+    poisoned = gradients(world, level, garbage=garbage)
     for a, b in zip(clean[:2], poisoned[:2], strict=True):
         assert torch.equal(a, b)
+        assert torch.isfinite(b).all()

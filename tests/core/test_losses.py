@@ -323,7 +323,7 @@ def test_surrogate_guards():
         core.clipped_surrogate(x, x, mask, 1.0, 0.2)
     with pytest.raises(ValueError, match=r"cliprange_low must lie in \[0, 1\), got -0.1"):
         core.clipped_surrogate(x, x, mask, -0.1, 0.2)
-    with pytest.raises(ValueError, match="cliprange_high must be at least 0, got -0.2"):
+    with pytest.raises(ValueError, match=r"cliprange_high must be at least 0, got -0\.2"):
         core.clipped_surrogate(x, x, mask, 0.2, -0.2)
     with pytest.raises(ValueError, match=r"delta must exceed 1 \+ cliprange_high = 1.5, got 1.5"):
         core.clipped_surrogate(x, x, mask, 0.2, 0.5, delta=1.5)

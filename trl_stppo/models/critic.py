@@ -13,10 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CRITIC_FOLDER = "critic"
 ADAPTER_NAME = "critic"
@@ -88,7 +91,7 @@ class SharedCritic(Critic):
         ValueError: the policy's adapter is not LoRA.
     """
 
-    def __init__(self, model: nn.Module, rank: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, rank: int | None = None) -> None:
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         if ADAPTER_NAME not in model.peft_config:
@@ -185,7 +188,7 @@ class SeparateCritic(Critic):
 
     parameter_names: tuple[str, ...] = ()
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not hasattr(base, "score") or not getattr(base, "base_model_prefix", ""):
             raise ValueError(
@@ -250,7 +253,7 @@ def missing_critic(folder: Path) -> FileNotFoundError:
     )
 
 
-def critic_lora_config(model: nn.Module, rank: int | None) -> Any:
+def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
     """The policy's LoRA configuration, made safe for a second adapter on the same backbone."""
     from peft import LoraConfig
 
@@ -273,7 +276,7 @@ def critic_lora_config(model: nn.Module, rank: int | None) -> Any:
     return config
 
 
-def critic_from_policy(policy: nn.Module) -> nn.Module:
+def critic_from_policy(policy: PreTrainedModel) -> PreTrainedModel:
     """A second backbone with the policy's present weights and a fresh scalar head."""
     from transformers import AutoModelForSequenceClassification
 
@@ -288,7 +291,7 @@ def critic_from_policy(policy: nn.Module) -> nn.Module:
     return model
 
 
-def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> nn.Module:
+def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
     """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
     from transformers import AutoModelForSequenceClassification
 

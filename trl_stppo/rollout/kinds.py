@@ -41,8 +41,13 @@ def split_environments(
     if environment_factory is None:
         return None, None
     named = isinstance(environment_factory, dict)
-    factories = environment_factory if named else {None: environment_factory}
-    kinds, reusing = {}, {}
+    factories: Factories
+    if isinstance(environment_factory, dict):
+        factories = dict(environment_factory)
+    else:
+        factories = {None: environment_factory}
+    kinds: dict[str | None, bool] = {}
+    reusing: Factories = {}
     for name, factory in factories.items():
         instance = factory()
         if not callable(getattr(instance, "reset", None)):
@@ -61,7 +66,9 @@ def split_environments(
         )
     if next(iter(kinds.values())):
         return reusing, None
-    return None, reusing if named else reusing[None]
+    if named:
+        return None, {str(name): factory for name, factory in reusing.items()}
+    return None, reusing[None]
 
 
 def _returning_first(instance: Any, factory: Factory) -> Factory:

@@ -348,7 +348,7 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
     return critic
 
 
-def _separate(model: nn.Module, trainer: PPOTrainer) -> SeparateCritic:
+def _separate(model: Any, trainer: PPOTrainer) -> SeparateCritic:
     args = trainer.args
     if args.disable_dropout:
         disable_dropout_in_model(model)

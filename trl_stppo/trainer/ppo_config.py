@@ -93,6 +93,16 @@ class PPOConfig(GRPOConfig):
 
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
 
+    # Inherited; named so that the type checker knows what the aliases resolve into.
+    gradient_accumulation_steps: int = field(
+        default=1,
+        metadata={"help": "Micro-batches per optimizer step; per rollout with num_mini_batches."},
+    )
+    steps_per_generation: int | None = field(
+        default=None, metadata={"help": "Micro-batches per rollout batch."}
+    )
+    max_steps: int = field(default=-1, metadata={"help": "Optimizer steps; -1 for whole epochs."})
+
     # Defaults of the parents that are changed.
     num_generations: int | None = field(default=1, metadata={"help": "Episodes per prompt."})
     num_iterations: int = field(default=4, metadata={"help": "Epochs over each rollout batch."})
@@ -242,6 +252,7 @@ class PPOConfig(GRPOConfig):
     def _resolve_schedule(self, parts: int | None) -> None:
         """Check that mini-batches fill a rollout, and turn total_episodes into max_steps."""
         steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
+        assert steps is not None  # GRPOConfig has filled it in
         if steps % accumulation != 0:
             raise ValueError(
                 f"`steps_per_generation={steps}` must be a multiple of "

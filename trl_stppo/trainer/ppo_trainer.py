@@ -159,6 +159,7 @@ class PPOTrainer(ActorCriticRollout):
             self._buffered_inputs = reshuffle(self._buffered_inputs)
         inputs = super()._prepare_inputs(generation_batch)
         if self._step % self.args.gradient_accumulation_steps == 0:
+            assert self._buffered_inputs is not None
             first = self._step % steps
             window = self._buffered_inputs[first : first + self.args.gradient_accumulation_steps]
             self._mini_batch = self._totals(window)

@@ -34,6 +34,7 @@ class ActorCriticRollout(GRPOTrainer):
     critic: Critic
     _rollout_plan: build.RolloutPlan
     _repeated_reward: int | None
+    _buffered_inputs: list[Batch] | None
 
     def _init_rollout_state(self) -> None:
         self._record = RolloutRecord()
@@ -67,12 +68,14 @@ class ActorCriticRollout(GRPOTrainer):
 
     def _run_text_environments(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The rollout_func that plays text environments."""
+        assert self._rollout_plan.text is not None
         return self._rollout_plan.text.run(
             self._rows, prompts, build.renderer(self), self._generate_turn, self._record
         )
 
     def _run_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The user's rollout_func, with its turn record taken out and checked."""
+        assert self._rollout_plan.user_func is not None
         return read_rollout(self._rollout_plan.user_func(prompts, trainer), self._record)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -51,7 +51,7 @@ class STPPOConfig(PPOConfig):
     variant: str | None = field(
         default="st-ppo", metadata={"help": f"One of {', '.join(VARIANTS)}."}
     )
-    importance_sampling_level: str | None = field(  # type: ignore[assignment]
+    importance_sampling_level: str | None = field(
         default=None, metadata={"help": "'token', 'turn' or 'sequence'; set by variant."}
     )
     clip_bias_normalization: str | None = field(

@@ -1,0 +1,39 @@
+# Everything runs in a virtual environment of its own; the first target that needs it makes it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
+DEMO_FLAGS ?=
+
+.PHONY: install demo test test-slow lint format check clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install
+	$(OFFLINE) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)
+
+test: install
+	$(OFFLINE) $(BIN)/python -m pytest
+
+test-slow: install
+	$(OFFLINE) $(BIN)/python -m pytest -m slow
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint test
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info runs

@@ -1,0 +1,102 @@
+"""What a person sees of a run: live lines, the table before and after, the curves."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from trl_stppo.statistics import wilson_interval
+
+SUCCESS = "episode/success_rate"
+# Panels of the figure: title, axis label, metric, whether the axis starts at zero.
+PANELS = (
+    ("success of rollouts", "share of episodes", SUCCESS),
+    ("clip fraction", "share of tokens", "policy/clip_fraction"),
+    ("KL to the sampling policy", "nats per token", "policy/approx_kl"),
+    ("clipping bias ‖C‖", "L2 norm", "clip_bias/norm"),
+)
+
+
+class ProgressLines(TrainerCallback):
+    """One line per rollout: success, clipping, KL, ‖C‖, speed, time left."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._console = Console(highlight=False)
+        self._started = time.monotonic()
+        self._metrics: dict[str, float] = {}
+        for callback in list(trainer.callback_handler.callbacks):
+            if isinstance(callback, ProgressCallback | PrinterCallback):
+                trainer.remove_callback(callback)
+        trainer.add_callback(self)
+
+    def start(self, before: dict[str, float]) -> None:
+        """Print the heading, and where the agent stands."""
+        if f"eval_{SUCCESS}" in before:
+            self._console.print(f"held-out success before training: {before[f'eval_{SUCCESS}']:.3f}")
+        self._console.print("  step        success   clip      KL     ‖C‖  scale   tok/s   left")
+        self._started = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Print when a new rollout has been trained on."""
+        if not state.is_world_process_zero or not logs or "policy/clip_fraction" not in logs:
+            return
+        self._metrics |= {k: v for k, v in logs.items() if v is not None}
+        spent = time.monotonic() - self._started
+        left = spent / max(1, state.global_step) * (state.max_steps - state.global_step)
+        get = lambda name: self._metrics.get(name, float("nan"))  # noqa: E731
+        self._console.print(
+            f"{state.global_step:5d}/{state.max_steps:<5d}  {get(SUCCESS):7.3f}"
+            f"  {get('policy/clip_fraction'):5.3f}  {get('policy/approx_kl'):6.4f}"
+            f"  {get('clip_bias/norm'):6.3f}  {get('clip_bias/scale'):5.2f}"
+            f"  {get('perf/update_tokens_per_second'):6.0f}  {left:4.0f}s"
+        )
+
+
+def comparison_table(before: dict[str, float], after: dict[str, float], episodes: int) -> None:
+    """Held-out success before and after, with 95 % intervals."""
+    table = Table(title=f"Held-out questions, {episodes} episodes, sampled as in training")
+    for column in ("", "success", "95 % interval", "turns", "valid actions"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, metrics in (("before", before), ("after", after)):
+        rate = metrics[f"eval_{SUCCESS}"]
+        low, high = wilson_interval(round(rate * episodes), episodes)
+        table.add_row(
+            name,
+            f"{rate:.3f}",
+            f"{low:.3f} - {high:.3f}",
+            f"{metrics['eval_turns/mean']:.2f}",
+            f"{metrics.get('eval_turns/valid_action_rate', float('nan')):.3f}",
+        )
+    Console().print(table)
+
+
+def plot_curves(log_history: list[dict[str, Any]], path: Path, title: str | None) -> Path:
+    """Learning curve, clip fraction, KL and ‖C‖ over optimizer steps, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
+    for axis, (name, label, metric) in zip(axes.flat, PANELS, strict=True):
+        points = [(e["step"], e[metric]) for e in log_history if e.get(metric) is not None]
+        if points:
+            axis.plot(*zip(*points, strict=True), linewidth=1.2)
+        else:
+            axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
+        axis.set_title(name, fontsize=10)
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    for axis in axes[1]:
+        axis.set_xlabel("optimizer step")
+    figure.suptitle(title or "")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

@@ -43,7 +43,7 @@ def split_environments(
     named = isinstance(environment_factory, dict)
     factories: Factories
     if isinstance(environment_factory, dict):
-        factories = dict(environment_factory)
+        factories = {name: make for name, make in environment_factory.items()}
     else:
         factories = {None: environment_factory}
     kinds: dict[str | None, bool] = {}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
-from trl.data_utils import is_conversational
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import (
@@ -37,8 +36,8 @@ __all__ = [
     "disable_dropout_in_model",
     "disable_gradient_checkpointing",
     "get_config_model_id",
-    "is_conversational",
     "new_token_limit",
+    "prepare_reference",
     "reference_needed",
     "reshuffle",
 ]
@@ -56,7 +55,6 @@ OVERRIDDEN = {
     "create_optimizer": "wrapped",
     "_save": "wrapped",
     "_load_from_checkpoint": "wrapped",
-    "log": "wrapped",
 }
 
 BORROWED_ATTRIBUTES = (

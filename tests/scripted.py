@@ -1,0 +1,205 @@
+"""Trainers that are fed scripted episodes, so that two of them see exactly the same rollouts.
+
+A row's prompt is its number; everything about its episode follows from that number. With `stale`
+the sampler is made to differ from the policy by a fixed noise, so that tokens are clipped at the very
+first optimizer step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from datasets import Dataset
+from fakes import char_tokenizer, tiny_policy, tiny_value_model
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from trl_stppo import STPPOConfig, STPPOTrainer
+
+EPISODES = 8
+DEFAULTS = {
+    "variant": "s-ppo",
+    "per_device_train_batch_size": EPISODES,
+    "gradient_accumulation_steps": 1,
+    "num_mini_batches": 1,
+    "num_ppo_epochs": 1,
+    "max_steps": 1,
+    "optim": "sgd",
+    "learning_rate": 0.1,
+    "critic_learning_rate": 0.05,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "max_completion_length": 32,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "shuffle_dataset": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+def numbered_rows(count: int = EPISODES) -> Dataset:
+    """Rows whose prompts are "0", "1", ..."""
+    return Dataset.from_dict({"prompt": [str(i) for i in range(count)]})
+
+
+def play_script(prompts: list[str], trainer: Any = None) -> dict[str, Any]:
+    """A rollout_func: two or three turns of uneven lengths, a reward for each, all from the number."""
+    output: dict[str, Any] = {
+        key: [] for key in ("prompt_ids", "completion_ids", "turn_spans", "turn_rewards")
+    }
+    for prompt in prompts:
+        number = int(prompt)
+        draw = torch.Generator().manual_seed(1000 + number)
+        lengths = torch.randint(1, 5, (2 + number % 2,), generator=draw).tolist()
+        spans, end = [], 0
+        for turn, length in enumerate(lengths):
+            start = end + (2 if turn else 0)  # two tokens of observation between the turns
+            end = start + length
+            spans.append((start, end))
+        ids = torch.randint(3, 90, (3 + number % 3 + end,), generator=draw).tolist()
+        output["prompt_ids"].append(ids[: len(ids) - end])
+        output["completion_ids"].append(ids[len(ids) - end :])
+        output["turn_spans"].append(spans)
+        output["turn_rewards"].append(torch.randn(len(spans), generator=draw).tolist())
+    return {**output, "logprobs": None}
+
+
+class Float64Trainer(STPPOTrainer):
+    """STPPOTrainer whose logprobs keep float64; TRL's fused head rounds them to float32."""
+
+    def _get_per_token_logps_and_entropies(
+        self, model: nn.Module, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        return (*plain_logprobs(model, ids, mask, length, self.temperature), None)
+
+
+def plain_logprobs(
+    model: nn.Module, ids: Tensor, mask: Tensor, length: int, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy at each of the last `length` tokens, [B, T] each."""
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1]
+    logprobs = (logits / temperature).log_softmax(-1)
+    chosen = logprobs.gather(-1, ids[:, -length:].unsqueeze(-1)).squeeze(-1)
+    return chosen, -(logprobs.exp() * logprobs).sum(-1)
+
+
+def stale(trainer: STPPOTrainer, size: float = 0.6) -> None:
+    """Pretend that another policy sampled: shift the old logprobs by a noise fixed per row."""
+    original = trainer._generate_and_score_completions
+
+    def generate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = original(rows)
+        old = batch["old_per_token_logps"]
+        for i, row in enumerate(rows):
+            draw = torch.Generator().manual_seed(int(row["prompt"]))
+            noise = torch.randn(32, generator=draw, dtype=torch.float64)
+            old[i] += size * noise[: old.size(1)].to(old.dtype)
+        return batch
+
+    trainer._generate_and_score_completions = generate
+
+
+class Recorder(TrainerCallback):
+    """Keeps, for every optimizer step, the policy's gradient as the optimizer gets it, and weights.
+
+    Attributes:
+        before: weights of policy and critic when the training starts, by name.
+        grads: per step, the policy's gradients by name, after scaling and clipping.
+        after: per step, weights of policy and critic after the step, by name.
+        batches: per step, the mini-batch as one dict of tensors.
+    """
+
+    def __init__(self) -> None:
+        self.trainer: STPPOTrainer | None = None
+        self.before: dict[str, Tensor] = {}
+        self.grads: list[dict[str, Tensor]] = []
+        self.after: list[dict[str, Tensor]] = []
+        self.batches: list[dict[str, Tensor]] = []
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.before = weights(self.trainer)
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        named = policy_parameters(self.trainer).items()
+        self.grads.append({n: p.grad.clone() for n, p in named if p.grad is not None})
+        parts = self.trainer._buffered_inputs
+        tensors = [k for k, v in parts[0].items() if isinstance(v, Tensor) and v.ndim > 0]
+        self.batches.append({key: torch.cat([part[key] for part in parts]) for key in tensors})
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.after.append(weights(self.trainer))
+
+    def moved(self, part: str, step: int = 0) -> dict[str, Tensor]:
+        """New minus old weights of "policy" or "critic" at one step."""
+        old = self.after[step - 1] if step else self.before
+        new = self.after[step]
+        return {n: new[n] - old[n] for n in new if n.startswith(part + "/")}
+
+
+def policy_parameters(trainer: STPPOTrainer) -> dict[str, nn.Parameter]:
+    """The policy's trainable parameters."""
+    critic = {id(p) for p in trainer.critic.parameters()}
+    named = trainer.model.named_parameters()
+    return {n: p for n, p in named if p.requires_grad and id(p) not in critic}
+
+
+def weights(trainer: STPPOTrainer) -> dict[str, Tensor]:
+    """Copies of everything that is trained, as "policy/..." and "critic/..."."""
+    policy = {f"policy/{n}": p for n, p in policy_parameters(trainer).items()}
+    critic = {f"critic/{i}": p for i, p in enumerate(trainer.critic.parameters())}
+    return {name: p.detach().clone() for name, p in {**policy, **critic}.items()}
+
+
+def scripted_trainer(
+    folder: Any,
+    *,
+    trainer_class: type[STPPOTrainer] = Float64Trainer,
+    dtype: torch.dtype = torch.float64,
+    staleness: float = 0.6,
+    rows: int = EPISODES,
+    **options: Any,
+) -> tuple[STPPOTrainer, Recorder]:
+    """A trainer of tiny models on scripted episodes, and the recorder of its steps.
+
+    Args:
+        folder: output directory.
+        trainer_class: `STPPOTrainer` itself for what needs TRL's fused head.
+        dtype: of the models.
+        staleness: see `stale`; 0 for rollouts that are on-policy.
+        rows: rows of the dataset.
+        options: settings that differ from DEFAULTS, and arguments of the trainer's constructor.
+    """
+    tokenizer = char_tokenizer()
+    known = ("model", "value_model", "peft_config", "optimizers", "ref_model", "callbacks")
+    arguments = {key: options.pop(key) for key in known if key in options}
+    if "model" not in arguments:
+        arguments["model"] = tiny_policy(tokenizer, dtype=dtype)
+    if "value_model" not in arguments and "peft_config" not in arguments:
+        arguments["value_model"] = tiny_value_model(tokenizer, dtype=dtype)
+    recorder = Recorder()
+    trainer = trainer_class(
+        args=STPPOConfig(output_dir=str(folder), **{**DEFAULTS, **options}),
+        train_dataset=numbered_rows(rows),
+        processing_class=tokenizer,
+        rollout_func=play_script,
+        **{**arguments, "callbacks": [recorder, *arguments.get("callbacks", [])]},
+    )
+    recorder.trainer = trainer
+    if staleness:
+        stale(trainer, staleness)
+    return trainer, recorder
+
+
+def logged(trainer: STPPOTrainer, name: str) -> list[float]:
+    """A metric at every optimizer step."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def norm(tensors: Any) -> float:
+    """L2 norm of several tensors together."""
+    values = tensors.values() if isinstance(tensors, dict) else tensors
+    return torch.cat([t.flatten().double() for t in values]).norm().item()

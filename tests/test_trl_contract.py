@@ -1,0 +1,226 @@
+"""What we rely on of TRL's and transformers' private side has not moved under us.
+
+When a test here fails after an upgrade: read the upstream diff of what it names, adapt our side, then
+refresh `fixtures/trl_contract.json` with `python tests/test_trl_contract.py --record`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import json
+import sys
+import textwrap
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+import trl
+from trl import GRPOTrainer
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":  # pytest sets the path itself
+    sys.path.insert(0, str(ROOT))
+
+from trl_stppo.trainer import _trl
+from trl_stppo.trainer.stppo_trainer import STPPOTrainer
+
+FIXTURE = Path(__file__).parent / "fixtures" / "trl_contract.json"
+SOURCES = sorted((ROOT / "trl_stppo" / "trainer").glob("*.py"))
+TODO = (
+    "Read the upstream diff, adapt trl_stppo/trainer, then run "
+    "`python tests/test_trl_contract.py --record`."
+)
+
+
+# ------------------------------------------------------------------ what there is
+
+
+def upstream(name: str) -> Any:
+    """The plain function behind an upstream method."""
+    return inspect.unwrap(getattr(GRPOTrainer, name))
+
+
+def package(name: str) -> str:
+    return upstream(name).__module__.split(".")[0]
+
+
+def body_hash(name: str) -> str:
+    """Of the syntax tree without docstrings; the same under every Python version."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(upstream(name))))
+    return hashlib.sha256(repr(canonical(tree)).encode()).hexdigest()
+
+
+def canonical(node: Any) -> Any:
+    if isinstance(node, list):
+        return [canonical(item) for item in node if not is_docstring(item)]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = [(key, canonical(value)) for key, value in ast.iter_fields(node)]
+    # Python 3.12 and 3.13 added fields that are empty in older code.
+    return type(node).__name__, [(k, v) for k, v in fields if v not in (None, [])]
+
+
+def is_docstring(node: Any) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def signature(function: Any) -> str:
+    """Parameters and defaults; annotations may change freely."""
+    parameters = inspect.signature(function).parameters.values()
+    return ", ".join(str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters)
+
+
+def our_methods() -> set[str]:
+    """Methods of our trainer classes that GRPOTrainer has too."""
+    ours = STPPOTrainer.__mro__[: STPPOTrainer.__mro__.index(GRPOTrainer)]
+    names = {n for cls in ours for n, v in vars(cls).items() if inspect.isroutine(v)}
+    return {name for name in names if hasattr(GRPOTrainer, name)}
+
+
+def attributes_used() -> set[str]:
+    """Every `self.x` and `trainer.x` in our trainer modules."""
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                found |= {node.attr} if node.value.id in ("self", "trainer") else set()
+    return found
+
+
+def called_methods() -> list[str]:
+    """Upstream's methods that we call without overriding them."""
+    used = {n for n in attributes_used() if inspect.isroutine(getattr(GRPOTrainer, n, None))}
+    from_trl = {n for n in used - our_methods() if package(n) == "trl"}
+    return sorted(from_trl)
+
+
+def imported_helpers() -> dict[str, Any]:
+    """Everything `_trl.py` imports from TRL's modules (the public classes apart)."""
+    tree = ast.parse(Path(_trl.__file__).read_text())
+    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("trl.")]
+    return {a.name: getattr(importlib.import_module(n.module), a.name) for n in imports for a in n.names}
+
+
+@cache
+def written_by_upstream() -> set[str]:
+    """Every `self.x = ...` in GRPOTrainer and its bases."""
+    found = set()
+    for cls in GRPOTrainer.__mro__[:-1]:
+        if not cls.__module__.startswith(("trl", "transformers")):
+            continue
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                if node.value.id == "self" and isinstance(node.ctx, ast.Store):
+                    found.add(node.attr)
+    return found
+
+
+def snapshot() -> dict[str, Any]:
+    names = sorted(_trl.OVERRIDDEN)
+    return {
+        "bodies": {
+            module.__name__: {
+                module.__version__: {n: body_hash(n) for n in names if package(n) == module.__name__}
+            }
+            for module in (trl, transformers)
+        },
+        "signatures": {
+            **{n: signature(upstream(n)) for n in [*names, *called_methods()]},
+            **{n: signature(f) for n, f in imported_helpers().items()},
+        },
+    }
+
+
+# ------------------------------------------------------------------------- tests
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    return json.loads(FIXTURE.read_text())
+
+
+def test_overridden_lists_exactly_the_upstream_methods_that_we_define():
+    assert our_methods() == set(_trl.OVERRIDDEN)
+
+
+@pytest.mark.parametrize("name", [n for n, how in _trl.OVERRIDDEN.items() if how == "wrapped"])
+def test_wrapped_methods_call_super(name):
+    ours = STPPOTrainer.__mro__[: STPPOTrainer.__mro__.index(GRPOTrainer)]
+    bodies = [inspect.getsource(vars(cls)[name]) for cls in ours if name in vars(cls)]
+    assert any("super()." in body for body in bodies)
+
+
+@pytest.mark.parametrize("name", sorted(_trl.OVERRIDDEN))
+def test_bodies_of_overridden_methods_are_those_we_read(name, recorded):
+    module = sys.modules[package(name)]
+    versions = recorded["bodies"][module.__name__]
+    if module.__version__ not in versions and module is transformers:
+        pytest.skip(f"transformers {module.__version__} not recorded; its signature is checked")
+    # An unknown TRL is compared with the newest one known.
+    known = versions.get(module.__version__, list(versions.values())[-1])
+    assert body_hash(name) == known.get(name), (
+        f"{module.__name__} {module.__version__} changed the body of "
+        f"{upstream(name).__qualname__}, which we have {_trl.OVERRIDDEN[name]}. {TODO}"
+    )
+
+
+@pytest.mark.parametrize("name", sorted({*_trl.OVERRIDDEN, *called_methods()}))
+def test_signatures_of_methods_that_we_wrap_or_call(name, recorded):
+    assert signature(upstream(name)) == recorded["signatures"].get(name), (
+        f"The signature of {upstream(name).__qualname__} has changed. {TODO}"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(imported_helpers()))
+def test_signatures_of_imported_helpers(name, recorded):
+    assert signature(imported_helpers()[name]) == recorded["signatures"].get(name), (
+        f"The signature of TRL's {name} has changed. {TODO}"
+    )
+
+
+@pytest.mark.parametrize("name", _trl.BORROWED_ATTRIBUTES)
+def test_borrowed_attributes_are_still_set_upstream(name):
+    assert name in written_by_upstream(), (
+        f"GRPOTrainer sets no `self.{name}` any more, which our trainers read. {TODO}"
+    )
+
+
+def test_every_private_attribute_we_read_is_listed_as_borrowed():
+    private = {n for n in attributes_used() & written_by_upstream() if n.startswith("_")}
+    assert private <= set(_trl.BORROWED_ATTRIBUTES)
+
+
+def test_a_changed_body_is_noticed_and_a_changed_docstring_is_not():
+    def canonical_source(text: str) -> str:
+        return repr(canonical(ast.parse(text)))
+
+    plain = canonical_source("def f(x):\n    'One.'\n    return x")
+    assert plain == canonical_source("def f(x):\n    'Two.'\n    return x  # why")
+    assert plain != canonical_source("def f(x):\n    return -x")
+
+
+def record() -> None:
+    """Write the fixture, keeping what was recorded for other versions."""
+    new = snapshot()
+    if FIXTURE.exists():
+        old = json.loads(FIXTURE.read_text())["bodies"]
+        for module, versions in new["bodies"].items():
+            kept = {v: h for v, h in old.get(module, {}).items() if v not in versions}
+            new["bodies"][module] = {**kept, **versions}
+    FIXTURE.write_text(json.dumps(new, indent=1) + "\n")
+    print(f"recorded trl {trl.__version__}, transformers {transformers.__version__}: {FIXTURE.name}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--record"]:
+        sys.exit("usage: python tests/test_trl_contract.py --record")
+    record()

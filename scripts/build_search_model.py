@@ -9,6 +9,7 @@ import argparse
 import os
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import torch
 from datasets import Dataset
-from search_demonstrations import EXPERT, Mixture, conversations
+from search_demonstrations import EXPERT, Mixture, conversations, drills
 from search_evaluation import evaluate
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
@@ -38,14 +39,9 @@ def main() -> None:
     tokenizer = tiny_tokenizer(tokenizer_texts(), vocab_size=1024, markers=MARKERS)
     model = Qwen2ForCausalLM(tiny_config(tokenizer))
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    copying_steps = round(args.steps * args.copying_share)
-    rows = [
-        *lesson(conversations(copying_steps * BATCH_SIZE, EXPERT, seed=args.seed)),
-        *lesson(
-            conversations((args.steps - copying_steps) * BATCH_SIZE, Mixture(), seed=args.seed + 1)
-        ),
-    ]
-    warm_start(model, tokenizer, rows, args)
+    for stage in stages(args):
+        print(f"{stage.name}: {len(stage.rows) // BATCH_SIZE} steps")
+        warm_start(model, tokenizer, stage, args)
     model.eval()
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
@@ -59,9 +55,7 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output_dir", type=Path, default=DEFAULT_OUTPUT)
-    parser.add_argument("--steps", type=int, default=4000, help=f"batches of {BATCH_SIZE}")
-    parser.add_argument("--copying_share", type=float, default=0.7, help="steps before the mixture")
-    parser.add_argument("--learning_rate", type=float, default=3e-3)
+    parser.add_argument("--steps", type=int, default=3300, help=f"batches of {BATCH_SIZE}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 steps, to see that it runs")
     args = parser.parse_args()
@@ -69,6 +63,29 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"--steps is {args.steps}; allowed are 1 and more")
     args.steps = 20 if args.quick else args.steps
     return args
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One course of supervised learning, with its own learning-rate schedule."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    learning_rate: float
+
+
+def stages(args: argparse.Namespace) -> list[Stage]:
+    """Copying first (drills, then right behaviour), the mixture of behaviours second."""
+
+    def rows_of(share: float) -> int:
+        return max(1, round(args.steps * share)) * BATCH_SIZE
+
+    copying = [
+        *lesson(drills(rows_of(0.3), seed=args.seed)),
+        *lesson(conversations(rows_of(0.4), EXPERT, seed=args.seed + 1)),
+    ]
+    mixture = lesson(conversations(rows_of(0.3), Mixture(), seed=args.seed + 2))
+    return [Stage("copying", copying, 3e-3), Stage("mixture", mixture, 1e-3)]
 
 
 def tokenizer_texts() -> list[str]:
@@ -97,7 +114,7 @@ def lesson(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def warm_start(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
-    rows: list[dict[str, Any]],
+    stage: Stage,
     args: argparse.Namespace,
 ) -> None:
     """Supervised learning on the assistant's tokens, one pass in the given order."""
@@ -105,9 +122,9 @@ def warm_start(
         output_dir=str(args.output_dir),
         per_device_train_batch_size=BATCH_SIZE,
         num_train_epochs=1,
-        learning_rate=args.learning_rate,
+        learning_rate=stage.learning_rate,
         lr_scheduler_type="cosine",
-        warmup_steps=min(100, args.steps // 10),
+        warmup_steps=min(50, args.steps // 10),
         weight_decay=0.01,
         assistant_only_loss=True,
         train_sampling_strategy="sequential",
@@ -121,7 +138,10 @@ def warm_start(
         seed=args.seed,
     )
     SFTTrainer(
-        model=model, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(stage.rows),
+        processing_class=tokenizer,
     ).train()
 
 

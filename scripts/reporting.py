@@ -37,7 +37,9 @@ class ProgressLines(TrainerCallback):
     def start(self, before: dict[str, float]) -> None:
         """Print the heading, and where the agent stands."""
         if f"eval_{SUCCESS}" in before:
-            self._console.print(f"held-out success before training: {before[f'eval_{SUCCESS}']:.3f}")
+            self._console.print(
+                f"held-out success before training: {before[f'eval_{SUCCESS}']:.3f}"
+            )
         self._console.print("  step        success   clip      KL     ‖C‖  scale   tok/s   left")
         self._started = time.monotonic()
 

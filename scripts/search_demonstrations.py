@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_stppo.envs.retrieval import Passage, Retriever, words
+from trl_stppo.envs.retrieval import Passage, Retriever
 from trl_stppo.envs.search import SearchEnv
 from trl_stppo.envs.stdlib_docs import QUESTIONS, TWO_HOP_KINDS, Entry, entries, is_held_out
 
@@ -253,3 +253,30 @@ def conversations(
     rng = random.Random(seed)
     source = TaskSource(rng, real_share)
     return [{"messages": demonstrate(source.draw(), mixture, source, rng)} for _ in range(count)]
+
+
+def drills(count: int, *, seed: int) -> list[dict[str, Any]]:
+    """Rows in which the assistant repeats four made-up names: copying and nothing else.
+
+    Nearly every token is a lesson here, so the skill appears in a third of the steps that
+    whole episodes need for it.
+
+    Args:
+        count: number of rows.
+        seed: the same seed gives the same rows.
+    """
+    rng = random.Random(seed)
+    source = TaskSource(rng, 0.0)
+    rows = []
+    for _ in range(count):
+        styles = rng.choices(("snake", "camel", "dotted"), k=4)
+        text = "".join(f" {source.name(style)}" for style in styles)
+        rows.append(
+            {
+                "messages": [
+                    {"role": "user", "content": text},
+                    {"role": "assistant", "content": text},
+                ]
+            }
+        )
+    return rows

@@ -38,7 +38,9 @@ class AgentArguments(ScriptArguments):
         live_lines (`bool`): one short line per logging step instead of TRL's dictionaries.
     """
 
-    dataset_name: str | None = field(default=STDLIB_SEARCH, metadata={"help": "Or a Hub id, or a path."})
+    dataset_name: str | None = field(
+        default=STDLIB_SEARCH, metadata={"help": "Or a Hub id, or a path."}
+    )
     environment: str | None = field(
         default="trl_stppo.envs:SearchEnv", metadata={"help": "module:factory; 'none' for none."}
     )
@@ -106,7 +108,9 @@ def main(args: AgentArguments, training_args: STPPOConfig, model_args: ModelConf
     if trainer.accelerator.is_main_process:
         if args.eval_episodes:
             comparison_table(before, after, args.eval_episodes)
-        figure = plot_curves(trainer.state.log_history, output_dir / "curves.png", training_args.variant)
+        figure = plot_curves(
+            trainer.state.log_history, output_dir / "curves.png", training_args.variant
+        )
         trainer.state.save_to_json(str(output_dir / "trainer_state.json"))
         (output_dir / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
         print(f"model: {output_dir}\ncurves: {figure}")

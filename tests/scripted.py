@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from trl_stppo import STPPOConfig, STPPOTrainer
@@ -29,7 +29,6 @@ DEFAULTS = {
     "critic_learning_rate": 0.05,
     "lr_scheduler_type": "constant",
     "max_grad_norm": 0.0,
-    "max_completion_length": 32,
     "bf16": False,
     "gradient_checkpointing": False,
     "shuffle_dataset": False,

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # pytest sets the path itself
     sys.path.insert(0, str(ROOT))
 
-from trl_stppo.trainer import _trl
-from trl_stppo.trainer.stppo_trainer import STPPOTrainer
+from trl_stppo.trainer import _trl  # noqa: E402
+from trl_stppo.trainer.stppo_trainer import STPPOTrainer  # noqa: E402
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trl_contract.json"
 SOURCES = sorted((ROOT / "trl_stppo" / "trainer").glob("*.py"))
@@ -106,8 +106,12 @@ def called_methods() -> list[str]:
 def imported_helpers() -> dict[str, Any]:
     """Everything `_trl.py` imports from TRL's modules (the public classes apart)."""
     tree = ast.parse(Path(_trl.__file__).read_text())
-    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("trl.")]
-    return {a.name: getattr(importlib.import_module(n.module), a.name) for n in imports for a in n.names}
+    imports = [
+        n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("trl.")
+    ]
+    return {
+        a.name: getattr(importlib.import_module(n.module), a.name) for n in imports for a in n.names
+    }
 
 
 @cache
@@ -118,9 +122,9 @@ def written_by_upstream() -> set[str]:
         if not cls.__module__.startswith(("trl", "transformers")):
             continue
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id == "self" and isinstance(node.ctx, ast.Store):
-                    found.add(node.attr)
+            is_store = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if is_store and ast.unparse(node.value) == "self":
+                found.add(node.attr)
     return found
 
 
@@ -129,7 +133,9 @@ def snapshot() -> dict[str, Any]:
     return {
         "bodies": {
             module.__name__: {
-                module.__version__: {n: body_hash(n) for n in names if package(n) == module.__name__}
+                module.__version__: {
+                    n: body_hash(n) for n in names if package(n) == module.__name__
+                }
             }
             for module in (trl, transformers)
         },
@@ -217,7 +223,9 @@ def record() -> None:
             kept = {v: h for v, h in old.get(module, {}).items() if v not in versions}
             new["bodies"][module] = {**kept, **versions}
     FIXTURE.write_text(json.dumps(new, indent=1) + "\n")
-    print(f"recorded trl {trl.__version__}, transformers {transformers.__version__}: {FIXTURE.name}")
+    print(
+        f"recorded trl {trl.__version__}, transformers {transformers.__version__}: {FIXTURE.name}"
+    )
 
 
 if __name__ == "__main__":

@@ -76,24 +76,6 @@ def test_turn_gae_by_hand(close):
     close(advantages, [[4.5, 4.5, 0.0, 2.0, 2.0]])
 
 
-def test_token_rewards_by_hand(close):
-    index = torch.tensor([[0, 0, -1, 1, 2], [-1, 0, 0, -1, -1], [-1] * 5])
-    out = core.token_rewards(
-        index,
-        scores=torch.tensor([10.0, 20.0, NAN]).double(),
-        turn_rewards=tensor([1.0, 2.0, 3.0], [4.0, NAN, NAN], [NAN, NAN, NAN]),
-        kl=tensor([0.1, 0.2, NAN, 0.3, 0.4], [NAN, 0.5, 0.6, NAN, NAN], [NAN] * 5),
-        kl_coef=0.5,
-    )
-    # turn rewards on tokens 1, 3, 4 (3 and 4 are adjacent turns), the score on the last of them
-    expected = [
-        [-0.05, 1.0 - 0.1, 0.0, 2.0 - 0.15, 3.0 + 10.0 - 0.2],
-        [0.0, -0.25, 4.0 + 20.0 - 0.3, 0.0, 0.0],
-        [0.0] * 5,
-    ]
-    close(out, expected)
-
-
 def test_whiten_by_hand(close):
     # counted: 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4) / 2 = 4
     x = tensor([1.0, NAN, 3.0], [5.0, 1e3, NAN])
@@ -128,19 +110,6 @@ def test_doubling_covers_every_length(close, length):
     rewards[0, -1] = 1.0
     advantages, _ = core.token_gae(rewards, values, values == 0, 0.99, 0.9)
     close(advantages, [[(0.99 * 0.9) ** (length - 1 - t) for t in range(length)]])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("with_turn_rewards", [False, True])
-@pytest.mark.parametrize("with_kl", [False, True])
-def test_token_rewards_against_reference(make_batch, close, with_turn_rewards, with_kl, dtype):
-    batch = make_batch(11, dtype=dtype)
-    kwargs = {"turn_rewards": batch.turn_rewards} if with_turn_rewards else {}
-    kwargs |= {"kl": batch.logprobs, "kl_coef": 0.3} if with_kl else {}
-    actual = core.token_rewards(batch.turn_index, scores=batch.scores, **kwargs)
-    kwargs = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
-    index, scores = batch.turn_index.tolist(), batch.scores.tolist()
-    close(actual, references.token_rewards(index, scores, **kwargs))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -388,22 +357,6 @@ def test_gae_guards(level):
         function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(3))
     with pytest.raises(ValueError, match="bootstrap_values must be floating point"):
         function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(2).long())
-
-
-def test_token_rewards_guards():
-    index, scores = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2)
-    with pytest.raises(ValueError, match="turn_index must be int64"):
-        core.token_rewards(index.int(), scores=scores)
-    with pytest.raises(ValueError, match=r"scores has shape \[3\], but \[2\]"):
-        core.token_rewards(index, scores=torch.zeros(3))
-    with pytest.raises(ValueError, match="scores must be floating point"):
-        core.token_rewards(index, scores=scores.long())
-    with pytest.raises(ValueError, match=r"kl has shape \[2, 1\], but \[2, 3\]"):
-        core.token_rewards(index, scores=scores, kl=torch.zeros(2, 1), kl_coef=0.1)
-    with pytest.raises(ValueError, match="kl must be floating point"):
-        core.token_rewards(index, scores=scores, kl=index, kl_coef=0.1)
-    with pytest.raises(ValueError, match=r"turn_rewards must be \[B, K\]"):
-        core.token_rewards(index, scores=scores, turn_rewards=torch.zeros(3, 1))
 
 
 def test_whiten_guards():

@@ -65,8 +65,8 @@ def normalization_scale(
     Raises:
         ValueError: unknown `mode`, or `power` not positive.
 
-    Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Section 4,
-        Eqs. 7-8, as far as known), with a guard where nothing is clipped; "floor", "relative" and
+    Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Eqs. 7-8,
+        as far as known), with a guard where nothing is clipped; "floor", "relative" and
         "share" are this package's own.
     """
     check_choice("mode", mode, NORMALIZATION_MODES)

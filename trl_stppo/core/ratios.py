@@ -69,8 +69,7 @@ def log_importance_ratio(
         check_like("turn_index", turn_index, loss_mask=loss_mask)
         mask = mask & loss_mask
 
-    # Both sides are zeroed first: -inf - (-inf) under a False mask would be NaN in the gradient.
-    difference = zero_off_mask(upcast(logprobs), mask) - zero_off_mask(upcast(old_logprobs), mask)
+    difference = zero_off_mask(upcast(logprobs) - upcast(old_logprobs), mask)
     if level == "token":
         return difference
     if level == "sequence":

@@ -19,7 +19,6 @@ from trl_stppo.core.masking import (
     check_mask,
     check_turn_index,
     upcast,
-    zero_off_mask,
 )
 from trl_stppo.errors import TurnSpanError
 
@@ -183,8 +182,8 @@ def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> T
     check_like("turn_index", turn_index, x=x)
     if num_turns < 0:
         raise ValueError(f"num_turns must be at least 0, got {num_turns}")
-    x = zero_off_mask(upcast(x), turn_index >= 0)
-    # Bucket 0 takes everything outside turns and is dropped, so K = 0 needs no special case.
+    x = upcast(x)
+    # Bucket 0 takes everything outside turns, NaN included, and is dropped with a zero gradient.
     buckets = x.new_zeros(x.shape[0], num_turns + 1)
     sums = buckets.scatter_add(1, turn_index + 1, x)[:, 1:]
     if op == "sum":

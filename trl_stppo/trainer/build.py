@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,13 +45,18 @@ def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOC
 
 
 def check_arguments(
-    args: PPOConfig, processing_class: Any, data_collator: Any, model: Any, ref_model: Any
+    args: PPOConfig,
+    config_class: type[PPOConfig],
+    processing_class: Any,
+    data_collator: Any,
+    model: Any,
+    ref_model: Any,
 ) -> None:
     """Refuse what cannot work before anything is loaded."""
-    if not isinstance(args, PPOConfig):
+    if not isinstance(args, config_class):
         raise TypeError(
-            f"`args` is a {type(args).__name__}; this trainer needs a PPOConfig or STPPOConfig, which "
-            f"accept every field of GRPOConfig."
+            f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}, which "
+            f"accepts every field of GRPOConfig."
         )
     if isinstance(processing_class, ProcessorMixin):
         raise ValueError(
@@ -118,6 +124,15 @@ def plan_rollout(
             user_func=rollout_func, func=trainer._run_user_rollout, tool_environments=tools
         )
     return RolloutPlan(tool_environments=tools)
+
+
+@contextmanager
+def without_own_warning(plan: RolloutPlan) -> Iterator[None]:
+    """Hide TRL's warning about `rollout_func` where it is ours, which the user cannot act on."""
+    with warnings.catch_warnings():
+        if plan.text is not None:
+            warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
+        yield
 
 
 def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
@@ -256,7 +271,12 @@ def _turn_reward_sum(trainer: PPOTrainer) -> Callable[..., list[float]]:
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float]:
         recorded = trainer._record.turn_rewards
-        return [0.0] * len(completions) if recorded is None else [sum(r) for r in recorded]
+        if recorded is None:
+            raise ValueError(
+                "`rollout_func` returned no `turn_rewards`, and there are no `reward_funcs`, so nothing "
+                "could be learned. Return turn_rewards, or pass reward_funcs."
+            )
+        return [sum(rewards) for rewards in recorded]
 
     return turn_rewards
 

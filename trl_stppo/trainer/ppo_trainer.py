@@ -104,7 +104,9 @@ class PPOTrainer(ActorCriticRollout):
         args = (
             args if args is not None else build.default_config(self.config_class, model, self._name)
         )
-        build.check_arguments(args, processing_class, data_collator, model, ref_model)
+        build.check_arguments(
+            args, self.config_class, processing_class, data_collator, model, ref_model
+        )
         rollout = build.plan_rollout(args, environment_factory, rollout_func, self)
         train_dataset = build.check_dataset(train_dataset, args, rollout)
         rewards = build.plan_rewards(
@@ -118,7 +120,11 @@ class PPOTrainer(ActorCriticRollout):
         )
         reference = build.plan_reference(args, model, ref_model, peft_config)
         self._rollout_plan = rollout
-        with reference_needed(args, reference.by_upstream), rewards.extended_weights(args):
+        with (
+            reference_needed(args, reference.by_upstream),
+            rewards.extended_weights(args),
+            build.without_own_warning(rollout),
+        ):
             super().__init__(
                 model=model,
                 reward_funcs=rewards.funcs,

@@ -114,8 +114,11 @@ class ActorCriticRollout(GRPOTrainer):
             )
         batch["values"], batch["returns"] = values, estimates.returns
         batch["advantages"], batch["value_mask"] = estimates.advantages, estimates.value_mask
-        self._rollout_seconds = time.perf_counter() - started
-        self._log_rollout(mode, batch, turns, scores, kl, estimates)
+        seconds = time.perf_counter() - started
+        if mode == "train":
+            self._rollout_seconds = seconds  # not part of the update's time
+        self.last_scores = scores.tolist()
+        self._log_rollout(mode, batch, turns, scores, kl, estimates, seconds)
         return batch
 
     def _turns(self, batch: Batch) -> TurnBatch:
@@ -142,6 +145,11 @@ class ActorCriticRollout(GRPOTrainer):
         if self._record.turn_rewards is None:
             scored = ~rewards.isnan().all(dim=1)
         scores = (rewards * weights).nansum(dim=1)
+        if not bool(torch.isfinite(scores).all()):
+            raise ValueError(
+                f"A reward of {self.reward_func_names} is infinite in episode "
+                f"{int((~torch.isfinite(scores)).nonzero()[0])} of the rollout batch; rewards must be finite."
+            )
         if self.args.missing_eos_penalty is not None:
             ended = ends_with_eos(
                 batch["completion_ids"], batch["completion_mask"], self.eos_token_ids
@@ -211,6 +219,7 @@ class ActorCriticRollout(GRPOTrainer):
         scores: Tensor,
         kl: Tensor | None,
         estimates: Estimates,
+        seconds: float,
     ) -> None:
         figures = self._rollout_metrics.collect(
             batch,
@@ -219,7 +228,7 @@ class ActorCriticRollout(GRPOTrainer):
             kl,
             estimates,
             self._record,
-            self._rollout_seconds,
+            seconds,
             self.accelerator.gather,
         )
         for name, value in figures.items():

@@ -1,0 +1,131 @@
+"""Who may import whom: nothing upward, nothing sideways, TRL through one door, light parts light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "trl_stppo"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
+RULES = {
+    "core": ({"core", "errors"}, {"torch"}, set()),
+    "envs": ({"envs", "errors"}, set(), {"bm25s", "datasets"}),
+    "rollout": ({"rollout", "core", "envs", "errors"}, {"torch"}, set()),
+    "models": (
+        {"models", "errors"},
+        {"torch", "transformers", "accelerate"},
+        {"transformers", "peft", "safetensors"},
+    ),
+    "trainer": (
+        {"trainer", "models", "rollout", "core", "errors", "version"},
+        {"torch", "transformers", "accelerate"},
+        {"datasets", "rich", "peft", "safetensors"},
+    ),
+    "__init__": ({"version", "trainer"}, set(), set()),
+}
+STDLIB_ONLY = ({"errors"}, set(), set())  # every module that is not listed
+TRL_DOOR = PACKAGE / "trainer" / "_trl.py"
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool, int]]:
+    """Absolute dotted name, whether it is lazy (in a function or for type checkers), and the line."""
+    tree = ast.parse(path.read_text())
+    inside = {
+        id(node)
+        for scope in ast.walk(tree)
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or is_type_checking(scope)
+        for node in ast.walk(scope)
+    }
+    folder = ["trl_stppo", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            base = [*folder[: len(folder) - node.level + 1], *filter(None, [node.module])]
+            names = [".".join([*base, alias.name]) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield name, id(node) in inside, node.lineno
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def violations(path: Path) -> list[str]:
+    own, eager, lazy = RULES.get(part_of(path), STDLIB_ONLY)
+    found = []
+    for name, is_lazy, line in imports(path):
+        top, *rest = name.split(".")
+        where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+        if top == "trl_stppo":
+            if not rest or rest[0] not in own:
+                found.append(where)
+        elif top == "trl":
+            found += [] if path == TRL_DOOR else [where]
+        elif top not in sys.stdlib_module_names and top not in eager | (lazy if is_lazy else set()):
+            found.append(where)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_keep_to_the_layers(path):
+    assert violations(path) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("core", "import transformers"),
+        ("core", "from ..rollout import record"),
+        ("envs", "import torch"),
+        ("envs", "import datasets"),
+        ("rollout", "from ..trainer import metrics"),
+        ("rollout", "from trl_stppo.models import critic"),
+        ("models", "from ..core import turns"),
+        ("models", "from trl import ModelConfig"),
+        ("trainer", "from trl.trainer.utils import pad"),
+        ("core", "def f():\n    import trl"),
+    ],
+)
+def test_the_walk_notices_a_forbidden_import(part, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "trl_stppo")
+    path = tmp_path / "trl_stppo" / part / "module.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(line)
+    assert len(violations(path)) == 1
+
+
+HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("trl_stppo", HEAVY | {"torch"}),
+        ("trl_stppo.core", HEAVY),
+        ("trl_stppo.envs", HEAVY | {"torch", "bm25s"}),
+        ("trl_stppo.rollout.text_env", HEAVY | {"torch"}),
+        ("trl_stppo.models.small", {"trl", "peft", "datasets"}),
+    ],
+)
+def test_light_parts_import_without_heavy_packages(module, absent):
+    code = f"import sys, {module}; print(*({absent!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip()) == (0, ""), result.stderr

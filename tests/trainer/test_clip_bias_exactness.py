@@ -1,0 +1,270 @@
+"""The trainer's g, C and s are those of the whole mini-batch, whatever it is split into.
+
+The reference is autograd on a second copy of the model, over plain loops that know nothing of kept
+and clipped terms: C is the gradient of the unclipped objective minus that of the clipped one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.fakes import char_tokenizer, tiny_policy
+from tests.scripted import logged, norm, plain_logprobs, scripted_trainer
+from torch import Tensor
+from trl_stppo import STPPOTrainer
+
+FIGURES = ("norm", "grad_norm", "scale", "cosine")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
+
+
+def train(folder, **options):
+    trainer, recorder = scripted_trainer(folder, **options)
+    trainer.train()
+    return trainer, recorder
+
+
+def figures(trainer) -> dict[str, list[float]]:
+    return {name: logged(trainer, f"clip_bias/{name}") for name in FIGURES}
+
+
+# ------------------------------------------------------------------------ the reference
+
+
+def log_ratios(new: Tensor, old: Tensor, turn: Tensor, level: str) -> list[Tensor]:
+    """Per agent token of one episode, at the level asked for."""
+    result = []
+    for t in range(len(new)):
+        if level == "token":
+            result.append(new[t] - old[t])
+        else:
+            members = [u for u in range(len(new)) if turn[u] == turn[t]]
+            result.append(sum(new[u] - old[u] for u in members) / len(members))
+    return result
+
+
+def share_of_token(loss_type: str, lengths: list[int], episode: int, budget: int) -> float:
+    return {
+        "grpo": 1 / len(lengths) / lengths[episode],
+        "bnpo": 1 / sum(lengths),
+        "dapo": 1 / sum(lengths),
+        "dr_grpo": 1 / len(lengths) / budget,
+    }[loss_type]
+
+
+class Reference:
+    """Gradients of every term of the policy's loss for one recorded mini-batch, token by token."""
+
+    def __init__(self, batch: dict[str, Tensor], level="token", loss_type="grpo", budget=256):
+        self.model = tiny_policy(char_tokenizer(), dtype=torch.float64)
+        self.parameters = dict(self.model.named_parameters())
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        length = batch["completion_ids"].size(1)
+        new, entropies = plain_logprobs(self.model, ids, mask, length)
+        lengths = batch["loss_mask"].sum(dim=1).tolist()
+        self.clipped = self.unclipped = self.kl = self.entropy = 0.0
+        for b in range(len(ids)):
+            # Agent tokens only; the rest must not matter.
+            rows = [t for t in range(length) if batch["turn_index"][b, t] >= 0]
+            share = share_of_token(loss_type, lengths, b, budget)
+            old, turn = batch["old_per_token_logps"][b, rows], batch["turn_index"][b, rows]
+            for t, log_ratio in zip(rows, log_ratios(new[b, rows], old, turn, level), strict=True):
+                ratio, advantage = log_ratio.exp(), batch["advantages"][b, t]
+                bounded = ratio.clamp(0.8, 1.2) * advantage
+                self.unclipped = self.unclipped + share * ratio * advantage
+                self.clipped = self.clipped + share * torch.minimum(ratio * advantage, bounded)
+                difference = batch["ref_per_token_logps"][b, t] - new[b, t]
+                self.kl = self.kl + share * (difference.exp() - difference - 1)
+                self.entropy = self.entropy + entropies[b, t] / sum(lengths)
+
+    def grad(self, objective: Tensor) -> dict[str, Tensor]:
+        grads = torch.autograd.grad(objective, list(self.parameters.values()), retain_graph=True)
+        return dict(zip(self.parameters, grads, strict=True))
+
+    @property
+    def g(self) -> dict[str, Tensor]:
+        return self.grad(self.clipped)
+
+    @property
+    def bias(self) -> dict[str, Tensor]:
+        g, total = self.g, self.grad(self.unclipped)
+        return {name: total[name] - g[name] for name in g}
+
+
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-9) -> None:
+    assert actual.keys() == expected.keys()
+    scale = max(t.abs().max().item() for t in expected.values())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=rtol * scale)
+
+
+# ------------------------------------------------------------------------- measurements
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("variant", ["s-ppo", "st-ppo"])
+def test_bias_gradient_and_cosine_equal_an_independent_computation(variant, loss_type, tmp_path):
+    trainer, recorder = train(
+        tmp_path,
+        variant=variant,
+        loss_type=loss_type,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+    )
+    level = trainer.importance_sampling_level
+    assert level == ("turn" if variant == "st-ppo" else "token")
+    reference = Reference(recorder.batches[0], level, loss_type)
+    g, bias = reference.g, reference.bias
+    # .grad holds the gradient of the loss, which is minus the objective's.
+    assert_same(recorder.grads[0], {name: -grad for name, grad in g.items()})
+    dot = sum((g[name] * bias[name]).sum().item() for name in g)
+    expected = {
+        "norm": norm(bias),
+        "grad_norm": norm(g),
+        "cosine": dot / norm(g) / norm(bias),
+        "scale": norm(g) / (norm(g) + norm(bias)),
+    }
+    assert expected["norm"] > 0.1 * expected["grad_norm"], "the case should be interesting"
+    for name, value in expected.items():
+        assert logged(trainer, f"clip_bias/{name}") == pytest.approx([value], rel=1e-9), name
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_split_into_micro_batches_changes_nothing(loss_type, tmp_path):
+    """Two mini-batches, two epochs: four steps, each with its own g, C and s."""
+    options = {
+        "loss_type": loss_type,
+        "rows": 16,
+        "num_mini_batches": 2,
+        "num_ppo_epochs": 2,
+        "max_steps": 4,
+        "learning_rate": 1.0,
+        "entropy_coef": 0.01,
+        "beta": 0.1,
+    }
+    runs = {}
+    for name, (size, steps) in SPLITS.items():
+        trainer, recorder = train(
+            tmp_path / name,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=2 * steps,
+            **options,
+        )
+        assert len(recorder.after) == 4
+        runs[name] = (figures(trainer), logged(trainer, "loss"), recorder)
+    expected, losses, recorder = runs.pop("8x1")
+    assert min(expected["norm"]) > 0.0
+    for other, other_losses, other_recorder in runs.values():
+        for name in FIGURES:
+            assert other[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
+        assert other_losses == pytest.approx(losses, rel=1e-9, abs=1e-12)
+        for step in range(4):
+            for part in ("policy", "critic"):
+                assert_same(other_recorder.moved(part, step), recorder.moved(part, step), 1e-8)
+            assert_same(other_recorder.grads[step], recorder.grads[step], 1e-8)
+
+
+def test_the_split_changes_nothing_with_the_fused_head(tmp_path):
+    """TRL's own logprobs are float32 inside; what is left is their rounding."""
+    runs = []
+    for size, steps in SPLITS.values():
+        trainer, recorder = train(
+            tmp_path / str(size),
+            trainer_class=STPPOTrainer,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=steps,
+        )
+        runs.append((figures(trainer), recorder.moved("policy")))
+    for other, moved in runs[:-1]:
+        for name in FIGURES:
+            assert other[name] == pytest.approx(runs[-1][0][name], rel=1e-6, abs=1e-6)
+        assert_same(moved, runs[-1][1], 1e-6)
+
+
+def test_the_fused_head_measures_the_same_bias(tmp_path):
+    fused, _ = train(tmp_path / "fused", trainer_class=STPPOTrainer)
+    plain, _ = train(tmp_path / "plain")
+    for name in FIGURES:
+        assert figures(fused)[name] == pytest.approx(figures(plain)[name], rel=1e-5, abs=1e-6)
+
+
+def test_before_the_first_step_the_bias_is_exactly_zero_and_the_step_is_ppos(tmp_path):
+    options = {"staleness": 0.0, "num_ppo_epochs": 2, "max_steps": 2, "learning_rate": 3.0}
+    corrected, one = train(tmp_path / "s-ppo", variant="s-ppo", **options)
+    _, other = train(tmp_path / "ppo", variant="ppo", **options)
+    result = figures(corrected)
+    assert result["norm"][0] == 0.0
+    assert result["scale"][0] == 1.0
+    assert result["cosine"][0] == 0.0
+    for name, weight in other.after[0].items():
+        assert torch.equal(one.after[0][name], weight), name
+    # The second epoch is off-policy, and there the two part.
+    assert result["norm"][1] > 0.0
+    assert result["scale"][1] < 1.0
+    assert not torch.equal(
+        one.after[1]["policy/lm_head.weight"], other.after[1]["policy/lm_head.weight"]
+    )
+
+
+@pytest.mark.parametrize("level", ["token", "turn"])
+def test_measuring_without_correcting_leaves_the_run_unchanged(level, tmp_path):
+    options = {"variant": "ppo" if level == "token" else "turn-ppo"}
+    measured, one = train(tmp_path / "measured", log_clip_bias=True, **options)
+    silent, other = train(tmp_path / "silent", **options)
+    assert logged(measured, "clip_bias/norm")[0] > 0
+    assert logged(measured, "clip_bias/scale") == [1.0]
+    assert logged(silent, "clip_bias/norm") == []
+    for name, weight in other.after[0].items():
+        torch.testing.assert_close(one.after[0][name], weight, rtol=1e-12, atol=1e-15)
+
+
+# ---------------------------------------------------------------- entropy bonus, loss-side KL
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
+def test_entropy_bonus_and_loss_kl_are_neither_scaled_nor_counted(
+    loss_type, accumulation, tmp_path
+):
+    beta, entropy_coef = 0.3, 0.2
+    trainer, recorder = train(
+        tmp_path,
+        variant="st-ppo",
+        loss_type=loss_type,
+        clip_bias_target="gradient",
+        beta=beta,
+        entropy_coef=entropy_coef,
+        ref_model=tiny_policy(char_tokenizer(), seed=7, dtype=torch.float64),
+        per_device_train_batch_size=8 // accumulation,
+        gradient_accumulation_steps=accumulation,
+    )
+    reference = Reference(recorder.batches[0], "turn", loss_type)
+    g, bias = reference.g, reference.bias
+    extra = reference.grad(beta * reference.kl - entropy_coef * reference.entropy)
+    assert norm(extra) > 0.1 * norm(g), "the case should be interesting"
+    scale = norm(g) / (norm(g) + norm(bias))
+    assert logged(trainer, "clip_bias/grad_norm") == pytest.approx([norm(g)], rel=1e-9)
+    assert logged(trainer, "clip_bias/norm") == pytest.approx([norm(bias)], rel=1e-9)
+    assert logged(trainer, "clip_bias/scale") == pytest.approx([scale], rel=1e-9)
+    assert_same(recorder.grads[0], {name: extra[name] - scale * g[name] for name in g})
+
+
+def test_extra_terms_enter_the_step_of_the_uncorrected_variants(tmp_path):
+    options = {"beta": 0.3, "entropy_coef": 0.2, "variant": "ppo"}
+    _, recorder = train(tmp_path / "silent", **options)
+    _, measured = train(tmp_path / "measured", log_clip_bias=True, **options)
+    reference = Reference(recorder.batches[0])
+    expected = reference.grad(0.3 * reference.kl - 0.2 * reference.entropy - reference.clipped)
+    assert_same(recorder.grads[0], expected)
+    assert_same(measured.grads[0], expected)
+
+
+def test_loss_value_is_the_usual_objective(tmp_path):
+    """What is logged as loss is min/clip PPO plus the value loss, not the kept terms alone."""
+    trainer, recorder = train(tmp_path, log_clip_bias=True)
+    expected = -Reference(recorder.batches[0]).clipped.item()
+    expected += trainer.args.vf_coef * logged(trainer, "value/loss")[0]
+    assert math.isclose(logged(trainer, "loss")[0], expected, rel_tol=1e-9)

@@ -155,7 +155,9 @@ class TaskSource:
         elif kind == "base_module":
             chain.append(self._entry("class", first.base))
         table = {entry.name: self._found(entry) for entry in chain}
-        unrelated = [self._entry(rng_kind).passage() for rng_kind in self._rng.choices(_KINDS, k=2)]
+        # Sometimes nothing at all, which is what a misspelt name finds later on.
+        others = self._rng.choices(_KINDS, k=self._rng.choice((0, 2, 2)))
+        unrelated = [self._entry(other).passage() for other in others]
         return _task(kind, chain, TableRetriever(table, unrelated))
 
     def _found(self, entry: Entry) -> list[Passage]:

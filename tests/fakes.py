@@ -7,8 +7,15 @@ import string
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from transformers import Qwen2ForSequenceClassification
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -65,6 +72,36 @@ def tiny_value_model(tokenizer: PreTrainedTokenizerFast, seed: int = 1, dtype=to
     """A random sequence-classification model with one output."""
     torch.manual_seed(seed)
     return Qwen2ForSequenceClassification(tiny_config(tokenizer, num_labels=1)).to(dtype)
+
+
+def float64_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> GPT2LMHeadModel:
+    """A random causal model that is float64 throughout; Qwen2's norms round to float32 inside."""
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(_float64_config(tokenizer)).double()
+
+
+def float64_value_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int = 1
+) -> GPT2ForSequenceClassification:
+    """The sequence-classification model to go with it."""
+    torch.manual_seed(seed)
+    return GPT2ForSequenceClassification(_float64_config(tokenizer, num_labels=1)).double()
+
+
+def _float64_config(tokenizer: PreTrainedTokenizerFast, **changes: object) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        **changes,
+    )
 
 
 class CountEnv:

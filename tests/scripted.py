@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.fakes import char_tokenizer, float64_policy, float64_value_model
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from trl_stppo import STPPOConfig, STPPOTrainer
@@ -157,7 +157,6 @@ def scripted_trainer(
     folder: Any,
     *,
     trainer_class: type[STPPOTrainer] = Float64Trainer,
-    dtype: torch.dtype = torch.float64,
     staleness: float = 0.6,
     rows: int = EPISODES,
     **options: Any,
@@ -167,7 +166,6 @@ def scripted_trainer(
     Args:
         folder: output directory.
         trainer_class: `STPPOTrainer` itself for what needs TRL's fused head.
-        dtype: of the models.
         staleness: see `stale`; 0 for rollouts that are on-policy.
         rows: rows of the dataset.
         options: settings that differ from DEFAULTS, and arguments of the trainer's constructor.
@@ -176,9 +174,9 @@ def scripted_trainer(
     known = ("model", "value_model", "peft_config", "optimizers", "ref_model", "callbacks")
     arguments = {key: options.pop(key) for key in known if key in options}
     if "model" not in arguments:
-        arguments["model"] = tiny_policy(tokenizer, dtype=dtype)
+        arguments["model"] = float64_policy(tokenizer)
     if "value_model" not in arguments and "peft_config" not in arguments:
-        arguments["value_model"] = tiny_value_model(tokenizer, dtype=dtype)
+        arguments["value_model"] = float64_value_model(tokenizer)
     recorder = Recorder()
     trainer = trainer_class(
         args=STPPOConfig(output_dir=str(folder), **{**DEFAULTS, **options}),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.959963984540054) -> tuple[float, float]:
+def wilson_interval(
+    successes: int, trials: int, z: float = 1.959963984540054
+) -> tuple[float, float]:
     """Wilson score interval of a proportion.
 
     Args:
@@ -22,7 +24,9 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959963984540054) -
     Source: Wilson 1927, J. Am. Stat. Assoc. 22, 209-212.
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"`successes={successes}` of `trials={trials}`: need 0 <= successes <= trials >= 1.")
+        raise ValueError(
+            f"`successes={successes}` of `trials={trials}`: need 0 <= successes <= trials >= 1."
+        )
     rate, square = successes / trials, z * z / trials
     center = (rate + square / 2) / (1 + square)
     half = z / (1 + square) * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials))

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from tests.fakes import char_tokenizer, tiny_policy
+from tests.fakes import char_tokenizer, float64_policy
 from tests.scripted import logged, norm, plain_logprobs, scripted_trainer
 from torch import Tensor
 from trl_stppo import STPPOTrainer
@@ -58,7 +58,7 @@ class Reference:
     """Gradients of every term of the policy's loss for one recorded mini-batch, token by token."""
 
     def __init__(self, batch: dict[str, Tensor], level="token", loss_type="grpo", budget=256):
-        self.model = tiny_policy(char_tokenizer(), dtype=torch.float64)
+        self.model = float64_policy(char_tokenizer()).eval()
         self.parameters = dict(self.model.named_parameters())
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
@@ -237,7 +237,7 @@ def test_entropy_bonus_and_loss_kl_are_neither_scaled_nor_counted(
         clip_bias_target="gradient",
         beta=beta,
         entropy_coef=entropy_coef,
-        ref_model=tiny_policy(char_tokenizer(), seed=7, dtype=torch.float64),
+        ref_model=float64_policy(char_tokenizer(), seed=7),
         per_device_train_batch_size=8 // accumulation,
         gradient_accumulation_steps=accumulation,
     )

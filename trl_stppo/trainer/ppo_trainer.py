@@ -32,7 +32,7 @@ from ..core import (
     log_importance_ratio,
 )
 from ..models.critic import CRITIC_FOLDER, Critic, SharedCritic
-from . import build, citations, display
+from . import build, citations, display, plan
 from ._trl import reference_needed, reshuffle
 from .gradients import GradientBuffer, StepHooks
 from .ppo_config import PPOConfig
@@ -102,14 +102,14 @@ class PPOTrainer(ActorCriticRollout):
         data_collator: Any = None,
     ) -> None:
         args = (
-            args if args is not None else build.default_config(self.config_class, model, self._name)
+            args if args is not None else plan.default_config(self.config_class, model, self._name)
         )
-        build.check_arguments(
+        plan.check_arguments(
             args, self.config_class, processing_class, data_collator, model, ref_model
         )
-        rollout = build.plan_rollout(args, environment_factory, rollout_func, self)
-        train_dataset = build.check_dataset(train_dataset, args, rollout)
-        rewards = build.plan_rewards(
+        rollout = plan.plan_rollout(args, environment_factory, rollout_func, self)
+        train_dataset = plan.check_dataset(train_dataset, args, rollout)
+        rewards = plan.plan_rewards(
             args,
             reward_funcs,
             reward_processing_classes,
@@ -123,7 +123,7 @@ class PPOTrainer(ActorCriticRollout):
         with (
             reference_needed(args, reference.by_upstream),
             rewards.extended_weights(args),
-            build.without_own_warning(rollout),
+            plan.without_own_warning(rollout),
         ):
             super().__init__(
                 model=model,

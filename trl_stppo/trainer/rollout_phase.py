@@ -18,7 +18,7 @@ from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
 from ..rollout.func import read_rollout
 from ..rollout.record import RolloutRecord
 from ..rollout.tool_rewards import ToolRewards
-from . import build
+from . import plan
 from ._trl import GRPOTrainer, disable_gradient_checkpointing, new_token_limit
 from .estimate import Estimates, EstimateSettings, estimate
 from .ppo_config import PPOConfig
@@ -32,7 +32,7 @@ class ActorCriticRollout(GRPOTrainer):
 
     args: PPOConfig
     critic: Critic
-    _rollout_plan: build.RolloutPlan
+    _rollout_plan: plan.RolloutPlan
     _repeated_reward: int | None
     _buffered_inputs: list[Batch] | None
 
@@ -70,7 +70,7 @@ class ActorCriticRollout(GRPOTrainer):
         """The rollout_func that plays text environments."""
         assert self._rollout_plan.text is not None
         return self._rollout_plan.text.run(
-            self._rows, prompts, build.renderer(self), self._generate_turn, self._record
+            self._rows, prompts, plan.renderer(self), self._generate_turn, self._record
         )
 
     def _run_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class ActorCriticRollout(GRPOTrainer):
         """One rollout batch: TRL's, with turns, values and per-token advantages added."""
         mode = "train" if self.model.training else "eval"
         started = time.perf_counter()
-        self._rows, self._prompt_ids = build.rows_with_prompts(
+        self._rows, self._prompt_ids = plan.rows_with_prompts(
             inputs, self._tokenizer, self._rollout_plan
         )
         self._record, self._tool_rewards = RolloutRecord(), None

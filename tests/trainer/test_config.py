@@ -1,0 +1,295 @@
+"""The settings: aliases, batch arithmetic, variants, ranges, and what is refused by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import TrlParser
+
+from trl_stppo import PPOConfig, STPPOConfig
+
+CONFIGS = (PPOConfig, STPPOConfig)
+
+
+def config(cls: type[PPOConfig] = PPOConfig, **options) -> PPOConfig:
+    return cls(output_dir="out", use_cpu=True, bf16=False, report_to="none", **options)
+
+
+# --------------------------------------------------------------------- aliases
+
+ALIASES = [
+    ("num_ppo_epochs", "num_iterations", 3),
+    ("cliprange", "epsilon", 0.3),
+    ("response_length", "max_completion_length", 77),
+]
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+@pytest.mark.parametrize(("alias", "name", "value"), ALIASES)
+def test_an_alias_and_its_grpo_name_hold_the_same_value(alias, name, value, cls):
+    for given in ({alias: value}, {name: value}, {alias: value, name: value}):
+        args = config(cls, **given)
+        assert getattr(args, alias) == getattr(args, name) == value
+
+
+@pytest.mark.parametrize(("alias", "name", "value"), ALIASES)
+def test_unset_aliases_show_the_default_of_the_grpo_name(alias, name, value):
+    args = config()
+    assert getattr(args, alias) == getattr(args, name) is not None
+
+
+@pytest.mark.parametrize(("alias", "name", "value"), ALIASES)
+def test_an_alias_that_contradicts_its_grpo_name_raises_with_both(alias, name, value):
+    with pytest.raises(ValueError, match=f"`{alias}={value}` contradicts `{name}={value + 1}`"):
+        config(**{alias: value, name: value + 1})
+
+
+# ------------------------------------------------------------ batch arithmetic
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "parts", "rollout"),
+    # rollout batch = batch * R; each epoch M steps of R / M micro-batches
+    [(4, 8, 2, 32), (4, 8, 8, 32), (4, 8, 1, 32), (1, 6, 3, 6), (64, 1, 1, 64)],
+)
+def test_ppo_batch_arithmetic(batch, accumulation, parts, rollout):
+    args = config(
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        num_mini_batches=parts,
+    )
+    assert args.steps_per_generation == accumulation
+    assert args.gradient_accumulation_steps == accumulation // parts
+    assert args.generation_batch_size == rollout
+    assert args.num_mini_batches == parts
+
+
+def test_sizes_that_do_not_divide_say_how_to_change_them():
+    message = (
+        r"`gradient_accumulation_steps=8` .* multiple of `num_mini_batches=3`\. "
+        r"Set gradient_accumulation_steps to 9 and adjust per_device_train_batch_size"
+    )
+    with pytest.raises(ValueError, match=message):
+        config(gradient_accumulation_steps=8, num_mini_batches=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_mini_batches": 0}, "`num_mini_batches` must be at least 1, got 0"),
+        (
+            {
+                "num_mini_batches": 3,
+                "steps_per_generation": 8,
+                "gradient_accumulation_steps": 2,
+            },
+            "`num_mini_batches=3` contradicts `steps_per_generation=8` with "
+            "`gradient_accumulation_steps=2`, which make 4",
+        ),
+        (
+            {"steps_per_generation": 3, "gradient_accumulation_steps": 2},
+            "`steps_per_generation=3` must be a multiple of `gradient_accumulation_steps=2`",
+        ),
+        ({"total_episodes": 0}, "`total_episodes` must be at least 1, got 0"),
+        (
+            {"total_episodes": 64, "per_device_train_batch_size": 8, "max_steps": 5},
+            "`total_episodes=64` means 32 optimizer steps and contradicts `max_steps=5`",
+        ),
+    ],
+)
+def test_contradicting_sizes_raise_with_both_names(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"steps_per_generation": 8, "gradient_accumulation_steps": 2}, 4),
+        ({"generation_batch_size": 32, "gradient_accumulation_steps": 4}, 2),
+        ({"steps_per_generation": 8, "gradient_accumulation_steps": 2, "num_mini_batches": 4}, 4),
+        ({"gradient_accumulation_steps": 4}, 1),
+    ],
+)
+def test_grpo_style_sizes_keep_their_meaning(options, parts):
+    args = config(per_device_train_batch_size=4, **options)
+    assert args.gradient_accumulation_steps == options["gradient_accumulation_steps"]
+    assert args.num_mini_batches == parts
+    assert args.steps_per_generation == parts * args.gradient_accumulation_steps
+    assert args.generation_batch_size == 4 * args.steps_per_generation
+
+
+@pytest.mark.parametrize(
+    ("episodes", "steps"),
+    # rollout batch 16, 3 epochs, 2 mini-batches: 6 optimizer steps a rollout
+    [(1, 6), (16, 6), (17, 12), (160, 60)],
+)
+def test_total_episodes_sets_max_steps(episodes, steps):
+    sizes = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "num_mini_batches": 2,
+        "num_ppo_epochs": 3,
+        "total_episodes": episodes,
+    }
+    assert config(**sizes).max_steps == steps
+    assert config(**sizes, max_steps=steps).max_steps == steps
+
+
+# ------------------------------------------------------------- num_generations
+
+
+def test_one_generation_is_the_default_and_a_plain_number():
+    assert type(config().num_generations) is int
+    assert config().num_generations == 1
+    assert config(num_generations=2, per_device_train_batch_size=4).num_generations == 2
+
+
+@pytest.mark.parametrize("generations", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"vllm_importance_sampling_clip_min": 2.0, "vllm_importance_sampling_clip_max": 1.0},
+            "vllm_importance_sampling_clip_min (2.0) must be less than",
+        ),
+        (
+            {
+                "vllm_importance_sampling_mode": "token_truncate",
+                "vllm_importance_sampling_clip_min": None,
+                "vllm_importance_sampling_clip_max": None,
+            },
+            "At least one of `vllm_importance_sampling_clip_min` or",
+        ),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size is not supported"),
+    ],
+)
+def test_all_of_grpo_configs_checks_stay_in_force(options, message, generations):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config(num_generations=generations, **options)
+
+
+def test_generations_must_still_divide_the_rollout_batch():
+    with pytest.raises(ValueError, match=r"must be divisible by num_generations \(3\)"):
+        config(num_generations=3, per_device_train_batch_size=4)
+
+
+def test_no_generation_at_all_is_refused():
+    with pytest.raises((ValueError, ZeroDivisionError)):
+        config(num_generations=0)
+
+
+# ---------------------------------------------------------------------- parser
+
+SCRIPT_FIELDS = {
+    "sft_model_path": "sft",
+    "reward_model_path": "rm",
+    "num_sample_generations": 3,
+    "local_rollout_forward_batch_size": 2,
+    "model_adapter_name": "default",
+    "ref_adapter_name": "ref",
+    "ds3_gather_for_generation": False,
+    "stop_token": "eos",
+    "missing_eos_penalty": 1.0,
+    "num_ppo_epochs": 2,
+    "total_episodes": 32,
+}
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+@pytest.mark.parametrize("source", ["command line", "yaml"])
+def test_the_fields_of_ppo_scripts_parse(source, cls, tmp_path: Path):
+    fields = {**SCRIPT_FIELDS, "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    if source == "yaml":
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(fields))
+        words = ["--config", str(tmp_path / "config.yaml")]
+    else:
+        words = [word for key, value in fields.items() for word in (f"--{key}", str(value))]
+    (args,) = TrlParser((cls,)).parse_args_and_config(words)
+    assert {key: getattr(args, key) for key in SCRIPT_FIELDS} == SCRIPT_FIELDS
+    assert args.num_iterations == 2
+
+
+def test_the_parser_reads_st_ppos_own_fields(tmp_path: Path):
+    fields = {
+        "output_dir": str(tmp_path),
+        "bf16": False,
+        "variant": None,
+        "importance_sampling_level": "sequence",
+        "clip_bias_normalization": "relative",
+        "log_clip_bias": True,
+        "cliprange_value": None,
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(fields))
+    (args,) = TrlParser((STPPOConfig,)).parse_args_and_config(
+        ["--config", str(tmp_path / "config.yaml"), "--clip_bias_power", "2"]
+    )
+    assert args.variant is None
+    assert args.cliprange_value is None
+    assert (args.importance_sampling_level, args.clip_bias_power) == ("sequence", 2.0)
+
+
+# ---------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gamma", 0.0),
+        ("gamma", 1.01),
+        ("lam", -0.1),
+        ("lam", 1.1),
+        ("kl_coef", -0.1),
+        ("vf_coef", 0.0),
+        ("critic_learning_rate", -1e-5),
+        ("critic_warmup_steps", -1),
+        ("cliprange_value", 0.0),
+        ("cliprange", 1.0),
+        ("cliprange", -0.1),
+        ("num_ppo_epochs", 0),
+        ("max_turns", 0),
+        ("max_turn_tokens", 0),
+        ("critic_lora_r", 0),
+        ("delta", 1.2),
+        ("kl_estimator", "k2"),
+        ("advantage_level", "sequence"),
+        ("importance_sampling_level", "word"),
+        ("stop_token", "period"),
+        ("model_adapter_name", "policy"),
+        ("ref_adapter_name", "reference"),
+    ],
+)
+def test_a_value_out_of_range_raises_with_name_and_value(name, value, cls):
+    options = {"variant": None} if cls is STPPOConfig else {}
+    shown = dict((alias, real) for alias, real, _ in ALIASES).get(name, name)
+    with pytest.raises(ValueError, match=re.escape(f"`{shown}={value!r}`")):
+        config(cls, **{name: value}, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gamma", 1.0), ("lam", 0.0), ("kl_coef", 0.0), ("cliprange_value", None), ("delta", 1.3)],
+)
+def test_the_ends_of_the_ranges_are_allowed(name, value):
+    assert getattr(config(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_token": "eos", "stop_token_id": 5}, "`stop_token` and `stop_token_id` contradict"),
+        ({"stop_token_id": 5, "use_vllm": True}, "`stop_token_id` is not supported with `use_vllm"),
+    ],
+)
+def test_stop_tokens_that_cannot_be_honoured_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_ppo_alone_has_no_turn_level():
+    with pytest.raises(ValueError, match="`importance_sampling_level='turn'`: allowed are 'token'"):
+        config(importance_sampling_level="turn")

@@ -18,11 +18,11 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import torch
 from datasets import Dataset
-from search_demonstrations import EXPERT, Mixture, conversations, drills
-from search_evaluation import evaluate
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
+from search_demonstrations import EXPERT, Mixture, conversations, drills
+from search_evaluation import evaluate
 from trl_stppo.envs.stdlib_docs import entries, is_held_out, questions
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 

@@ -11,17 +11,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+# Notes of our dependencies to each other, about which the reader of this output can do nothing.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 from datasets import Dataset, DatasetDict, load_dataset
-from reporting import ProgressLines, comparison_table, plot_curves
+from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 
+from reporting import ProgressLines, comparison_table, plot_curves
 from trl_stppo import STPPOConfig, STPPOTrainer
 
 STDLIB_SEARCH = "stdlib-search"
@@ -96,6 +102,8 @@ def make_trainer(
 
 
 def main(args: AgentArguments, training_args: STPPOConfig, model_args: ModelConfig) -> None:
+    if args.live_lines:
+        disable_progress_bar()
     trainer = make_trainer(args, training_args, model_args)
     output_dir = Path(training_args.output_dir)
     lines = ProgressLines(trainer) if args.live_lines else None

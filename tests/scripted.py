@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tests.fakes import char_tokenizer, float64_policy, float64_value_model
 from torch import Tensor, nn
 from transformers import TrainerCallback
+
+from tests.fakes import char_tokenizer, float64_policy, float64_value_model
 from trl_stppo import STPPOConfig, STPPOTrainer
 
 EPISODES = 8
@@ -109,7 +110,7 @@ class Recorder(TrainerCallback):
         before: weights of policy and critic when the training starts, by name.
         grads: per step, the policy's gradients by name, after scaling and clipping.
         after: per step, weights of policy and critic after the step, by name.
-        batches: per step, the mini-batch as one dict of tensors.
+        batches: per step, the rollout batch it was taken from, as one dict of tensors.
     """
 
     def __init__(self) -> None:
@@ -191,6 +192,13 @@ def scripted_trainer(
     return trainer, recorder
 
 
+def train(folder: Any, **options: Any) -> tuple[STPPOTrainer, Recorder]:
+    """Build a scripted trainer and let it train."""
+    trainer, recorder = scripted_trainer(folder, **options)
+    trainer.train()
+    return trainer, recorder
+
+
 def logged(trainer: STPPOTrainer, name: str) -> list[float]:
     """A metric at every optimizer step."""
     return [entry[name] for entry in trainer.state.log_history if name in entry]
@@ -200,3 +208,11 @@ def norm(tensors: Any) -> float:
     """L2 norm of several tensors together."""
     values = tensors.values() if isinstance(tensors, dict) else tensors
     return torch.cat([t.flatten().double() for t in values]).norm().item()
+
+
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-9) -> None:
+    """Equal up to rounding, `rtol` of the largest element."""
+    assert actual.keys() == expected.keys()
+    scale = max(t.abs().max().item() for t in expected.values())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=rtol * scale)

@@ -4,8 +4,9 @@ import random
 from types import SimpleNamespace
 
 import pytest
-import references
 import torch
+
+import references
 
 
 def _random_spans(rng, length):

@@ -9,9 +9,9 @@ import random
 from types import SimpleNamespace
 
 import pytest
-import references
 import torch
 
+import references
 from trl_stppo import core
 
 VOCABULARY, LENGTH, LOW, HIGH = 4, 12, 0.05, 0.08

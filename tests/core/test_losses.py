@@ -1,9 +1,9 @@
 import math
 
 import pytest
-import references
 import torch
 
+import references
 from trl_stppo import core
 
 NAN = float("nan")

@@ -1,7 +1,7 @@
 import pytest
-import references
 import torch
 
+import references
 from trl_stppo import core
 
 NAN = float("nan")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
+
 from tests.oracle import VARIANTS, Oracle, OracleModels, build_models, load_oracle
 from tests.scripted import DEFAULTS, Recorder, logged
 from trl_stppo import STPPOConfig, STPPOTrainer

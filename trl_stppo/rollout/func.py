@@ -47,6 +47,14 @@ def read_rollout(output: dict[str, Any], record: RolloutRecord) -> dict[str, Any
                 f"`{key}` has {len(value)} entries for {len(completions)} episodes; return one per "
                 f"entry of `completion_ids`."
             )
+    for episode, (mask, ids) in enumerate(
+        zip(output.get("env_mask") or (), completions, strict=False)
+    ):
+        if len(mask) != len(ids):
+            raise ValueError(
+                f"`env_mask[{episode}]` has {len(mask)} entries for the {len(ids)} tokens of "
+                f"`completion_ids[{episode}]`; mark each token 1 (the model's) or 0 (the environment's)."
+            )
     record.turn_spans, masks = _spans_and_masks(output, completions)
     if masks is not None:
         result["env_mask"] = masks

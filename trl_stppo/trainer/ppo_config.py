@@ -320,6 +320,9 @@ class PPOConfig(GRPOConfig):
                     f"`{name}={getattr(self, name)!r}`: allowed are {', '.join(map(repr, allowed))}."
                 )
         limits = {
+            "num_iterations": (lambda v: v >= 1, "num_iterations >= 1"),
+            "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon < 1"),
+            "epsilon_high": (lambda v: v is None or v >= 0, "epsilon_high >= 0 or None"),
             "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
             "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
             "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),

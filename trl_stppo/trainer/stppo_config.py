@@ -121,7 +121,7 @@ class STPPOConfig(PPOConfig):
             raise ValueError(
                 f"`clip_bias_target={self.clip_bias_target!r}`: allowed are 'gradient' and 'update'."
             )
-        if mode == "triggered" and not self.max_grad_norm > 0:
+        if mode == "triggered" and not (self.max_grad_norm or 0.0) > 0:
             raise ValueError(
                 f"`clip_bias_normalization='triggered'` needs `max_grad_norm` > 0, got "
                 f"{self.max_grad_norm}: it amplifies the gradient while the bias is small and relies "

@@ -1,0 +1,128 @@
+"""From messages to ids: append-only, sampled tokens kept as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.episodes import EOS, ids, text
+from tests.fakes import char_tokenizer
+from trl_stppo.rollout.chat import ChatRenderer, with_observation
+
+# Shows the number of messages at the front, so that earlier ids change when a message is added.
+COUNTING = (
+    "{{ messages | length }}"
+    "{% for m in messages %}<|im_start|>{{ m['role'][0] }} {{ m['content'] }}<|im_end|>{% endfor %}"
+)
+# Drops what the assistant said before the last user message, as templates for reasoning models do.
+FORGETTING = (
+    "{% for m in messages %}{% if m['role'] == 'user' or loop.last %}"
+    "<|im_start|>{{ m['role'][0] }} {{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+)
+NEWLINES = (
+    "{% for m in messages %}<|im_start|>{{ m['role'][0] }} {{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>a {% endif %}"
+)
+SIGNED = (
+    "{% for m in messages %}<|im_start|>{{ m['role'][0] }} {{ m['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{{ name }} {% endif %}"
+)
+ENDLESS = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }};{% endfor %}"
+
+
+def renderer(template: str | None = None, **kwargs) -> ChatRenderer:
+    return ChatRenderer(char_tokenizer(), [EOS], chat_template=template, template_kwargs=kwargs)
+
+
+def test_a_conversation_is_rendered_ready_for_the_models_turn():
+    prompt = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
+    assert text(renderer().prompt_ids(prompt)) == "[s be][u hi][a "
+
+
+def test_a_string_prompt_is_tokenised_as_it_is():
+    assert renderer().prompt_ids("hi") == ids("hi")
+
+
+@pytest.mark.parametrize(
+    ("observation", "turn_ended", "expected"),
+    [
+        ("more", True, "[u more][a "),
+        ("more", False, "][u more][a "),  # the end of the turn then belongs to the observation
+        ("", True, "[u ][a "),
+        ("", False, "][u ][a "),
+    ],
+)
+def test_an_observation_is_the_suffix_that_the_template_adds(observation, turn_ended, expected):
+    result = renderer().observation_ids(observation, conversational=True, turn_ended=turn_ended)
+    assert text(result) == expected
+
+
+def test_what_a_template_writes_after_the_end_of_turn_belongs_to_the_observation():
+    chat = renderer(NEWLINES)
+    for ended, expected in ((True, "\n[u x]\n[a "), (False, "]\n[u x]\n[a ")):
+        assert text(chat.observation_ids("x", conversational=True, turn_ended=ended)) == expected
+
+
+def test_template_kwargs_reach_the_template():
+    chat = renderer(SIGNED, name="bot")
+    assert text(chat.observation_ids("x", conversational=True, turn_ended=True)) == "[u x][bot "
+
+
+@pytest.mark.parametrize("turn_ended", [True, False])
+def test_a_bare_observation_is_bare_text(turn_ended):
+    result = renderer().observation_ids("more", conversational=False, turn_ended=turn_ended)
+    assert result == ids("more")
+    assert renderer().observation_ids("", conversational=False, turn_ended=True) == []
+
+
+@pytest.mark.parametrize("template", [None, NEWLINES])
+def test_appending_gives_the_ids_of_the_whole_conversation(template):
+    """The prefix property: turn by turn is the same as rendering everything at once."""
+    chat = renderer(template)
+    messages = [{"role": "user", "content": "q"}]
+    grown = chat.prompt_ids(messages)
+    for turn, observation in (("one", "first"), ("two", "second")):
+        grown += ids(turn + "]")
+        grown += chat.observation_ids(observation, conversational=True, turn_ended=True)
+        messages += [
+            {"role": "assistant", "content": turn},
+            {"role": "user", "content": observation},
+        ]
+        assert grown == chat.prompt_ids(messages)
+
+
+@pytest.mark.parametrize("template", [COUNTING, FORGETTING])
+@pytest.mark.parametrize("turn_ended", [True, False])
+def test_a_template_that_rewrites_earlier_messages_is_refused(template, turn_ended):
+    with pytest.raises(ValueError, match=r"renders earlier messages differently.*chat_template"):
+        renderer(template).observation_ids("x", conversational=True, turn_ended=turn_ended)
+
+
+def test_a_template_without_an_end_of_turn_token_is_refused():
+    with pytest.raises(ValueError, match=r"does not end an assistant message .*eos_token"):
+        renderer(ENDLESS).observation_ids("x", conversational=True, turn_ended=True)
+
+
+def test_an_action_is_decoded_without_its_end_of_turn():
+    assert renderer().decode_action(ids("go left]")) == "go left"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "observation", "expected"),
+    [
+        ("look: ", "a door", "look: a door"),
+        ("look", "", "look"),
+        (
+            [{"role": "system", "content": "s"}, {"role": "user", "content": "look: "}],
+            "a door",
+            [{"role": "system", "content": "s"}, {"role": "user", "content": "look: a door"}],
+        ),
+    ],
+)
+def test_the_opening_is_appended_to_the_last_message(prompt, observation, expected):
+    assert with_observation(prompt, observation) == expected
+
+
+def test_the_opening_leaves_the_row_unchanged():
+    prompt = [{"role": "user", "content": "look: "}]
+    with_observation(prompt, "a door")
+    assert prompt == [{"role": "user", "content": "look: "}]

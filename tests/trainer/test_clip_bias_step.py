@@ -1,0 +1,272 @@
+"""What the scale s does to an optimizer step: to the gradient before it, or to the step itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from tests.scripted import DEFAULTS, assert_same, logged, norm, train, weights
+
+LEARNING_RATE, CRITIC_RATE = DEFAULTS["learning_rate"], DEFAULTS["critic_learning_rate"]
+SAFE_MODES = ("floor", "relative", "share")
+
+
+def scaled(tensors, factor):
+    return {name: factor * tensor for name, tensor in tensors.items()}
+
+
+def last(trainer, name):
+    return logged(trainer, f"clip_bias/{name}")[-1]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """g as it is without correction or clipping, with ||g|| and ||C||."""
+    options = {"variant": "ppo", "log_clip_bias": True}
+    trainer, recorder = train(tmp_path_factory.mktemp("plain"), **options)
+    return recorder, last(trainer, "grad_norm"), last(trainer, "norm")
+
+
+def as_policy(grads):
+    return {f"policy/{name}": grad for name, grad in grads.items()}
+
+
+# ------------------------------------------------------------------------------- SGD
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+@pytest.mark.parametrize("mode", ["relative", "share"])
+def test_scaled_update_is_exactly_lr_times_s_times_g(mode, power, plain, tmp_path):
+    recorder, g, bias = plain
+    trainer, corrected = train(
+        tmp_path, clip_bias_normalization=mode, clip_bias_power=power, clip_bias_target="update"
+    )
+    s = min(1, g / bias) if mode == "relative" else (g / (g + bias)) ** power
+    assert last(trainer, "scale") == pytest.approx(s, rel=1e-12)
+    expected = scaled(as_policy(recorder.grads[0]), -LEARNING_RATE * s)
+    assert_same(corrected.moved("policy"), expected, 1e-12)
+    assert_same(corrected.grads[0], recorder.grads[0], 1e-15)
+
+
+@pytest.mark.parametrize("mode", SAFE_MODES)
+def test_scaled_gradient_makes_the_same_step_with_sgd(mode, plain, tmp_path):
+    recorder, g, bias = plain
+    trainer, corrected = train(
+        tmp_path, clip_bias_normalization=mode, clip_bias_target="gradient", max_grad_norm=0.0
+    )
+    s = {"floor": 1 / max(1, bias), "relative": min(1, g / bias), "share": g / (g + bias)}[mode]
+    assert last(trainer, "scale") == pytest.approx(s, rel=1e-12)
+    assert_same(corrected.grads[0], scaled(recorder.grads[0], s), 1e-12)
+    expected = scaled(as_policy(recorder.grads[0]), -LEARNING_RATE * s)
+    assert_same(corrected.moved("policy"), expected, 1e-12)
+
+
+@pytest.mark.parametrize("limit", [0.2, 1.0])
+def test_gradient_is_scaled_first_and_clipped_second(limit, plain, tmp_path):
+    recorder, g, bias = plain
+    trainer, corrected = train(
+        tmp_path,
+        clip_bias_normalization="share",
+        clip_bias_target="gradient",
+        max_grad_norm=limit,
+    )
+    s = g / (g + bias)
+    # 0.2 cuts the scaled gradient; 1.0 lies between s g and g, so that only the wrong order cuts.
+    assert (limit < s * g) == (limit == 0.2)
+    assert limit < g
+    expected = scaled(recorder.grads[0], min(s, limit / g))
+    assert_same(corrected.grads[0], expected, 1e-5)
+    assert logged(trainer, "grad_norm") == pytest.approx([s * g], rel=1e-6)
+
+
+def test_scaled_update_comes_after_the_gradient_clip(plain, tmp_path):
+    recorder, g, bias = plain
+    limit = 0.5 * g
+    _, corrected = train(tmp_path, clip_bias_target="update", max_grad_norm=limit)
+    factor = -LEARNING_RATE * g / (g + bias) * limit / g
+    assert_same(corrected.moved("policy"), scaled(as_policy(recorder.grads[0]), factor), 1e-5)
+
+
+@pytest.mark.parametrize("size", [0.3, 0.6, 1.2])
+@pytest.mark.parametrize("limit", [0.5, 1.0])
+def test_triggered_makes_the_step_of_the_formula(size, limit, tmp_path):
+    """g min(1/||C||, m/||g||), g clipped to m alone where nothing is clipped."""
+    options = {"staleness": size, "max_grad_norm": 0.0}
+    plain, recorder = train(tmp_path / "plain", variant="ppo", log_clip_bias=True, **options)
+    g, bias = last(plain, "grad_norm"), last(plain, "norm")
+    options |= {"max_grad_norm": limit, "clip_bias_target": "gradient"}
+    _, corrected = train(tmp_path / "triggered", clip_bias_normalization="triggered", **options)
+    factor = min(1 / bias, limit / g)
+    assert_same(corrected.grads[0], scaled(recorder.grads[0], factor), 1e-5)
+
+
+def test_triggered_without_a_clipped_token_only_clips_the_gradient(tmp_path):
+    options = {"staleness": 0.0, "max_grad_norm": 0.1}
+    trainer, corrected = train(
+        tmp_path / "triggered",
+        clip_bias_normalization="triggered",
+        clip_bias_target="gradient",
+        **options,
+    )
+    _, plain = train(tmp_path / "ppo", variant="ppo", **options)
+    assert last(trainer, "scale") == 1.0
+    assert norm(corrected.grads[0]) == pytest.approx(0.1, rel=1e-4)
+    assert_same(corrected.grads[0], plain.grads[0], 1e-12)
+
+
+@pytest.mark.parametrize("level", ["s-ppo", "st-ppo"])
+@pytest.mark.parametrize(
+    ("mode", "target"),
+    [
+        *((mode, "gradient") for mode in SAFE_MODES),
+        ("relative", "update"),
+        ("share", "update"),
+    ],
+)
+def test_floor_relative_and_share_never_lengthen_a_step(mode, target, level, tmp_path):
+    """Four steps over two epochs, from hardly to wildly off-policy."""
+    for size in (0.1, 0.8, 3.0):
+        trainer, corrected = train(
+            tmp_path / str(size),
+            variant=level,
+            staleness=size,
+            clip_bias_normalization=mode,
+            clip_bias_target=target,
+            rows=8,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            num_mini_batches=2,
+            num_ppo_epochs=2,
+            max_steps=4,
+        )
+        scales = logged(trainer, "clip_bias/scale")
+        assert len(scales) == 4
+        assert all(0 < s <= 1 for s in scales)
+        for step, g in enumerate(logged(trainer, "clip_bias/grad_norm")):
+            length = norm(corrected.moved("policy", step))
+            assert length == pytest.approx(LEARNING_RATE * scales[step] * g, rel=1e-9)
+            assert length <= LEARNING_RATE * g * (1 + 1e-9)
+
+
+# ------------------------------------------------------------------------------ Adam
+
+
+@pytest.fixture(scope="module")
+def adam_steps(tmp_path_factory):
+    """The first AdamW step, with decoupled weight decay: plain, scaled gradient, scaled update."""
+    options = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+        "adam_epsilon": 1e-14,
+        "weight_decay": 0.5,
+    }
+    targets = {
+        "none": {"variant": "ppo", "log_clip_bias": True},
+        "gradient": {"clip_bias_target": "gradient"},
+        "update": {"clip_bias_target": "update"},
+    }
+    return {
+        name: train(tmp_path_factory.mktemp(name), **options, **target)
+        for name, target in targets.items()
+    }
+
+
+def test_adam_undoes_a_scale_on_the_gradient(adam_steps):
+    (trainer, scaled_run), (_, plain_run) = adam_steps["gradient"], adam_steps["none"]
+    assert last(trainer, "scale") < 0.7
+    assert_same(scaled_run.moved("policy"), plain_run.moved("policy"), 1e-4)
+
+
+def test_adam_cannot_undo_a_scale_on_the_update(adam_steps):
+    """Weight decay scales along, because it is part of the update."""
+    (trainer, scaled_run), (_, plain_run) = adam_steps["update"], adam_steps["none"]
+    s = last(trainer, "scale")
+    assert s < 0.7
+    assert_same(scaled_run.moved("policy"), scaled(plain_run.moved("policy"), s), 1e-12)
+    # Where no gradient arrives the decay is the whole step.
+    decayed = -1e-3 * 0.5 * s * scaled_run.before["policy/transformer.wte.weight"][1]
+    torch.testing.assert_close(
+        scaled_run.moved("policy")["policy/transformer.wte.weight"][1], decayed
+    )
+
+
+def test_moments_of_adam_are_not_scaled_with_the_update(adam_steps):
+    (scaled_trainer, _), (plain_trainer, _) = adam_steps["update"], adam_steps["none"]
+    for one, other in zip(
+        scaled_trainer.optimizer.state.values(), plain_trainer.optimizer.state.values(), strict=True
+    ):
+        assert torch.equal(one["exp_avg"], other["exp_avg"])
+        assert torch.equal(one["exp_avg_sq"], other["exp_avg_sq"])
+
+
+# ------------------------------------------------------------------ rate and critic
+
+
+class RateWatcher(TrainerCallback):
+    """Learning rates of all groups as the scheduler and the log will see them after each step."""
+
+    def __init__(self) -> None:
+        self.rates: list[list[float]] = []
+
+    def on_optimizer_step(self, *args, optimizer, **kwargs):
+        self.rates.append([group["lr"] for group in optimizer.param_groups])
+
+
+def test_scheduler_and_log_never_see_the_scaled_learning_rate(tmp_path):
+    options = {
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 2,
+        "num_ppo_epochs": 4,
+        "max_steps": 4,
+    }
+    seen = {}
+    for variant in ("ppo", "s-ppo"):
+        watcher = RateWatcher()
+        trainer, _ = train(tmp_path / variant, variant=variant, callbacks=[watcher], **options)
+        final = [group["lr"] for group in trainer.optimizer.param_groups]
+        seen[variant] = (watcher.rates, logged(trainer, "learning_rate"), final)
+    assert len(seen["ppo"][0]) == 4
+    assert seen["s-ppo"] == seen["ppo"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip_bias_target": "gradient"}, {}], ids=["gradient", "update"]
+)
+def test_the_critic_steps_as_without_correction(options, plain, tmp_path):
+    trainer, corrected = train(tmp_path, **options)
+    assert last(trainer, "scale") < 0.9
+    moved, expected = corrected.moved("critic"), plain[0].moved("critic")
+    assert norm(expected) > 0
+    for name, change in expected.items():
+        assert torch.equal(moved[name], change), name
+
+
+def test_the_critic_is_clipped_apart_from_the_policy(plain, tmp_path):
+    """Neither gradient counts in the other's norm, and each has its own limit."""
+    free_policy, free_critic = (norm(plain[0].moved(part)) for part in ("policy", "critic"))
+    critic_limit = 0.5 * free_critic / CRITIC_RATE
+    trainer, recorder = train(
+        tmp_path / "limited",
+        variant="ppo",
+        max_grad_norm=0.1,
+        critic_max_grad_norm=critic_limit,
+    )
+    moved = recorder.moved("policy"), recorder.moved("critic")
+    assert norm(moved[0]) == pytest.approx(LEARNING_RATE * 0.1, rel=1e-4)
+    assert norm(moved[1]) == pytest.approx(0.5 * free_critic, rel=1e-4)
+    assert logged(trainer, "value/grad_norm") == pytest.approx([free_critic / CRITIC_RATE])
+    # By default both have max_grad_norm, and a huge critic gradient shortens no policy step.
+    limit = free_policy / LEARNING_RATE * 1.01
+    _, recorder = train(tmp_path / "huge", variant="ppo", max_grad_norm=limit, vf_coef=1e4)
+    assert_same(recorder.moved("policy"), plain[0].moved("policy"), 1e-6)
+    assert norm(recorder.moved("critic")) == pytest.approx(CRITIC_RATE * limit, rel=1e-4)
+
+
+def test_gradients_are_gone_after_the_step(tmp_path):
+    """A buffer that survives its step would be added to the next one."""
+    trainer, recorder = train(tmp_path, num_ppo_epochs=2, max_steps=2)
+    assert all(p.grad is None for p in trainer.critic.parameters())
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert_same(weights(trainer), recorder.after[-1], 0.0)

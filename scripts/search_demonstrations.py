@@ -35,13 +35,13 @@ class Mixture:
     """
 
     blind: dict[str, float] = field(
-        default_factory=lambda: {"search": 48, "guess": 18, "generic": 17, "malformed": 17}
+        default_factory=lambda: {"search": 45, "guess": 25, "generic": 15, "malformed": 15}
     )
     halfway: dict[str, float] = field(
-        default_factory=lambda: {"search": 48, "wrong": 28, "again": 12, "malformed": 12}
+        default_factory=lambda: {"search": 45, "wrong": 33, "again": 11, "malformed": 11}
     )
     informed: dict[str, float] = field(
-        default_factory=lambda: {"answer": 56, "wrong": 22, "again": 11, "malformed": 11}
+        default_factory=lambda: {"answer": 50, "wrong": 30, "again": 10, "malformed": 10}
     )
 
 

@@ -4,6 +4,7 @@ Both are Qwen2: a tokenizer of another class saved beside a Qwen2 model comes ba
 `Qwen2Tokenizer` and then, silently, with other ids.
 """
 
+import json
 from collections.abc import Iterable
 
 from transformers import Qwen2Config, Qwen2Tokenizer
@@ -89,7 +90,5 @@ def tiny_config(tokenizer: Qwen2Tokenizer, **overrides: int | float) -> Qwen2Con
 
 
 def _merges(tokenizer: Qwen2Tokenizer) -> list[tuple[str, str]]:
-    import json
-
     pairs = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     return [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in pairs]

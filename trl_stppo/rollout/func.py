@@ -47,9 +47,9 @@ def read_rollout(output: dict[str, Any], record: RolloutRecord) -> dict[str, Any
                 f"`{key}` has {len(value)} entries for {len(completions)} episodes; return one per "
                 f"entry of `completion_ids`."
             )
-    for episode, (mask, ids) in enumerate(
-        zip(output.get("env_mask") or (), completions, strict=False)
-    ):
+    masks = output.get("env_mask")
+    for episode, mask in enumerate([] if masks is None else masks):
+        ids = completions[episode]
         if len(mask) != len(ids):
             raise ValueError(
                 f"`env_mask[{episode}]` has {len(mask)} entries for the {len(ids)} tokens of "

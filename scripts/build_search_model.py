@@ -9,7 +9,6 @@ import argparse
 import os
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,7 @@ def main() -> None:
     tokenizer = tiny_tokenizer(tokenizer_texts(), vocab_size=1024, markers=MARKERS)
     model = Qwen2ForCausalLM(tiny_config(tokenizer))
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    for stage in stages(args):
-        print(f"{stage.name}: {len(stage.rows) // BATCH_SIZE} steps")
-        warm_start(model, tokenizer, stage, args)
+    warm_start(model, tokenizer, curriculum(args), args)
     model.eval()
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
@@ -55,7 +52,8 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output_dir", type=Path, default=DEFAULT_OUTPUT)
-    parser.add_argument("--steps", type=int, default=3300, help=f"batches of {BATCH_SIZE}")
+    parser.add_argument("--steps", type=int, default=2600, help=f"batches of {BATCH_SIZE}")
+    parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 steps, to see that it runs")
     args = parser.parse_args()
@@ -65,27 +63,21 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One course of supervised learning, with its own learning-rate schedule."""
+def curriculum(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Drills, then right behaviour, then the mixture, under one learning-rate schedule.
 
-    name: str
-    rows: list[dict[str, Any]]
-    learning_rate: float
-
-
-def stages(args: argparse.Namespace) -> list[Stage]:
-    """Copying first (drills, then right behaviour), the mixture of behaviours second."""
+    The mixture has to begin while the rate is still high: a model that is certain of the right
+    behaviour by then loses its copying when the mixture contradicts it.
+    """
 
     def rows_of(share: float) -> int:
         return max(1, round(args.steps * share)) * BATCH_SIZE
 
-    copying = [
+    return [
         *lesson(drills(rows_of(0.3), seed=args.seed)),
-        *lesson(conversations(rows_of(0.4), EXPERT, seed=args.seed + 1)),
+        *lesson(conversations(rows_of(0.2), EXPERT, seed=args.seed + 1)),
+        *lesson(conversations(rows_of(0.5), Mixture(), seed=args.seed + 2)),
     ]
-    mixture = lesson(conversations(rows_of(0.3), Mixture(), seed=args.seed + 2))
-    return [Stage("copying", copying, 3e-3), Stage("mixture", mixture, 1e-3)]
 
 
 def tokenizer_texts() -> list[str]:
@@ -114,7 +106,7 @@ def lesson(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def warm_start(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
-    stage: Stage,
+    rows: list[dict[str, Any]],
     args: argparse.Namespace,
 ) -> None:
     """Supervised learning on the assistant's tokens, one pass in the given order."""
@@ -122,7 +114,7 @@ def warm_start(
         output_dir=str(args.output_dir),
         per_device_train_batch_size=BATCH_SIZE,
         num_train_epochs=1,
-        learning_rate=stage.learning_rate,
+        learning_rate=args.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=min(50, args.steps // 10),
         weight_decay=0.01,
@@ -140,7 +132,7 @@ def warm_start(
     SFTTrainer(
         model=model,
         args=config,
-        train_dataset=Dataset.from_list(stage.rows),
+        train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
     ).train()
 

@@ -16,6 +16,8 @@ from trl_stppo.envs.search import SearchEnv
 from trl_stppo.envs.stdlib_docs import QUESTIONS, TWO_HOP_KINDS, Entry, entries, is_held_out
 
 GENERIC_QUERIES = ("module", "class", "function", "method", "base")
+# Few on purpose: guesses drawn from all names teach a small model to make names up.
+GUESSES = ("os", "sys", "object", "unknown")
 MALFORMED = (
     "I am not sure.",
     "Let me think about it.",
@@ -55,7 +57,7 @@ class Task:
     question: str
     answer: str
     path: tuple[str, ...]  # what to search, one name per hop
-    decoys: tuple[tuple[str, ...], ...]  # per hop: true fields of the passage that are no answer
+    decoys: tuple[str, ...]  # per hop: what to answer wrongly, another field of that passage
     retriever: Retriever | None  # None: the environment's own
 
 
@@ -101,10 +103,6 @@ class TaskSource:
         if rng.random() < self._real_share:
             return rng.choice(self._real[kind])
         return self._made_up(kind)
-
-    def guess(self) -> str:
-        """A plausible answer from memory: some real module or class."""
-        return self._rng.choice(self._rng.choice((self._modules, self._bases)))
 
     def name(self, style: str) -> str:
         """A made-up identifier.
@@ -174,7 +172,7 @@ class TaskSource:
 _KINDS = ("class", "function", "method")
 
 
-def demonstrate(task: Task, mixture: Mixture, source: TaskSource, rng: random.Random) -> list[dict]:
+def demonstrate(task: Task, mixture: Mixture, rng: random.Random) -> list[dict]:
     """Play one episode of at most four turns.
 
     Returns:
@@ -188,7 +186,7 @@ def demonstrate(task: Task, mixture: Mixture, source: TaskSource, rng: random.Ra
         state = "informed" if seen == len(task.path) else "halfway" if seen else "blind"
         odds: dict[str, float] = getattr(mixture, state)
         behaviour = rng.choices(list(odds), weights=list(odds.values()))[0]
-        action = _action(behaviour, task, seen, source, rng)
+        action = _action(behaviour, task, seen, rng)
         seen += behaviour == "search"
         observation, _, terminated, _, _ = env.step(action)
         messages.append({"role": "assistant", "content": action})
@@ -198,7 +196,7 @@ def demonstrate(task: Task, mixture: Mixture, source: TaskSource, rng: random.Ra
     return messages[:-1] if messages[-1]["role"] == "user" else messages
 
 
-def _action(behaviour: str, task: Task, seen: int, source: TaskSource, rng: random.Random) -> str:
+def _action(behaviour: str, task: Task, seen: int, rng: random.Random) -> str:
     """What to say. The space after a tag makes a name the same tokens here as in a sentence."""
     if behaviour == "malformed":
         return rng.choice(MALFORMED)
@@ -209,8 +207,8 @@ def _action(behaviour: str, task: Task, seen: int, source: TaskSource, rng: rand
     if behaviour == "generic":
         return f"<search> {rng.choice(GENERIC_QUERIES)}</search>"
     if behaviour == "guess":
-        return f"<answer> {source.guess()}</answer>"
-    answer = task.answer if behaviour == "answer" else rng.choice(task.decoys[seen - 1])
+        return f"<answer> {rng.choice(GUESSES)}</answer>"
+    answer = task.answer if behaviour == "answer" else task.decoys[seen - 1]
     return f"<answer> {answer}</answer>"
 
 
@@ -218,10 +216,12 @@ def _task(kind: str, chain: Sequence[Entry], retriever: Retriever | None) -> Tas
     last = chain[-1]
     wanted = kind.rpartition("_")[2]
     answer = {"module": last.module, "class": last.owner, "base": last.base}[wanted]
-    fields = [[e.name, e.module, e.owner, e.base] for e in chain]
-    decoys = tuple(tuple(f for f in row if f and f != answer) for row in fields)
-    question = QUESTIONS[kind].format(name=chain[0].name)
-    return Task(question, answer, tuple(entry.name for entry in chain), decoys, retriever)
+    decoys = [last.module if wanted != "module" else last.owner or last.base or last.name]
+    if len(chain) == 2:
+        # Stopping early: the class itself, or the module of the wrong class.
+        decoys.insert(0, chain[0].owner or chain[0].module)
+    path = tuple(entry.name for entry in chain)
+    return Task(QUESTIONS[kind].format(name=path[0]), answer, path, tuple(decoys), retriever)
 
 
 def _real_tasks(known: Sequence[Entry]) -> dict[str, list[Task]]:
@@ -254,7 +254,7 @@ def conversations(
     """
     rng = random.Random(seed)
     source = TaskSource(rng, real_share)
-    return [{"messages": demonstrate(source.draw(), mixture, source, rng)} for _ in range(count)]
+    return [{"messages": demonstrate(source.draw(), mixture, rng)} for _ in range(count)]
 
 
 def drills(count: int, *, seed: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from search_demonstrations import GENERIC_QUERIES, GUESSES
 from trl_stppo.envs.search import SearchEnv
 
 
@@ -103,8 +104,8 @@ def evaluate(
         pass_at_k: share of questions with at least one success among their samples.
         right_start: share of first turns that search the asked name.
         copied_query: of first searches for some name, the share that is the asked name.
-        copied_answer: of answers right after the passage with the answer was found, the share that
-            is right among those that are not another field of that passage.
+        copied_answer: of answers given right after the gold answer was shown, the share that is
+            right among those that are neither something else that was shown nor a stock guess.
         turns, turn_tokens, episode_tokens: means.
         longest_episode: tokens.
     """
@@ -133,8 +134,6 @@ def evaluate(
 
 def _events(episode: Episode) -> list[str]:
     """What `evaluate` counts in one episode."""
-    from search_demonstrations import GENERIC_QUERIES
-
     events = []
     first = episode.actions[0]
     if first.startswith("<search>") and first.endswith("</search>"):
@@ -147,12 +146,10 @@ def _events(episode: Episode) -> list[str]:
     if last.startswith("<answer>") and len(episode.actions) > 1:
         shown = episode.observations[-2]
         answer = last.removeprefix("<answer>").removesuffix("</answer>").strip()
-        if episode.row["answers"][0] in shown.replace(".", " ").split() or any(
-            f" {gold}" in shown for gold in episode.row["answers"]
-        ):
+        if any(f" {gold}" in shown for gold in episode.row["answers"]):
             if episode.success:
                 events.append("answer_right")
-            elif f" {answer}" not in shown:
+            elif f" {answer}" not in shown and answer not in GUESSES:
                 events.append("answer_garbled")
     return events
 

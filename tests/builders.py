@@ -6,8 +6,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from tests.fakes import char_tokenizer, tiny_policy
-from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig
+from tests.fakes import CountEnv, char_tokenizer, tiny_policy
+from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
 
 QUICK = {
     "per_device_train_batch_size": 4,
@@ -26,6 +26,9 @@ QUICK = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
+# A text environment, and settings that leave its episodes room for two turns.
+TEXT = {"environment_factory": CountEnv}
+LIMITS = {"max_turns": 3, "max_turn_tokens": 6, "max_completion_length": 60}
 
 
 def quick_config(folder: Any, config: type[PPOConfig] = STPPOConfig, **options: Any) -> PPOConfig:
@@ -83,3 +86,11 @@ def train(*args: Any, **kwargs: Any) -> PPOTrainer:
 def logs(trainer: PPOTrainer) -> dict[str, float]:
     """Every logged figure, the newest of each name."""
     return {name: value for entry in trainer.state.log_history for name, value in entry.items()}
+
+
+class Kept(STPPOTrainer):
+    """Keeps every rollout batch, unshuffled, and the rewards that went into its advantages."""
+
+    def _log_rollout(self, mode, batch, turns, scores, kl, estimates, seconds):
+        self.kept = [*getattr(self, "kept", []), (mode, batch, turns, scores, estimates)]
+        super()._log_rollout(mode, batch, turns, scores, kl, estimates, seconds)

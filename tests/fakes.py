@@ -29,7 +29,7 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
     alphabet = string.ascii_letters + string.digits + string.punctuation + " \n"
     vocab = {t: i for i, t in enumerate([*SPECIAL, *alphabet])}
     core = Tokenizer(models.WordLevel(vocab, unk_token="?"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="<pad>",

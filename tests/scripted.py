@@ -40,6 +40,17 @@ DEFAULTS = {
     "disable_tqdm": True,
 }
 
+# Options of `scripted_trainer` that are arguments of the trainer; all others are settings.
+ARGUMENTS = (
+    "model",
+    "value_model",
+    "ref_model",
+    "peft_config",
+    "quantization_config",
+    "eval_dataset",
+    "callbacks",
+)
+
 
 def numbered_rows(count: int = EPISODES) -> Dataset:
     """Rows whose prompts are "0", "1", ..."""
@@ -172,8 +183,7 @@ def scripted_trainer(
         options: settings that differ from DEFAULTS, and arguments of the trainer's constructor.
     """
     tokenizer = char_tokenizer()
-    known = ("model", "value_model", "peft_config", "optimizers", "ref_model", "callbacks")
-    arguments = {key: options.pop(key) for key in known if key in options}
+    arguments = {key: options.pop(key) for key in ARGUMENTS if key in options}
     if "model" not in arguments:
         arguments["model"] = float64_policy(tokenizer)
     if "value_model" not in arguments and "peft_config" not in arguments:

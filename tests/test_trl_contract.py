@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # pytest sets the path itself
     sys.path.insert(0, str(ROOT))
 
-from trl_stppo.trainer import _trl  # noqa: E402
-from trl_stppo.trainer.stppo_trainer import STPPOTrainer  # noqa: E402
+from trl_stppo.trainer import _trl
+from trl_stppo.trainer.stppo_trainer import STPPOTrainer
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trl_contract.json"
 SOURCES = sorted((ROOT / "trl_stppo" / "trainer").glob("*.py"))

@@ -37,7 +37,7 @@ def test_right_behaviour_always_succeeds(demos) -> None:
     source = demos.TaskSource(rng, 0.5)
     for _ in range(300):
         task = source.draw()
-        messages = demos.demonstrate(task, demos.EXPERT, source, rng)
+        messages = demos.demonstrate(task, demos.EXPERT, rng)
         assert len(messages) == 2 * (len(task.path) + 1)
         env = SearchEnv(task.retriever)
         env.reset(answers=[task.answer])
@@ -74,12 +74,13 @@ def test_mixture_holds_every_behaviour(demos) -> None:
 def test_wrong_answers_are_other_fields(demos) -> None:
     rng = random.Random(0)
     source = demos.TaskSource(rng, 0.5)
+    always_wrong = demos.Mixture({"search": 1}, {"wrong": 1}, {"wrong": 1})
     for _ in range(300):
         task = source.draw()
         assert len(task.decoys) == len(task.path)
-        for decoys in task.decoys:
-            assert decoys
-            assert task.answer not in decoys
+        messages = demos.demonstrate(task, always_wrong, rng)
+        name = messages[-1]["content"].removeprefix("<answer> ").removesuffix("</answer>")
+        assert f" {name}" in messages[-2]["content"]
 
 
 def test_every_kind_of_question_is_drawn(demos) -> None:

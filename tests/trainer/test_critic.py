@@ -85,7 +85,7 @@ def test_policy_adapter_critic_adapter_and_head_all_train_and_the_base_does_not(
 
 
 def test_reference_logprobs_are_those_of_the_untouched_base(tmp_path):
-    arguments, base = shared(tmp_path)
+    arguments, base = shared(tmp_path, staleness=0.0)
     _, recorder = train(**arguments)
     for step in (0, STEPS - 1):
         batch = recorder.batches[step]

@@ -49,12 +49,12 @@ class ReplayTrainer(STPPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
-        self.rollout_batch = {k: v for k, v in batch.items()}
+        self.rollout_batch = dict(batch)
         return batch
 
-    def _log_rollout(self, mode, batch, turns, scores, kl, estimates):
+    def _log_rollout(self, mode, batch, turns, scores, kl, estimates, *rest):
         self.estimates, self.kl = estimates, kl
-        super()._log_rollout(mode, batch, turns, scores, kl, estimates)
+        super()._log_rollout(mode, batch, turns, scores, kl, estimates, *rest)
 
 
 def prompt_dataset(oracle: Oracle, with_mask: bool) -> Dataset:

@@ -10,7 +10,7 @@ import re
 import sys
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -212,13 +212,13 @@ def _all_questions() -> tuple[dict[str, Any], ...]:
 
     rows = []
     for name in sorted({entry.name for entry in entries()}):
-        entry = lookup(name)
-        if entry is not None:
-            rows += [_row(kind, name, answer) for kind, answer in _facts(entry, lookup)]
+        asked = lookup(name)
+        if asked is not None:
+            rows += [_row(kind, name, answer) for kind, answer in _facts(asked, lookup)]
     return tuple(sorted(rows, key=lambda row: _digest(row["name"] + row["kind"])))
 
 
-def _facts(entry: Entry, lookup: Any) -> Iterator[tuple[str, str]]:
+def _facts(entry: Entry, lookup: Callable[[str], Entry | None]) -> Iterator[tuple[str, str]]:
     """Kinds of question that can be asked about an entry, each with its answer."""
     if entry.kind == "function":
         yield "function_module", entry.module

@@ -55,6 +55,7 @@ OVERRIDDEN = {
     "create_optimizer": "wrapped",
     "_save": "wrapped",
     "_load_from_checkpoint": "wrapped",
+    "_load_best_model": "wrapped",
 }
 
 BORROWED_ATTRIBUTES = (
@@ -89,17 +90,18 @@ class SingleGeneration(int):
 
 
 @contextmanager
-def reference_needed(args: GRPOConfig, needed: bool) -> Iterator[None]:
+def reference_needed(args: GRPOConfig, by_upstream: bool, by_us: bool) -> Iterator[None]:
     """Make GRPOTrainer's constructor build, or not build, its reference policy.
 
     Upstream ties the reference to `beta`, the loss-side KL. Ours is needed for the in-reward KL too,
-    and not at all when the caller brings one.
+    and not at all when the caller brings one: then `sync_ref_model` is ours to honour as well.
     """
-    beta, args.beta = args.beta, 1.0 if needed else 0.0
+    beta, args.beta = args.beta, 1.0 if by_upstream else 0.0
+    sync, args.sync_ref_model = args.sync_ref_model, args.sync_ref_model and not by_us
     try:
         yield
     finally:
-        args.beta = beta
+        args.beta, args.sync_ref_model = beta, sync
 
 
 @contextmanager

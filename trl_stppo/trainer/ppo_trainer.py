@@ -121,7 +121,7 @@ class PPOTrainer(ActorCriticRollout):
         reference = build.plan_reference(args, model, ref_model, peft_config)
         self._rollout_plan = rollout
         with (
-            reference_needed(args, reference.by_upstream),
+            reference_needed(args, reference.by_upstream, reference.model is not None),
             rewards.extended_weights(args),
             plan.without_own_warning(rollout),
         ):
@@ -366,6 +366,10 @@ class PPOTrainer(ActorCriticRollout):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.critic.load(Path(resume_from_checkpoint) / CRITIC_FOLDER)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self.critic.load(Path(self.state.best_model_checkpoint) / CRITIC_FOLDER)
 
     @property
     def uses_shared_critic(self) -> bool:

@@ -117,7 +117,8 @@ class ActorCriticRollout(GRPOTrainer):
         seconds = time.perf_counter() - started
         if mode == "train":
             self._rollout_seconds = seconds  # not part of the update's time
-        self.last_scores = scores.tolist()
+        paid = 0.0 if turns.turn_rewards is None else turns.turn_rewards.sum(dim=1)
+        self.last_scores = (scores + paid).tolist()
         self._log_rollout(mode, batch, turns, scores, kl, estimates, seconds)
         return batch
 

@@ -1,0 +1,80 @@
+"""One scripted training per case, on as many processes as it is started with; rank 0 saves the result.
+
+Started by `trainer/test_two_processes.py` through torch.distributed.run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.scripted import EPISODES, logged, train
+
+LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
+CASES: dict[str, dict[str, Any]] = {
+    "full policy, separate critic": {"variant": "st-ppo", "entropy_coef": 0.01},
+    "scaled gradient": {"clip_bias_normalization": "relative", "clip_bias_target": "gradient",
+                        "max_grad_norm": 0.5, "beta": 0.1},
+    "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
+                            "critic_warmup_steps": 2, "whiten_rewards": True},
+}  # fmt: skip
+FIGURES = (
+    "loss",
+    "clip_bias/norm",
+    "clip_bias/grad_norm",
+    "clip_bias/scale",
+    "clip_bias/cosine",
+    "policy/clip_fraction",
+    "policy/ratio_max",
+    "policy/entropy",
+    "value/loss",
+    "value/grad_norm",
+    "value/explained_variance",
+    "advantage/mean",
+    "advantage/std",
+    "objective/kl",
+    "episode/score",
+    "turns/mean",
+)
+
+
+def run(case: str, folder: Path) -> dict[str, Any]:
+    """Three rollouts of eight episodes, two epochs of one mini-batch each: six steps."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    options = dict(CASES[case])
+    if options.pop("lora", False):
+        options["peft_config"] = LoraConfig(task_type="CAUSAL_LM", **LORA)
+    if world > 1:
+        options["ddp_backend"] = "gloo"
+    trainer, recorder = train(
+        folder,
+        per_device_train_batch_size=EPISODES // world,
+        num_ppo_epochs=2,
+        max_steps=6,
+        **options,
+    )
+    assert trainer.accelerator.num_processes == world
+    assert isinstance(trainer.model_wrapped, DistributedDataParallel) is (world > 1)
+    assert len(recorder.after) == 6
+    return {
+        "figures": {name: logged(trainer, name) for name in FIGURES},
+        "before": recorder.before,
+        "after": recorder.after,
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    results = {case: run(case, folder / str(i)) for i, case in enumerate(CASES)}
+    rank = int(os.environ["RANK"])
+    torch.save(results, folder / f"rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Epochs, logging, evaluation and samples: what happens around the rollouts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
+from trl_stppo import PPOTrainer, STPPOTrainer
+from trl_stppo.rollout.record import StopReason
+
+LOGGED = (
+    "policy/clip_fraction",
+    "policy/clip_fraction_low",
+    "policy/clip_fraction_high",
+    "policy/ratio_mean",
+    "policy/ratio_max",
+    "policy/approx_kl",
+    "policy/entropy",
+    "objective/kl",
+    "clip_bias/norm",
+    "clip_bias/grad_norm",
+    "clip_bias/scale",
+    "clip_bias/cosine",
+    "value/loss",
+    "value/clip_fraction",
+    "value/explained_variance",
+    "advantage/mean",
+    "advantage/std",
+    "advantage/max_abs",
+    "turns/mean",
+    "turns/max",
+    "turns/tokens_mean",
+    "turns/valid_action_rate",
+    "episode/score",
+    "episode/success_rate",
+    *(f"stop_reason/{reason.value}" for reason in StopReason),
+    "perf/rollout_tokens_per_second",
+    "perf/update_tokens_per_second",
+    "perf/env_seconds",
+    "perf/peak_memory_gb",
+)
+
+
+def test_a_text_environment_trains_and_logs_everything_that_is_promised(tmp_path):
+    data = prompts(letter=list("abcdefgh"))
+    arguments = {**TEXT, "train_dataset": data}
+    trainer = train(tmp_path, STPPOTrainer, arguments=arguments, total_episodes=16,
+                    max_steps=-1, num_ppo_epochs=2, **LIMITS)  # fmt: skip
+    figures = logs(trainer)
+    assert set(LOGGED) <= set(figures), set(LOGGED) - set(figures)
+    assert all(math.isfinite(figures[name]) for name in LOGGED)
+    assert trainer.state.global_step == 8
+    assert figures["turns/mean"] == figures["turns/max"] == 2.0
+    assert figures["stop_reason/terminated"] == 1.0
+    assert 0.0 < figures["turns/tokens_mean"] <= 6.0
+    assert "frac_reward_zero_std" not in figures
+
+
+def test_mini_batches_are_dealt_anew_in_every_epoch(tmp_path):
+    """Each epoch sees every episode once, in another order, and the first one's order is kept."""
+    steps = []
+
+    class Watched(PPOTrainer):
+        def _compute_loss(self, model, inputs):
+            steps.append([tuple(row) for row in inputs["prompt_ids"].tolist()])
+            return super()._compute_loss(model, inputs)
+
+    train(tmp_path, Watched, num_ppo_epochs=4, max_steps=8)
+    epochs = [steps[i] + steps[i + 1] for i in range(0, 8, 2)]
+    assert all(len(set(epoch)) == 8 for epoch in epochs)
+    assert all(set(epoch) == set(epochs[0]) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert len({frozenset(epoch[:4]) for epoch in epochs}) > 1
+
+
+def test_evaluation_reports_under_its_own_prefix_and_disturbs_nothing(tmp_path):
+    arguments = {**TEXT, "eval_dataset": prompts(4), "train_dataset": prompts(8)}
+    trainer = build(tmp_path, Kept, arguments=arguments, eval_strategy="steps", eval_steps=1,
+                    per_device_eval_batch_size=2, **LIMITS)  # fmt: skip
+    trainer.train()
+    entries = trainer.state.log_history
+    evaluations = [entry for entry in entries if "eval_loss" in entry]
+    assert len(evaluations) == 2
+    for name in ("episode/score", "turns/mean", "policy/entropy", "value/loss", "objective/kl"):
+        assert math.isfinite(evaluations[0][f"eval_{name}"])
+        assert name not in evaluations[0]
+    training = [entry for entry in entries if "policy/entropy" in entry]
+    assert all(entry["perf/update_tokens_per_second"] > 0 for entry in training)
+    assert [mode for mode, *_ in trainer.kept] == ["train", "eval", "eval", "eval", "eval"]
+
+
+def test_evaluate_works_without_training(tmp_path):
+    trainer = build(tmp_path, arguments={"eval_dataset": prompts(8)})
+    assert "eval_episode/score" in trainer.evaluate()
+
+
+@pytest.mark.parametrize("with_evaluation_data", [True, False])
+@pytest.mark.parametrize("environment", [True, False])
+def test_sample_episodes_are_printed_with_their_scores(
+    environment, with_evaluation_data, tmp_path, capsys
+):
+    arguments = {**TEXT} if environment else {}
+    if with_evaluation_data:
+        arguments["eval_dataset"] = prompts(8)
+    trainer = build(tmp_path, Kept, arguments=arguments, **(LIMITS if environment else {}))
+    trainer.generate_completions(sampling=True)
+    assert trainer.model.training
+    table = capsys.readouterr().out
+    assert "step 0" in table
+    assert "say 1" in table
+    _, _, turns, scores, _ = trainer.kept[-1]
+    paid = scores if turns.turn_rewards is None else scores + turns.turn_rewards.sum(1)
+    assert trainer.last_scores == pytest.approx(paid.tolist())
+    assert any(f"{score:.3g}" in table for score in trainer.last_scores)
+
+
+def test_samples_are_printed_as_often_as_asked(tmp_path, capsys):
+    train(tmp_path, num_sample_generations=2, max_steps=4)
+    table = capsys.readouterr().out
+    assert ["step 2" in table, "step 4" in table, "step 3" in table] == [True, True, False]
+
+
+def test_the_reference_can_follow_the_policy(tmp_path):
+    trainer = train(tmp_path, sync_ref_model=True, ref_model_sync_steps=1,
+                    ref_model_mixup_alpha=1.0)  # fmt: skip
+    policy, reference = (dict(m.named_parameters()) for m in (trainer.model, trainer.ref_model))
+    name = "model.embed_tokens.weight"
+    torch.testing.assert_close(reference[name], policy[name])

@@ -22,7 +22,8 @@ CASES: dict[str, dict[str, Any]] = {
     "scaled gradient": {"clip_bias_normalization": "relative", "clip_bias_target": "gradient",
                         "max_grad_norm": 0.5, "beta": 0.1},
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
-                            "critic_warmup_steps": 2, "whiten_rewards": True},
+                            "critic_warmup_steps": 2, "whiten_rewards": True,
+                            "ddp_find_unused_parameters": False},
 }  # fmt: skip
 FIGURES = (
     "loss",

@@ -35,7 +35,10 @@ def share_of_token(loss_type: str, lengths: list[int], episode: int, budget: int
 
 
 class LossReference:
-    """Gradients of every term of the policy's loss for one recorded mini-batch, token by token."""
+    """Gradients of every term of the policy's loss for one recorded mini-batch, token by token.
+
+    `weights` are the policy's at that step, by name; default: those it starts with.
+    """
 
     def __init__(
         self,
@@ -44,8 +47,10 @@ class LossReference:
         loss_type: str = "grpo",
         budget: int = 64,
         kl_times_ratio: bool = True,
+        weights: dict[str, Tensor] | None = None,
     ) -> None:
         self.model = float64_policy(char_tokenizer()).eval()
+        self.model.load_state_dict(weights or {}, strict=weights is not None)
         self.parameters = dict(self.model.named_parameters())
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)

@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
-from trl_stppo.envs.stdlib_docs import passages, questions  # noqa: E402
-from trl_stppo.models.small import tiny_config, tiny_tokenizer  # noqa: E402
+from trl_stppo.envs.stdlib_docs import passages, questions
+from trl_stppo.models.small import tiny_config, tiny_tokenizer
 
 CHECKPOINT = Path(__file__).parents[2] / "scripts" / "assets" / "search-agent"
 MARKERS = ["<search>", "</search>", "<answer>", "</answer>"]

@@ -50,6 +50,28 @@ def test_bias_gradient_and_cosine_equal_an_independent_computation(variant, loss
         assert logged(trainer, f"clip_bias/{name}") == pytest.approx([value], rel=1e-9), name
 
 
+def test_each_step_measures_its_own_bias(tmp_path):
+    """Nothing is carried over: C, g and the extra terms of an epoch are those of its weights."""
+    trainer, recorder = train(
+        tmp_path,
+        num_ppo_epochs=3,
+        max_steps=3,
+        learning_rate=1.0,
+        beta=0.3,
+        entropy_coef=0.2,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+    )
+    for step in range(3):
+        weights = recorder.after[step - 1] if step else recorder.before
+        policy = {n.removeprefix("policy/"): w for n, w in weights.items() if n[0] == "p"}
+        reference = LossReference(recorder.batches[step], weights=policy)
+        assert figures(trainer)["norm"][step] == pytest.approx(norm(reference.bias), rel=1e-9)
+        assert figures(trainer)["grad_norm"][step] == pytest.approx(norm(reference.g), rel=1e-9)
+        extra = 0.3 * reference.kl - 0.2 * reference.entropy
+        assert_same(recorder.grads[step], reference.grad(extra - reference.clipped))
+
+
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_the_split_into_micro_batches_changes_nothing(loss_type, tmp_path):
     """Two mini-batches, two epochs: four steps, each with its own g, C and s."""

@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from tests.builders import build, prompts, quick_config, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
-from trl_stppo import PPOConfig, PPOTrainer, STPPOTrainer
+from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
 
 TOKENIZER = char_tokenizer()
 
@@ -179,6 +179,12 @@ def test_st_ppo_needs_the_config_that_has_its_fields(tmp_path):
         build(tmp_path, STPPOTrainer, arguments={"args": args})
 
 
+def test_ppo_refuses_a_config_whose_correction_it_would_ignore(tmp_path):
+    args = quick_config(tmp_path, STPPOConfig)
+    with pytest.raises(TypeError, match="options only STPPOTrainer honours"):
+        build(tmp_path, PPOTrainer, arguments={"args": args})
+
+
 def test_image_processors_are_refused(tmp_path):
     class Processor(ProcessorMixin):
         def __init__(self):
@@ -226,5 +232,5 @@ def test_a_rollout_without_any_reward_is_refused(tmp_path):
         return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None}
 
     trainer = build(tmp_path, arguments={"rollout_func": rollout})
-    with pytest.raises(ValueError, match="`rollout_func` returned no `turn_rewards`"):
+    with pytest.raises(ValueError, match="No turn has a reward"):
         trainer.train()

@@ -38,7 +38,7 @@ IDS = torch.arange(3, 19).unsqueeze(0)
 class StateAtStart(TrainerCallback):
     """Everything a checkpoint has to restore, as it is when training begins and after a step."""
 
-    def __init__(self, stop_at: int | None = None) -> None:
+    def __init__(self) -> None:
         self.trainer, self.at_start, self.by_step = None, {}, {}
 
     def on_train_begin(self, args, state, control, **kwargs):

@@ -46,6 +46,10 @@ class ToolRewards:
             self._turns[i].append(sum(check_reward(r, f"{name}[-1]") for r in new))
             self._seen[i] = len(rewards)
 
+    def totals(self) -> list[float]:
+        """What each episode has earned so far."""
+        return [sum(rewards) for rewards in self._turns]
+
     def per_turn(self, num_turns: list[int]) -> list[list[float]]:
         """One reward per turn; what came after an episode's last turn belongs to it."""
         result = []

@@ -11,6 +11,12 @@ import torch
 from torch import Tensor
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """Detached, in double precision where the device has it (Apple's GPUs do not)."""
+    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
+    return tensor.detach().to(dtype)
+
+
 class RatioOfSums:
     """Collects numerators and denominators by name, plus maxima."""
 
@@ -20,7 +26,7 @@ class RatioOfSums:
 
     def add(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
         """Add to the quotient `name`; both are 0-dim."""
-        pair = torch.stack([numerator.detach().double(), denominator.detach().double()])
+        pair = torch.stack([wide(numerator), wide(denominator)])
         if name in self._sums:
             self._sums[name].append(pair)
         else:
@@ -28,7 +34,7 @@ class RatioOfSums:
 
     def maximum(self, name: str, value: Tensor) -> None:
         """Raise the maximum `name`; `value` is 0-dim."""
-        value = value.detach().double()
+        value = wide(value)
         known = self._maxima.get(name)
         self._maxima[name] = value if known is None else torch.maximum(known, value)
 

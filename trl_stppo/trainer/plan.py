@@ -45,6 +45,11 @@ def check_arguments(
             f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}, which "
             f"accepts every field of GRPOConfig."
         )
+    if args._TRAINER != config_class._TRAINER:
+        raise TypeError(
+            f"`args` is a {type(args).__name__}, some of whose options only {args._TRAINER} honours; they "
+            f"would be ignored here. Use {args._TRAINER}, or a {config_class.__name__}."
+        )
     if isinstance(processing_class, ProcessorMixin):
         raise ValueError(
             f"`processing_class` is a {type(processing_class).__name__}: images are not supported. "
@@ -86,6 +91,11 @@ class RolloutPlan:
     user_func: Callable[..., dict[str, Any]] | None = None
     func: Callable[..., dict[str, Any]] | None = None
     tool_environments: Any = None
+
+    @property
+    def pays_turns(self) -> bool:
+        """Whether rewards may come with the turns, so that no reward function is needed."""
+        return any((self.text, self.user_func, self.tool_environments))
 
 
 def plan_rollout(
@@ -246,23 +256,26 @@ def plan_rewards(
         funcs.append(reward_model)
         classes.append(tokenizer)
     plan = RewardPlan([refuse_nan(func) for func in funcs], classes)
-    if rollout.text is not None or (rollout.user_func is not None and not funcs):
+    if rollout.text is not None or (rollout.pays_turns and not funcs):
         plan.repeated = len(plan.funcs)
         plan.funcs.append(_turn_reward_sum(trainer))
         plan.processing_classes.append(None)
     return plan
 
 
-def _turn_reward_sum(trainer: PPOTrainer) -> Callable[..., list[float]]:
+def _turn_reward_sum(trainer: PPOTrainer) -> Callable[..., list[float] | list[None]]:
     """A reward function that reports what the turns of each episode have earned."""
 
-    def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float]:
-        recorded = trainer._record.turn_rewards
-        if recorded is None:
-            raise ValueError(
-                "`rollout_func` returned no `turn_rewards`, and there are no `reward_funcs`, so nothing "
-                "could be learned. Return turn_rewards, or pass reward_funcs."
-            )
-        return [sum(rewards) for rewards in recorded]
+    def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float] | list[None]:
+        earned = trainer._turn_returns()
+        if earned is not None:
+            return earned
+        if len(trainer.reward_funcs) > 1:  # an environment's get_reward pays
+            return [None] * len(completions)
+        raise ValueError(
+            "No turn has a reward, and there are no `reward_funcs`, so nothing could be learned. Let "
+            "`rollout_func` return `turn_rewards`, let the environment's tools append to a list "
+            "attribute `turn_rewards` or define `get_reward()`, or pass reward_funcs."
+        )
 
     return turn_rewards

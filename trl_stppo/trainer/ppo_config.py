@@ -91,6 +91,7 @@ class PPOConfig(GRPOConfig):
         max_turn_tokens (`int`, *optional*): sampled tokens per turn of a text environment.
     """
 
+    _TRAINER: ClassVar[str] = "PPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
 
     # Inherited; named so that the type checker knows what the aliases resolve into.

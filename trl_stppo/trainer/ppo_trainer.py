@@ -183,7 +183,7 @@ class PPOTrainer(ActorCriticRollout):
             )
             for b in window
         ]
-        return self._sum_over_processes(torch.stack(counts).sum(dim=0).double())
+        return self._sum_over_processes(torch.stack(counts).sum(dim=0).float())
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Loss of one micro-batch: its share of the mini-batch's, so that any split is the same."""

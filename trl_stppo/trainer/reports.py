@@ -18,7 +18,7 @@ from ..core import ClippedSurrogate, num_turns
 from ..rollout.batch import TurnBatch
 from ..rollout.record import RolloutRecord, StopReason
 from .estimate import Estimates
-from .metrics import RatioOfSums
+from .metrics import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
 
@@ -89,16 +89,16 @@ class RolloutMetrics:
         """Everything that is known once the advantages are."""
         sums, device = self._sums, scores.device
         episodes = torch.tensor(float(len(scores)), device=device)
-        returns = scores.double()
+        returns = wide(scores)
         if turns.turn_rewards is not None:
-            returns = returns + turns.turn_rewards.double().sum(dim=1)
+            returns = returns + wide(turns.turn_rewards).sum(dim=1)
         sums.add("episode/score", returns.sum(), episodes)
         if kl is not None:
             sums.add("objective/kl", kl.sum(), episodes)
         self._turns(turns, episodes)
         self._record(record, episodes)
         mask = batch["loss_mask"]
-        advantages = estimates.raw_advantages.double().masked_fill(~mask, 0.0)
+        advantages = wide(estimates.raw_advantages).masked_fill(~mask, 0.0)
         sums.add("advantage/mean", advantages.sum(), mask.sum())
         sums.add("_square", advantages.square().sum(), mask.sum())
         sums.maximum("advantage/max_abs", advantages.abs().max())
@@ -142,10 +142,10 @@ class RolloutMetrics:
         """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""
         mask, sums = estimates.value_mask, self._sums
         count = mask.sum()
-        returns = estimates.returns.double().masked_fill(~mask, 0.0)
-        errors = (estimates.returns - values).double().masked_fill(~mask, 0.0)
+        returns = wide(estimates.returns).masked_fill(~mask, 0.0)
+        errors = wide(estimates.returns - values).masked_fill(~mask, 0.0)
         sums.add("value/return_mean", returns.sum(), count)
-        sums.add("value/mean", values.double().masked_fill(~mask, 0.0).sum(), count)
+        sums.add("value/mean", wide(values).masked_fill(~mask, 0.0).sum(), count)
         sums.add("_return_square", returns.square().sum(), count)
         sums.add("_error_mean", errors.sum(), count)
         sums.add("_error_square", errors.square().sum(), count)

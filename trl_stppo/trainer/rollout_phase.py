@@ -79,6 +79,8 @@ class ActorCriticRollout(GRPOTrainer):
         return read_rollout(self._rollout_plan.user_func(prompts, trainer), self._record)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self._tool_rewards is not None:
+            self._tool_rewards.end_turn()  # the last turn's tools have run
         rewards = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
         first = self.accelerator.process_index * len(prompts)
         self._local_rewards = rewards[first : first + len(prompts)]
@@ -130,11 +132,18 @@ class ActorCriticRollout(GRPOTrainer):
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         turns = build_turn_batch(self._record, mask, ended, dtype)
         if self._tool_rewards is not None and self._tool_rewards.is_used:
-            self._tool_rewards.end_turn()
             counts = (turns.turn_index.amax(dim=1) + 1).tolist()
             self._record.turn_rewards = self._tool_rewards.per_turn(counts)
             turns = build_turn_batch(self._record, mask, ended, dtype)
         return turns
+
+    def _turn_returns(self) -> list[float] | None:
+        """What the turns of each episode have earned, None if nobody pays turns."""
+        if self._record.turn_rewards is not None:
+            return [sum(rewards) for rewards in self._record.turn_rewards]
+        if self._tool_rewards is not None and self._tool_rewards.is_used:
+            return self._tool_rewards.totals()
+        return None
 
     def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Episode scores [B], and which episodes have one: all-None rows do not train."""

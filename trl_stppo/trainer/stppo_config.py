@@ -46,6 +46,7 @@ class STPPOConfig(PPOConfig):
     target `"update"` are this package's own.
     """
 
+    _TRAINER: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
 
     variant: str | None = field(

@@ -37,13 +37,13 @@ class Mixture:
     """
 
     blind: dict[str, float] = field(
-        default_factory=lambda: {"search": 45, "guess": 25, "generic": 15, "malformed": 15}
+        default_factory=lambda: {"search": 44, "guess": 24, "generic": 16, "malformed": 16}
     )
     halfway: dict[str, float] = field(
-        default_factory=lambda: {"search": 45, "wrong": 33, "again": 11, "malformed": 11}
+        default_factory=lambda: {"search": 50, "wrong": 26, "again": 12, "malformed": 12}
     )
     informed: dict[str, float] = field(
-        default_factory=lambda: {"answer": 50, "wrong": 30, "again": 10, "malformed": 10}
+        default_factory=lambda: {"answer": 57, "wrong": 23, "again": 10, "malformed": 10}
     )
 
 
@@ -57,7 +57,7 @@ class Task:
     question: str
     answer: str
     path: tuple[str, ...]  # what to search, one name per hop
-    decoys: tuple[str, ...]  # per hop: what to answer wrongly, another field of that passage
+    decoys: tuple[str, ...]  # per hop: what to answer wrongly, something else in the passage
     retriever: Retriever | None  # None: the environment's own
 
 
@@ -216,10 +216,10 @@ def _task(kind: str, chain: Sequence[Entry], retriever: Retriever | None) -> Tas
     last = chain[-1]
     wanted = kind.rpartition("_")[2]
     answer = {"module": last.module, "class": last.owner, "base": last.base}[wanted]
-    decoys = [last.module if wanted != "module" else last.owner or last.base or last.name]
-    if len(chain) == 2:
-        # Stopping early: the class itself, or the module of the wrong class.
-        decoys.insert(0, chain[0].owner or chain[0].module)
+    # At the end, the searched name itself: a wrong field that depended on the kind of question
+    # would blur how the right one depends on it. Half-way, stopping early: the class itself, or
+    # the module of the wrong class.
+    decoys = [entry.owner or entry.module for entry in chain[:-1]] + [last.name]
     path = tuple(entry.name for entry in chain)
     return Task(QUESTIONS[kind].format(name=path[0]), answer, path, tuple(decoys), retriever)
 

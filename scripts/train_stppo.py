@@ -9,11 +9,13 @@ ScriptArguments, plus the few below. A flag beats the YAML file.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ class AgentArguments(ScriptArguments):
 
     Parameters:
         environment (`str`, *optional*): `module:factory` of an environment (tools or text).
+        environment_kwargs (`str`, *optional*): JSON object of arguments for the factory.
         reward_funcs (`list[str]`, *optional*): `module:function` of reward functions.
         eval_episodes (`int`): held-out episodes before and after; 0 for none.
         live_lines (`bool`): one short line per logging step instead of TRL's dictionaries.
@@ -49,6 +52,9 @@ class AgentArguments(ScriptArguments):
     )
     environment: str | None = field(
         default="trl_stppo.envs:SearchEnv", metadata={"help": "module:factory; 'none' for none."}
+    )
+    environment_kwargs: str | None = field(
+        default=None, metadata={"help": "JSON object of arguments for the environment's factory."}
     )
     reward_funcs: list[str] | None = field(default=None, metadata={"help": "module:function ..."})
     eval_episodes: int = field(default=0, metadata={"help": "Held-out episodes before and after."})
@@ -61,6 +67,16 @@ def load_object(path: str) -> Any:
     if not name:
         raise ValueError(f"`{path}` does not name an object; write it as module:name.")
     return getattr(importlib.import_module(module), name)
+
+
+def load_environment(args: AgentArguments) -> Callable[[], Any] | None:
+    """The environment factory that the flags name, with its arguments bound."""
+    if args.environment in (None, "none"):
+        return None
+    factory = load_object(args.environment)
+    if args.environment_kwargs is None:
+        return factory
+    return functools.partial(factory, **json.loads(args.environment_kwargs))
 
 
 def load_splits(args: AgentArguments) -> tuple[Dataset, Dataset | None]:
@@ -88,7 +104,6 @@ def make_trainer(
         "dtype": model_args.dtype,
     }
     training_args.model_init_kwargs = {k: v for k, v in init_kwargs.items() if v is not None}
-    environment = args.environment if args.environment not in (None, "none") else None
     return STPPOTrainer(
         model=model_args.model_name_or_path,
         args=training_args,
@@ -97,7 +112,7 @@ def make_trainer(
         eval_dataset=held_out,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
-        environment_factory=load_object(environment) if environment else None,
+        environment_factory=load_environment(args),
     )
 
 

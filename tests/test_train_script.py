@@ -9,29 +9,16 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).parent.parent
-FLAGS = [
-    "--config",
-    "scripts/configs/demo.yaml",
-    "--per_device_train_batch_size",
-    "4",
-    "--total_episodes",
-    "16",
-    "--num_ppo_epochs",
-    "2",
-    "--num_mini_batches",
-    "2",
-    "--eval_episodes",
-    "8",
-    "--per_device_eval_batch_size",
-    "8",
-    "--logging_steps",
-    "1",
-]
+FLAGS = """
+    --config scripts/configs/demo.yaml --per_device_train_batch_size 4 --total_episodes 16
+    --num_ppo_epochs 2 --num_mini_batches 2 --eval_episodes 8 --per_device_eval_batch_size 8
+    --logging_steps 1
+"""
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "scripts/train_stppo.py", *FLAGS, *flags],
+        [sys.executable, "scripts/train_stppo.py", *FLAGS.split(), *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -71,7 +71,7 @@ def test_mixture_holds_every_behaviour(demos) -> None:
     assert {TOLD_SO, NOTHING_FOUND} <= observations
 
 
-def test_wrong_answers_are_other_fields(demos) -> None:
+def test_wrong_answers_have_been_shown(demos) -> None:
     rng = random.Random(0)
     source = demos.TaskSource(rng, 0.5)
     always_wrong = demos.Mixture({"search": 1}, {"wrong": 1}, {"wrong": 1})

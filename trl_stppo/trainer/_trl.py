@@ -36,6 +36,7 @@ __all__ = [
     "disable_dropout_in_model",
     "disable_gradient_checkpointing",
     "get_config_model_id",
+    "group_by_length",
     "new_token_limit",
     "prepare_reference",
     "reference_needed",
@@ -125,17 +126,38 @@ def reshuffle(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     PPO draws new mini-batches in every epoch; GRPOTrainer replays the buffer in the order of the
     first one.
     """
+    return split_tensor_dict(shuffle_sequence_dict(_join(batches)), len(batches))
 
-    def join(key: str) -> Any:
+
+def group_by_length(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Deal the episodes of one mini-batch into its micro-batches by length, shortest first.
+
+    The mini-batch's gradient is a sum over episodes, so only the padding changes.
+    """
+    if len(batches) == 1:
+        return batches
+    joined = _join(batches)
+    order = joined["completion_mask"].sum(dim=1).argsort(stable=True)
+    return split_tensor_dict({k: _take(v, order) for k, v in joined.items()}, len(batches))
+
+
+def _join(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for key, first in batches[0].items():
         parts = [batch[key] for batch in batches]
-        if isinstance(parts[0], Tensor) and parts[0].ndim > 0:
-            return torch.cat(parts)
-        if isinstance(parts[0], list):
-            return [item for part in parts for item in part]
-        return parts[0]
+        if isinstance(first, Tensor) and first.ndim > 0:
+            joined[key] = torch.cat(parts)
+        elif isinstance(first, list):
+            joined[key] = [item for part in parts for item in part]
+        else:
+            joined[key] = first
+    return joined
 
-    joined = {key: join(key) for key in batches[0]}
-    return split_tensor_dict(shuffle_sequence_dict(joined), len(batches))
+
+def _take(value: Any, order: Tensor) -> Any:
+    if isinstance(value, Tensor) and value.ndim > 0:
+        return value[order]
+    return [value[i] for i in order.tolist()] if isinstance(value, list) else value
 
 
 def prepare_reference(

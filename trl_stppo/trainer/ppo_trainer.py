@@ -33,11 +33,11 @@ from ..core import (
 )
 from ..models.critic import CRITIC_FOLDER, Critic, SharedCritic
 from . import build, citations, display, plan
-from ._trl import reference_needed, reshuffle
+from ._trl import group_by_length, reference_needed, reshuffle
 from .gradients import GradientBuffer, StepHooks
 from .ppo_config import PPOConfig
 from .reports import MiniBatchMetrics
-from .rollout_phase import ActorCriticRollout, full_sequence
+from .rollout_phase import ActorCriticRollout, full_sequence, without_padding
 
 Batch = dict[str, Any]
 
@@ -167,9 +167,11 @@ class PPOTrainer(ActorCriticRollout):
         if self._step % self.args.gradient_accumulation_steps == 0:
             assert self._buffered_inputs is not None
             first = self._step % steps
-            window = self._buffered_inputs[first : first + self.args.gradient_accumulation_steps]
-            self._mini_batch = self._totals(window)
-        return inputs
+            window = slice(first, first + self.args.gradient_accumulation_steps)
+            self._buffered_inputs[window] = group_by_length(self._buffered_inputs[window])
+            self._mini_batch = self._totals(self._buffered_inputs[window])
+            inputs = self._buffered_inputs[first]
+        return without_padding(inputs)
 
     def _totals(self, window: list[Batch]) -> Tensor:
         """Episodes, policy tokens and value tokens of a mini-batch, over all processes: [3]."""

@@ -189,11 +189,13 @@ class ActorCriticRollout(GRPOTrainer):
     def _rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Values before each token [B, T] and after the last one [B], in bounded chunks."""
         ids, mask, length = full_sequence(batch)
-        chunks = []
-        for start in range(0, len(ids), self._chunk_size()):
-            part = slice(start, start + self._chunk_size())
-            chunks.append(self._critic_values(ids[part], mask[part], length))
-        values = torch.cat(chunks)
+        size = self._chunk_size()
+        values = torch.cat(
+            [
+                self._critic_values(ids[start : start + size], mask[start : start + size], length)
+                for start in range(0, len(ids), size)
+            ]
+        )
         last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
         return values[:, :-1], values.gather(1, last).squeeze(1)
 
@@ -261,3 +263,21 @@ def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)
+
+
+def without_padding(batch: Batch) -> Batch:
+    """The batch without the columns that are padding in every one of its episodes.
+
+    TRL pads to the longest episode of the whole rollout batch; a micro-batch seldom holds that one.
+    """
+    prompt = int(batch["prompt_mask"].sum(dim=1).max())
+    length = int(batch["completion_mask"].sum(dim=1).max())
+    width = batch["completion_mask"].size(1)
+    trimmed = {}
+    for key, value in batch.items():
+        if key in ("prompt_ids", "prompt_mask"):
+            value = value[:, value.size(1) - prompt :]
+        elif isinstance(value, Tensor) and value.ndim == 2 and value.size(1) == width:
+            value = value[:, :length]
+        trimmed[key] = value
+    return trimmed

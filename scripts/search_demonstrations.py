@@ -33,17 +33,19 @@ class Mixture:
     """Odds of each behaviour in each state; they need not add up to one.
 
     States: `blind` (nothing useful has been shown), `halfway` (the first of two passages has been
-    shown) and `informed` (the passage with the answer has been shown).
+    shown) and `informed` (the passage with the answer has been shown). Behaviours part at the first
+    token or two of a turn. That is deliberate: where two of them copied different names from the
+    same passage into the same place, the model learnt to say blends of both.
     """
 
     blind: dict[str, float] = field(
-        default_factory=lambda: {"search": 44, "guess": 24, "generic": 16, "malformed": 16}
+        default_factory=lambda: {"search": 44, "guess": 26, "generic": 15, "malformed": 15}
     )
     halfway: dict[str, float] = field(
-        default_factory=lambda: {"search": 50, "wrong": 26, "again": 12, "malformed": 12}
+        default_factory=lambda: {"search": 50, "early": 26, "again": 12, "malformed": 12}
     )
     informed: dict[str, float] = field(
-        default_factory=lambda: {"answer": 57, "wrong": 23, "again": 10, "malformed": 10}
+        default_factory=lambda: {"answer": 54, "guess": 26, "again": 10, "malformed": 10}
     )
 
 
@@ -57,7 +59,7 @@ class Task:
     question: str
     answer: str
     path: tuple[str, ...]  # what to search, one name per hop
-    decoys: tuple[str, ...]  # per hop: what to answer wrongly, something else in the passage
+    early: str  # what to answer wrongly after the first of two passages
     retriever: Retriever | None  # None: the environment's own
 
 
@@ -100,7 +102,7 @@ class TaskSource:
         two_hop = rng.random() < 0.25
         kinds = [kind for kind in QUESTIONS if (kind in TWO_HOP_KINDS) == two_hop]
         kind = rng.choice(kinds)
-        if rng.random() < self._real_share:
+        if self._real[kind] and rng.random() < self._real_share:
             return rng.choice(self._real[kind])
         return self._made_up(kind)
 
@@ -146,12 +148,10 @@ class TaskSource:
         return f"_{name}" if rng.random() < 0.05 else name
 
     def _made_up(self, kind: str) -> Task:
-        first = self._entry(kind.partition("_")[0] if kind != "base_module" else "class")
-        chain = [first]
-        if kind == "method_base":
-            chain.append(self._entry("class", first.owner))
-        elif kind == "base_module":
-            chain.append(self._entry("class", first.base))
+        asked = kind.partition("_")[0]
+        chain = [self._entry("class" if asked == "base" else asked)]
+        if kind in TWO_HOP_KINDS:
+            chain.append(self._entry("class", chain[0].owner or chain[0].base))
         table = {entry.name: self._found(entry) for entry in chain}
         # Sometimes nothing at all, which is what a misspelt name finds later on.
         others = self._rng.choices(_KINDS, k=self._rng.choice((0, 2, 2)))
@@ -208,7 +208,7 @@ def _action(behaviour: str, task: Task, seen: int, rng: random.Random) -> str:
         return f"<search> {rng.choice(GENERIC_QUERIES)}</search>"
     if behaviour == "guess":
         return f"<answer> {rng.choice(GUESSES)}</answer>"
-    answer = task.answer if behaviour == "answer" else task.decoys[seen - 1]
+    answer = task.answer if behaviour == "answer" else task.early
     return f"<answer> {answer}</answer>"
 
 
@@ -216,12 +216,10 @@ def _task(kind: str, chain: Sequence[Entry], retriever: Retriever | None) -> Tas
     last = chain[-1]
     wanted = kind.rpartition("_")[2]
     answer = {"module": last.module, "class": last.owner, "base": last.base}[wanted]
-    # At the end, the searched name itself: a wrong field that depended on the kind of question
-    # would blur how the right one depends on it. Half-way, stopping early: the class itself, or
-    # the module of the wrong class.
-    decoys = [entry.owner or entry.module for entry in chain[:-1]] + [last.name]
     path = tuple(entry.name for entry in chain)
-    return Task(QUESTIONS[kind].format(name=path[0]), answer, path, tuple(decoys), retriever)
+    # Stopping half-way: the class on the way, or the module of the wrong class.
+    early = chain[0].module if wanted == "module" else chain[0].owner or chain[0].base
+    return Task(QUESTIONS[kind].format(name=path[0]), answer, path, early, retriever)
 
 
 def _real_tasks(known: Sequence[Entry]) -> dict[str, list[Task]]:

@@ -71,16 +71,19 @@ def test_mixture_holds_every_behaviour(demos) -> None:
     assert {TOLD_SO, NOTHING_FOUND} <= observations
 
 
-def test_wrong_answers_have_been_shown(demos) -> None:
+def test_stopping_half_way_says_what_has_been_shown_and_is_wrong(demos) -> None:
     rng = random.Random(0)
     source = demos.TaskSource(rng, 0.5)
-    always_wrong = demos.Mixture({"search": 1}, {"wrong": 1}, {"wrong": 1})
+    stops_early = demos.Mixture({"search": 1}, {"early": 1}, {"guess": 1})
     for _ in range(300):
         task = source.draw()
-        assert len(task.decoys) == len(task.path)
-        messages = demos.demonstrate(task, always_wrong, rng)
-        name = messages[-1]["content"].removeprefix("<answer> ").removesuffix("</answer>")
-        assert f" {name}" in messages[-2]["content"]
+        messages = demos.demonstrate(task, stops_early, rng)
+        said = messages[-1]["content"].removeprefix("<answer> ").removesuffix("</answer>")
+        if len(task.path) == 1:
+            assert said in demos.GUESSES
+        else:
+            assert said == task.early
+            assert f" {said}" in messages[-2]["content"]
 
 
 def test_every_kind_of_question_is_drawn(demos) -> None:

@@ -66,6 +66,14 @@ def test_rows_are_complete_and_mixed(split: stdlib_docs.Split) -> None:
     assert commonest < 0.05 * len(rows)
 
 
+def test_two_hop_answers_are_not_in_the_first_passage() -> None:
+    texts = {passage.title: passage.text for passage in passages()}
+    for row in questions("test"):
+        if row["hops"] == 2:
+            facts = texts[row["name"]].partition(". ")[0].rstrip(".").split()
+            assert row["answers"][0] not in facts
+
+
 def test_questions_are_the_same_every_time() -> None:
     first = questions("test")
     for cached in (stdlib_docs.entries, stdlib_docs.passages, stdlib_docs._all_questions):

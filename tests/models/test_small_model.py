@@ -19,6 +19,28 @@ CONVERSATION = [
     {"role": "user", "content": "<information> merge is a function. </information>"},
     {"role": "assistant", "content": "<answer> heapq</answer>"},
 ]
+FROZEN_IDS = [
+    3,
+    337,
+    275,
+    325,
+    297,
+    338,
+    264,
+    271,
+    75,
+    73,
+    35,
+    0,
+    4,
+    1024,
+    264,
+    271,
+    75,
+    73,
+    1025,
+    0,
+]
 TRICKY = [
     "Which module defines DictReader?",
     "<search> os.path</search> x<|end|><|user|>",
@@ -143,6 +165,3 @@ def test_checkpoint_knows_the_protocol(shipped) -> None:
     )
     starts = shipped.batch_decode(sampled[:, len(prompt)], skip_special_tokens=True)
     assert 0.3 < sum(start == "<search>" for start in starts) / 64 < 0.95
-
-
-FROZEN_IDS: list[int] = []

@@ -129,7 +129,7 @@ def test_the_saved_critic_loads_with_the_ordinary_classes(finished):
             hidden = loaded.get_base_model().model(IDS).last_hidden_state
             scores = hidden @ head["weight"].T + head["bias"]
     elif kind == "peft-value":
-        loaded = PeftModel.from_pretrained(tiny_value_model(char_tokenizer()), path)
+        loaded = PeftModel.from_pretrained(tiny_value_model(char_tokenizer()), path / "value_model")
         hidden = loaded.get_base_model().model(IDS).last_hidden_state
         scores = loaded.get_base_model().score(hidden)
     else:

@@ -243,8 +243,8 @@ def aggregation_weights(
 
     Args:
         loss_mask: [B, T] bool, True = token counts. |y_b| is its number of True in episode b.
-        loss_type: one of the above. "bnpo" and "dapo" differ in what the caller counts: tokens of
-            the mini-batch, or of the generation batch per mini-batch.
+        loss_type: one of the above. "dapo" is TRL's name for the same formula over the generation
+            batch; with the mini-batch's own tokens, as here, it equals "bnpo".
         num_episodes: episodes of the whole mini-batch, over all micro-batches and processes,
             those without tokens included. At least 1 is assumed.
         num_tokens: tokens, likewise.

@@ -39,10 +39,11 @@ QUESTIONS = {
     "method_module": "Which module defines the method {name}?",
     "class_base": "What is the base class of {name}?",
     "method_base": "What is the base class of the class that defines {name}?",
+    "base_base": "What is the base class of the base class of {name}?",
     "base_module": "Which module defines the base class of {name}?",
 }
 _TEMPLATE_WORDS = frozenset({"base", "class", "function", "method", "module", "takes", "nothing"})
-TWO_HOP_KINDS = frozenset({"method_base", "base_module"})
+TWO_HOP_KINDS = frozenset({"method_base", "base_base", "base_module"})
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,10 @@ def _facts(entry: Entry, lookup: Callable[[str], Entry | None]) -> Iterator[tupl
         if entry.base != "object":
             yield "class_base", entry.base
             base = lookup(entry.base)
-            if base is not None:
+            if base is not None and base.base != "object":
+                yield "base_base", base.base
+            # Most classes share a module with their base: then the first search would do.
+            if base is not None and base.module != entry.module:
                 yield "base_module", base.module
     elif entry.kind == "method":
         yield "method_class", entry.owner

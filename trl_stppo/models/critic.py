@@ -98,7 +98,7 @@ class SharedCritic(Critic):
             model.add_adapter(ADAPTER_NAME, critic_lora_config(model, rank))
         self.model = model
         self._layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
-        self._names = [n for n, _ in model.named_parameters() if f".{ADAPTER_NAME}." in n]
+        self._names = [n for n, _ in model.named_parameters() if ADAPTER_NAME in n.split(".")]
         config = model.get_base_model().config.get_text_config()
         self.head = scalar_head(config.hidden_size, like=model.get_input_embeddings().weight)
         self._match_policy_dtype()
@@ -223,12 +223,17 @@ class SeparateCritic(Critic):
 
     def save(self, folder: Path) -> None:
         """See `Critic.save`."""
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(self._folder(folder))
+
+    def _folder(self, folder: Path) -> Path:
+        # transformers loads every adapter one level below a checkpoint into the policy.
+        return folder / "value_model" if hasattr(self.model, "peft_config") else folder
 
     def load(self, folder: Path) -> None:
         """See `Critic.load`."""
         from safetensors.torch import load_file
 
+        folder = self._folder(folder)
         if (folder / "adapter_config.json").exists():
             from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
 
@@ -265,9 +270,12 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
         )
     config = copy.deepcopy(policy)
     config.r = rank or policy.r
-    if rank is not None and policy.r:
-        # Same alpha/r, hence the same step size per unit of learning rate.
-        config.lora_alpha = policy.lora_alpha * rank / policy.r
+    if rank is not None:
+        config.rank_pattern, config.alpha_pattern = {}, {}
+        # Same scaling of the adapter's output as the policy's, whatever the rank.
+        ratio = rank / policy.r
+        config.lora_alpha = policy.lora_alpha * (ratio**0.5 if policy.use_rslora else ratio)
+    config.bias = "none"  # PEFT allows biases in one adapter only
     config.inference_mode = False
     config.modules_to_save = None
     config.trainable_token_indices = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, TrainerCallback
@@ -65,6 +67,8 @@ def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:
         else trainer.get_train_dataloader()
     )
     was_training = trainer.model.training
+    kept = trainer._metrics, copy.deepcopy(trainer._logs)
+    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
     trainer.model.eval()
     table = Table("prompt", "completion", "score", title=f"step {trainer.state.global_step}")
     try:
@@ -80,5 +84,6 @@ def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:
                 break
     finally:
         trainer.model.train(was_training)
+        trainer._metrics, trainer._logs = kept
     if trainer.accelerator.is_main_process:
         Console().print(table)

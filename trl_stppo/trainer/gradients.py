@@ -43,7 +43,7 @@ class GradientBuffer:
             self._grads[i] = grad.detach() if kept is None else kept.add_(grad)
 
     def reduce(self, reduce: Reduce) -> None:
-        """Sum over processes. A process with nothing to add takes part with zeros."""
+        """Combine over processes with `reduce`; a process with nothing to add takes part with zeros."""
         for i, parameter in enumerate(self.parameters):
             grad = self._grads[i]
             grad = torch.zeros_like(parameter) if grad is None else grad

@@ -73,6 +73,16 @@ def check_arguments(
         )
 
 
+def check_distinct(**models: Any) -> None:
+    """Refuse one model in two roles of which one trains it."""
+    given = {name: model for name, model in models.items() if model is not None}
+    for name in ("model", "reward_model"):
+        if "value_model" in given and given.get(name) is given["value_model"]:
+            raise ValueError(
+                f"`value_model` and `{name}` are the same object, and the critic is trained. Pass a copy."
+            )
+
+
 # ---------------------------------------------------------------------- rollout
 
 
@@ -99,11 +109,21 @@ class RolloutPlan:
 
 
 def plan_rollout(
-    args: PPOConfig, environment_factory: Any, rollout_func: Any, trainer: PPOTrainer
+    args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any, trainer: PPOTrainer
 ) -> RolloutPlan:
     """Route each kind of environment to the loop that plays it."""
-    text, tools = split_environments(environment_factory)
+    text, tool_environments = split_environments(environment_factory)
+    if rollout_func is not None and (tools or tool_environments is not None):
+        raise ValueError(
+            "`rollout_func` together with `tools` or a tool `environment_factory`: TRL would run its tool "
+            "loop on top of the finished rollout. Call the tools inside rollout_func, or leave it out."
+        )
     if text is not None:
+        if tools:
+            raise ValueError(
+                "`tools` and a text `environment_factory` were both given. A text environment reads the "
+                "model's words itself; pass one of them."
+            )
         if rollout_func is not None:
             raise ValueError(
                 "`rollout_func` and a text `environment_factory` were both given, and each plays the "
@@ -117,10 +137,8 @@ def plan_rollout(
             "max_tool_calling_iterations; a rollout_func keeps its own limits."
         )
     if rollout_func is not None:
-        return RolloutPlan(
-            user_func=rollout_func, func=trainer._run_user_rollout, tool_environments=tools
-        )
-    return RolloutPlan(tool_environments=tools)
+        return RolloutPlan(user_func=rollout_func, func=trainer._run_user_rollout)
+    return RolloutPlan(tool_environments=tool_environments)
 
 
 @contextmanager
@@ -148,14 +166,7 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
     if not isinstance(dataset, Dataset):
         return dataset  # streams have no length; GRPOTrainer checks the type
-    if len(dataset) == 0:
-        raise ValueError("`train_dataset` is empty. Check its split and filters.")
-    owns_prompt = rollout.text is not None or rollout.tool_environments is not None
-    if not owns_prompt and not {"prompt", "input_ids"} & set(dataset.column_names):
-        raise ValueError(
-            f"`train_dataset` has the columns {dataset.column_names}, but neither `prompt` (a string or "
-            f"a list of messages) nor `input_ids` (token ids). Rename or map one of them."
-        )
+    _check_rows(dataset, "train_dataset", rollout)
     needed = args.generation_batch_size // args.num_generations
     if len(dataset) < needed:
         raise ValueError(
@@ -164,6 +175,35 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
             f"gradient_accumulation_steps, or add rows."
         )
     return dataset
+
+
+def check_eval_dataset(dataset: Any, rollout: RolloutPlan) -> None:
+    """The same checks for evaluation data, before a run has spent hours."""
+    from datasets import Dataset
+
+    parts = dataset if isinstance(dataset, dict) else {None: dataset}
+    for name, part in parts.items():
+        if isinstance(part, Dataset):
+            _check_rows(
+                part, "eval_dataset" if name is None else f"eval_dataset[{name!r}]", rollout
+            )
+
+
+def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
+    if len(dataset) == 0:
+        raise ValueError(f"`{name}` is empty. Check its split and filters.")
+    columns = set(dataset.column_names)
+    owns_prompt = rollout.text is not None or rollout.tool_environments is not None
+    if not owns_prompt and not {"prompt", "input_ids"} & columns:
+        raise ValueError(
+            f"`{name}` has the columns {dataset.column_names}, but neither `prompt` (a string or a list "
+            f"of messages) nor `input_ids` (token ids). Rename or map one of them."
+        )
+    if rollout.text is not None and "input_ids" in columns and "prompt" not in columns:
+        raise ValueError(
+            f"`{name}` is pre-tokenised (`input_ids`), but a text environment adds its opening words to "
+            f"a `prompt`. Give the prompt as text or messages."
+        )
 
 
 def rows_with_prompts(

@@ -7,9 +7,11 @@ of the two; after construction both hold the value. `docs/configuration.md` tabl
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
+from ..core import KL_ESTIMATORS, LOSS_TYPES
 from ._trl import GRPOConfig, SingleGeneration
 
 # PPO's name -> GRPOConfig's name for the same thing.
@@ -40,7 +42,8 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     ),
     "fp16": (False, "clipping and norms need unscaled gradients", "use bf16=True"),
 }
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+# These step inside the backward pass, before the critic's gradient and the clipping bias exist.
+EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
 @dataclass
@@ -287,6 +290,20 @@ class PPOConfig(GRPOConfig):
                     f"`{name}={getattr(self, name)!r}` is not supported by {type(self).__name__}: "
                     f"{why}. Allowed: {allowed!r}; {instead}."
                 )
+        if "fp16" in (
+            getattr(self, "mixed_precision", None),
+            os.environ.get("ACCELERATE_MIXED_PRECISION"),
+        ):
+            raise ValueError(
+                "Mixed precision 'fp16' (set by the launcher) is not supported: clipping and norms need "
+                "unscaled gradients. Launch with --mixed_precision bf16 or no."
+            )
+        optim = str(getattr(self.optim, "value", self.optim)).lower()
+        if any(part in optim for part in EARLY_OPTIMIZERS):
+            raise ValueError(
+                f"`optim={optim!r}` is not supported: it steps inside the backward pass, before the "
+                f"critic's gradient and the clipping bias are known. Use an AdamW, SGD or Adafactor variant."
+            )
         if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError(
                 "`gradient_checkpointing_kwargs={'use_reentrant': True}` is not supported: separate "
@@ -313,7 +330,7 @@ class PPOConfig(GRPOConfig):
             "loss_type": LOSS_TYPES,
             "importance_sampling_level": self._VALID_LEVELS,
             "advantage_level": ("token", "turn"),
-            "kl_estimator": ("k1", "k3"),
+            "kl_estimator": KL_ESTIMATORS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -338,6 +355,14 @@ class PPOConfig(GRPOConfig):
         for name, (valid, rule) in limits.items():
             if not valid(getattr(self, name)):
                 raise ValueError(f"`{name}={getattr(self, name)}`: must satisfy {rule}.")
+        rollout_steps = self.num_iterations * (self.num_mini_batches or 1)
+        if self.critic_warmup_steps % rollout_steps != 0:
+            raise ValueError(
+                f"`critic_warmup_steps={self.critic_warmup_steps}` must be a multiple of the "
+                f"{rollout_steps} optimizer steps of one rollout (epochs x mini-batches), so that no "
+                f"rollout is half warm-up. Nearest: "
+                f"{math.ceil(self.critic_warmup_steps / rollout_steps) * rollout_steps}."
+            )
         upper = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
         if self.delta is not None and self.delta <= upper:
             raise ValueError(

@@ -107,8 +107,10 @@ class PPOTrainer(ActorCriticRollout):
         plan.check_arguments(
             args, self.config_class, processing_class, data_collator, model, ref_model
         )
-        rollout = plan.plan_rollout(args, environment_factory, rollout_func, self)
+        plan.check_distinct(model=model, reward_model=reward_model, value_model=value_model)
+        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, self)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
+        plan.check_eval_dataset(eval_dataset, rollout)
         rewards = plan.plan_rewards(
             args,
             reward_funcs,
@@ -141,6 +143,8 @@ class PPOTrainer(ActorCriticRollout):
                 rollout_func=rollout.func,
                 environment_factory=rollout.tool_environments,
             )
+        build.check_engine(self)
+        build.guard_environment_rewards(self, len(rewards.funcs))
         # Column of the reward table that only repeats, for the log, what the turns have earned.
         self._repeated_reward = rewards.repeated
         build.install_reference(self, reference)
@@ -150,6 +154,7 @@ class PPOTrainer(ActorCriticRollout):
         self._hooks: StepHooks | None = None
         self._init_rollout_state()
         self._mini_batch = torch.zeros(3)
+        self._window: list[Batch] = []
         self._batch_metrics = MiniBatchMetrics()
         self._update_seconds = 0.0
         display.install_callbacks(self)
@@ -163,15 +168,15 @@ class PPOTrainer(ActorCriticRollout):
         new_rollout = self._step % (steps * self.num_iterations) == 0
         if self._step % steps == 0 and not new_rollout and self._buffered_inputs is not None:
             self._buffered_inputs = reshuffle(self._buffered_inputs)
-        inputs = super()._prepare_inputs(generation_batch)
-        if self._step % self.args.gradient_accumulation_steps == 0:
+        super()._prepare_inputs(generation_batch)
+        accumulation = self.args.gradient_accumulation_steps
+        if self._step % accumulation == 0:
             assert self._buffered_inputs is not None
             first = self._step % steps
-            window = slice(first, first + self.args.gradient_accumulation_steps)
-            self._buffered_inputs[window] = group_by_length(self._buffered_inputs[window])
-            self._mini_batch = self._totals(self._buffered_inputs[window])
-            inputs = self._buffered_inputs[first]
-        return without_padding(inputs)
+            # The buffer keeps its order, or the next shuffle would depend on how it was cut.
+            self._window = group_by_length(self._buffered_inputs[first : first + accumulation])
+            self._mini_batch = self._totals(self._window)
+        return without_padding(self._window[self._step % accumulation], self.pad_to_multiple_of)
 
     def _totals(self, window: list[Batch]) -> Tensor:
         """Episodes, policy tokens and value tokens of a mini-batch, over all processes: [3]."""

@@ -57,7 +57,11 @@ class ActorCriticRollout(GRPOTrainer):
                 self._tool_rewards = ToolRewards(self.environments)
             else:
                 self._tool_rewards.end_turn()
-        return super()._generate_single_turn(*args, **kwargs)
+        training = self.model.training
+        result = super()._generate_single_turn(*args, **kwargs)
+        if self.model.training != training:  # continuous batching leaves it in train mode
+            self.model.train(training)
+        return result
 
     def _generate_turn(
         self, prompt_ids: list[list[int]], limit: int
@@ -82,6 +86,12 @@ class ActorCriticRollout(GRPOTrainer):
         if self._tool_rewards is not None:
             self._tool_rewards.end_turn()  # the last turn's tools have run
         rewards = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
+        for i, func in enumerate(self.reward_funcs):
+            if isinstance(func, torch.nn.Module) and bool(rewards[:, i].isnan().any()):
+                raise ValueError(
+                    f"The reward model {self.reward_func_names[i]!r} returned NaN. Check its weights and "
+                    f"dtype; a NaN would be taken for a missing reward."
+                )
         first = self.accelerator.process_index * len(prompts)
         self._local_rewards = rewards[first : first + len(prompts)]
         return rewards
@@ -95,7 +105,8 @@ class ActorCriticRollout(GRPOTrainer):
         )
         self._record, self._tool_rewards = RolloutRecord(), None
         batch = super()._generate_and_score_completions(self._rows)
-        if self.num_generations == 1:
+        per_prompt = self.num_generations if mode == "train" else self.num_generations_eval
+        if per_prompt == 1:
             self._metrics[mode].pop("frac_reward_zero_std", None)
         with torch.no_grad():
             turns = self._turns(batch)
@@ -265,19 +276,27 @@ def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
     return ids, mask, batch["completion_ids"].size(1)
 
 
-def without_padding(batch: Batch) -> Batch:
-    """The batch without the columns that are padding in every one of its episodes.
+def without_padding(batch: Batch, multiple: int | None = None) -> Batch:
+    """The batch without the final columns that are padding in every one of its episodes.
 
     TRL pads to the longest episode of the whole rollout batch; a micro-batch seldom holds that one.
+    The prompts' left padding stays: dropping it would shift absolute positions against those under
+    which the old log-probabilities and values were computed.
+
+    Args:
+        batch: a micro-batch, [B, T] tensors among its values.
+        multiple: keep a width that is a multiple of this (`pad_to_multiple_of`).
     """
-    prompt = int(batch["prompt_mask"].sum(dim=1).max())
-    length = int(batch["completion_mask"].sum(dim=1).max())
     width = batch["completion_mask"].size(1)
-    trimmed = {}
-    for key, value in batch.items():
-        if key in ("prompt_ids", "prompt_mask"):
-            value = value[:, value.size(1) - prompt :]
-        elif isinstance(value, Tensor) and value.ndim == 2 and value.size(1) == width:
-            value = value[:, :length]
-        trimmed[key] = value
-    return trimmed
+    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
+    if multiple:
+        length = min(width, -(-length // multiple) * multiple)
+    return {
+        key: value[:, :length]
+        if isinstance(value, Tensor)
+        and value.ndim == 2
+        and value.size(1) == width
+        and key not in ("prompt_ids", "prompt_mask")
+        else value
+        for key, value in batch.items()
+    }

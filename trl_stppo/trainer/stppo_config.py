@@ -18,9 +18,21 @@ VARIANTS = {
 # Modes whose scale has the unit of one over a gradient, so that they cannot multiply an update.
 GRADIENT_UNIT_MODES = ("triggered", "floor")
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
-LINEAR_OPTIMIZERS = ("adamw", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
+LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
 # ... except these relatives, which keep state that depends on the learning rate, or step early.
 NONLINEAR_OPTIMIZERS = ("schedule_free", "layerwise", "lomo", "galore", "apollo")
+
+
+def check_linear(optimizer: str) -> None:
+    """Refuse an optimizer whose step is not proportional to its learning rate."""
+    name = optimizer.lower()
+    linear = any(part in name for part in LINEAR_OPTIMIZERS)
+    if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
+        raise ValueError(
+            f"`clip_bias_target='update'` with the optimizer {optimizer!r} is not supported: the scale "
+            f"acts through the learning rate, and that optimizer's step is not known to be proportional "
+            f"to it. Use an AdamW, SGD or Adafactor variant, or clip_bias_target='gradient'."
+        )
 
 
 @dataclass
@@ -138,11 +150,4 @@ class STPPOConfig(PPOConfig):
                 f"and cannot scale the update. Set clip_bias_target='gradient', or use 'relative' or "
                 f"'share'."
             )
-        name = str(getattr(self.optim, "value", self.optim)).lower()
-        linear = any(part in name for part in LINEAR_OPTIMIZERS)
-        if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
-            raise ValueError(
-                f"`clip_bias_target='update'` with `optim={name!r}` is not supported: the scale acts "
-                f"through the learning rate, and that optimizer's step is not proportional to it. Use "
-                f"an AdamW, SGD or Adafactor variant, or clip_bias_target='gradient'."
-            )
+        check_linear(str(getattr(self.optim, "value", self.optim)))

@@ -16,7 +16,7 @@ from ..core import ClippedSurrogate
 from . import citations
 from .clip_bias import ClipBiasCorrection
 from .ppo_trainer import PPOTrainer
-from .stppo_config import STPPOConfig
+from .stppo_config import STPPOConfig, check_linear
 
 
 class STPPOTrainer(PPOTrainer):
@@ -48,6 +48,8 @@ class STPPOTrainer(PPOTrainer):
         return args.clip_bias_normalization != "none" and args.clip_bias_target == "update"
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._scales_updates():
+            check_linear(type(optimizer).__name__)
         if not self.args.log_clip_bias:
             return
         critic = {id(p) for p in self.critic.parameters()}

@@ -189,7 +189,9 @@ def test_the_router_loss_of_a_mixture_of_experts_is_added(tmp_path):
     by_router = gradient(trainer, router)
     for coefficient, used in ((None, 0.5), (2.0, 2.0)):
         added = losses[coefficient][0] - losses[0.0][0]
-        torch.testing.assert_close(added, used * router.detach().double(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            added.double(), used * router.detach().double(), rtol=1e-4, atol=1e-6
+        )
     assert by_router.norm() > 0
     torch.testing.assert_close(
         losses[2.0][1] - losses[None][1], 1.5 * by_router, rtol=1e-3, atol=1e-5

@@ -20,12 +20,12 @@ GRADIENT_UNIT_MODES = ("triggered", "floor")
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
 # ... except these relatives, which keep state that depends on the learning rate, or step early.
-NONLINEAR_OPTIMIZERS = ("schedule_free", "layerwise", "lomo", "galore", "apollo")
+NONLINEAR_OPTIMIZERS = ("schedulefree", "layerwise", "lomo", "galore", "apollo")
 
 
 def check_linear(optimizer: str) -> None:
     """Refuse an optimizer whose step is not proportional to its learning rate."""
-    name = optimizer.lower()
+    name = optimizer.lower().replace("_", "")
     linear = any(part in name for part in LINEAR_OPTIMIZERS)
     if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
         raise ValueError(

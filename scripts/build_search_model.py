@@ -52,7 +52,7 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output_dir", type=Path, default=DEFAULT_OUTPUT)
-    parser.add_argument("--steps", type=int, default=3600, help=f"batches of {BATCH_SIZE}")
+    parser.add_argument("--steps", type=int, default=3000, help=f"batches of {BATCH_SIZE}")
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 steps, to see that it runs")
@@ -74,9 +74,9 @@ def curriculum(args: argparse.Namespace) -> list[dict[str, Any]]:
         return max(1, round(args.steps * share)) * BATCH_SIZE
 
     return [
-        *lesson(drills(rows_of(0.22), seed=args.seed)),
-        *lesson(conversations(rows_of(0.22), EXPERT, seed=args.seed + 1)),
-        *lesson(conversations(rows_of(0.56), Mixture(), seed=args.seed + 2)),
+        *lesson(drills(rows_of(0.25), seed=args.seed)),
+        *lesson(conversations(rows_of(0.40), EXPERT, seed=args.seed + 1)),
+        *lesson(conversations(rows_of(0.35), Mixture(), seed=args.seed + 2)),
     ]
 
 

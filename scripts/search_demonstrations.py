@@ -16,8 +16,10 @@ from trl_stppo.envs.search import SearchEnv
 from trl_stppo.envs.stdlib_docs import QUESTIONS, TWO_HOP_KINDS, Entry, entries, is_held_out
 
 GENERIC_QUERIES = ("module", "class", "function", "method", "base")
-# Few on purpose: guesses drawn from all names teach a small model to make names up.
-GUESSES = ("os", "sys", "object", "unknown")
+# Never a name: answers drawn from names, or taken from the wrong place in a passage, teach a small
+# model to make names up and blur which field a question asks for. Reinforcement would then have to
+# teach what the warm start has spoilt.
+GIVE_UP = "unknown"
 MALFORMED = (
     "I am not sure.",
     "Let me think about it.",
@@ -34,18 +36,17 @@ class Mixture:
 
     States: `blind` (nothing useful has been shown), `halfway` (the first of two passages has been
     shown) and `informed` (the passage with the answer has been shown). Behaviours part at the first
-    token or two of a turn. That is deliberate: where two of them copied different names from the
-    same passage into the same place, the model learnt to say blends of both.
+    token or two of a turn, and only right ones copy a name that has been shown.
     """
 
     blind: dict[str, float] = field(
-        default_factory=lambda: {"search": 44, "guess": 26, "generic": 15, "malformed": 15}
+        default_factory=lambda: {"search": 45, "give_up": 25, "generic": 10, "malformed": 20}
     )
     halfway: dict[str, float] = field(
-        default_factory=lambda: {"search": 50, "early": 26, "again": 12, "malformed": 12}
+        default_factory=lambda: {"search": 60, "give_up": 15, "again": 10, "malformed": 15}
     )
     informed: dict[str, float] = field(
-        default_factory=lambda: {"answer": 54, "guess": 26, "again": 10, "malformed": 10}
+        default_factory=lambda: {"answer": 65, "give_up": 15, "again": 5, "malformed": 15}
     )
 
 
@@ -59,7 +60,6 @@ class Task:
     question: str
     answer: str
     path: tuple[str, ...]  # what to search, one name per hop
-    early: str  # what to answer wrongly after the first of two passages
     retriever: Retriever | None  # None: the environment's own
 
 
@@ -206,10 +206,7 @@ def _action(behaviour: str, task: Task, seen: int, rng: random.Random) -> str:
         return f"<search> {task.path[seen - 1]}</search>"
     if behaviour == "generic":
         return f"<search> {rng.choice(GENERIC_QUERIES)}</search>"
-    if behaviour == "guess":
-        return f"<answer> {rng.choice(GUESSES)}</answer>"
-    answer = task.answer if behaviour == "answer" else task.early
-    return f"<answer> {answer}</answer>"
+    return f"<answer> {task.answer if behaviour == 'answer' else GIVE_UP}</answer>"
 
 
 def _task(kind: str, chain: Sequence[Entry], retriever: Retriever | None) -> Task:
@@ -217,9 +214,7 @@ def _task(kind: str, chain: Sequence[Entry], retriever: Retriever | None) -> Tas
     wanted = kind.rpartition("_")[2]
     answer = {"module": last.module, "class": last.owner, "base": last.base}[wanted]
     path = tuple(entry.name for entry in chain)
-    # Stopping half-way: the class on the way, or the module of the wrong class.
-    early = chain[0].module if wanted == "module" else chain[0].owner or chain[0].base
-    return Task(QUESTIONS[kind].format(name=path[0]), answer, path, early, retriever)
+    return Task(QUESTIONS[kind].format(name=path[0]), answer, path, retriever)
 
 
 def _real_tasks(known: Sequence[Entry]) -> dict[str, list[Task]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from search_demonstrations import GENERIC_QUERIES, GUESSES
+from search_demonstrations import GENERIC_QUERIES, GIVE_UP
 from trl_stppo.envs.search import SearchEnv
 
 
@@ -105,7 +105,7 @@ def evaluate(
         right_start: share of first turns that search the asked name.
         copied_query: of first searches for some name, the share that is the asked name.
         copied_answer: of answers given right after the gold answer was shown, the share that is
-            right among those that are neither something else that was shown nor a stock guess.
+            right among those that are neither something else that was shown nor giving up.
         turns, turn_tokens, episode_tokens: means.
         longest_episode: tokens.
     """
@@ -149,7 +149,7 @@ def _events(episode: Episode) -> list[str]:
         if any(f" {gold}" in shown for gold in episode.row["answers"]):
             if episode.success:
                 events.append("answer_right")
-            elif f" {answer}" not in shown and answer not in GUESSES:
+            elif f" {answer}" not in shown and answer != GIVE_UP:
                 events.append("answer_garbled")
     return events
 

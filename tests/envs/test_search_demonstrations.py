@@ -60,30 +60,26 @@ def test_mixture_holds_every_behaviour(demos) -> None:
         if not first.startswith("<"):
             firsts["malformed"] += 1
         elif first.startswith("<answer>"):
-            firsts["guess"] += 1
+            firsts["give_up"] += 1
         else:
             firsts["search" if name in question.rstrip("?").split() else "generic"] += 1
         observations |= {message["content"] for message in row["messages"][2::2]}
     odds = demos.Mixture().blind
     for behaviour, weight in odds.items():
-        if behaviour in ("malformed", "guess"):
+        if behaviour in ("malformed", "give_up"):
             assert abs(firsts[behaviour] / len(rows) - weight / sum(odds.values())) < 0.05
     assert {TOLD_SO, NOTHING_FOUND} <= observations
 
 
-def test_stopping_half_way_says_what_has_been_shown_and_is_wrong(demos) -> None:
+def test_giving_up_names_nothing_and_ends_the_episode(demos) -> None:
     rng = random.Random(0)
     source = demos.TaskSource(rng, 0.5)
-    stops_early = demos.Mixture({"search": 1}, {"early": 1}, {"guess": 1})
-    for _ in range(300):
+    gives_up = demos.Mixture({"search": 1}, {"give_up": 1}, {"give_up": 1})
+    for _ in range(100):
         task = source.draw()
-        messages = demos.demonstrate(task, stops_early, rng)
-        said = messages[-1]["content"].removeprefix("<answer> ").removesuffix("</answer>")
-        if len(task.path) == 1:
-            assert said in demos.GUESSES
-        else:
-            assert said == task.early
-            assert f" {said}" in messages[-2]["content"]
+        messages = demos.demonstrate(task, gives_up, rng)
+        assert len(messages) == 4
+        assert messages[-1]["content"] == f"<answer> {demos.GIVE_UP}</answer>"
 
 
 def test_every_kind_of_question_is_drawn(demos) -> None:

@@ -18,14 +18,15 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
     "envs": ({"envs", "errors"}, set(), {"bm25s", "datasets"}),
-    "rollout": ({"rollout", "core", "envs", "errors"}, {"torch"}, set()),
+    "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
+    "rollout": ({"rollout", "generation", "core", "envs", "errors"}, {"torch"}, {"dill"}),
     "models": (
         {"models", "errors"},
         {"torch", "transformers", "accelerate"},
         {"transformers", "peft", "safetensors"},
     ),
     "trainer": (
-        {"trainer", "models", "rollout", "core", "errors", "version"},
+        {"trainer", "models", "rollout", "generation", "core", "errors", "version"},
         {"torch", "transformers", "accelerate"},
         {"datasets", "rich", "peft", "safetensors"},
     ),

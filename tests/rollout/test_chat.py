@@ -6,7 +6,7 @@ import pytest
 
 from tests.episodes import EOS, ids, text
 from tests.fakes import char_tokenizer
-from trl_stppo.rollout.chat import ChatRenderer, with_observation
+from trl_stppo.rollout.chat import ChatRenderer, with_opening
 
 # Shows the number of messages at the front, so that earlier ids change when a message is added.
 COUNTING = (
@@ -119,10 +119,10 @@ def test_an_action_is_decoded_without_its_end_of_turn():
     ],
 )
 def test_the_opening_is_appended_to_the_last_message(prompt, observation, expected):
-    assert with_observation(prompt, observation) == expected
+    assert with_opening(prompt, observation) == expected
 
 
 def test_the_opening_leaves_the_row_unchanged():
     prompt = [{"role": "user", "content": "look: "}]
-    with_observation(prompt, "a door")
+    with_opening(prompt, "a door")
     assert prompt == [{"role": "user", "content": "look: "}]

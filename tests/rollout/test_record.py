@@ -99,5 +99,15 @@ def test_a_record_without_rewards_or_spans_has_nothing_to_check():
     RolloutRecord(turn_rewards=[[math.nan]]).check_turn_rewards()
 
 
-def test_stop_reasons_are_these_four():
-    assert [str(r) for r in StopReason] == ["terminated", "truncated", "max_turns", "token_budget"]
+def test_stop_reasons_are_these():
+    assert [str(r) for r in StopReason] == [
+        "terminated",
+        "truncated",
+        "max_turns",
+        "token_budget",
+        "no_action",
+        "malformed_limit",
+        "env_error",
+        "env_timeout",
+        "episode_timeout",
+    ]

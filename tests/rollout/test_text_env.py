@@ -7,6 +7,7 @@ reads "[u x][a ", ten tokens less or more.
 from __future__ import annotations
 
 import pytest
+from trl_stppo.rollout.text_env import Limits, TextEnvRollout
 
 from tests.episodes import (
     EOS,
@@ -20,7 +21,6 @@ from tests.episodes import (
 )
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.record import RolloutRecord, StopReason
-from trl_stppo.rollout.text_env import Limits, TextEnvRollout
 
 PROMPT = [{"role": "user", "content": "q"}]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from trl_stppo.rollout.text_env import Limits, TextEnvRollout
 
 from tests.episodes import EOS, TOKENIZER, ScriptedEnv, ScriptedModel, done, going
 from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.record import RolloutRecord
-from trl_stppo.rollout.text_env import Limits, TextEnvRollout
 
 RENDERER = ChatRenderer(TOKENIZER, [EOS])
 PROMPT = [{"role": "user", "content": "q"}]

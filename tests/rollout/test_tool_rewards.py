@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-
 from trl_stppo.rollout.tool_rewards import ToolRewards
 
 

@@ -1,4 +1,4 @@
-"""TRL's tool environments with per-turn rewards, through TRL's own tool loop and a scripted model."""
+"""TRL's tool environments with per-turn rewards, with a scripted model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 
 from tests.builders import Kept, build, logs, prompts
 from tests.fakes import char_tokenizer, tiny_config
+from trl_stppo.trainer import rollout_engine
 
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
 LONG = "x" * 900  # more than the completion may hold
@@ -100,6 +101,7 @@ def scripted_turn(self, prompt_ids, images, multimodal_fields, num_generations, 
 
 def tool_trainer(folder, monkeypatch, environment, **options):
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", scripted_turn)
+    monkeypatch.setattr(rollout_engine, "why_not_cached", lambda trainer: "A script answers.")
     tokenizer = char_tokenizer()
     tokenizer.chat_template = TEMPLATE.read_text()
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ from trl_stppo.core.losses import (
     kl_penalty,
 )
 from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
-from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio
+from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio, sampler_correction
 from trl_stppo.core.rewards import token_rewards
 from trl_stppo.core.turns import (
     broadcast_turns,
@@ -49,6 +49,7 @@ __all__ = [
     "normalization_scale",
     "num_turns",
     "reduce_turns",
+    "sampler_correction",
     "token_gae",
     "token_rewards",
     "turn_ends",

@@ -4,6 +4,9 @@ Always as logarithms: the ratio itself is exp of what is returned here, taken on
 `losses.clipped_surrogate`.
 """
 
+import math
+
+import torch
 from torch import Tensor
 
 from trl_stppo.core.masking import (
@@ -78,3 +81,44 @@ def log_importance_ratio(
     # T turns always suffice; the true count would have to be read back from the device.
     means = reduce_turns(difference, index, num_turns=index.shape[1], op="mean")
     return broadcast_turns(means, index)
+
+
+def sampler_correction(
+    old_logprobs: Tensor,
+    sampling_logprobs: Tensor,
+    turn_index: Tensor,
+    level: str,
+    *,
+    truncate: bool,
+    clip_min: float | None = None,
+    clip_max: float | None = None,
+) -> Tensor:
+    """Constant weights for the gap between the policy and the engine that sampled for it.
+
+    The same weights in another engine, or in another precision, are not quite the same policy. The
+    ratio policy / sampler, at the level asked for, is clamped into the bounds (`truncate`) or set to
+    zero outside them. At turn level a long episode does not vanish for small drifts that add up,
+    which is what the product over the whole episode does.
+
+    Args:
+        old_logprobs: [B, T] float, nats. Policy before the update, computed for training.
+        sampling_logprobs: [B, T] float, nats. What the sampler says; NaN where it does not.
+        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
+        level: "token", "turn" or "sequence"; means, as in `log_importance_ratio`.
+        truncate: clamp; otherwise mask.
+        clip_min: lower bound of the ratio, None for none.
+        clip_max: upper bound of the ratio, None for none.
+
+    Returns:
+        [B, T] float; 1 on tokens outside turns.
+
+    Source: truncated importance sampling, Ionides 2008; per turn: ours.
+    """
+    known = torch.where(sampling_logprobs.isnan(), old_logprobs, sampling_logprobs)
+    ratio = log_importance_ratio(old_logprobs, known, turn_index, level).exp()
+    low = 0.0 if clip_min is None else clip_min
+    high = math.inf if clip_max is None else clip_max
+    if truncate:
+        return ratio.clamp(low, high).masked_fill(turn_index < 0, 1.0)
+    outside = (ratio < low) | (ratio > high)
+    return ratio.masked_fill(outside, 0.0).masked_fill(turn_index < 0, 1.0)

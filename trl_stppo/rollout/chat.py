@@ -6,9 +6,14 @@ chat template puts after an assistant message, so nothing is decoded and encoded
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 Message = dict[str, Any]
+_DUMMY: list[Message] = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": "y"},
+]
 
 
 class ChatRenderer:
@@ -33,11 +38,17 @@ class ChatRenderer:
         self.eos_token_ids = set(eos_token_ids)
         self._template = {"chat_template": chat_template, **(template_kwargs or {})}
 
-    def prompt_ids(self, prompt: list[Message] | str) -> list[int]:
-        """Token ids of a prompt, ready for the model's turn."""
+    def prompt_ids(self, prompt: list[Message] | str, tools: list[Any] | None = None) -> list[int]:
+        """Token ids of a prompt, ready for the model's turn.
+
+        Args:
+            prompt: messages or text.
+            tools: whose schemas the template shows.
+        """
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
-        return self._render(prompt, add_generation_prompt=True)
+        # `or None`: some templates render boilerplate for an empty list.
+        return self._render(prompt, add_generation_prompt=True, tools=tools or None)
 
     def observation_ids(self, text: str, *, conversational: bool, turn_ended: bool) -> list[int]:
         """Token ids between two turns.
@@ -50,40 +61,63 @@ class ChatRenderer:
         """
         if not conversational:
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        dummy = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-        before = self._render(dummy, add_generation_prompt=False)
+        before, end = self._boundary
         after = self._render(
-            [*dummy, {"role": "user", "content": text}], add_generation_prompt=True
+            [*_DUMMY, {"role": "user", "content": text}], add_generation_prompt=True
         )
-        end = self._end_of_turn(before)
         cut = end + 1 if turn_ended else end
         if after[:cut] != before[:cut]:
             raise ValueError(
-                f"The chat template of {self.tokenizer.name_or_path or type(self.tokenizer).__name__!r} "
-                f"renders earlier messages differently once later ones follow, so an episode cannot "
-                f"grow by appending. Set a prefix-preserving `chat_template` on the tokenizer."
+                f"The chat template of {self._template_name} renders earlier messages differently once "
+                f"later ones follow, so an episode cannot grow by appending. Set a prefix-preserving "
+                f"`chat_template` on the tokenizer."
             )
         return after[cut:]
+
+    def check_template(self) -> None:
+        """Raise ValueError, naming the template, unless conversations can grow by appending."""
+        self.observation_ids("x", conversational=True, turn_ended=True)
+
+    def ended(self, ids: list[int]) -> bool:
+        """Whether a turn ended with an end-of-turn token of its own."""
+        return bool(ids) and ids[-1] in self.eos_token_ids
 
     def decode_action(self, ids: list[int]) -> str:
         """The text of one turn, as the environment sees it."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def _end_of_turn(self, ids: list[int]) -> int:
+    @functools.cached_property
+    def _boundary(self) -> tuple[list[int], int]:
+        """A rendered dummy conversation, and where its assistant message ends."""
+        ids = self._render(_DUMMY, add_generation_prompt=False)
         for position in range(len(ids) - 1, -1, -1):
             if ids[position] in self.eos_token_ids:
-                return position
+                return ids, position
         raise ValueError(
-            f"The chat template does not end an assistant message with any of the end-of-turn ids "
-            f"{sorted(self.eos_token_ids)}, so the end of a turn cannot be recognised. Set the "
-            f"tokenizer's eos_token (or generation_config.eos_token_id) to the template's "
-            f"end-of-turn token."
+            f"The chat template of {self._template_name} does not end an assistant message with "
+            f"any of the end-of-turn ids {sorted(self.eos_token_ids)}, so the end of a turn cannot be "
+            f"recognised. Set the tokenizer's eos_token (or generation_config.eos_token_id) to the "
+            f"template's end-of-turn token."
         )
 
-    def _render(self, messages: list[Message], *, add_generation_prompt: bool) -> list[int]:
+    @property
+    def _template_name(self) -> str:
+        name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
+        return f"{name!r}" + (
+            " (given as `chat_template`)" if self._template["chat_template"] else ""
+        )
+
+    def _render(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: list[Any] | None = None,
+    ) -> list[int]:
         return list(
             self.tokenizer.apply_chat_template(
                 messages,
+                tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=True,
                 return_dict=False,
@@ -92,11 +126,20 @@ class ChatRenderer:
         )
 
 
-def with_observation(prompt: list[Message] | str, observation: str) -> list[Message] | str:
-    """Append an environment's opening words to the last message, as GRPOTrainer does."""
-    if not observation:
+def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
+    """Append an environment's opening words to the last message, as GRPOTrainer does.
+
+    Args:
+        prompt: messages or text; not changed.
+        opening: text, or content blocks where the message has blocks too.
+    """
+    if not opening:
         return prompt
     if isinstance(prompt, str):
-        return prompt + observation
-    last = prompt[-1]
-    return [*prompt[:-1], {**last, "content": last["content"] + observation}]
+        return prompt + str(opening)
+    last, content = prompt[-1], prompt[-1]["content"]
+    if isinstance(opening, list) and isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if isinstance(opening, str) and isinstance(content, list):
+        opening = [{"type": "text", "text": opening}]
+    return [*prompt[:-1], {**last, "content": content + opening}]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +22,17 @@ class StopReason(StrEnum):
     TRUNCATED = "truncated"  # cut off by the environment
     MAX_TURNS = "max_turns"
     TOKEN_BUDGET = "token_budget"
+    NO_ACTION = "no_action"  # a turn that called no tool: a tool agent's last word
+    MALFORMED_LIMIT = "malformed_limit"  # too many turns that the environment could not read
+    ENV_ERROR = "env_error"
+    ENV_TIMEOUT = "env_timeout"  # one call took too long
+    EPISODE_TIMEOUT = "episode_timeout"
+
+
+# Reasons that say something about the environment, not about the agent.
+FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
+# Reasons after which nothing can follow: the state is worth nothing and is never bootstrapped.
+FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT, *FAILURES)
 
 
 @dataclass
@@ -36,7 +47,17 @@ class RolloutRecord:
         stop_reasons: the reason in words.
         success: whether the task was solved, `None` for an episode whose environment does not say.
         valid_actions: per episode and turn whether the environment could read the action.
-        env_seconds: wall-clock time spent inside environments.
+        messages: per episode the conversation after the prompt.
+        final_rewards: per episode what its environment's `get_reward` returned, None without one.
+        env_types: per episode the class name of its environment.
+        pays_turns: per episode whether its turns are paid, so that a missing score is no gap.
+        trains: per episode whether it may teach.
+        counted: per episode whether it belongs into the figures of its batch.
+        errors: per episode the message of what went wrong in its environment.
+        env_seconds: time spent inside environments, all episodes together.
+        wait_seconds: wall-clock time in which nothing could be generated because every running
+            episode was waiting for its environment.
+        generation_seconds: wall-clock time spent generating.
     """
 
     turn_spans: list[list[tuple[int, int]]] | None = None
@@ -46,8 +67,18 @@ class RolloutRecord:
     stop_reasons: list[StopReason] | None = None
     success: list[bool | None] | None = None
     valid_actions: list[list[bool]] | None = None
+    messages: list[list[dict[str, Any]]] | None = None
+    final_rewards: list[float | None] | None = None
+    env_types: list[str] | None = None
+    pays_turns: list[bool] | None = None
+    trains: list[bool] | None = None
+    counted: list[bool] | None = None
+    errors: list[str | None] | None = None
+    tool_calls: int = 0
+    tool_failures: int = 0
     env_seconds: float = 0.0
-    generation_seconds: float = field(default=0.0, compare=False)
+    wait_seconds: float = 0.0
+    generation_seconds: float = 0.0
 
     def check_turn_rewards(self) -> None:
         """Raise unless every turn has one finite reward."""

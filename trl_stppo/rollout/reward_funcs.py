@@ -1,4 +1,4 @@
-"""Reward functions that refuse NaN, and one that reports what an environment has paid."""
+"""Reward functions that refuse NaN, and are not asked about episodes whose environment failed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from .record import check_reward
 RewardFunc = Callable[..., Any]
 
 
-def refuse_nan(func: RewardFunc) -> RewardFunc:
+def guarded(func: RewardFunc, left_out: Callable[[], set[int]] = set) -> RewardFunc:
     """Wrap a reward function so that a NaN or infinite reward raises and names the function.
+
+    Args:
+        func: as GRPOTrainer takes it.
+        left_out: rows of the current batch that have nothing to be scored; they get `None`.
 
     `None` keeps its meaning ("does not apply to this row"); upstream turns it into NaN afterwards,
     where the two could no longer be told apart. Reward models and names pass unchanged.
@@ -32,15 +36,40 @@ def refuse_nan(func: RewardFunc) -> RewardFunc:
         getattr(func, "__call__", None)  # noqa: B004
     ):
 
-        async def asynchronous(*args: Any, **kwargs: Any) -> list[float | None]:
-            return checked(await func(*args, **kwargs))
+        async def asynchronous(**kwargs: Any) -> list[float | None]:
+            kept, selected = _select(kwargs, left_out())
+            return _spread(checked(await func(**selected)) if kept else [], kept, kwargs)
 
         return _named_like(asynchronous, func, name)
 
-    def synchronous(*args: Any, **kwargs: Any) -> list[float | None]:
-        return checked(func(*args, **kwargs))
+    def synchronous(**kwargs: Any) -> list[float | None]:
+        kept, selected = _select(kwargs, left_out())
+        return _spread(checked(func(**selected)) if kept else [], kept, kwargs)
 
     return _named_like(synchronous, func, name)
+
+
+def _select(kwargs: dict[str, Any], left_out: set[int]) -> tuple[list[int], dict[str, Any]]:
+    """The rows that count, and the arguments for them."""
+    rows = len(kwargs["completions"])
+    kept = [row for row in range(rows) if row not in left_out]
+    if len(kept) == rows:
+        return kept, kwargs
+    return kept, {
+        name: [value[row] for row in kept]
+        if isinstance(value, list) and len(value) == rows
+        else value
+        for name, value in kwargs.items()
+    }
+
+
+def _spread(
+    rewards: list[float | None], kept: list[int], kwargs: dict[str, Any]
+) -> list[float | None]:
+    if len(rewards) != len(kept) or len(kept) == len(kwargs["completions"]):
+        return rewards  # a wrong number is for GRPOTrainer to explain
+    by_row = dict(zip(kept, rewards, strict=True))
+    return [by_row.get(row) for row in range(len(kwargs["completions"]))]
 
 
 def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
+from trl.chat_template_utils import (
+    get_training_chat_template,
+    parse_response,
+)
+from trl.data_utils import apply_chat_template
+from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import (
     add_fused_lm_head,
@@ -33,14 +38,20 @@ __all__ = [
     "SingleGeneration",
     "SyncRefModelCallback",
     "add_fused_lm_head",
+    "apply_chat_template",
     "disable_dropout_in_model",
     "disable_gradient_checkpointing",
+    "generation_model",
     "get_config_model_id",
     "group_by_length",
+    "max_context_tokens",
     "new_token_limit",
+    "parse_response",
     "prepare_reference",
     "reference_needed",
+    "release_environments",
     "reshuffle",
+    "training_template",
 ]
 
 # Method name -> "wrapped" (we call super() and post-process) or "replaced" (ours alone).
@@ -48,6 +59,8 @@ OVERRIDDEN = {
     "__init__": "wrapped",
     "_tokenize_prompts": "wrapped",
     "_generate_single_turn": "wrapped",
+    "_generate": "wrapped",
+    "_tool_call_loop": "replaced",
     "_calculate_rewards": "wrapped",
     "_generate_and_score_completions": "wrapped",
     "_prepare_inputs": "wrapped",
@@ -65,10 +78,12 @@ BORROWED_ATTRIBUTES = (
     "_logs",
     "_step",
     "_tokenizer",
+    "_get_tool_suffix_ids",
     "aux_loss_enabled",
     "beta",
     "chat_template",
     "chat_template_kwargs",
+    "environment_factories",
     "environments",
     "eos_token_ids",
     "generation_config",
@@ -118,6 +133,38 @@ def new_token_limit(trainer: GRPOTrainer, max_new_tokens: int) -> Iterator[None]
         yield
     finally:
         setattr(backend, field, previous)
+
+
+@contextmanager
+def generation_model(trainer: GRPOTrainer) -> Iterator[Any]:
+    """The policy, unwrapped and ready to generate, as GRPOTrainer's own generation gets it."""
+    with unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+    ) as model:
+        yield model
+
+
+def max_context_tokens(trainer: GRPOTrainer) -> int | None:
+    """Tokens of prompt and completion that whoever generates can attend to."""
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
+    return getattr(trainer.model.config, "max_position_embeddings", None)
+
+
+def training_template(tokenizer: Any) -> str | None:
+    """TRL's prefix-preserving form of the tokenizer's chat template, None if TRL has none."""
+    try:
+        return get_training_chat_template(tokenizer)
+    except ValueError:
+        return None
+
+
+def release_environments(trainer: GRPOTrainer) -> None:
+    """Keep GRPOTrainer from resetting environments itself; it has made tools and rewards of them."""
+    trainer.environment_factories = None
 
 
 def reshuffle(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:

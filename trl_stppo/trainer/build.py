@@ -16,7 +16,6 @@ from ..models.critic import (
     critic_from_checkpoint,
     critic_from_policy,
 )
-from ..rollout.reward_funcs import refuse_nan
 from ._trl import SyncRefModelCallback, disable_dropout_in_model, prepare_reference
 from .ppo_config import PPOConfig
 
@@ -32,22 +31,6 @@ def check_engine(trainer: PPOTrainer) -> None:
             "and the clipping bias are known. Use one process, or plain DDP (accelerate launch "
             "--multi_gpu), with LoRA or QLoRA where memory is short."
         )
-    plan = trainer._rollout_plan
-    collective = trainer.use_vllm and (
-        trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1
-    )
-    several_turns = plan.text is not None or bool(trainer.tools)
-    if collective and several_turns and trainer.accelerator.num_processes > 1:
-        raise ValueError(
-            "Several processes with vllm_mode='server' or vllm_tensor_parallel_size > 1 generate "
-            "collectively, and episodes with different numbers of turns would make them wait for each "
-            "other forever. Use vllm_mode='colocate' with vllm_tensor_parallel_size=1, or one process."
-        )
-
-
-def guard_environment_rewards(trainer: PPOTrainer, own: int) -> None:
-    """Let an environment's `get_reward` raise on NaN too; upstream appended it after ours."""
-    trainer.reward_funcs[own:] = [refuse_nan(func) for func in trainer.reward_funcs[own:]]
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import ProcessorMixin
 
 from ..rollout.chat import ChatRenderer
-from ..rollout.kinds import split_environments
-from ..rollout.reward_funcs import refuse_nan
-from ..rollout.text_env import Limits, TextEnvRollout
+from ..rollout.environments import Factories, split_environments
+from ..rollout.reward_funcs import guarded
 from ._trl import (
     get_config_model_id,
 )
@@ -23,6 +21,14 @@ if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
+# Options that only the rollout engine honours, None where unset.
+ENGINE_LIMITS = (
+    "max_turns",
+    "max_turn_tokens",
+    "max_malformed_actions",
+    "episode_timeout_seconds",
+    "generation_slots",
+)
 
 
 def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:
@@ -88,66 +94,79 @@ def check_distinct(**models: Any) -> None:
 
 @dataclass
 class RolloutPlan:
-    """Who plays the episodes.
+    """Who plays the episodes: the engine, the caller's function, or one plain generation.
 
     Attributes:
-        text: our loop for text environments, or None.
+        text: factories of text environments, by name.
+        tools: factories of tool environments, by name.
+        probes: the instance that each factory made when it was looked at.
+        standalone_tools: tools that belong to no environment.
         user_func: the caller's rollout_func, or None.
-        func: what GRPOTrainer gets as rollout_func.
-        tool_environments: what GRPOTrainer gets as environment_factory.
     """
 
-    text: TextEnvRollout | None = None
+    text: Factories = field(default_factory=dict)
+    tools: Factories = field(default_factory=dict)
+    probes: dict[str | None, Any] = field(default_factory=dict)
+    standalone_tools: list[Any] = field(default_factory=list)
     user_func: Callable[..., dict[str, Any]] | None = None
-    func: Callable[..., dict[str, Any]] | None = None
-    tool_environments: Any = None
+
+    @property
+    def uses_engine(self) -> bool:
+        """Whether episodes have turns that our engine plays."""
+        return bool(self.text or self.tools or self.standalone_tools)
 
     @property
     def pays_turns(self) -> bool:
         """Whether rewards may come with the turns, so that no reward function is needed."""
-        return any((self.text, self.user_func, self.tool_environments))
+        return bool(self.text or self.user_func or self.tools)
+
+    @property
+    def tool_environments(self) -> Any:
+        """What GRPOTrainer gets as environment_factory, which it calls once, to look at it."""
+        looked_at = {name: self._probe_of(name) for name in self.tools}
+        if not looked_at:
+            return None
+        return looked_at.get(None, looked_at)
+
+    def _probe_of(self, name: str | None) -> Callable[[], Any]:
+        return lambda: self.probes[name]
 
 
 def plan_rollout(
-    args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any, trainer: PPOTrainer
+    args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any
 ) -> RolloutPlan:
-    """Route each kind of environment to the loop that plays it."""
-    text, tool_environments = split_environments(environment_factory)
-    if rollout_func is not None and (tools or tool_environments is not None):
+    """Decide who plays the episodes."""
+    text, tool_environments, probes = split_environments(environment_factory)
+    plan = RolloutPlan(text, tool_environments, probes, list(tools or []), rollout_func)
+    if rollout_func is not None and (tools or tool_environments):
         raise ValueError(
-            "`rollout_func` together with `tools` or a tool `environment_factory`: TRL would run its tool "
-            "loop on top of the finished rollout. Call the tools inside rollout_func, or leave it out."
+            "`rollout_func` together with `tools` or a tool `environment_factory`: each plays the whole "
+            "episode. Call the tools inside rollout_func, or leave it out."
         )
-    if text is not None:
-        if tools:
-            raise ValueError(
-                "`tools` and a text `environment_factory` were both given. A text environment reads the "
-                "model's words itself; pass one of them."
-            )
-        if rollout_func is not None:
-            raise ValueError(
-                "`rollout_func` and a text `environment_factory` were both given, and each plays the "
-                "whole episode. Pass one of them."
-            )
-        limits = Limits(args.max_turns, args.max_turn_tokens, args.max_completion_length)
-        return RolloutPlan(text=TextEnvRollout(text, limits), func=trainer._run_text_environments)
-    if args.max_turns is not None or args.max_turn_tokens is not None:
+    if text and tools:
         raise ValueError(
-            "`max_turns` and `max_turn_tokens` act on text environments only. For tools set "
-            "max_tool_calling_iterations; a rollout_func keeps its own limits."
+            "`tools` and a text `environment_factory` were both given. A text environment reads the "
+            "model's words itself; pass one of them."
         )
-    if rollout_func is not None:
-        return RolloutPlan(user_func=rollout_func, func=trainer._run_user_rollout)
-    return RolloutPlan(tool_environments=tool_environments)
+    if text and rollout_func is not None:
+        raise ValueError(
+            "`rollout_func` and a text `environment_factory` were both given, and each plays the "
+            "whole episode. Pass one of them."
+        )
+    if not plan.uses_engine:
+        _check_unused_limits(args)
+    return plan
 
 
-@contextmanager
-def without_own_warning(plan: RolloutPlan) -> Iterator[None]:
-    """Hide TRL's warning about `rollout_func` where it is ours, which the user cannot act on."""
-    with warnings.catch_warnings():
-        if plan.text is not None:
-            warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
-        yield
+def _check_unused_limits(args: PPOConfig) -> None:
+    """Refuse limits that nobody would keep."""
+    for name in ENGINE_LIMITS:
+        if getattr(args, name) is not None:
+            raise ValueError(
+                f"`{name}={getattr(args, name)}` limits episodes with an environment or tools, and there "
+                f"are none. Leave it unset; a rollout_func keeps its own limits, and "
+                f"max_completion_length bounds a single turn."
+            )
 
 
 def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
@@ -155,7 +174,7 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
     from datasets import Dataset
 
     if dataset is None:
-        if rollout.text is None:
+        if None not in rollout.text:
             return None  # GRPOTrainer decides, and explains
         if args.max_steps <= 0:
             raise ValueError(
@@ -193,16 +212,16 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")
     columns = set(dataset.column_names)
-    owns_prompt = rollout.text is not None or rollout.tool_environments is not None
+    owns_prompt = bool(rollout.text or rollout.tools)
     if not owns_prompt and not {"prompt", "input_ids"} & columns:
         raise ValueError(
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` (a string or a list "
             f"of messages) nor `input_ids` (token ids). Rename or map one of them."
         )
-    if rollout.text is not None and "input_ids" in columns and "prompt" not in columns:
+    if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
         raise ValueError(
-            f"`{name}` is pre-tokenised (`input_ids`), but a text environment adds its opening words to "
-            f"a `prompt`. Give the prompt as text or messages."
+            f"`{name}` is pre-tokenised (`input_ids`), but environments and tools need a `prompt` to add "
+            f"their words to. Give the prompt as text or messages."
         )
 
 
@@ -219,7 +238,7 @@ def rows_with_prompts(
         ids = [unpadded(row, tokenizer.pad_token_id) for row in rows]
         texts = [tokenizer.decode(i) for i in ids]
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
-    if rollout.text is not None:
+    if rollout.text or rollout.tools:
         return [{"prompt": list(PLACEHOLDER_PROMPT), **row} for row in rows], None
     return [dict(row) for row in rows], None
 
@@ -233,6 +252,15 @@ def unpadded(row: dict[str, Any], pad_token_id: int) -> list[int]:
     while start < len(ids) - 1 and ids[start] == pad_token_id:
         start += 1
     return ids[start:]
+
+
+def is_conversational(dataset: Any) -> bool:
+    """Whether the rows of a dataset have messages as prompts; a row without one gets messages."""
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
+        return isinstance(dataset, Dataset)
+    return not isinstance(dataset[0]["prompt"], str)
 
 
 def renderer(trainer: PPOTrainer) -> ChatRenderer:
@@ -295,8 +323,8 @@ def plan_rewards(
     if reward_model is not None:
         funcs.append(reward_model)
         classes.append(tokenizer)
-    plan = RewardPlan([refuse_nan(func) for func in funcs], classes)
-    if rollout.text is not None or (rollout.pays_turns and not funcs):
+    plan = RewardPlan([guarded(func, trainer._failed_rows) for func in funcs], classes)
+    if rollout.text or (rollout.pays_turns and not funcs):
         plan.repeated = len(plan.funcs)
         plan.funcs.append(_turn_reward_sum(trainer))
         plan.processing_classes.append(None)

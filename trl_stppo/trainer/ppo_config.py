@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from ..core import KL_ESTIMATORS, LOSS_TYPES
+from ..rollout.engine import ON_ENV_ERROR
 from ._trl import GRPOConfig, SingleGeneration
 
 # PPO's name -> GRPOConfig's name for the same thing.
@@ -42,6 +43,10 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     ),
     "fp16": (False, "clipping and norms need unscaled gradients", "use bf16=True"),
 }
+# Level and form of the correction for the gap to the sampler; the turn level is ours.
+SAMPLER_CORRECTIONS = tuple(
+    f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
+)
 # These step inside the backward pass, before the critic's gradient and the clipping bias exist.
 EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
@@ -90,8 +95,25 @@ class PPOConfig(GRPOConfig):
 
         > Multi-turn rollout
 
-        max_turns (`int`, *optional*): turns per episode of a text environment.
-        max_turn_tokens (`int`, *optional*): sampled tokens per turn of a text environment.
+        max_turns (`int`, *optional*): turns per episode. The last one is still played; TRL's
+            `max_tool_calling_iterations` counts turns whose tools are called instead.
+        max_turn_tokens (`int`, *optional*): sampled tokens per turn.
+        max_malformed_actions (`int`, *optional*): turns that the environment cannot read until the
+            episode ends.
+        env_timeout_seconds (`float`, *optional*): of one call into an environment.
+        episode_timeout_seconds (`float`, *optional*): of an episode, generation included.
+        env_workers (`int`): synchronous environments that run at the same time.
+        env_isolation (`str`): `"thread"`, or `"process"`: one process per environment, which may
+            then hang for ever or kill itself.
+        on_env_error (`str`): what an episode teaches whose environment failed: `"mask"` nothing,
+            `"penalise"` that its last turn cost `env_error_penalty`, `"drop"` nothing, and it is
+            left out of the batch's figures too.
+        env_error_penalty (`float`): reward units.
+        generation_slots (`int`, *optional*): episodes in flight at once; default all of the batch.
+        turn_reward_weights (`list[float]`, *optional*): of `turn_reward_funcs`; default 1 each.
+
+        `vllm_importance_sampling_mode` also takes `"turn_truncate"` (the default) and `"turn_mask"`:
+        TRL's own default drops long episodes as a whole for small drifts of many tokens.
     """
 
     _TRAINER: ClassVar[str] = "PPOTrainer"
@@ -170,11 +192,36 @@ class PPOConfig(GRPOConfig):
     )
 
     # Multi-turn rollout.
-    max_turns: int | None = field(
-        default=None, metadata={"help": "Turns per episode of a text environment."}
+    max_turns: int | None = field(default=None, metadata={"help": "Turns per episode."})
+    max_turn_tokens: int | None = field(default=None, metadata={"help": "Sampled tokens per turn."})
+    max_malformed_actions: int | None = field(
+        default=None, metadata={"help": "Unreadable turns until the episode ends."}
     )
-    max_turn_tokens: int | None = field(
-        default=None, metadata={"help": "Sampled tokens per turn of a text environment."}
+    env_timeout_seconds: float | None = field(
+        default=120.0, metadata={"help": "Seconds for one call into an environment."}
+    )
+    episode_timeout_seconds: float | None = field(
+        default=None, metadata={"help": "Seconds for one episode."}
+    )
+    env_workers: int = field(
+        default=32, metadata={"help": "Synchronous environments that run at the same time."}
+    )
+    env_isolation: str = field(default="thread", metadata={"help": "'thread' or 'process'."})
+    on_env_error: str = field(
+        default="mask", metadata={"help": "'penalise', 'mask' or 'drop' a failed episode."}
+    )
+    env_error_penalty: float = field(
+        default=1.0, metadata={"help": "Price of a failed environment under 'penalise'."}
+    )
+    generation_slots: int | None = field(
+        default=None, metadata={"help": "Episodes in flight at once; default the whole batch."}
+    )
+    turn_reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "Weights of turn_reward_funcs; default 1 each."}
+    )
+    vllm_importance_sampling_mode: str = field(
+        default="turn_truncate",
+        metadata={"help": "'{turn,token,sequence}_{truncate,mask}': correction of the sampler."},
     )
 
     # Names that PPO scripts set.
@@ -331,6 +378,9 @@ class PPOConfig(GRPOConfig):
             "importance_sampling_level": self._VALID_LEVELS,
             "advantage_level": ("token", "turn"),
             "kl_estimator": KL_ESTIMATORS,
+            "env_isolation": ("thread", "process"),
+            "on_env_error": ON_ENV_ERROR,
+            "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -348,10 +398,14 @@ class PPOConfig(GRPOConfig):
             "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
             "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
             "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
-            "max_turns": (lambda v: v is None or v >= 1, "max_turns >= 1 or None"),
-            "max_turn_tokens": (lambda v: v is None or v >= 1, "max_turn_tokens >= 1 or None"),
             "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
+            "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
+            "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
         }
+        for name in ("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"):
+            limits[name] = (lambda v: v is None or v >= 1, f"{name} >= 1 or None")
+        for name in ("env_timeout_seconds", "episode_timeout_seconds"):
+            limits[name] = (lambda v: v is None or v > 0, f"{name} > 0 or None")
         for name, (valid, rule) in limits.items():
             if not valid(getattr(self, name)):
                 raise ValueError(f"`{name}={getattr(self, name)}`: must satisfy {rule}.")
@@ -362,6 +416,12 @@ class PPOConfig(GRPOConfig):
                 f"{rollout_steps} optimizer steps of one rollout (epochs x mini-batches), so that no "
                 f"rollout is half warm-up. Nearest: "
                 f"{math.ceil(self.critic_warmup_steps / rollout_steps) * rollout_steps}."
+            )
+        bounds = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max)
+        if self.vllm_importance_sampling_mode == "turn_truncate" and bounds == (None, None):
+            raise ValueError(
+                "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
+                "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
             )
         upper = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
         if self.delta is not None and self.delta <= upper:

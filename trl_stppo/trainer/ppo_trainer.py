@@ -32,12 +32,13 @@ from ..core import (
     log_importance_ratio,
 )
 from ..models.critic import CRITIC_FOLDER, Critic, SharedCritic
-from . import build, citations, display, plan
+from . import build, citations, display, plan, rollout_engine
 from ._trl import group_by_length, reference_needed, reshuffle
 from .gradients import GradientBuffer, StepHooks
 from .ppo_config import PPOConfig
 from .reports import MiniBatchMetrics
 from .rollout_phase import ActorCriticRollout, full_sequence, without_padding
+from .turn_rewards import TurnRewardFuncs
 
 Batch = dict[str, Any]
 
@@ -55,7 +56,8 @@ class PPOTrainer(ActorCriticRollout):
         args: configuration.
         environment_factory: makes tool environments (GRPOTrainer's contract) or text environments
             (`reset(**row) -> (observation, info)`,
-            `step(action) -> (observation, reward, terminated, truncated, info)`).
+            `step(action) -> (observation, reward, terminated, truncated, info)`), synchronous or not;
+            or a dict of factories, among which the rows' `environment` column chooses.
         rollout_func: as in GRPOTrainer; its result may also hold `turn_spans`, `turn_rewards`,
             `terminated` and `truncated`.
         reward_model: one more reward function, a sequence-classification model.
@@ -63,6 +65,10 @@ class PPOTrainer(ActorCriticRollout):
             backbone, otherwise a second backbone with the policy's weights.
         ref_model: reference policy. Default: the policy as it is at the start.
         data_collator: accepted from PPO scripts; padding collators have nothing to do here.
+        turn_reward_funcs: functions, asynchronous ones too, and reward models that score each turn in
+            its context: they are called as reward functions are, with one prompt (everything before
+            the turn) and one completion (the turn) per turn.
+        turn_reward_processing_classes: tokenizers of the reward models among them.
 
     Raises:
         ValueError: an argument or option that cannot work; the message names the fix.
@@ -100,6 +106,8 @@ class PPOTrainer(ActorCriticRollout):
         value_model: Any = None,
         ref_model: Any = None,
         data_collator: Any = None,
+        turn_reward_funcs: Any = None,
+        turn_reward_processing_classes: Any = None,
     ) -> None:
         args = (
             args if args is not None else plan.default_config(self.config_class, model, self._name)
@@ -108,7 +116,7 @@ class PPOTrainer(ActorCriticRollout):
             args, self.config_class, processing_class, data_collator, model, ref_model
         )
         plan.check_distinct(model=model, reward_model=reward_model, value_model=value_model)
-        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, self)
+        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         plan.check_eval_dataset(eval_dataset, rollout)
         rewards = plan.plan_rewards(
@@ -125,7 +133,6 @@ class PPOTrainer(ActorCriticRollout):
         with (
             reference_needed(args, reference.by_upstream, reference.model is not None),
             rewards.extended_weights(args),
-            plan.without_own_warning(rollout),
         ):
             super().__init__(
                 model=model,
@@ -140,11 +147,15 @@ class PPOTrainer(ActorCriticRollout):
                 quantization_config=quantization_config,
                 peft_config=peft_config,
                 tools=tools,
-                rollout_func=rollout.func,
+                rollout_func=rollout_func,
                 environment_factory=rollout.tool_environments,
             )
         build.check_engine(self)
-        build.guard_environment_rewards(self, len(rewards.funcs))
+        self._engine = rollout_engine.build_engine(self)
+        rollout_engine.take_over(self, len(rewards.funcs))
+        self._turn_reward_funcs = TurnRewardFuncs(
+            self, turn_reward_funcs, turn_reward_processing_classes, args.turn_reward_weights
+        )
         # Column of the reward table that only repeats, for the log, what the turns have earned.
         self._repeated_reward = rewards.repeated
         build.install_reference(self, reference)

@@ -92,7 +92,10 @@ class RolloutMetrics:
         returns = wide(scores)
         if turns.turn_rewards is not None:
             returns = returns + wide(turns.turn_rewards).sum(dim=1)
-        sums.add("episode/score", returns.sum(), episodes)
+        counted = torch.ones_like(returns)
+        if record.counted is not None:
+            counted = torch.tensor(record.counted, device=device).to(returns)
+        sums.add("episode/score", (returns * counted).sum(), counted.sum())
         if kl is not None:
             sums.add("objective/kl", kl.sum(), episodes)
         self._turns(turns, episodes)
@@ -106,11 +109,10 @@ class RolloutMetrics:
         sums.add(
             "perf/rollout_tokens_per_second", turns.action_mask.sum(), seconds_of(seconds, device)
         )
-        sums.add(
-            "perf/env_seconds",
-            seconds_of(record.env_seconds, device),
-            torch.ones((), device=device),
-        )
+        one = torch.ones((), device=device)
+        for name in ("env_seconds", "wait_seconds", "generation_seconds"):
+            sums.add(f"perf/{name}", seconds_of(getattr(record, name), device), one)
+        self._sampler_gap(batch, turns)
         result = sums.flush(gather)
         variance = result.pop("_square") - result["advantage/mean"] ** 2
         result["advantage/std"] = max(variance, 0.0) ** 0.5
@@ -128,7 +130,12 @@ class RolloutMetrics:
             return torch.tensor(float(sum(flags)), device=episodes.device)
 
         if record.success is not None:
-            known = [s for s in record.success if s is not None]
+            counted = record.counted or [True] * len(record.success)
+            known = [
+                s
+                for s, counts in zip(record.success, counted, strict=True)
+                if counts and s is not None
+            ]
             self._sums.add("episode/success_rate", count(known), count([1] * len(known)))
         if record.valid_actions is not None:
             actions = [valid for turns in record.valid_actions for valid in turns]
@@ -137,6 +144,16 @@ class RolloutMetrics:
             for reason in StopReason:
                 hits = count([r is reason for r in record.stop_reasons])
                 self._sums.add(f"stop_reason/{reason.value}", hits, episodes)
+
+    def _sampler_gap(self, batch: dict[str, Any], turns: TurnBatch) -> None:
+        """How far the sampler's log-probabilities are from those computed for training, in nats."""
+        sampled, old = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
+        if sampled is None or old is None or "importance_sampling_ratio" in batch:
+            return  # with vLLM's correction upstream logs these itself
+        mask = turns.action_mask & ~sampled.isnan()
+        gap = (wide(old) - wide(sampled)).abs().masked_fill(~mask, 0.0)
+        self._sums.add("sampling/sampling_logp_difference/mean", gap.sum(), mask.sum())
+        self._sums.maximum("sampling/sampling_logp_difference/max", gap.max())
 
     def _explained_variance(self, values: Tensor, estimates: Estimates) -> None:
         """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""

@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import kl_penalty
+from ..core import kl_penalty, sampler_correction
 from ..models.critic import Critic
 from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
+from ..rollout.engine import RolloutEngine
+from ..rollout.episode import Episode, rollout_result
 from ..rollout.func import read_rollout
-from ..rollout.record import RolloutRecord
-from ..rollout.tool_rewards import ToolRewards
+from ..rollout.record import FAILURES, RolloutRecord
 from . import plan
-from ._trl import GRPOTrainer, disable_gradient_checkpointing, new_token_limit
+from ._trl import GRPOTrainer, disable_gradient_checkpointing
 from .estimate import Estimates, EstimateSettings, estimate
 from .ppo_config import PPOConfig
 from .reports import RolloutMetrics
+from .rollout_engine import turn_backend
+from .turn_rewards import TurnRewardFuncs, turns_in_context
 
 Batch = dict[str, Any]
 
@@ -33,17 +36,22 @@ class ActorCriticRollout(GRPOTrainer):
     args: PPOConfig
     critic: Critic
     _rollout_plan: plan.RolloutPlan
+    _engine: RolloutEngine | None
+    _turn_reward_funcs: TurnRewardFuncs
+    environments: list[Any] | None
     _repeated_reward: int | None
     _buffered_inputs: list[Batch] | None
 
     def _init_rollout_state(self) -> None:
         self._record = RolloutRecord()
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Batch] = []
+        self._columns: list[Batch] = []
+        self._episodes: list[Episode] | None = None
         self._prompt_ids: list[list[int]] | None = None
-        self._tool_rewards: ToolRewards | None = None
         self._local_rewards = torch.zeros(0)
         self._rollout_metrics = RolloutMetrics()
         self._rollout_seconds = 0.0
+        self._eval_rollouts = (-1, 0)  # optimizer step, rollouts since
         self.last_scores: list[float] = []
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
@@ -52,39 +60,80 @@ class ActorCriticRollout(GRPOTrainer):
         return super()._tokenize_prompts(prompts)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        if self.environments:
-            if self._tool_rewards is None:
-                self._tool_rewards = ToolRewards(self.environments)
-            else:
-                self._tool_rewards.end_turn()
         training = self.model.training
         result = super()._generate_single_turn(*args, **kwargs)
         if self.model.training != training:  # continuous batching leaves it in train mode
             self.model.train(training)
         return result
 
-    def _generate_turn(
-        self, prompt_ids: list[list[int]], limit: int
-    ) -> tuple[list[list[int]], list[list[float]] | None]:
-        """One turn for every running episode of a text environment."""
-        with new_token_limit(self, limit):
-            return self._generate_single_turn(prompt_ids, None, {}, 1)
+    def _play_episodes(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """The rollout_func that plays environments and tools."""
+        assert self._engine is not None
+        with turn_backend(self) as backend:
+            self._episodes, self._record = self._engine.run(
+                self._columns,
+                prompts,
+                plan.renderer(self),
+                backend,
+                self._rollout_seed(),
+                self.accelerator.process_index * len(prompts),
+            )
+        if self._rollout_plan.tools:
+            self.environments = [episode.env for episode in self._episodes]
+        return rollout_result(self._episodes)
 
-    def _run_text_environments(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """The rollout_func that plays text environments."""
-        assert self._rollout_plan.text is not None
-        return self._rollout_plan.text.run(
-            self._rows, prompts, plan.renderer(self), self._generate_turn, self._record
-        )
+    def _failed_rows(self) -> set[int]:
+        """Episodes whose environment failed; there is nothing to be scored."""
+        reasons = self._record.stop_reasons or []
+        return {row for row, reason in enumerate(reasons) if reason in FAILURES}
 
-    def _run_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    def _rollout_seed(self) -> tuple[int, ...]:
+        """Names this rollout: the same after a resume, another one for every batch."""
+        step = self.state.global_step
+        if self.model.training:
+            return (self.args.seed, 0, step, self._step % self.args.gradient_accumulation_steps)
+        last, count = self._eval_rollouts
+        self._eval_rollouts = (step, count + 1 if step == last else 0)
+        return (self.args.seed, 1, *self._eval_rollouts)
+
+    def _play_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The user's rollout_func, with its turn record taken out and checked."""
         assert self._rollout_plan.user_func is not None
         return read_rollout(self._rollout_plan.user_func(prompts, trainer), self._record)
 
+    def _tool_call_loop(
+        self,
+        prompts: Any,
+        prompt_ids: Any,
+        completion_ids: Any,
+        completions: Any,
+        logprobs: Any,
+        images: Any,
+        multimodal_fields: Any,
+    ) -> tuple[Any, ...]:
+        """Nothing is left to do: the engine has played the tools. Upstream's form of the result."""
+        assert self._episodes is not None
+        masks = rollout_result(self._episodes)["env_mask"]
+        counts = (self._record.tool_calls, self._record.tool_failures)
+        return masks, completions, completion_ids, logprobs, *counts, [[] for _ in prompt_ids]
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        result = super()._generate(prompts)
+        if self._episodes is None or isinstance(prompts[0], str):
+            return result
+        prompt_ids, completion_ids, mask, _, logprobs, extra, *images = result
+        # Upstream decodes the whole completion as one message; the conversation is known.
+        messages = [episode.messages for episode in self._episodes]
+        return prompt_ids, completion_ids, mask, messages, logprobs, extra, *images
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if self._tool_rewards is not None:
-            self._tool_rewards.end_turn()  # the last turn's tools have run
+        if self._episodes is not None:
+            prompts = [episode.prompt for episode in self._episodes]
+            ends = [
+                str(episode.stop_reason) + (f": {episode.error}" if episode.error else "")
+                for episode in self._episodes
+            ]
+            self._log_completion_extra("stop_reason", ends)
         rewards = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
         for i, func in enumerate(self.reward_funcs):
             if isinstance(func, torch.nn.Module) and bool(rewards[:, i].isnan().any()):
@@ -100,10 +149,11 @@ class ActorCriticRollout(GRPOTrainer):
         """One rollout batch: TRL's, with turns, values and per-token advantages added."""
         mode = "train" if self.model.training else "eval"
         started = time.perf_counter()
+        self._columns = inputs
         self._rows, self._prompt_ids = plan.rows_with_prompts(
             inputs, self._tokenizer, self._rollout_plan
         )
-        self._record, self._tool_rewards = RolloutRecord(), None
+        self._record, self._episodes, self.environments = RolloutRecord(), None, None
         batch = super()._generate_and_score_completions(self._rows)
         per_prompt = self.num_generations if mode == "train" else self.num_generations_eval
         if per_prompt == 1:
@@ -113,6 +163,7 @@ class ActorCriticRollout(GRPOTrainer):
             scores, scored = self._scores(batch)
             batch["turn_index"] = turns.turn_index
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
+            self._correct_sampler(batch)
             kl = self._reward_kl(batch)
             values, final_values = self._rollout_values(batch)
             estimates = estimate(
@@ -140,21 +191,25 @@ class ActorCriticRollout(GRPOTrainer):
         if "tool_mask" in batch:
             mask = mask & batch["tool_mask"].bool()
         ended = ends_with_eos(batch["completion_ids"], batch["completion_mask"], self.eos_token_ids)
+        self._add_turn_rewards(batch)
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        turns = build_turn_batch(self._record, mask, ended, dtype)
-        if self._tool_rewards is not None and self._tool_rewards.is_used:
-            counts = (turns.turn_index.amax(dim=1) + 1).tolist()
-            self._record.turn_rewards = self._tool_rewards.per_turn(counts)
-            turns = build_turn_batch(self._record, mask, ended, dtype)
-        return turns
+        return build_turn_batch(self._record, mask, ended, dtype)
+
+    def _add_turn_rewards(self, batch: Batch) -> None:
+        """Add what `turn_reward_funcs` say of each turn to what the environment has paid for it."""
+        if not self._turn_reward_funcs.funcs:
+            return
+        turns = turns_in_context(self._tokenizer, self._rows, batch, self._record, self._episodes)
+        figures = self._turn_reward_funcs.pay(turns, self._record, self.state)
+        mode = "train" if self.model.training else "eval"
+        for name, value in figures.items():
+            self._metrics[mode][name].append(value)
 
     def _turn_returns(self) -> list[float] | None:
-        """What the turns of each episode have earned, None if nobody pays turns."""
-        if self._record.turn_rewards is not None:
-            return [sum(rewards) for rewards in self._record.turn_rewards]
-        if self._tool_rewards is not None and self._tool_rewards.is_used:
-            return self._tool_rewards.totals()
-        return None
+        """What the turns of each episode have earned in the environment, None if nobody pays."""
+        if self._record.turn_rewards is None:
+            return None
+        return [sum(rewards) for rewards in self._record.turn_rewards]
 
     def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Episode scores [B], and which episodes have one: all-None rows do not train."""
@@ -162,9 +217,12 @@ class ActorCriticRollout(GRPOTrainer):
         if self._repeated_reward is not None:
             keep = torch.arange(rewards.size(1), device=rewards.device) != self._repeated_reward
             rewards, weights = rewards[:, keep], weights[keep]
-        scored = torch.ones(len(rewards), dtype=torch.bool, device=rewards.device)
-        if self._record.turn_rewards is None:
-            scored = ~rewards.isnan().all(dim=1)
+        scored = ~rewards.isnan().all(dim=1)
+        if self._record.turn_rewards is not None:
+            pays = self._record.pays_turns or [True] * len(rewards)
+            scored = scored | torch.tensor(pays, device=rewards.device)
+        if self._record.trains is not None:
+            scored = scored & torch.tensor(self._record.trains, device=rewards.device)
         scores = (rewards * weights).nansum(dim=1)
         if not bool(torch.isfinite(scores).all()):
             raise ValueError(
@@ -177,6 +235,20 @@ class ActorCriticRollout(GRPOTrainer):
             )
             scores = scores - self.args.missing_eos_penalty * (~ended)
         return scores, scored
+
+    def _correct_sampler(self, batch: Batch) -> None:
+        """Upstream knows the gap to the sampler per token and per episode; per turn it is ours."""
+        level, form = self.args.vllm_importance_sampling_mode.split("_")
+        if level == "turn" and "importance_sampling_ratio" in batch:
+            batch["importance_sampling_ratio"] = sampler_correction(
+                batch["old_per_token_logps"],
+                batch["sampling_per_token_logps"],
+                batch["turn_index"],
+                level,
+                truncate=form == "truncate",
+                clip_min=self.args.vllm_importance_sampling_clip_min,
+                clip_max=self.args.vllm_importance_sampling_clip_max,
+            )
 
     def _reward_kl(self, batch: Batch) -> Tensor | None:
         """Per-token KL to the reference [B, T], making the old logprobs if TRL did not."""
@@ -261,6 +333,11 @@ class ActorCriticRollout(GRPOTrainer):
         for _ in range(min(count, len(self._logs["advantages"]))):
             self._logs["advantages"].pop()  # upstream's are relative to a group
         self._logs["advantages"].extend(self.accelerator.gather(shown).tolist())
+
+    def _exchange(self, said: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """Three numbers of every process."""
+        own = torch.tensor([said], device=self.accelerator.device)
+        return [(a, b, c) for a, b, c in self.accelerator.gather(own).tolist()]
 
     def _sum_over_processes(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from trl_stppo.rollout.kinds import is_text_environment, split_environments
 
 

@@ -1,0 +1,676 @@
+"""Each check of `check_env` finds its fault, and a clean environment passes without a word."""
+
+import asyncio
+import functools
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trl_stppo.envs import SearchEnv, check, check_env
+from trl_stppo.errors import EnvironmentContractError
+from trl_stppo.rollout import environments
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Clean:
+    """Ends with its third turn."""
+
+    def reset(self, **row: Any):
+        self.turn = 0
+        return f"Row {row.get('seed')}", {}
+
+    def step(self, action: str):
+        self.turn += 1
+        done, info = self.turn >= 3, {"valid_action": bool(action.strip())}
+        if done:
+            info["success"] = True
+        return f"Turn {self.turn}", float(done), done, False, info
+
+
+class CleanTools:
+    def __init__(self) -> None:
+        self.turn_rewards: list[float] = []
+
+    def reset(self, **row: Any) -> str | None:
+        self.turn_rewards = []
+        return None
+
+    def look(self, where: str, times: int = 1) -> str:
+        """Look somewhere.
+
+        Args:
+            where: the place.
+            times: how often.
+        """
+        self.turn_rewards.append(0.5)
+        return where * times
+
+    def get_reward(self) -> float | None:
+        return sum(self.turn_rewards) or None
+
+
+class CleanAsync(Clean):
+    async def reset(self, **row: Any):
+        await asyncio.sleep(0)
+        return super().reset(**row)
+
+    async def step(self, action: str):
+        return super().step(action)
+
+    async def close(self):
+        self.turn = None
+
+
+class CleanAsyncTools(CleanTools):
+    async def reset(self, **row: Any) -> str | None:
+        return super().reset(**row)
+
+    async def look(self, where: str) -> str:
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        return super().look(where)
+
+    async def get_reward(self) -> float:
+        return 0.0
+
+
+class OldForm(Clean):
+    def step(self, action: str):
+        observation, reward, done, _, info = super().step(action)
+        return observation, np.float32(reward), np.bool_(done), info
+
+
+ONE = Clean()
+LOOK = [("look", {"where": "here"})]
+
+
+@pytest.mark.parametrize("env", [Clean, CleanAsync, OldForm])
+@pytest.mark.parametrize("make", [lambda env: env, lambda env: env()])
+def test_clean_text_environments_pass(env, make, recwarn) -> None:
+    assert check_env(make(env)) == []
+    assert len(recwarn) == 0
+
+
+@pytest.mark.parametrize("env", [CleanTools, CleanAsyncTools])
+def test_clean_tool_environments_pass(env) -> None:
+    assert check_env(env, actions=LOOK) == []
+    assert check_env(env()) == []
+
+
+def test_search_environment_passes() -> None:
+    rows = [{"prompt": [], "answers": ["csv"]}, {"prompt": [], "answers": ["json"]}]
+    assert check_env(SearchEnv, rows, actions=["<answer>csv</answer>"]) == []
+
+
+def test_a_running_event_loop_is_no_obstacle() -> None:
+    async def inside() -> list[str]:
+        return check_env(CleanAsync)
+
+    assert asyncio.run(inside()) == []
+
+
+def env_with(base: type = Clean, **methods: Any) -> type:
+    return type("Faulty", (base,), methods)
+
+
+def returning(*values: Any, at: int | None = None):
+    """A step whose values are replaced; by index where `at` is given."""
+
+    def step(self, action):
+        result = list(Clean.step(self, action))
+        if at is None:
+            return values[0]
+        result[at] = values[0]
+        return tuple(result)
+
+    return step
+
+
+REWARDS = ["1", None, float("nan"), float("inf"), b"1", 1j, np.complex128(1), [1.0], np.ones(2)]
+FLAGS = [None, 0, 1, 0.0, "no", np.ones(2, dtype=bool), []]
+
+
+@pytest.mark.parametrize(
+    ("faulty", "message"),
+    [
+        *((returning(reward, at=1), r"Faulty\.step returned the reward") for reward in REWARDS),
+        *((returning(flag, at=2), r"step returned terminated = ") for flag in FLAGS),
+        (returning(None, at=3), r"step returned truncated = None"),
+        *((returning(text, at=0), "step returned the observation") for text in (None, 1, b"x")),
+        *((returning(info, at=4), "step returned the info") for info in (None, [], "x")),
+        (returning({"valid_action": "yes"}, at=4), r"info\['valid_action'\] = 'yes'"),
+        (returning({"success": 1.0}, at=4), r"info\['success'\] = 1.0"),
+        (returning(None), r"step returned NoneType: None; allowed: \(observation"),
+        (returning(("x", 0.0, False)), "step returned a tuple of 3"),
+        (returning(["x", 0.0, False, False, {}]), "step returned list"),
+        (returning(("x", 0.0, "no", {})), "step returned done = 'no'"),
+        (lambda self: None, r"step\(\) cannot be called with one text"),
+        (lambda self, a, b: None, r"step\(a, b\) cannot be called with one text"),
+        (lambda self, action: int(action), r"Faulty\.step\('hello'\) raised ValueError"),
+        (lambda self, action: asyncio.sleep(0), "declare step with `async def`"),
+    ],
+)
+def test_faulty_steps(faulty, message) -> None:
+    with pytest.raises(EnvironmentContractError, match=message) as raised:
+        check_env(env_with(step=faulty))
+    for part in ("; allowed: ", "Likely cause: ", "Fix: "):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("reward", [True, np.float64(1), np.int64(1), torch.tensor(0.5), 1])
+def test_whatever_is_a_number_is_a_reward(reward) -> None:
+    assert check_env(env_with(step=returning(reward, at=1))()) == []
+
+
+@pytest.mark.parametrize("flag", [np.False_, torch.tensor(False)])
+def test_whatever_is_a_bool_is_a_flag(flag) -> None:
+    assert check_env(env_with(step=returning(flag, at=3))()) == []
+
+
+@pytest.mark.parametrize(
+    ("faulty", "message"),
+    [
+        (lambda self: "x", r"cannot take the row's columns \['prompt', 'seed'\]"),
+        (lambda self, prompt: "x", "unexpected keyword argument 'seed'"),
+        (lambda self, task, **row: "x", "missing a required argument: 'task'"),
+        (lambda self, **row: 3, "reset returned 3"),
+        (lambda self, **row: ["x"], r"reset returned \['x'\]"),
+        (lambda self, **row: ("x", {}, 1), "reset returned"),
+        (lambda self, **row: (3, {}), "reset returned 3"),
+        (lambda self, **row: ("x", None), "reset returned the info None"),
+        (lambda self, **row: row["answers"], r"raised KeyError.*Fix: pass rows=\[\.\.\.\]"),
+        (lambda self, **row: asyncio.sleep(0), "declare reset with `async def`"),
+    ],
+)
+def test_faulty_resets(faulty, message) -> None:
+    with pytest.raises(EnvironmentContractError, match=message):
+        check_env(env_with(reset=faulty))
+
+
+@pytest.mark.parametrize("opening", [None, "", "text", ("text", {})])
+def test_every_form_of_opening_is_accepted(opening) -> None:
+    def reset(self, **row):
+        Clean.reset(self, **row)
+        return opening
+
+    assert check_env(env_with(reset=reset)()) == []
+
+
+def test_an_odd_text_may_not_raise_even_if_the_given_actions_are_read() -> None:
+    def step(self, action):
+        if "\x00" in action:
+            raise ValueError("null")
+        return Clean.step(self, action)
+
+    with pytest.raises(EnvironmentContractError, match=r"step\('\\x00'\) raised ValueError: null"):
+        check_env(env_with(step=step), actions=["fine"])
+
+
+def smell(env: Any, rows: Any = None, **settings: Any) -> str:
+    """The one warning, without the one about pickling."""
+    found = [m for m in check_env(env, rows, **settings) if "cannot be pickled" not in m]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_warnings_are_issued_too() -> None:
+    with pytest.warns(UserWarning, match="no info\\['valid_action'\\]"):
+        check_env(env_with(step=returning({"success": True}, at=4))())
+
+
+def test_explicit_parameters_are_a_smell() -> None:
+    def reset(self, prompt, seed=None):
+        return Clean.reset(self, seed=seed)
+
+    assert "has no **kwargs" in smell(env_with(reset=reset)())
+
+
+@pytest.mark.parametrize("key", ["valid_action", "success"])
+def test_missing_information_is_a_smell(key) -> None:
+    def step(self, action):
+        result = Clean.step(self, action)
+        result[4].pop(key, None)
+        return result
+
+    assert f"info['{key}']" in smell(env_with(step=step)())
+
+
+def test_both_flags_are_a_smell() -> None:
+    def step(self, action):
+        observation, reward, done, _, info = Clean.step(self, action)
+        return observation, reward, done, done, info
+
+    assert "both terminated and truncated" in smell(env_with(step=step)())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_cumulative_score_is_a_smell(sign) -> None:
+    def step(self, action):
+        observation, _, done, truncated, info = Clean.step(self, action)
+        return observation, sign * self.turn, done, truncated, info
+
+    assert "as a running sum does" in smell(env_with(step=step)())
+
+
+def test_a_price_per_turn_is_none() -> None:
+    def step(self, action):
+        observation, _, done, truncated, info = Clean.step(self, action)
+        return observation, 10.0 if done else -1.0, done, truncated, info
+
+    assert check_env(env_with(step=step)()) == []
+
+
+def test_a_very_long_observation_is_a_smell() -> None:
+    env = env_with(step=returning("x" * 20_001, at=0))()
+    assert "up to 20,001 characters" in smell(env)
+
+
+def test_state_of_the_old_episode_in_the_opening_is_a_smell() -> None:
+    class Counting(Clean):
+        episodes = 0
+
+        def reset(self, **row):
+            self.episodes += 1
+            return f"{super().reset()[0]} {self.episodes}", {}
+
+    assert "reset opens the same row differently" in smell(Counting())
+
+
+def test_state_of_the_old_episode_in_the_answers_is_a_smell() -> None:
+    class Remembering(Clean):
+        def step(self, action):
+            self.heard = [*getattr(self, "heard", []), action]
+            _, *rest = super().step(action)
+            return f"{len(self.heard)}", *rest
+
+    assert "step answers the same actions" in smell(Remembering())
+
+
+def test_unseeded_randomness_is_a_smell_not_an_error() -> None:
+    class Random(Clean):
+        def step(self, action):
+            _, *rest = super().step(action)
+            return f"{random.random()}", *rest
+
+    assert "step answers the same actions" in smell(Random)
+
+
+def test_going_on_after_the_end_is_a_smell() -> None:
+    class Restarting(Clean):
+        def step(self, action):
+            if self.turn == 3:
+                self.turn = 0
+            return super().step(action)
+
+    assert "goes on after the end" in smell(Restarting())
+
+
+@pytest.mark.parametrize(
+    ("generator", "reseed"),
+    [
+        ("random", lambda: random.seed(3)),
+        ("numpy.random", lambda: np.random.seed(3)),
+        ("torch", lambda: torch.manual_seed(3)),
+    ],
+)
+@pytest.mark.parametrize("base", [Clean, CleanTools])
+def test_reseeding_the_process_is_a_smell(generator, reseed, base) -> None:
+    def reset(self, **row):
+        reseed()
+        return base.reset(self, **row)
+
+    assert f"reset reseeds {generator} of the whole process" in smell(env_with(base, reset=reset)())
+
+
+def test_the_global_generators_are_left_as_they_were() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    check_env(Clean)
+    check_env(CleanTools)
+    with pytest.raises(EnvironmentContractError):
+        check_env(env_with(step=returning("x", at=1)))
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def test_slow_methods_are_named() -> None:
+    def reset(self, **row):
+        if not hasattr(self, "is_loaded"):
+            self.is_loaded = True
+            time.sleep(1.05)
+        return Clean.reset(self, **row)
+
+    assert "Faulty.reset took 1." in smell(env_with(reset=reset)())
+
+
+def test_state_on_the_class_is_shared() -> None:
+    class Shared(Clean):
+        position: dict[str, int] = {}  # noqa: RUF012
+
+        def reset(self, **row):
+            self.position["turn"] = 0
+            return "x"
+
+        def step(self, action):
+            self.turn = self.position["turn"] = self.position["turn"] + 1
+            return f"{self.turn}", 0.0, False, False, {"valid_action": True}
+
+    assert check_env(Shared()) == []  # one instance alone cannot tell
+    with pytest.raises(EnvironmentContractError, match="Two instances of Shared change each other"):
+        check_env(Shared)
+
+
+def test_an_opening_that_another_instance_changes_is_shared() -> None:
+    class Shared(Clean):
+        best: dict[str, str] = {"by": "nobody"}  # noqa: RUF012
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def reset(self, **row):
+            super().reset(**row)
+            return f"Best: {self.best['by'] if self.best['by'] != self.name else 'nobody'}"
+
+        def step(self, action):
+            self.best["by"] = self.name
+            return super().step(action)
+
+    names = iter("abcdef")
+    with pytest.raises(EnvironmentContractError, match="change each other"):
+        check_env(lambda: Shared(next(names)))
+
+
+def test_rows_reach_the_instances() -> None:
+    class Shared(Clean):
+        def reset(self, **row):
+            Shared.task = row["task"]
+            super().reset()
+            return "x"
+
+        def step(self, action):
+            _, *rest = super().step(action)
+            return Shared.task, *rest
+
+    check_env(Shared, [{"task": "a"}])
+    with pytest.raises(EnvironmentContractError, match="change each other"):
+        check_env(Shared, [{"task": "a"}, {"task": "b"}])
+
+
+def test_only_the_first_rows_are_played() -> None:
+    seen: list[int] = []
+
+    class Seeing(Clean):
+        def reset(self, **row):
+            seen.append(row["n"])
+            return super().reset()
+
+    check_env(Seeing, ({"n": n} for n in range(100)))
+    assert max(seen) == 7
+    with pytest.raises(ValueError, match="rows is empty"):
+        check_env(Seeing, [])
+
+
+def test_a_factory_that_cannot_be_pickled_is_a_smell() -> None:
+    found = check_env(lambda: Clean())
+    assert len(found) == 1
+    assert "cannot be pickled (" in found[0]
+    assert 'env_isolation="process"' in found[0]
+    assert check_env(functools.partial(Clean)) == []
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (3, "environment_factory is 3"),
+        (lambda: 3, "int has no method reset"),
+        (lambda: 1 / 0, "The factory raised ZeroDivisionError"),
+        (lambda: ONE, "The factory returned the same Clean twice"),
+        (env_with(close=None), "Faulty.close is None"),
+        (env_with(close=lambda self: 1 / 0), r"close\(\) raised ZeroDivisionError"),
+        (env_with(close=lambda self, code: None), r"close\(\) raised TypeError"),
+    ],
+)
+def test_faulty_factories(factory, message) -> None:
+    with pytest.raises(EnvironmentContractError, match=message):
+        check_env(factory)
+
+
+def test_what_was_made_is_closed_and_an_instance_of_the_caller_is_not() -> None:
+    class Closing(Clean):
+        opened = closed = 0
+
+        def __init__(self) -> None:
+            Closing.opened += 1
+
+        def close(self) -> None:
+            Closing.closed += 1
+
+    check_env(Closing())
+    assert (Closing.opened, Closing.closed) == (1, 0)
+    check_env(Closing)
+    assert Closing.opened - 1 == Closing.closed > 1
+
+
+def no_docstring(self, where: str) -> str: ...
+
+
+def no_hint(self, where) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+
+
+def no_args(self, where: str) -> str:
+    """Look at `where`.
+
+    Returns:
+        where: what is there.
+    """
+
+
+def half_described(self, where: str, when: str) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+
+
+def typed(self, where: str) -> str:
+    """Look.
+
+    Args:
+        where (str): the place.
+    """
+
+
+def variadic(self, *places: str) -> str:
+    """Look.
+
+    Args:
+        places: the places.
+    """
+
+
+def odd_hint(self, where: pytest.Config) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        (no_docstring, r"Faulty\.look has no docstring"),
+        (no_hint, "no type hint for `where`"),
+        (no_args, "does not describe `where`"),
+        (half_described, "does not describe `when`"),
+        (typed, "Likely cause: .* a type in parentheses after the name"),
+        (variadic, r"takes \*places: str"),
+        (odd_hint, "cannot be described to the model"),
+    ],
+)
+def test_faulty_tools(tool, message) -> None:
+    with pytest.raises(EnvironmentContractError, match=message):
+        check_env(env_with(CleanTools, look=tool))
+
+
+def test_an_environment_without_tools_says_so() -> None:
+    faulty = type("Faulty", (), {"reset": CleanTools.reset, "_look": CleanTools.look})
+    with pytest.raises(EnvironmentContractError, match="neither `step` nor a public method"):
+        check_env(faulty)
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
+        ({"reset": lambda self: None}, "cannot take the row's columns"),
+        ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
+        ({"get_reward": lambda self: float("nan")}, "get_reward returned nan"),
+        ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
+        ({"reset": lambda self, **row: None}, "left . entries in turn_rewards"),
+        ({"turn_rewards": 0.0, "__init__": lambda self: None}, None),
+    ],
+)
+def test_faulty_tool_environments(methods, message) -> None:
+    if message is None:  # an attribute that is no list, and a reset that leaves it alone
+        methods = {**methods, "reset": lambda self, **row: None, "get_reward": lambda self: 0.0}
+        message = r"turn_rewards is 0\.0"
+        methods["look"] = look_quietly
+        with pytest.raises(EnvironmentContractError, match=message):
+            check_env(env_with(CleanTools, **methods))
+        return
+    with pytest.raises(EnvironmentContractError, match=message):
+        check_env(env_with(CleanTools, **methods), actions=LOOK)
+
+
+def look_quietly(self, where: str) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+    return where
+
+
+def test_rewards_of_tools_are_numbers() -> None:
+    def look(self, where: str) -> str:
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        self.turn_rewards.append("1")
+        return where
+
+    faulty = env_with(CleanTools, look=look, get_reward=lambda self: 0.0)
+    with pytest.raises(EnvironmentContractError, match="turn_rewards holds '1'"):
+        check_env(faulty, actions=LOOK)
+
+
+def test_a_shared_list_of_rewards_is_found() -> None:
+    shared: list[float] = []
+
+    def start(self, **row):
+        shared.clear()
+        self.turn_rewards = shared
+
+    faulty = env_with(CleanTools, __init__=start, reset=start)
+    with pytest.raises(EnvironmentContractError, match="share one list turn_rewards"):
+        check_env(faulty)
+
+
+def test_an_opening_that_the_other_instances_tools_change_is_found() -> None:
+    seen: dict[str, str] = {}
+
+    def reset(self, **row):
+        CleanTools.reset(self)
+        seen.setdefault("first", id(self))
+        return str([who for who in seen.values() if who != id(self)])
+
+    def look(self, where: str) -> str:
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        seen["last"] = id(self)
+        return where
+
+    with pytest.raises(EnvironmentContractError, match="change each other"):
+        check_env(env_with(CleanTools, reset=reset, look=look), actions=LOOK)
+
+
+def test_smells_of_tools() -> None:
+    def look(self, where: str):
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        if where == "nowhere":
+            raise LookupError(where)
+        return 3
+
+    env = env_with(CleanTools, look=look)()
+    assert "Faulty.look has no return annotation" in smell(env)
+    found = check_env(env, actions=[*LOOK, ("look", {"where": "nowhere"})])
+    assert any("look returned 3" in message for message in found)
+    assert any("look raised LookupError: nowhere" in message for message in found)
+
+
+def test_a_public_close_would_be_a_tool() -> None:
+    def close(self) -> None:
+        """End it."""
+
+    assert "Rename it _close" in smell(env_with(CleanTools, close=close)())
+
+
+def test_another_opening_of_a_tool_environment_is_a_smell() -> None:
+    def reset(self, **row):
+        CleanTools.reset(self)
+        self.count = getattr(self, "count", 0) + 1
+        return str(self.count)
+
+    assert "reset opens the same row differently" in smell(env_with(CleanTools, reset=reset)())
+
+
+def test_unknown_tools_in_actions_are_refused() -> None:
+    with pytest.raises(ValueError, match="the tools of CleanTools are look"):
+        check_env(CleanTools, actions=[("sing", {})])
+
+
+@pytest.mark.parametrize("env", [Clean, CleanTools, CleanAsync, SearchEnv])
+def test_the_kinds_are_told_apart_as_the_rollout_does(env) -> None:
+    instance = env()
+    assert check.is_text_environment(instance) == environments.is_text_environment(instance)
+    assert check.is_text_environment(instance) == (env not in (CleanTools,))
+
+
+def test_a_tool_called_step_is_a_tool() -> None:
+    def step(self, where: str) -> str:
+        """Go.
+
+        Args:
+            where: the place.
+        """
+        return where
+
+    assert check_env(env_with(CleanTools, step=step)()) == []

@@ -1,0 +1,257 @@
+"""Adapters, gradient checkpointing, the model's mode, and models that are refused."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import peft
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from tests.generation.driving import GREEDY, backend_of, episodes, generated, play, tiny_model
+from trl_stppo.generation.cached import CachedBackend, supports
+from trl_stppo.generation.protocol import TurnRequest
+
+
+def check_against_generate(model, backend) -> None:
+    todo = episodes(4)
+    with backend.running():
+        play(backend, todo, 0)
+    for episode in todo:
+        for start, limit, turn in zip(episode.starts, episode.limits, episode.turns, strict=True):
+            assert turn.ids == generated(model, episode.ids[:start], limit)
+
+
+def adapted(kind: str, **options):
+    model = tiny_model(kind)
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False, **options)
+    return peft.get_peft_model(model, config).double().eval()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"target_modules": "all-linear"},
+        {"modules_to_save": ["lm_head"]},
+        {"target_modules": ["lm_head"]},
+    ],
+)
+def test_adapters_are_applied(kind: str, options: dict) -> None:
+    model = adapted(kind, **options)
+    if "modules_to_save" in options:
+        with torch.no_grad():
+            model.get_output_embeddings().modules_to_save["default"].weight.mul_(-1)
+    assert supports(model) is None
+    check_against_generate(model, backend_of(model))
+    row = [5, 6, 7, 8]
+    with model.disable_adapter():
+        plain = generated(model, row, 20, [])
+        backend = backend_of(model, ends=[])
+        with backend.running():
+            backend.add(TurnRequest(0, row, 20, (0,)))
+            while backend.busy:
+                turns = backend.step()
+    assert turns[0].ids == plain != generated(model, row, 20, [])
+
+
+def modes(model) -> list[tuple]:
+    return [
+        (m.training, getattr(m, "gradient_checkpointing", None), vars(m).get(CHECKPOINT))
+        for m in model.modules()
+    ]
+
+
+CHECKPOINT = "_gradient_checkpointing_func"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+@pytest.mark.parametrize("in_running", [True, False])
+def test_gradient_checkpointing_pauses(kind: str, in_running: bool) -> None:
+    model = tiny_model(kind)
+    want = generated(model, [5, 6], 9)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    before = modes(model)
+    backend = backend_of(model)
+    if in_running:
+        with backend.running():
+            assert not model.is_gradient_checkpointing
+            got = one_turn(backend, [5, 6], 9)
+    else:
+        got = one_turn(backend, [5, 6], 9)
+    assert got == want
+    assert modes(model) == before
+    assert model.is_gradient_checkpointing
+    model(torch.tensor([[3, 4, 5]]), labels=torch.tensor([[3, 4, 5]])).loss.backward()
+
+
+def one_turn(backend, ids: list[int], limit: int) -> list[int]:
+    backend.add(TurnRequest(0, ids, limit, (0,)))
+    while True:
+        turns = backend.step()
+        if turns:
+            return turns[0].ids
+
+
+def test_modes_come_back_as_they_were_also_after_an_error() -> None:
+    model = tiny_model()
+    model.train()
+    model.transformer.h[0].eval()
+    before = modes(model)
+    backend = backend_of(model)
+    with backend.running():
+        assert not any(module.training for module in model.modules())
+    assert modes(model) == before
+    with pytest.raises(ZeroDivisionError), backend.running():
+        raise ZeroDivisionError
+    assert modes(model) == before
+    backend.add(TurnRequest(0, [10**6], 3, (0,)))
+    with pytest.raises(IndexError):
+        backend.step()
+    assert modes(model) == before
+    with backend.running(), pytest.raises(RuntimeError, match="already"), backend.running():
+        pass
+    assert modes(model) == before
+    model.eval()
+    with backend.running():
+        pass
+    assert not model.training
+
+
+def test_dropout_is_off() -> None:
+    model = tiny_model()
+    want = generated(model, [5, 6], 9)
+    model.config.attn_pdrop = 0.9
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    model.train()
+    assert one_turn(backend_of(model), [5, 6], 9) == want
+
+
+def test_buffers_are_freed_and_episodes_forgotten() -> None:
+    backend = backend_of(tiny_model())
+    for error in (None, ValueError):
+        try:
+            with backend.running():
+                backend.add(TurnRequest(0, [3, 4], 50, (0,)))
+                backend.step()
+                kept = [weakref.ref(t.data) for t in backend._cache._tensors()]
+                assert len(kept) == 4
+                if error:
+                    raise error
+        except ValueError:
+            pass
+        gc.collect()
+        assert not any(ref() is not None for ref in kept)
+        assert not backend.busy
+        assert one_turn(backend, [9, 9], 3)
+        backend.release(0)
+
+
+def test_no_graph_is_kept() -> None:
+    model = tiny_model()
+    model.enable_input_require_grads()
+    backend = backend_of(model)
+    backend.add(TurnRequest(0, [3, 4], 50, (0,)))
+    backend.step()
+    assert not any(t.data.requires_grad for t in backend._cache._tensors())
+    assert not any(t.data.is_inference() for t in backend._cache._tensors())
+
+
+def test_the_head_sees_one_position_per_row() -> None:
+    model, shapes = tiny_model(), []
+    model.lm_head.register_forward_hook(lambda _, args, out: shapes.append(tuple(out.shape)))
+    backend = backend_of(model, ends=[])
+    with backend.running():
+        for key in range(5):
+            backend.add(TurnRequest(key, list(range(3, 9 + key)), 2, (0,)))
+        backend.step()
+    assert shapes == [(5, 1, 24), (5, 1, 24)]
+
+
+class _Blind(torch.nn.Module):
+    def __init__(self, config) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, input_ids, attention_mask=None):
+        """Takes no cache."""
+
+
+def changed(**fields):
+    model = tiny_model("qwen2")
+    for name, value in fields.items():
+        setattr(model.config, name, value)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (lambda: changed(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
+        (lambda: changed(layer_types=["linear_attention"] * 2), "linear_attention"),
+        (lambda: changed(is_encoder_decoder=True), "encoder-decoder"),
+        (lambda: changed(_attn_implementation="flash_attention_2"), "flash_attention_2"),
+        (lambda: changed(is_causal=False), "not causal"),
+        (lambda: changed(num_kv_shared_layers=1), "share"),
+        (lambda: changed(alibi=True), "ALiBi"),
+        (lambda: _Blind(Qwen2Config()), "past_key_values and position_ids"),
+        (lambda: prompt_tuned(), "virtual tokens"),
+        (lambda: spread(), "several devices"),
+        (lambda: recurrent(), "recurrent"),
+        (lambda: sliding(4), "sliding"),
+    ],
+)
+def test_models_that_are_refused(model, match: str) -> None:
+    model = model()
+    assert match in supports(model)
+    with pytest.raises(ValueError, match=match):
+        CachedBackend(model, GREEDY, [1], pad_token_id=0)
+
+
+def prompt_tuned():
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    return peft.get_peft_model(tiny_model("qwen2"), config)
+
+
+def spread():
+    model = tiny_model()
+    model.hf_device_map = {"a": 0, "b": 1}
+    return model
+
+
+def recurrent():
+    model = tiny_model()
+    model._is_stateful = True
+    return model
+
+
+def sliding(window: int | None):
+    config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 9}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
+    return MistralForCausalLM(MistralConfig(**config, **heads, sliding_window=window))
+
+
+def test_models_that_are_accepted() -> None:
+    assert supports(sliding(None)) is None
+    for kind in ("gpt2", "qwen2", "qwen3", "llama"):
+        assert supports(tiny_model(kind)) is None
+    # A window that is set but not used, as in the configurations of Qwen2.5.
+    config = Qwen2Config(
+        sliding_window=8, use_sliding_window=False, hidden_size=8, num_hidden_layers=1
+    )
+    config.vocab_size, config.intermediate_size = 9, 8
+    config.num_attention_heads = config.num_key_value_heads = 2
+    config.pad_token_id = None
+    assert supports(Qwen2ForCausalLM(config)) is None
+
+
+def test_prefill_tokens_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="prefill_tokens"):
+        backend_of(tiny_model(), prefill_tokens=0)

@@ -1,0 +1,103 @@
+"""Which generation configurations the cached backend can follow."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import GenerationConfig
+
+from trl_stppo.generation.sampling import _HANDLED, _NEUTRAL, SamplingSettings
+
+read = SamplingSettings.from_generation_config
+
+
+def test_what_is_read() -> None:
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=0.7,
+        top_k=0,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        max_new_tokens=8,
+        eos_token_id=[1, 2],
+        pad_token_id=0,
+        disable_compile=True,
+    )
+    assert read(config) == (SamplingSettings(True, 0.7, 0, 0.9, 0.1, 1.2), None)
+
+
+def test_what_is_left_out_is_as_in_generate() -> None:
+    assert read(GenerationConfig()) == (SamplingSettings(False, 1.0, 50, 1.0, None, 1.0), None)
+    models = GenerationConfig(do_sample=True, top_k=20, min_p=0.2, temperature=0.6)
+    settings, _ = read(GenerationConfig(temperature=1.0, top_k=0), models)
+    assert settings == SamplingSettings(True, 1.0, 0, 1.0, 0.2, 1.0)
+
+
+def test_the_defaults_are_those_of_generate() -> None:
+    defaults = GenerationConfig._get_default_generation_params()
+    assert {name: defaults.get(name) for name in _HANDLED} == _HANDLED
+    assert read(GenerationConfig(**defaults))[1] is None
+    assert all(value in _NEUTRAL.get(name, (value,)) for name, value in defaults.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("no_repeat_ngram_size", 2),
+        ("bad_words_ids", [[3]]),
+        ("suppress_tokens", [3]),
+        ("begin_suppress_tokens", [3]),
+        ("num_beams", 2),
+        ("num_return_sequences", 2),
+        ("stop_strings", ["."]),
+        ("max_time", 1.0),
+        ("min_length", 3),
+        ("min_new_tokens", 3),
+        ("typical_p", 0.9),
+        ("top_h", 0.4),
+        ("epsilon_cutoff", 0.1),
+        ("eta_cutoff", 0.1),
+        ("forced_bos_token_id", 3),
+        ("forced_eos_token_id", 3),
+        ("exponential_decay_length_penalty", (3, 1.1)),
+        ("remove_invalid_values", True),
+        ("sequence_bias", [[[3], 1.0]]),
+        ("guidance_scale", 1.5),
+        ("encoder_repetition_penalty", 1.5),
+        ("encoder_no_repeat_ngram_size", 2),
+        ("penalty_alpha", 0.5),
+        ("dola_layers", "low"),
+        ("constraints", ["x"]),
+        ("force_words_ids", [[3]]),
+        ("prompt_lookup_num_tokens", 3),
+        ("assistant_early_exit", 2),
+        ("assistant_ensemble_weight", 0.5),
+        ("token_healing", True),
+        ("cache_implementation", "static"),
+        ("use_mtp", True),
+        ("from_a_later_version", 1),
+    ],
+)
+def test_anything_else_is_refused_by_name(name: str, value) -> None:
+    config = GenerationConfig(do_sample=True)
+    setattr(config, name, value)
+    settings, reason = read(config)
+    assert settings is None
+    assert f"{name}={value!r}" in reason
+    settings, reason = read(GenerationConfig(do_sample=True), config)
+    assert settings is None
+
+
+def test_every_field_of_this_version_is_known() -> None:
+    """A field that is refused for any value at all is refused on purpose."""
+    for name in vars(GenerationConfig()):
+        config = GenerationConfig()
+        if getattr(config, name) is None:
+            setattr(config, name, _NEUTRAL.get(name, (None,))[0])
+        assert read(config)[1] is None
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_p": -0.5}, {"min_p": 2.0}])
+def test_impossible_values_are_refused(bad: dict) -> None:
+    with pytest.raises(ValueError):
+        SamplingSettings(**bad)

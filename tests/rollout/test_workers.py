@@ -1,0 +1,312 @@
+"""Calls into environments: results, time limits, and threads that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from trl_stppo.rollout import workers
+from trl_stppo.rollout.workers import EnvironmentCalls
+
+
+@pytest.fixture
+def calls():
+    pool = EnvironmentCalls(4)
+    yield pool
+    pool.close()
+
+
+def collect(calls, count, limit=10.0):
+    results, until = {}, time.monotonic() + limit
+    while len(results) < count and time.monotonic() < until:
+        for result in calls.poll(0.2):
+            assert result.key not in results
+            results[result.key] = result
+    assert len(results) == count
+    return results
+
+
+def environment_threads():
+    return [t for t in threading.enumerate() if t.name.startswith("environment")]
+
+
+def wait_until(condition, seconds=5.0):
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_results_carry_their_key_value_and_time(calls):
+    for key in range(20):
+        calls.submit(key, lambda key=key: key * key, None)
+    results = collect(calls, 20)
+    assert {key: result.value for key, result in results.items()} == {k: k * k for k in range(20)}
+    assert all(not r.timed_out and r.error is None and r.seconds >= 0 for r in results.values())
+
+
+def test_coroutine_functions_run_together_on_one_loop(calls):
+    loops = set()
+
+    async def wait():
+        loops.add(id(asyncio.get_running_loop()))
+        await asyncio.sleep(0.2)
+        return "done"
+
+    started = time.monotonic()
+    for key in range(50):
+        calls.submit(key, wait, 5.0)
+    assert all(r.value == "done" for r in collect(calls, 50).values())
+    assert time.monotonic() - started < 2.0
+    assert len(loops) == 1
+
+
+def test_synchronous_calls_run_side_by_side_up_to_the_number_of_workers(calls):
+    running, most, lock = [0], [0], threading.Lock()
+
+    def work():
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.05)
+        with lock:
+            running[0] -= 1
+
+    for key in range(12):
+        calls.submit(key, work, None)
+    collect(calls, 12)
+    assert most[0] == 4
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=type
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_whatever_a_call_raises_is_its_result(calls, error, asynchronous):
+    def fail():
+        raise error
+
+    async def fail_async():
+        raise error
+
+    calls.submit(1, fail_async if asynchronous else fail, 5.0)
+    result = collect(calls, 1)[1]
+    assert result.error is error
+    assert not result.timed_out
+    calls.submit(2, lambda: "alive", 5.0)
+    assert collect(calls, 1)[2].value == "alive"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_environments_own_timeout_error_is_an_error(calls, asynchronous):
+    def fail():
+        raise TimeoutError("mine")
+
+    async def fail_async():
+        raise TimeoutError("mine")
+
+    calls.submit(1, fail_async if asynchronous else fail, 5.0)
+    result = collect(calls, 1)[1]
+    assert isinstance(result.error, TimeoutError)
+    assert not result.timed_out
+
+
+def test_an_overdue_call_is_abandoned_and_its_thread_replaced(calls):
+    release = threading.Event()
+    for key in range(4):  # every worker
+        calls.submit(key, release.wait, 0.1)
+    calls.submit(9, lambda: "next", 5.0)
+    results = collect(calls, 5)
+    assert all(results[key].timed_out for key in range(4))
+    assert results[9].value == "next"
+    release.set()
+    time.sleep(0.05)
+    assert calls.poll(0.05) == []  # what the abandoned ones return is thrown away
+
+
+def test_the_limit_counts_from_the_start_of_the_call_not_from_its_submission(calls):
+    for key in range(12):  # three rounds of four workers, each within its limit
+        calls.submit(key, lambda: time.sleep(0.15), 0.4)
+    assert not any(r.timed_out for r in collect(calls, 12).values())
+
+
+def test_a_cooperative_coroutine_is_cancelled_and_the_loop_stays(calls):
+    seen = []
+
+    async def patient():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def loop():
+        return id(asyncio.get_running_loop())
+
+    calls.submit(0, loop, None)
+    before = collect(calls, 1)[0].value
+    calls.submit(1, patient, 0.1)
+    result = collect(calls, 1)[1]
+    assert result.timed_out
+    assert seen == ["cancelled"]
+    calls.submit(2, loop, None)
+    assert collect(calls, 1)[2].value == before
+
+
+def test_a_coroutine_that_blocks_the_loop_costs_only_itself_a_new_loop(calls):
+    release = threading.Event()
+
+    async def blocking():
+        release.wait()
+
+    async def fine():
+        await asyncio.sleep(0.01)
+        return "fine"
+
+    calls.submit(1, blocking, 0.1)
+    assert collect(calls, 1)[1].timed_out
+    calls.submit(2, fine, 5.0)
+    assert collect(calls, 1)[2].value == "fine"
+    release.set()
+
+
+def test_calls_stuck_behind_a_blocked_loop_do_not_cost_the_new_one(calls):
+    release = threading.Event()
+
+    async def blocking():
+        release.wait()
+
+    async def fine():
+        return id(asyncio.get_running_loop())
+
+    calls.submit(1, blocking, 0.1)
+    calls.submit(2, fine, 0.4)  # never gets its turn on the blocked loop
+    assert collect(calls, 2)[2].timed_out
+    calls.submit(3, fine, None)
+    first = collect(calls, 1)[3].value
+    calls.submit(4, fine, None)
+    assert collect(calls, 1)[4].value == first
+    release.set()
+
+
+def test_a_cancelled_call_leaves_no_result_and_frees_its_place(calls):
+    release = threading.Event()
+    for key in range(4):
+        calls.submit(key, release.wait, None)
+    calls.submit(5, lambda: "waiting", None)
+    assert wait_until(lambda: len(calls._running) == 4)
+    calls.cancel(5)
+    calls.cancel(0)
+    calls.submit(6, lambda: "new", None)
+    assert collect(calls, 1)[6].value == "new"
+    release.set()
+    assert set(collect(calls, 3)) == {1, 2, 3}
+
+
+def test_a_key_can_be_used_again_after_its_call_was_abandoned(calls):
+    release = threading.Event()
+    calls.submit(1, release.wait, 0.05)
+    assert collect(calls, 1)[1].timed_out
+    calls.submit(1, lambda: "second", None)
+    assert collect(calls, 1)[1].value == "second"
+    release.set()
+    assert calls.poll(0.1) == []
+
+
+def test_threads_go_back_to_none_after_resting_and_come_again():
+    calls = EnvironmentCalls(8)
+    for _ in range(2):
+        for key in range(16):
+            calls.submit(key, lambda: time.sleep(0.01), None)
+        collect(calls, 16)
+        calls.rest()
+        assert wait_until(lambda: not environment_threads())
+    calls.close()
+
+
+def test_idle_threads_leave_by_themselves(monkeypatch):
+    monkeypatch.setattr(workers, "IDLE_SECONDS", 0.05)
+    calls = EnvironmentCalls(8)
+    for key in range(16):
+        calls.submit(key, lambda: time.sleep(0.01), None)
+    collect(calls, 16)
+    assert wait_until(lambda: not environment_threads())
+    calls.submit(1, lambda: "again", None)
+    assert collect(calls, 1)[1].value == "again"
+    calls.close()
+
+
+def test_closing_lets_threads_and_loop_go():
+    calls = EnvironmentCalls(2)
+
+    async def quick():
+        return 1
+
+    calls.submit(1, quick, None)
+    calls.submit(2, lambda: 2, None)
+    collect(calls, 2)
+    calls.close()
+    assert wait_until(lambda: not environment_threads())
+
+
+def test_a_worker_thread_can_wait_for_a_coroutine(calls):
+    async def answer():
+        await asyncio.sleep(0.01)
+        return 42
+
+    calls.submit(1, lambda: calls.run_async(answer()), 5.0)
+    assert collect(calls, 1)[1].value == 42
+
+
+def test_many_short_calls_from_many_polls_lose_nothing(calls):
+    done = {}
+    for batch in range(50):
+        for key in range(40):
+            calls.submit(batch * 40 + key, lambda: None, 1.0)
+        for result in calls.poll(0.0):
+            done[result.key] = result
+    while len(done) < 2000:
+        for result in calls.poll(1.0):
+            assert result.key not in done
+            done[result.key] = result
+    assert not calls._running
+    assert not calls._waiting
+
+
+def test_polling_does_not_spin_and_returns_as_soon_as_there_is_something(calls):
+    started = time.monotonic()
+    assert calls.poll(0.2) == []
+    assert 0.15 < time.monotonic() - started < 1.0
+    calls.submit(1, lambda: time.sleep(0.1), None)
+    started = time.monotonic()
+    assert len(calls.poll(10.0)) == 1
+    assert time.monotonic() - started < 2.0
+
+
+def test_hanging_calls_do_not_block_the_interpreters_exit():
+    script = """
+        import asyncio, threading, time
+        from trl_stppo.rollout.workers import EnvironmentCalls
+        calls = EnvironmentCalls(2)
+        calls.submit(1, lambda: time.sleep(600), 0.1)
+        calls.submit(2, lambda: time.sleep(600), None)
+        async def block():
+            time.sleep(600)
+        calls.submit(3, block, 0.1)
+        while len(calls.poll(0.5)) == 0:
+            pass
+        print("out")
+    """
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "out\n"
+    assert time.monotonic() - started < 20

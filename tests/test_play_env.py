@@ -1,0 +1,151 @@
+"""Playing an environment in the terminal, from a script's standard input."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+class Echo:
+    """Ends when it hears `end`."""
+
+    def __init__(self, word: str = "end") -> None:
+        self.word = word
+
+    async def reset(self, **row: Any):
+        return f"Say {row['what']}.", {}
+
+    async def step(self, action: str):
+        ended = action == self.word
+        return f"<{action}>", 0.5, ended, False, {"valid_action": True}
+
+    async def close(self) -> None:
+        print("closed")
+
+
+class Garden:
+    """Two tools and rewards."""
+
+    def reset(self, **row: Any) -> str:
+        self.turn_rewards: list[float] = []
+        return "A garden."
+
+    def dig(self, depth: int) -> str:
+        """Dig a hole.
+
+        Args:
+            depth: how deep.
+        """
+        self.turn_rewards.append(depth / 4)
+        return f"{depth} deep"
+
+    def rest(self) -> str:
+        """Do nothing."""
+        return "..."
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+@pytest.fixture
+def play(monkeypatch, capsys):
+    """Runs the script's `main` in this process: flags and input to output."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import play_env
+
+    def run(text: str, *flags: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        parser = play_env.TrlParser((play_env.PlayArguments,))
+        play_env.main(*parser.parse_args_and_config(list(flags)))
+        return capsys.readouterr().out
+
+    return run
+
+
+ECHO = ("--environment", "test_play_env:Echo", "--row", '{"prompt": "Hi. ", "what": "end"}')
+GARDEN = ("--environment", "test_play_env:Garden")
+
+
+def test_an_episode_is_shown_turn_by_turn(play) -> None:
+    assert play("a\nend\nnever read\n", *ECHO) == (
+        "--- prompt\nHi. Say end.\n"
+        "> --- observation\n<a>\n--- turn 1  reward=0.5  return=0.5  valid_action=True\n"
+        "> --- observation (ignored, the episode is over)\n<end>\n"
+        "--- turn 2  reward=0.5  return=1  valid_action=True\n"
+        "closed\n=== Echo: 2 turns, return 1, terminated\n"
+    )
+
+
+@pytest.mark.parametrize(("text", "turns"), [("", 0), (":q\n", 0), ("a\n", 1), ("a\n:q\nb\n", 1)])
+def test_the_end_of_the_input_and_q_stop(play, text, turns) -> None:
+    assert f"=== Echo: {turns} turns, return {turns / 2:g}, stopped by you\n" in play(text, *ECHO)
+
+
+def test_a_backslash_continues_a_turn(play) -> None:
+    assert "<a\n:q\nb>" in play("a\\\n:q\\\nb\n", *ECHO)
+    assert "<a\n>" not in play("a\\", *ECHO)
+
+
+def test_arguments_of_the_factory_are_passed(play) -> None:
+    kwargs = ("--environment_kwargs", '{"word": "stop"}')
+    assert "2 turns, return 1, terminated" in play("end\nstop\n", *ECHO, *kwargs)
+
+
+def test_tools_are_listed_called_and_paid(play) -> None:
+    out = play('dig {"depth": 2}\nrest\ndig {"d": 2}\ndig {\nfly {}\nget_reward\n', *GARDEN)
+    schemas = [json.loads(line) for line in out.splitlines() if line.startswith('{"')]
+    assert [schema["name"] for schema in schemas] == ["dig", "rest"]
+    assert "--- prompt\nA garden.\n" in out
+    assert "--- result\n2 deep\n--- turn 1  reward=0.5  return=0.5\n" in out
+    assert "--- result\n...\n--- turn 2  reward=0  return=0.5\n" in out
+    assert out.count("{'error': ") == 4
+    assert "Tool fly not found; there are dig, rest." in out
+    assert "--- get_reward: 1.0\n=== Garden: 6 turns, return 1.5, stopped by you\n" in out
+
+
+def test_a_model_shows_its_template_and_counts_tokens(play) -> None:
+    row = json.dumps({"prompt": [{"role": "user", "content": "Hi. "}], "what": "a"})
+    model = ("--model_name_or_path", "scripts/assets/search-agent", "--row", row)
+    out = play("merge\n", *ECHO[:2], *model)
+    assert "<|user|>Hi. Say a.<|end|><|assistant|>" in out
+    assert "<|user|><merge><|end|><|assistant|>" in out
+    counts = [int(n) for n in out.replace("(", " ").split() if n.isdigit()]
+    prompt, so_far, observation, in_all = counts[:4]
+    assert prompt == so_far
+    assert in_all - so_far - observation >= 2  # the turn and the token that ends it
+    assert f"stopped by you, {in_all} tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--environment", "none"), "--environment is none"),
+        ((*ECHO[:2], "--row", "[1]"), "write a JSON object"),
+    ],
+)
+def test_wrong_flags_are_explained(play, flags, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        play("", *flags)
+
+
+def test_as_a_command_on_the_default_environment_and_dataset() -> None:
+    pytest.importorskip("bm25s")
+    result = subprocess.run(
+        [sys.executable, "scripts/play_env.py", "--index", "3"],
+        input="<search>merge</search>\n<answer>x</answer>\n",
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "user: " in result.stdout
+    assert "<information> merge is" in result.stdout
+    assert "=== SearchEnv: 2 turns, return 0, terminated" in result.stdout

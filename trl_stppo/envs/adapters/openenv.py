@@ -1,0 +1,150 @@
+"""Environments behind an OpenEnv server, one session each."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._common import action_text, missing
+
+
+class NoAction(ValueError):
+    """Raised by a `to_action` that finds no action; the message is what the model reads."""
+
+
+def _read_json(text: str) -> dict[str, Any]:
+    """The default `to_action`: a JSON object."""
+    try:
+        action = json.loads(action_text(text))
+    except ValueError:
+        action = None
+    if not isinstance(action, dict):
+        raise NoAction('Write one JSON object, for example <action>{"name": "value"}</action>.')
+    return action
+
+
+def _write_json(observation: Any) -> str:
+    """The default `to_text`: a text as it is, anything else as JSON."""
+    if isinstance(observation, str):
+        return observation
+    as_dict = getattr(observation, "model_dump", None)
+    return json.dumps(as_dict() if callable(as_dict) else observation, default=str)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether it was the text that could not be read: here, or by the server's own validation."""
+    return isinstance(error, NoAction) or "VALIDATION_ERROR" in str(error)
+
+
+class _Session:
+    """What the synchronous and the asynchronous session share: everything but the calls."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        to_action: Callable[[str], Any] = _read_json,
+        to_text: Callable[[Any], str] = _write_json,
+        is_success: Callable[[Any], bool] | None = None,
+        reset_columns: Sequence[str] = ("seed",),
+        invalid_reward: float = 0.0,
+    ) -> None:
+        """Create a session; it connects on the first reset.
+
+        Args:
+            client: an OpenEnv client, a callable that makes one, or a server's address (for which
+                `openenv` has to be installed; actions and observations are then dictionaries).
+                Sessions must not share one client: behind a factory, give a callable or an address.
+            to_action: the client's action from the text of a turn. It raises NoAction if there is
+                none: the server is not asked, and the error's message is the observation. The same
+                holds for an action that the server's validation refuses.
+            to_text: the text of an observation.
+            is_success: whether the last result was a success; None where nobody can tell.
+            reset_columns: columns of the row that are passed to the client's `reset`.
+            invalid_reward: of a turn without an action.
+        """
+        self._source = client
+        self._to_action = to_action
+        self._to_text = to_text
+        self._is_success = is_success
+        self._reset_columns = tuple(reset_columns)
+        self._invalid_reward = float(invalid_reward)
+        self._client: Any = None
+
+    def _connect(self) -> Any:
+        source = self._source
+        if isinstance(source, str):
+            try:
+                from openenv.core import GenericEnvClient
+            except ImportError as error:
+                raise missing("openenv", "openenv") from error
+            return GenericEnvClient(base_url=source)
+        # A class has the attribute `reset` too, but is there to be called.
+        is_factory = isinstance(source, type) or not hasattr(source, "reset")
+        return source() if is_factory else source
+
+    def _options(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {name: row[name] for name in self._reset_columns if row.get(name) is not None}
+
+    def _unreadable(self, error: Exception) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return str(error), self._invalid_reward, False, False, {"valid_action": False}
+
+    def _stepped(self, result: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        info = {"valid_action": True}
+        if result.done and self._is_success is not None:
+            info["success"] = bool(self._is_success(result))
+        # A step without a reward of its own has None.
+        reward = 0.0 if result.reward is None else float(result.reward)
+        return self._to_text(result.observation), reward, bool(result.done), False, info
+
+
+class OpenEnvSession(_Session):
+    """A session whose calls block; a client that has both kinds is used through `sync()`."""
+
+    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+        """Start an episode on the server."""
+        if self._client is None:
+            client = self._connect()
+            self._client = client.sync() if callable(getattr(client, "sync", None)) else client
+        result = self._client.reset(**self._options(row))
+        return self._to_text(result.observation), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Send one action; see `TextEnv.step` for what is returned."""
+        try:
+            return self._stepped(self._client.step(self._to_action(action)))
+        except (ValueError, RuntimeError) as error:
+            if _is_refusal(error):
+                return self._unreadable(error)
+            raise
+
+    def close(self) -> None:
+        """End the session on the server."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+class AsyncOpenEnvSession(_Session):
+    """A session whose calls are awaited; it stays on the event loop of its first reset."""
+
+    async def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+        """Start an episode on the server."""
+        if self._client is None:
+            self._client = self._connect()
+        result = await self._client.reset(**self._options(row))
+        return self._to_text(result.observation), {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Send one action; see `TextEnv.step` for what is returned."""
+        try:
+            return self._stepped(await self._client.step(self._to_action(action)))
+        except (ValueError, RuntimeError) as error:
+            if _is_refusal(error):
+                return self._unreadable(error)
+            raise
+
+    async def close(self) -> None:
+        """End the session on the server."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()

@@ -1,0 +1,391 @@
+"""Samples turns with the training weights; what an episode's row has computed is kept.
+
+Each episode has a slot in the key-value storage. A turn first feeds the tokens that are new to its
+slot (prefill), several turns padded together, then all turns advance by one token at a time
+(decode). Decoding runs over the slots from the first to the last that is generating, as a view;
+slots in between whose episode pauses take part without being written, which is cheaper than moving
+their contents, until there are too many of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trl_stppo.generation.protocol import TurnRequest, TurnResult
+from trl_stppo.generation.sampling import Sampler, SamplingSettings, turn_random
+from trl_stppo.generation.slots import SlotCache, Span, aligned, base_of, supports
+
+
+@dataclass(eq=False)
+class _Row:
+    """An episode: `ids` are its tokens, of which its slot holds the first `cached`."""
+
+    key: int
+    ids: list[int] = field(default_factory=list)
+    cached: int = 0
+    slot: int = -1
+    request: TurnRequest | None = None  # of the turn in flight
+    generating: bool = False  # otherwise it waits, if it has a request
+    added: int = 0  # how many steps there had been when the request came
+    logprobs: list[float] = field(default_factory=list)
+    random: Random = field(default_factory=Random)
+
+    @property
+    def limit(self) -> int:
+        return self.request.max_new_tokens if self.request else 0
+
+    @property
+    def new(self) -> int:
+        return len(self.ids) - self.cached
+
+    def start(self, request: TurnRequest, step: int) -> None:
+        self.ids, self.request, self.added = list(request.ids), request, step
+        # The last token is fed again if nothing is new: its logits are what is asked for.
+        self.cached = min(self.cached, len(self.ids) - 1)
+        self.logprobs, self.random = [], turn_random(request.seed)
+
+    def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
+        """Append a token; return the turn if that ended it."""
+        if not math.isfinite(logprob):
+            raise RuntimeError(
+                f"The logits of episode {self.key} at position {len(self.ids)} are not finite."
+            )
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if token not in ends and len(self.logprobs) < self.limit:
+            return None
+        self.request, self.generating = None, False
+        return TurnResult(self.key, self.ids[-len(self.logprobs) :], self.logprobs)
+
+
+class CachedBackend:
+    """Samples the turns of many episodes at once on a causal language model.
+
+    Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back,
+    and what is cached outlives a change of the weights.
+
+    Args:
+        model: a causal language model that `supports` accepts, with or without adapters.
+        sampling: how tokens are drawn.
+        eos_token_ids: tokens that end a turn.
+        pad_token_id: any valid token.
+        capacity: how many episodes may be between `add` and `release`; None is any number.
+        prefill_tokens: how many tokens, padding included, one forward pass takes at most.
+
+    Raises:
+        ValueError: the model is not supported or `prefill_tokens` is below 1.
+    """
+
+    # New turns start once there is one for so many that are generating, or after so many steps:
+    # a forward pass for few rows costs nearly as much as one for many.
+    ADMIT_ONE_IN = 8
+    ADMIT_AFTER = 4
+    # Contents move once more than one slot in so many is idle among those that decode.
+    IDLE_ONE_IN = 8
+    # Prefilling rows that are not neighbours copies what they hold: so many tokens at most for
+    # each of `prefill_tokens`.
+    COPIED_PER_TOKEN = 16
+    # Room for this many tokens of a first turn is made along with that for its prompt.
+    FIRST_ROOM = 64
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sampling: SamplingSettings,
+        eos_token_ids: list[int],
+        *,
+        pad_token_id: int,
+        capacity: int | None = None,
+        prefill_tokens: int = 8192,
+    ) -> None:
+        reason = supports(model)
+        if reason is not None:
+            raise ValueError(reason)
+        if prefill_tokens < 1:
+            raise ValueError(f"prefill_tokens is {prefill_tokens}, not >= 1.")
+        self.model: Any = model
+        self.sampling = sampling
+        self.capacity = capacity
+        self.prefill_tokens = prefill_tokens
+        self._pad, self._ends = pad_token_id, set(eos_token_ids)
+        self._sampler = Sampler(sampling)
+        self._running = False
+        self._forget()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn waits or is generated."""
+        return bool(self._waiting) or self._generating > 0
+
+    def add(self, request: TurnRequest) -> None:
+        """Take a request; it starts in one of the next steps.
+
+        Raises:
+            RuntimeError: the episode has a turn in flight, there are `capacity` other episodes, or
+                the row does not start with what its slot holds.
+            ValueError: the row is empty or `max_new_tokens` is below 1.
+        """
+        key, row = request.key, self._rows.get(request.key)
+        if request.max_new_tokens < 1 or not request.ids:
+            raise ValueError(
+                f"Episode {key} asks for max_new_tokens={request.max_new_tokens} after "
+                f"{len(request.ids)} tokens; at least one of each is needed."
+            )
+        if row is None:
+            if self.capacity is not None and len(self._rows) >= self.capacity:
+                raise RuntimeError(f"Episode {key} is one more than the {self.capacity} allowed.")
+            row = self._rows[key] = _Row(key)
+        elif row.request is not None:
+            raise RuntimeError(f"Episode {key} already has a turn in flight.")
+        elif row.ids[: row.cached] != request.ids[: row.cached]:
+            pairs = zip(row.ids[: row.cached], request.ids, strict=False)
+            same = [a == b for a, b in pairs]
+            at = same.index(False) if False in same else len(same)
+            raise RuntimeError(
+                f"The row of episode {key} has changed at position {at}: a later request has to "
+                f"start with the {row.cached} tokens that were sampled or fed before."
+            )
+        row.start(request, self._steps)
+        self._waiting.append(row)
+
+    def release(self, key: int) -> None:
+        """Forget an episode, in the middle of a turn too; unknown keys are fine."""
+        row = self._rows.pop(key, None)
+        if row is None:
+            return
+        if row in self._waiting:
+            self._waiting.remove(row)
+        self._generating -= row.generating
+        if row.slot >= 0:
+            self._slots[row.slot] = None
+
+    def step(self) -> list[TurnResult]:
+        """Start waiting turns if it is time, sample a token of each turn, return those that ended.
+
+        Raises:
+            RuntimeError: the logits of a row are not finite.
+        """
+        if not self.busy:
+            return []
+        self._steps += 1
+        with nullcontext() if self._running else inference(self.model), torch.no_grad():
+            ended = self._admit() if self._admission_due() else []
+            return ended + self._decode() if self._generating else ended
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Evaluation mode without gradient checkpointing; on exit forget all and free the cache.
+
+        Raises:
+            RuntimeError: it is entered a second time.
+        """
+        if self._running:
+            raise RuntimeError("The backend is already running.")
+        self._running = True
+        try:
+            with inference(self.model):
+                yield
+        finally:
+            self._running = False
+            self._forget()
+
+    def _forget(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._slots: list[_Row | None] = []
+        self._waiting: list[_Row] = []
+        self._generating = self._steps = 0
+        self._cache: SlotCache | None = None
+
+    def _admission_due(self) -> bool:
+        if not self._waiting:
+            return False
+        enough = len(self._waiting) >= max(1, self._generating // self.ADMIT_ONE_IN)
+        return enough or self._steps - self._waiting[0].added > self.ADMIT_AFTER
+
+    def _admit(self) -> list[TurnResult]:
+        """Prefill all that wait and sample their first tokens."""
+        rows = sorted(self._waiting, key=lambda row: row.new)
+        self._waiting = []
+        cache = self._seat(rows)
+        ended: list[TurnResult] = []
+        for group in self._groups(rows):
+            logits = self._prefill(group, cache)
+            for row in group:
+                row.generating = True
+            self._generating += len(group)
+            ended += self._sample(group, logits, cache)
+        return ended
+
+    def _seat(self, rows: list[_Row]) -> SlotCache:
+        """Give a slot to each row that has none."""
+        if self._cache is None:
+            self._cache = self._new_cache()
+        fresh = [row for row in rows if row.slot < 0]
+        self._slots += [None] * max(0, len(fresh) - self._slots.count(None))
+        free = (slot for slot, holder in enumerate(self._slots) if holder is None)
+        for row, slot in zip(fresh, free, strict=False):
+            row.slot = slot
+        for row in fresh:
+            self._slots[row.slot] = row
+        rooms = [len(row.ids) + min(row.limit, self.FIRST_ROOM) for row in rows]
+        self._cache.reserve(len(self._slots), max(rooms))
+        if fresh:
+            self._cache.clear([row.slot for row in fresh])
+        return self._cache
+
+    def _new_cache(self) -> SlotCache:
+        self._device = next(self.model.parameters()).device
+        base = base_of(self.model)
+        eager = base.config._attn_implementation == "eager"
+        self._mask_dtype: torch.dtype | None = self.model.dtype if eager else None
+        keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
+        self._options = {"logits_to_keep": 1} if keeps else {}
+        return SlotCache(keep_ids=self.sampling.penalises, device=self._device)
+
+    def _groups(self, rows: list[_Row]) -> Iterator[list[_Row]]:
+        """Cut rows, sorted by how much is new, into parts that fit one forward pass."""
+        group: list[_Row] = []
+        longest = 0
+        for row in rows:
+            count, longest = len(group) + 1, max(longest, len(row.ids))
+            copied = count * longest <= self.prefill_tokens * self.COPIED_PER_TOKEN
+            if group and not (copied and count * row.new <= self.prefill_tokens):
+                yield group
+                group, longest = [], len(row.ids)
+            group.append(row)
+        if group:
+            yield group
+
+    def _prefill(self, rows: list[_Row], cache: SlotCache) -> Tensor:
+        """Feed all that is new to the rows, padded on the left; logits [rows, vocabulary]."""
+        # The last of each row's new tokens is then the last of all, whose logits models give alone.
+        width = max(row.new for row in rows)
+        for _ in range(0, width, self.prefill_tokens):
+            counts = [min(row.new, self.prefill_tokens) for row in rows]
+            wide = max(counts)
+            ids, positions = [], []
+            for row, count in zip(rows, counts, strict=True):
+                blank, row.cached = wide - count, row.cached + count
+                ids.append([self._pad] * blank + row.ids[row.cached - count : row.cached])
+                positions.append([-1] * blank + list(range(row.cached - count, row.cached)))
+            padded = min(counts) < wide
+            logits = self._forward([row.slot for row in rows], ids, positions, padded, cache)
+        return logits
+
+    def _decode(self) -> list[TurnResult]:
+        """Feed the last token of each turn and sample the next."""
+        cache = self._cache
+        assert cache is not None
+        seated = [row for row in self._slots if row is not None and row.generating]
+        if (seated[-1].slot + 1 - len(seated)) * self.IDLE_ONE_IN > len(seated):
+            self._close_ranks(seated, cache)
+        last = max(row.slot for row in seated)
+        rows = [row if row and row.generating else None for row in self._slots[: last + 1]]
+        ids = [[row.ids[-1] if row else self._pad] for row in rows]
+        positions = [[row.cached if row else -1] for row in rows]
+        cache.reserve(len(self._slots), max(row.cached for row in seated) + 1)
+        padded = len(seated) < len(rows)
+        logits = self._forward(list(range(len(rows))), ids, positions, padded, cache)
+        for row in seated:
+            row.cached += 1
+        return self._sample(rows, logits, cache)
+
+    def _close_ranks(self, seated: list[_Row], cache: SlotCache) -> None:
+        """Exchange generating rows in the rear with idle slots in front."""
+        count = len(seated)
+        idle = set(range(count)) - {row.slot for row in seated}
+        sources, targets = [], []
+        for row, slot in zip(
+            [row for row in seated if row.slot >= count], sorted(idle), strict=True
+        ):
+            other, rear = self._slots[slot], row.slot
+            sources.append(rear)
+            targets.append(slot)
+            if other is not None:
+                sources.append(slot)
+                targets.append(rear)
+                other.slot = rear
+            self._slots[slot], self._slots[rear], row.slot = row, other, slot
+        cache.move(sources, targets)
+
+    def _forward(
+        self,
+        slots: list[int],
+        ids: list[list[int]],
+        positions: list[list[int]],
+        padded: bool,
+        cache: SlotCache,
+    ) -> Tensor:
+        """Run the model on tokens [rows, tokens] of slots; logits [rows, vocabulary] of the last.
+
+        Args:
+            slots: of the rows.
+            ids: the tokens.
+            positions: of the tokens, -1 for padding.
+            padded: whether any is -1.
+            cache: what the rows hold.
+        """
+        tokens, places = torch.tensor([ids, positions], device=self._device)
+        longest = aligned(max(row[-1] for row in positions) + 1)
+        cache.aim(Span(slots, places, longest, padded), tokens)
+        # Padding sees the first token rather than nothing, which would make NaN of it.
+        seen = places.clamp(min=0) if padded else places
+        mask = torch.arange(longest, device=self._device) <= seen[:, None, :, None]
+        if self._mask_dtype is not None:
+            blocked = torch.finfo(self._mask_dtype).min
+            mask = torch.zeros_like(mask, dtype=self._mask_dtype).masked_fill_(~mask, blocked)
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=seen,
+            past_key_values=cache,
+            use_cache=True,
+            **self._options,
+        )
+        return output.logits[:, -1]
+
+    def _sample(
+        self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache
+    ) -> list[TurnResult]:
+        """Sample a token of each row from logits [rows, vocabulary]; the turns that this ends."""
+        uniforms = None
+        if self.sampling.do_sample:
+            draws = [row.random.random() if row else 0.5 for row in rows]
+            uniforms = torch.tensor(draws, dtype=torch.float64, device=self._device)
+        sampled = self._sampler(logits, uniforms, cache.tokens())
+        # One transfer: float64 holds token ids exactly.
+        tokens, logprobs = torch.stack([part.double() for part in sampled]).tolist()
+        ended = []
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            result = row.take(int(token), logprob, self._ends) if row else None
+            if result is not None:
+                ended.append(result)
+        self._generating -= len(ended)
+        return ended
+
+
+_FLAGS = ("training", "gradient_checkpointing")
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradient checkpointing; each module gets back what it had."""
+    # With checkpointing a model computes no cache. Only the flag changes, so its options stay.
+    flags = [(module, name) for module in model.modules() for name in _FLAGS]
+    was_on = [(module, name) for module, name in flags if getattr(module, name, False) is True]
+    try:
+        for module, name in was_on:
+            setattr(module, name, False)
+        yield
+    finally:
+        for module, name in was_on:
+            setattr(module, name, True)

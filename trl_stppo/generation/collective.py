@@ -1,0 +1,86 @@
+"""A batch backend whose generation call is made by all processes together, or by none.
+
+Processes whose episodes have different numbers of turns would otherwise wait for each other for
+ever, or take each other's completions: TRL's vLLM server mode, and colocated vLLM over several
+GPUs, gather the prompts of all processes and hand out equal slices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .batched import BatchedBackend, GenerateBatch
+from .protocol import TurnResult
+
+# (queued turns, largest limit, 1 if this process has finished) of this process -> of every process
+Exchange = Callable[[tuple[int, int, int]], list[tuple[int, int, int]]]
+# Between two rounds in which nobody had anything to generate, in seconds.
+PAUSE_SECONDS = 0.002
+
+
+class CollectiveBackend(BatchedBackend):
+    """Every `step` of every process is one common round; call `finish` when all episodes have ended.
+
+    Processes with fewer turns than others fill up with one-token prompts, whose completions are
+    thrown away, so that the slices are equal.
+
+    Args:
+        generate: samples a batch, together with the other processes.
+        exchange: what all processes say; a collective call itself.
+        filler_id: token of the filling prompts.
+        capacity: how many episodes may be between `add` and `release`.
+    """
+
+    def __init__(
+        self,
+        generate: GenerateBatch,
+        exchange: Exchange,
+        filler_id: int,
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(self._generate_together, capacity=capacity)
+        self._sample, self._exchange, self._filler_id = generate, exchange, filler_id
+        self._rows = self._limit = 0
+
+    @property
+    def busy(self) -> bool:
+        """Always: another process may have turns to sample."""
+        return True
+
+    def step(self) -> list[TurnResult]:
+        """Take part in one round."""
+        self._round(finished=False)
+        if self._rows == 0:
+            time.sleep(PAUSE_SECONDS)
+            return []
+        if not self._queue:
+            self._generate_together([], 0, [])
+            return []
+        return super().step()
+
+    def finish(self) -> None:
+        """Take part in the other processes' rounds until all have finished."""
+        while not self._round(finished=True):
+            if self._rows:
+                self._generate_together([], 0, [])
+            else:
+                time.sleep(PAUSE_SECONDS)
+
+    def _round(self, *, finished: bool) -> bool:
+        limits = [request.max_new_tokens for request in self._queue.values()]
+        said = self._exchange((len(limits), max(limits, default=0), int(finished)))
+        self._rows = max(queued for queued, _, _ in said)
+        self._limit = max(limit for _, limit, _ in said)
+        return all(done for _, _, done in said)
+
+    def _generate_together(
+        self, rows: list[list[int]], limit: int, seeds: list[tuple[int, ...]]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        missing = self._rows - len(rows)
+        filled = rows + [[self._filler_id]] * missing
+        ids, logprobs = self._sample(filled, self._limit, seeds + [(0,)] * missing)
+        if len(ids) != len(filled):
+            raise RuntimeError(f"{len(filled)} turns were to be sampled; {len(ids)} came back.")
+        return ids[: len(rows)], None if logprobs is None else logprobs[: len(rows)]

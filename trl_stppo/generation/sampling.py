@@ -1,0 +1,242 @@
+"""From logits to a token: `generate`'s own warpers, and randomness that belongs to the turn."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+# What `generate` takes where neither its argument nor the model's configuration says anything.
+_HANDLED: dict[str, Any] = {
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "min_p": None,
+    "repetition_penalty": 1.0,
+}
+# Fields that do not change which tokens are likely: limits and special ids, which a request or
+# the caller gives, ways to compute the same, what to return, and notes.
+_HARMLESS = {
+    *("max_length", "max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id"),
+    *("decoder_start_token_id", "use_cache", "max_cache_len", "compile_config", "disable_compile"),
+    *("continuous_batching_config", "prefill_chunk_size", "low_memory", "renormalize_logits"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
+    *("return_dict_in_generate", "transformers_version", "_from_model_config"),
+    # Settings of beam search and of assisted generation, neither of which is accepted.
+    *("early_stopping", "length_penalty", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+    *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
+    "max_matching_ngram_size",
+}
+# Values of the remaining fields that change nothing; besides them None does not, for any field.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "cache_implementation": ("dynamic", "hybrid"),
+    "diversity_penalty": (0.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "guidance_scale": (1.0,),
+    "is_assistant": (False,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "remove_invalid_values": (False,),
+    "token_healing": (False,),
+    "typical_p": (1.0,),
+    "use_mtp": (False,),
+}
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How a token is drawn.
+
+    Attributes:
+        do_sample: draw; otherwise take the likeliest.
+        temperature: divides the logits.
+        top_k: draw among so many of the likeliest; 0 or None is all.
+        top_p: draw among the likeliest that have this probability together; 1 is all.
+        min_p: draw among those with this share of the likeliest one's probability; None is all.
+        repetition_penalty: divides (multiplies, if negative) the logits of tokens already in the
+            row; 1 is none. It holds for greedy choice too.
+
+    Raises:
+        ValueError: a value that the warper of that name refuses.
+    """
+
+    do_sample: bool = True
+    temperature: float | None = 1.0
+    top_k: int | None = 0
+    top_p: float | None = 1.0
+    min_p: float | None = None
+    repetition_penalty: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        self.processors()
+
+    @classmethod
+    def from_generation_config(
+        cls, config: GenerationConfig, model_config: GenerationConfig | None = None
+    ) -> tuple[SamplingSettings | None, str | None]:
+        """Read a configuration as `generate` would.
+
+        Args:
+            config: what would be passed to `generate`.
+            model_config: the model's own, which `generate` asks for what `config` leaves None.
+
+        Returns:
+            the settings and None; or None and the fields that ask for more than these settings say.
+        """
+        values = {} if model_config is None else _given(model_config)
+        values.update(_given(config))
+        refused = sorted(
+            f"{name}={value!r}"
+            for name, value in values.items()
+            if name not in _HANDLED
+            and name not in _HARMLESS
+            and value not in _NEUTRAL.get(name, ())
+        )
+        if refused:
+            return None, f"the generation configuration sets {', '.join(refused)}"
+        handled: dict[str, Any] = {name: values.get(name, _HANDLED[name]) for name in _HANDLED}
+        return cls(**handled), None
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the tokens that a row has matter."""
+        return self.repetition_penalty not in (None, 1.0)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether anything but the temperature shapes the distribution."""
+        cuts = bool(self.top_k) or (self.top_p or 1.0) < 1.0 or self.min_p is not None
+        return self.penalises or (self.do_sample and cuts)
+
+    def processors(self) -> LogitsProcessorList:
+        """The processors that `generate` makes of these settings, in its order."""
+        chain = LogitsProcessorList()
+        if self.penalises:
+            chain.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
+        if not self.do_sample:
+            return chain
+        if self.temperature not in (None, 1.0):
+            chain.append(TemperatureLogitsWarper(self.temperature))
+        if self.top_k:
+            chain.append(TopKLogitsWarper(self.top_k))
+        if self.top_p is not None and self.top_p < 1.0:
+            chain.append(TopPLogitsWarper(self.top_p))
+        if self.min_p is not None:
+            chain.append(MinPLogitsWarper(self.min_p))
+        return chain
+
+
+def _given(config: GenerationConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_diff_dict().items() if value is not None}
+
+
+def turn_random(seed: tuple[int, ...]) -> Random:
+    """The random numbers of one turn, the same in every process and on every machine."""
+    # `random.Random` keeps all bits of its seed; a torch generator on the CPU keeps 32.
+    text = ",".join(str(int(part)) for part in seed)
+    return Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))
+
+
+class Sampler:
+    """Draws one token per row.
+
+    Args:
+        settings: how.
+    """
+
+    # Numbers of one float64 table [rows, vocabulary]; more rows are drawn in several goes.
+    TABLE = 2**25
+
+    def __init__(self, settings: SamplingSettings) -> None:
+        self.settings = settings
+        self._processors = settings.processors()
+        self._divisor = settings.temperature or 1.0
+
+    def __call__(
+        self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw.
+
+        Args:
+            logits: [rows, vocabulary].
+            uniforms: [rows] in [0, 1), float64; None if the choice is greedy.
+            ids: [rows, tokens] of the rows so far, repeating some to fill up; None unless
+                repetition is penalised.
+
+        Returns:
+            tokens [rows] and their log-probabilities [rows] in nats under the temperature alone.
+        """
+        rows = max(1, self.TABLE // logits.shape[1])
+        if logits.shape[0] <= rows:
+            return self._draw(logits, uniforms, ids)
+        parts = [
+            self._draw(
+                logits[at : at + rows],
+                None if uniforms is None else uniforms[at : at + rows],
+                None if ids is None else ids[at : at + rows],
+            )
+            for at in range(0, logits.shape[0], rows)
+        ]
+        return torch.cat([tokens for tokens, _ in parts]), torch.cat([part[1] for part in parts])
+
+    def _draw(
+        self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        raw = logits if logits.dtype == torch.float64 else logits.float()
+        tempered = raw if self._divisor == 1.0 else raw / self._divisor
+        plain = not self.settings.truncates
+        scores = tempered if plain else self._processors(ids, raw)
+        if uniforms is None:
+            tokens = scores.argmax(-1, keepdim=True)
+            return tokens[:, 0], (tempered.gather(1, tokens) - _log_total(tempered))[:, 0]
+        top = scores.amax(-1, keepdim=True)
+        weights = (scores - top).double().exp_()
+        sums = weights.cumsum(-1)
+        tokens = _invert(weights, sums, uniforms[:, None])
+        # The sums' last column is the normaliser already, unless something was cut away.
+        normaliser = top + sums[:, -1:].log() if plain else _log_total(tempered)
+        return tokens[:, 0], (tempered.gather(1, tokens) - normaliser)[:, 0]
+
+
+def _log_total(scores: Tensor) -> Tensor:
+    return scores.logsumexp(-1, keepdim=True)
+
+
+def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token whose cumulative weight exceeds its row's uniform share of the total.
+
+    Args:
+        weights: [rows, vocabulary] >= 0, not normalised.
+        sums: their running sums.
+        uniforms: [rows, 1] in [0, 1).
+
+    Returns:
+        tokens [rows, 1], none of weight zero.
+    """
+    total = sums[:, -1:]
+    # A share that rounds up to the total would lie beyond every token.
+    share = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(sums, share, right=True).clamp_(max=sums.shape[1] - 1)
+    # A parallel running sum may step by a rounding error where the weight is zero.
+    return torch.where(weights.gather(1, tokens) > 0, tokens, weights.argmax(-1, keepdim=True))

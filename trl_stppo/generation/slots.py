@@ -1,0 +1,259 @@
+"""Key-value storage with one slot per episode, written in place at each episode's own length.
+
+A slot beyond its episode's length holds zeros, never what another episode has left there: masked
+keys get no weight, but zero times a NaN is a NaN.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+# Lengths are rounded up to it: attention kernels like aligned masks, allocators few sizes.
+ALIGNMENT = 16
+GROWTH = 1.5
+
+
+def aligned(length: int) -> int:
+    """The next multiple of `ALIGNMENT`, in tokens."""
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+class SlotTensor:
+    """A tensor [slots + 1, heads, length, width]; padding is written to the last slot.
+
+    Args:
+        like: states [rows, heads, tokens, width] that give heads, width, dtype and device.
+        slots: how many episodes it holds.
+        length: tokens of each.
+    """
+
+    def __init__(self, like: Tensor, slots: int, length: int) -> None:
+        self.data = like.new_zeros(slots + 1, like.shape[1], length, like.shape[3])
+
+    def resize(self, slots: int, length: int, used: int) -> None:
+        """Make room for more slots or tokens; the first `used` tokens of each slot are kept."""
+        old = self.data[:-1, :, :used]
+        self.data = old.new_zeros(slots + 1, old.shape[1], length, old.shape[3])
+        self.data[: old.shape[0], :, :used] = old
+
+    def move(self, sources: Tensor, targets: Tensor, used: int) -> None:
+        """Copy slots onto slots, all read before any is written."""
+        self.data[targets, :, :used] = self.data[:, :, :used].index_select(0, sources)
+
+    def clear(self, slots: Tensor, used: int) -> None:
+        """Zero slots."""
+        self.data[:, :, :used].index_fill_(0, slots, 0)
+
+    def write(self, states: Tensor, span: Span) -> Tensor:
+        """Write the states of the rows at hand and return all that these rows now hold.
+
+        Args:
+            states: [rows, heads, tokens, width].
+            span: which rows and where in them.
+
+        Returns:
+            [rows, heads, span.longest, width].
+        """
+        data = self.data
+        index = span.index(data.shape[0], data.shape[1], data.shape[2])
+        data.view(-1, data.shape[3]).index_copy_(0, index, states.reshape(-1, data.shape[3]))
+        if isinstance(span.rows, slice):
+            return data[span.rows, :, : span.longest]
+        return data[:, :, : span.longest].index_select(0, span.rows)
+
+
+class Span:
+    """Where one forward pass reads and writes.
+
+    Args:
+        slots: of the rows, distinct.
+        positions: [rows, tokens] where each token goes, -1 for padding.
+        longest: tokens of each slot that attention sees.
+        padded: whether any position is -1.
+    """
+
+    def __init__(self, slots: list[int], positions: Tensor, longest: int, padded: bool) -> None:
+        self.positions, self.longest, self.padded = positions, longest, padded
+        first, count, device = slots[0], len(slots), positions.device
+        if slots == list(range(first, first + count)):
+            # Neighbours are read as a view, without a copy.
+            self.rows: slice | Tensor = slice(first, first + count)
+            self._slots = torch.arange(first, first + count, device=device)
+        else:
+            self.rows = self._slots = torch.tensor(slots, device=device)
+        self._indices: dict[tuple[int, int, int], Tensor] = {}
+
+    def index(self, slots: int, heads: int, length: int) -> Tensor:
+        """Where the tokens go in a [slots * heads * length, width] view, once for all layers."""
+        shape = (slots, heads, length)
+        if shape not in self._indices:
+            heads_of_rows = self._slots[:, None] * heads + torch.arange(
+                heads, device=self._slots.device
+            )
+            index = heads_of_rows[:, :, None] * length + self.positions[:, None]
+            if self.padded:
+                spare = (slots - 1) * heads * length
+                index = index.masked_fill(self.positions[:, None] < 0, spare)
+            self._indices[shape] = index.flatten()
+        return self._indices[shape]
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values; `cache` says how large they are and which rows are at hand."""
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate: only the first states tell heads, width, dtype and device."""
+        self.keys = SlotTensor(key_states, self.cache.slots, self.cache.length)
+        self.values = SlotTensor(value_states, self.cache.slots, self.cache.length)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write new states [rows, heads, tokens, width]; return all of the rows' states."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        span = self.cache.span
+        return self.keys.write(key_states, span), self.values.write(value_states, span)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys that `update` returns."""
+        return self.cache.span.longest, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens that attention sees; the rows' own lengths differ."""
+        return self.cache.span.longest
+
+    def get_max_length(self) -> int:
+        """None: it grows."""
+        return -1
+
+
+class SlotCache(Cache):
+    """A cache of all layers whose rows are episodes of different lengths.
+
+    Call `reserve`, set `span`, then run the model with it.
+
+    Attributes:
+        slots: how many episodes there is room for.
+        length: tokens there is room for in each.
+        used: tokens that the longest episode has ever had.
+        span: where the next forward pass reads and writes.
+        ids: the tokens themselves, [slots + 1, 1, length, 1], if they are to be kept.
+    """
+
+    def __init__(self, *, keep_ids: bool, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self.slots = self.length = self.used = 0
+        self.span: Span
+        blank = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
+        self.ids = SlotTensor(blank, 0, 0) if keep_ids else None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer's new states; see `SlotLayer.update`."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(SlotLayer(self))
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Make room for that many slots and tokens, with some to spare whenever it has to grow."""
+        if slots > self.slots or length > self.length:
+            if slots > self.slots:
+                self.slots = max(slots, int(self.slots * GROWTH))
+            if length > self.length:
+                self.length = aligned(max(length, int(self.length * GROWTH)))
+            for tensor in self._tensors():
+                tensor.resize(self.slots, self.length, self.used)
+        self.used = max(self.used, length)
+
+    def aim(self, span: Span, tokens: Tensor) -> None:
+        """Set where the next forward pass, of tokens [rows, tokens], reads and writes."""
+        self.span = span
+        if self.ids is not None:
+            self._row_ids = self.ids.write(tokens[:, None, :, None], span)[:, 0, :, 0]
+
+    def tokens(self) -> Tensor | None:
+        """The rows that were fed last, [rows, span.longest], filled up with their first tokens."""
+        if self.ids is None:
+            return None
+        ends = self.span.positions[:, -1:]
+        inside = torch.arange(self.span.longest, device=ends.device) <= ends
+        return torch.where(inside, self._row_ids, self._row_ids[:, :1])
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy slots onto slots, all read before any is written."""
+        for tensor in self._tensors():
+            device = tensor.data.device
+            pair = torch.tensor([sources, targets], device=device)
+            tensor.move(pair[0], pair[1], self.used)
+
+    def clear(self, slots: list[int]) -> None:
+        """Zero slots, so that nothing of an earlier episode is left."""
+        for tensor in self._tensors():
+            tensor.clear(torch.tensor(slots, device=tensor.data.device), self.used)
+
+    def _tensors(self) -> list[SlotTensor]:
+        of_layers = [t for layer in self.layers for t in (layer.keys, layer.values)]
+        return of_layers if self.ids is None else [*of_layers, self.ids]
+
+
+def supports(model: nn.Module) -> str | None:
+    """Why a model cannot use a `SlotCache`, as a sentence; None if it can."""
+    base = base_of(model)
+    config = base.config
+    text = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        return "The model is an encoder-decoder."
+    if text is not config:
+        return "The model takes more than text, so its positions are not those of its tokens."
+    adapter: Any = getattr(model, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        return "The model's adapter adds virtual tokens to each row."
+    parameters = inspect.signature(base.forward).parameters
+    missing = [n for n in ("past_key_values", "position_ids") if n not in parameters]
+    if missing:
+        return f"The model's forward does not take {' and '.join(missing)}."
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in ("sdpa", "eager"):
+        return f"The model's attention implementation is {attention!r}, not 'sdpa' or 'eager'."
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        return "The model's layers are on several devices."
+    return _attention_kind(base, config)
+
+
+def _attention_kind(base: nn.Module, config: Any) -> str | None:
+    if getattr(base, "_is_stateful", False):
+        return "The model has a recurrent state, which a key-value cache does not hold."
+    kinds = getattr(config, "layer_types", None)
+    others = sorted(set(kinds or ()) - {"full_attention"})
+    if others:
+        return f"The model has layers other than full attention: {', '.join(others)}."
+    sliding = getattr(config, "sliding_window", None) is not None
+    if kinds is None and sliding and getattr(config, "use_sliding_window", True):
+        return "The model's attention is limited to a sliding window."
+    if getattr(config, "alibi", False):
+        return "The model takes positions from its attention mask (ALiBi)."
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "Some of the model's layers share their keys and values."
+    if not getattr(config, "is_causal", True):
+        return "The model's attention is not causal."
+    return None
+
+
+def base_of(model: nn.Module) -> Any:
+    """The model itself, without the wrapper that adapters put around it."""
+    unwrap: Any = getattr(model, "get_base_model", None)
+    return model if unwrap is None else unwrap()

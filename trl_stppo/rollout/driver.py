@@ -1,0 +1,80 @@
+"""What the engine asks of either kind of environment, and what it gets back.
+
+A driver turns one step of an episode into a call for a worker: a function without arguments, or a
+coroutine function, that returns an `Opening` or an `Outcome`. Whatever the environment returns is
+checked inside that call, so that a broken contract is an error of this episode and of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .chat import Message
+from .episode import Episode
+
+Call = Callable[[], Any]
+
+
+@dataclass
+class Opening:
+    """The environment is ready.
+
+    Attributes:
+        env: the instance.
+        text: its opening words, appended to the last message of the prompt.
+    """
+
+    env: Any
+    text: Any = ""
+
+
+@dataclass
+class Outcome:
+    """What one turn led to.
+
+    Attributes:
+        messages: what the environment says, as messages.
+        reward: of this turn alone.
+        terminated, truncated: whether the episode ends here, by the task or from outside.
+        valid_action: whether the environment could read the action, None if it does not say.
+        success: whether the task is solved, None if the environment does not say.
+        tool_calls, tool_failures: counts of a tool environment.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    valid_action: bool | None = None
+    success: bool | None = None
+    tool_calls: int = 0
+    tool_failures: int = 0
+
+
+class Driver(Protocol):
+    """Plays one kind of environment.
+
+    `episode.pays_turns` is the driver's to set; whatever a call writes to its episode is written by
+    the worker, while nobody else touches that episode.
+    """
+
+    tools: list[Any]
+    type_name: str
+
+    def opening(self, episode: Episode, index: int, seed: int) -> Call:
+        """The call that resets the environment; returns an `Opening`."""
+        ...
+
+    def message(self, episode: Episode, ids: list[int]) -> Message:
+        """The turn that was just sampled, as a message."""
+        ...
+
+    def turn(self, episode: Episode, message: Message) -> Call | None:
+        """The call that plays the turn and returns an `Outcome`, None if it asks for nothing."""
+        ...
+
+    def scoring(self, episode: Episode) -> Call | None:
+        """The call that returns the episode's final reward and late turn reward, None without one."""
+        ...

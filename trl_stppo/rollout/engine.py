@@ -1,0 +1,149 @@
+"""Plays a batch of episodes, each at its own pace.
+
+One thread (the caller's) generates and keeps the books; environments run on workers. An episode
+goes round: its environment answers -> the answer is appended to its row -> the backend samples its
+next turn, together with whoever else is ready -> the turn goes to its environment. Nothing waits
+for the slowest episode, and whatever goes wrong in an environment ends that episode alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..generation.protocol import Backend
+from .chat import ChatRenderer, Message
+from .driver import Driver
+from .environments import EnvironmentPool
+from .episode import Episode, Limits, record_of
+from .loop import EpisodeLoop
+from .record import FAILURES, RolloutRecord
+from .workers import EnvironmentCalls
+
+logger = logging.getLogger(__name__)
+
+ON_ENV_ERROR = ("penalise", "mask", "drop")
+# After as many episodes in a row that only failed, the environment is broken, not flaky.
+MAX_FAILURES_IN_A_ROW = 64
+
+
+class RolloutEngine:
+    """Plays episodes of any number of named environments.
+
+    Args:
+        drivers: by name of the environment factory; None is the single unnamed one.
+        pool: their instances, None where there are only tools.
+        calls: where environments run.
+        limits: budgets of an episode.
+        tool_suffix: tool messages -> their token ids, TRL's own function.
+        on_env_error: what an episode teaches whose environment failed: `"penalise"` pays its last
+            turn `-env_error_penalty`, `"mask"` teaches nothing, `"drop"` is left out of the batch's
+            figures too.
+        env_error_penalty: reward units.
+    """
+
+    def __init__(
+        self,
+        drivers: dict[str | None, Driver],
+        pool: EnvironmentPool | None,
+        calls: EnvironmentCalls,
+        limits: Limits,
+        *,
+        tool_suffix: Callable[[list[Message]], list[int]] | None = None,
+        on_env_error: str = "mask",
+        env_error_penalty: float = 1.0,
+    ) -> None:
+        self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
+        self.tool_suffix = tool_suffix
+        self.on_env_error, self.env_error_penalty = on_env_error, env_error_penalty
+        self.failures_in_a_row = 0
+
+    def run(
+        self,
+        rows: Sequence[dict[str, Any]],
+        prompts: Sequence[list[Message] | str],
+        renderer: ChatRenderer,
+        backend: Backend,
+        seed: tuple[int, ...] = (0,),
+        first_row: int = 0,
+    ) -> tuple[list[Episode], RolloutRecord]:
+        """Play one episode per row.
+
+        Args:
+            rows: columns of the dataset rows, as `reset` gets them.
+            prompts: one per row.
+            renderer: messages to token ids.
+            backend: samples the turns.
+            seed: names the randomness of this rollout.
+            first_row: number of the first row among those of all processes.
+
+        Returns:
+            The ended episodes in the order of the rows, and what the trainer needs to know of them.
+
+        Raises:
+            ValueError: an unknown `environment`, or a prompt that leaves no token to sample.
+            RuntimeError: every episode fails, or a backend breaks its promises.
+        """
+        episodes, indices = self._episodes(rows, prompts)
+        loop = EpisodeLoop(self, episodes, indices, renderer, backend, seed, first_row)
+        loop.play()
+        self._report(episodes)
+        record = record_of(episodes, [self.drivers[e.name].type_name for e in episodes])
+        record.env_seconds, record.wait_seconds = loop.env_seconds, loop.wait_seconds
+        record.generation_seconds = loop.generation_seconds
+        if self.on_env_error == "drop":
+            record.counted = [episode.stop_reason not in FAILURES for episode in episodes]
+        return episodes, record
+
+    def close(self) -> None:
+        """Let go of workers and environments."""
+        self.calls.close()
+        if self.pool is not None:
+            self.pool.close()
+
+    def _episodes(
+        self, rows: Sequence[dict[str, Any]], prompts: Sequence[list[Message] | str]
+    ) -> tuple[list[Episode], list[int]]:
+        episodes, indices, used = [], [], Counter[str | None]()
+        named = None not in self.drivers
+        for position, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+            name = row.get("environment") if named else None
+            if name not in self.drivers:
+                raise ValueError(
+                    f"Row has `environment={name!r}`; allowed are {list(self.drivers)}, the keys of "
+                    f"`environment_factory`."
+                )
+            driver = self.drivers[name]
+            if driver.tools and isinstance(prompt, str):
+                raise ValueError(
+                    "`prompt` is a string, but tools need a conversation. Give the prompt as messages: "
+                    '[{"role": "user", "content": ...}].'
+                )
+            columns = {k: v for k, v in row.items() if not (named and k == "environment")}
+            episodes.append(Episode(position, columns, prompt, name))
+            indices.append(used[name])
+            used[name] += 1
+        return episodes, indices
+
+    def _report(self, episodes: list[Episode]) -> None:
+        """Warn of failures; raise when nothing but failures has been seen for long."""
+        errors = [episode.error for episode in episodes if episode.error is not None]
+        for episode in episodes:
+            failed = episode.stop_reason in FAILURES
+            self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
+        if errors:
+            common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
+            logger.warning(
+                "%d of %d episodes ended in a failure of their environment: %s",
+                len(errors),
+                len(episodes),
+                common,
+            )
+        if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
+            raise RuntimeError(
+                f"The last {self.failures_in_a_row} episodes all ended in a failure of their "
+                f"environment, so nothing can be learned. The newest: {errors[-1]}. Try the environment "
+                f"with `trl_stppo.envs.check_env`."
+            )

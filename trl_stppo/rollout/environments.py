@@ -1,0 +1,135 @@
+"""Tells text environments from TRL's tool-method environments, and keeps their instances."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from .isolation import IsolatedEnvironment
+
+Factory = Callable[[], Any]
+Factories = dict[str | None, Factory]
+
+
+def is_text_environment(env: Any) -> bool:
+    """Whether `env.step(action)` is the environment's step rather than one tool among others.
+
+    A TRL tool must be annotated `-> str`; a step returns a tuple. That annotation is what tells a
+    tool that happens to be called `step` apart.
+    """
+    step = getattr(env, "step", None)
+    if not callable(step):
+        return False
+    annotation = inspect.signature(step).return_annotation
+    return annotation not in (str, "str")
+
+
+def split_environments(
+    environment_factory: Factory | dict[str, Factory] | None,
+) -> tuple[Factories, Factories, dict[str | None, Any]]:
+    """Probe each factory once and sort it by the kind of environment it makes.
+
+    Args:
+        environment_factory: as in GRPOTrainer, a factory or a dict of them.
+
+    Returns:
+        `(text, tools, probes)`: factories by name (None is the single unnamed one), and the instance
+        that each made for the probe.
+
+    Raises:
+        ValueError: an environment without `reset`.
+    """
+    factories: Factories = {}
+    if isinstance(environment_factory, dict):
+        factories = {name: make for name, make in environment_factory.items()}
+    elif environment_factory is not None:
+        factories = {None: environment_factory}
+    text: Factories = {}
+    tools: Factories = {}
+    probes: dict[str | None, Any] = {}
+    for name, factory in factories.items():
+        probe = probes[name] = factory()
+        if not callable(getattr(probe, "reset", None)):
+            raise ValueError(
+                f"`environment_factory` made a {type(probe).__name__} without a `reset` method. An "
+                f"environment needs `reset(**row)`, and either `step(action)` (a text environment) or "
+                f"public methods with type hints and docstrings (tools)."
+            )
+        (text if is_text_environment(probe) else tools)[name] = factory
+    return text, tools, probes
+
+
+class EnvironmentPool:
+    """Instances that are made once and reset often, one per episode of a batch.
+
+    The n-th episode of a name always gets the n-th instance, so that an environment with randomness
+    of its own does not depend on timing. A broken instance is discarded; the next taker makes
+    another one.
+
+    Args:
+        factories: by name.
+        probes: instances that exist already, used first.
+        isolate: give each instance a process of its own.
+    """
+
+    def __init__(
+        self,
+        factories: Factories,
+        probes: dict[str | None, Any] | None = None,
+        *,
+        isolate: bool = False,
+    ) -> None:
+        self._factories = factories
+        self._isolate = isolate
+        self._lock = threading.Lock()
+        self._instances: dict[tuple[str | None, int], Any] = {}
+        # Raised by `discard`: an instance that is still being made by then comes too late.
+        self._discards: Counter[tuple[str | None, int]] = Counter()
+        if not isolate:
+            self._instances = {(name, 0): env for name, env in (probes or {}).items()}
+
+    def existing(self, name: str | None, index: int) -> Any | None:
+        """The instance, if it has been made."""
+        return self._instances.get((name, index))
+
+    def take(self, name: str | None, index: int) -> Any:
+        """The instance, made now if need be; called from worker threads."""
+        key = (name, index)
+        with self._lock:
+            env, discards = self._instances.get(key), self._discards[key]
+        if env is not None:
+            return env
+        factory = self._factories[name]
+        env = IsolatedEnvironment(factory) if self._isolate else factory()
+        with self._lock:
+            late = self._discards[key] != discards
+            if not late:
+                self._instances[key] = env
+        if late and isinstance(env, IsolatedEnvironment):
+            env.kill()
+        return env
+
+    def discard(self, name: str | None, index: int) -> None:
+        """Forget a broken instance; one in a process of its own is killed."""
+        with self._lock:
+            self._discards[name, index] += 1
+            env = self._instances.pop((name, index), None)
+        if isinstance(env, IsolatedEnvironment):
+            env.kill()
+
+    def close(self) -> None:
+        """Let go of all instances; `close()` is called on those that have one."""
+        with self._lock:
+            instances, self._instances = list(self._instances.values()), {}
+        for env in instances:
+            close = getattr(env, "close", None)
+            # A tool environment's public methods are its tools.
+            if close is not None and (
+                isinstance(env, IsolatedEnvironment) or is_text_environment(env)
+            ):
+                result = close()
+                if inspect.iscoroutine(result):
+                    result.close()

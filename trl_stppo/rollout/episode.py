@@ -1,0 +1,197 @@
+"""One episode: an append-only row of tokens, and what is known about its turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .chat import Message
+from .record import RolloutRecord, StopReason
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Budgets of one episode; None for no limit of that kind.
+
+    Attributes:
+        max_completion_tokens: all tokens after the prompt, observations included.
+        max_turns: turns; the last one is still played.
+        max_turn_tokens: sampled tokens of one turn.
+        max_context_tokens: prompt and completion together, what the model can attend to.
+        max_tool_rounds: turns whose tool calls are carried out.
+        max_malformed_actions: turns without a readable action until the episode ends.
+        env_timeout_seconds: one call into the environment.
+        episode_timeout_seconds: the episode from its reset on, generation included.
+    """
+
+    max_completion_tokens: int
+    max_turns: int | None = None
+    max_turn_tokens: int | None = None
+    max_context_tokens: int | None = None
+    max_tool_rounds: int | None = None
+    max_malformed_actions: int | None = None
+    env_timeout_seconds: float | None = None
+    episode_timeout_seconds: float | None = None
+
+
+@dataclass(eq=False)
+class Episode:
+    """One episode, from its row to its end.
+
+    Attributes:
+        row: position in the rollout batch.
+        columns: of the dataset row, as `reset` gets them.
+        name: of the environment factory, None for the single unnamed one.
+        prompt: the row's prompt, later with the environment's opening words.
+        env: the environment instance, None until `reset` has returned.
+        prompt_ids: tokens of the prompt.
+        ids, action_mask, logprobs, turn_index: the tokens after the prompt, one entry each: the id,
+            whether the policy sampled it, its sampling log-probability in nats (0.0 elsewhere), and
+            the number of its turn (-1 elsewhere).
+        messages: the conversation after the prompt.
+        turn_spans: per turn half-open token offsets.
+        turn_rewards: per turn what the environment has paid.
+        pays_turns: whether the environment pays turns at all.
+        turn_rewards_seen: entries of a tool environment's `turn_rewards` that are accounted for.
+        final_reward: of the whole episode, from `get_reward`.
+        valid_actions: per turn whether the environment could read the action, where it says.
+        success: whether the task was solved, None if the environment does not say.
+        stop_reason: None while the episode runs.
+        error: message of what went wrong in the environment.
+        trains: False for an episode that must not teach anything.
+        terminated: whether nothing can follow, so that the state after the episode is worth nothing.
+        tool_calls, tool_failures: counts of a tool environment.
+        has_logprobs: whether every turn came with sampling log-probabilities.
+    """
+
+    row: int
+    columns: dict[str, Any]
+    prompt: list[Message] | str
+    name: str | None = None
+    env: Any = None
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    action_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turn_index: list[int] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    turn_spans: list[tuple[int, int]] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
+    pays_turns: bool = False
+    turn_rewards_seen: int = 0
+    final_reward: float | None = None
+    valid_actions: list[bool] = field(default_factory=list)
+    success: bool | None = None
+    stop_reason: StopReason | None = None
+    error: str | None = None
+    trains: bool = True
+    terminated: bool = False
+    tool_calls: int = 0
+    tool_failures: int = 0
+    has_logprobs: bool = True
+    _fingerprint: int = field(default=hash(()), repr=False)
+
+    @property
+    def conversational(self) -> bool:
+        """Whether the prompt is a list of messages."""
+        return not isinstance(self.prompt, str)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns sampled so far."""
+        return len(self.turn_spans)
+
+    def append_turn(self, ids: list[int], logprobs: list[float] | None) -> None:
+        """Add what the policy sampled; a turn has at least one token."""
+        turn, start = self.num_turns, len(self.ids)
+        self.has_logprobs = self.has_logprobs and logprobs is not None
+        self._append(ids, True, logprobs if logprobs is not None else [0.0] * len(ids), turn)
+        self.turn_spans.append((start, len(self.ids)))
+        self.turn_rewards.append(0.0)
+
+    def append_observation(self, ids: list[int]) -> None:
+        """Add what the environment said."""
+        self._append(ids, False, [0.0] * len(ids), -1)
+
+    def _append(self, ids: list[int], sampled: bool, logprobs: list[float], turn: int) -> None:
+        self.check_prefix()
+        self.ids += ids
+        self.action_mask += [sampled] * len(ids)
+        self.logprobs += logprobs
+        self.turn_index += [turn] * len(ids)
+        self._fingerprint = hash(tuple(self.ids))
+        parallel = (self.action_mask, self.logprobs, self.turn_index)
+        if any(len(values) != len(self.ids) for values in parallel):
+            raise RuntimeError(
+                f"Episode {self.row} has {len(self.ids)} ids, but {len(self.action_mask)} mask entries, "
+                f"{len(self.logprobs)} log-probabilities and {len(self.turn_index)} turn indices. The "
+                f"backend returned {len(logprobs)} log-probabilities for {len(ids)} tokens."
+            )
+
+    def check_prefix(self) -> None:
+        """Raise RuntimeError if tokens have changed since they were appended."""
+        if hash(tuple(self.ids)) != self._fingerprint:
+            raise RuntimeError(
+                f"Episode {self.row}: tokens before the end of its row have changed since they were "
+                f"appended. Only `append_turn` and `append_observation` may write to it."
+            )
+
+    def room(self, limits: Limits) -> int:
+        """Tokens that still fit."""
+        room = limits.max_completion_tokens - len(self.ids)
+        if limits.max_context_tokens is not None:
+            context = len(self.prompt_ids) + len(self.ids)
+            room = min(room, limits.max_context_tokens - context)
+        return max(0, room)
+
+    def turn_limit(self, limits: Limits) -> int:
+        """Tokens the next turn may have."""
+        room = self.room(limits)
+        return room if limits.max_turn_tokens is None else min(room, limits.max_turn_tokens)
+
+    def close(self, placeholder_id: int) -> None:
+        """Verify the row once more.
+
+        Args:
+            placeholder_id: stands in, outside every mask, for an episode that has no token at all;
+                TRL cannot collate an empty completion.
+        """
+        if not self.ids:
+            self.append_observation([placeholder_id])
+        self.check_prefix()
+
+
+def record_of(episodes: list[Episode], env_types: list[str]) -> RolloutRecord:
+    """What the trainer needs to know of ended episodes."""
+    pays = [episode.pays_turns for episode in episodes]
+    record = RolloutRecord(
+        turn_spans=[e.turn_spans for e in episodes],
+        turn_rewards=[e.turn_rewards for e in episodes] if any(pays) else None,
+        terminated=[e.terminated for e in episodes],
+        truncated=[not e.terminated for e in episodes],
+        stop_reasons=[e.stop_reason for e in episodes if e.stop_reason is not None],
+        success=[e.success for e in episodes],
+        valid_actions=[e.valid_actions for e in episodes],
+        messages=[e.messages for e in episodes],
+        final_rewards=[e.final_reward for e in episodes],
+        env_types=env_types,
+        pays_turns=pays,
+        trains=[e.trains for e in episodes],
+        counted=[True] * len(episodes),
+        errors=[e.error for e in episodes],
+        tool_calls=sum(e.tool_calls for e in episodes),
+        tool_failures=sum(e.tool_failures for e in episodes),
+    )
+    record.check_turn_rewards()
+    return record
+
+
+def rollout_result(episodes: list[Episode]) -> dict[str, Any]:
+    """TRL's rollout result: `prompt_ids`, `completion_ids`, `logprobs` (or None), `env_mask`."""
+    complete = all(episode.has_logprobs for episode in episodes)
+    return {
+        "prompt_ids": [e.prompt_ids for e in episodes],
+        "completion_ids": [e.ids for e in episodes],
+        "logprobs": [e.logprobs for e in episodes] if complete else None,
+        "env_mask": [[int(sampled) for sampled in e.action_mask] for e in episodes],
+    }

@@ -1,0 +1,280 @@
+"""Advances the episodes of one batch, each at its own pace."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..generation.protocol import Backend, TurnRequest, TurnResult
+from .chat import ChatRenderer, Message, with_opening
+from .driver import Driver, Opening, Outcome
+from .episode import Episode
+from .record import FINAL, StopReason
+from .workers import CallResult
+
+if TYPE_CHECKING:
+    from .engine import RolloutEngine
+
+# An observation longer than this per token of room is cut before it is tokenised, in characters.
+MAX_CHARS_PER_TOKEN = 256
+# How long a backend that samples whole batches waits for more episodes to become ready, in seconds.
+LINGER_SECONDS = 0.05
+
+
+class EpisodeLoop:
+    """One batch on its way; `_calls` says which call of an episode is out: open, turn or score."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        episodes: list[Episode],
+        indices: list[int],
+        renderer: ChatRenderer,
+        backend: Backend,
+        seed: tuple[int, ...],
+        first_row: int,
+    ) -> None:
+        self._engine, self._limits = engine, engine.limits
+        self._episodes, self._indices = episodes, indices
+        self._renderer, self._backend = renderer, backend
+        self._seed, self._first_row = seed, first_row
+        self._waiting = deque(episodes)
+        self._running: dict[int, Episode] = {}
+        self._calls: dict[int, str] = {}
+        self._deadlines: dict[int, float] = {}
+        self.env_seconds = self.wait_seconds = self.generation_seconds = 0.0
+
+    def play(self) -> None:
+        """Until every episode has ended."""
+        try:
+            while self._waiting or self._running:
+                self._admit()
+                self._generate()
+                self._answer()
+                self._expire()
+        finally:
+            for row in self._running:  # only after an exception
+                self._engine.calls.cancel(row)
+                self._backend.release(row)
+            self._engine.calls.rest()
+
+    # ---------------------------------------------------------------- scheduling
+
+    def _admit(self) -> None:
+        """Start episodes while there is room for them."""
+        capacity = self._backend.capacity
+        while self._waiting and (capacity is None or len(self._running) < capacity):
+            episode = self._waiting.popleft()
+            self._running[episode.row] = episode
+            if self._limits.episode_timeout_seconds is not None:
+                limit = self._limits.episode_timeout_seconds
+                self._deadlines[episode.row] = time.monotonic() + limit
+            index, seed = self._indices[episode.row], self._episode_seed(episode)
+            self._call(episode, "open", self._driver(episode).opening(episode, index, seed))
+
+    def _generate(self) -> None:
+        if not self._backend.busy:
+            return
+        if getattr(self._backend, "whole_batches", False) and self._calls:
+            self._answer(LINGER_SECONDS)
+        started = time.perf_counter()
+        results = self._backend.step()
+        self.generation_seconds += time.perf_counter() - started
+        for result in results:
+            self._sampled(self._running[result.key], result)
+
+    def _answer(self, wait: float | None = None) -> None:
+        """Take what environments have said; wait for it when there is nothing else to do."""
+        if wait is None:
+            wait = 0.0 if self._backend.busy or not self._calls else self._patience()
+        started = time.perf_counter()
+        results = self._engine.calls.poll(wait)
+        if wait > 0.0:
+            self.wait_seconds += time.perf_counter() - started
+        for result in results:
+            self._answered(self._running[result.key], result)
+
+    def _patience(self) -> float:
+        next_deadline = min(self._deadlines.values(), default=float("inf"))
+        return max(0.0, min(60.0, next_deadline - time.monotonic()))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for row in [row for row, at in self._deadlines.items() if now >= at]:
+            episode = self._running[row]
+            if row in self._calls:  # its environment is busy and cannot be used again
+                self._engine.calls.cancel(row)
+                del self._calls[row]
+                self._discard(episode)
+            episode.error = (
+                f"episode_timeout_seconds={self._limits.episode_timeout_seconds} is over"
+            )
+            self._finish(episode, StopReason.EPISODE_TIMEOUT)
+
+    def _call(self, episode: Episode, kind: str, func: Callable[[], object]) -> None:
+        self._calls[episode.row] = kind
+        self._engine.calls.submit(episode.row, func, self._limits.env_timeout_seconds)
+
+    def _driver(self, episode: Episode) -> Driver:
+        return self._engine.drivers[episode.name]
+
+    def _episode_seed(self, episode: Episode) -> int:
+        """A stable number for environments that ask for one, below 2**31."""
+        number = 0
+        for part in (*self._seed, self._first_row + episode.row):
+            number = (number * 1_000_003 + part + 1) % (2**31 - 1)
+        return number
+
+    # -------------------------------------------------------------------- events
+
+    def _answered(self, episode: Episode, result: CallResult) -> None:
+        kind = self._calls.pop(episode.row)
+        self.env_seconds += result.seconds
+        if result.timed_out:
+            limit = self._limits.env_timeout_seconds
+            message = f"{self._driver(episode).type_name}: no answer in {limit} s"
+            self._fail(episode, StopReason.ENV_TIMEOUT, message)
+        elif result.error is not None:
+            text = str(result.error)
+            text = text if len(text) <= 500 else text[:500] + "..."
+            self._fail(episode, StopReason.ENV_ERROR, f"{type(result.error).__name__}: {text}")
+        elif kind == "open":
+            self._opened(episode, result.value)
+        elif kind == "turn":
+            self._played(episode, result.value)
+        else:
+            episode.final_reward, late = result.value
+            if episode.num_turns:
+                episode.turn_rewards[-1] += late
+            assert episode.stop_reason is not None
+            self._finish(episode, episode.stop_reason)
+
+    def _opened(self, episode: Episode, opening: Opening) -> None:
+        episode.env = opening.env
+        episode.prompt = with_opening(episode.prompt, opening.text)
+        tools = self._driver(episode).tools
+        episode.prompt_ids = self._renderer.prompt_ids(episode.prompt, tools)
+        if episode.turn_limit(self._limits) < 1:
+            raise ValueError(
+                f"The prompt of row {episode.row} has {len(episode.prompt_ids)} tokens and leaves none "
+                f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
+                f"prompt, or use a model with a longer context."
+            )
+        self._request(episode)
+
+    def _request(self, episode: Episode) -> None:
+        self._backend.add(
+            TurnRequest(
+                episode.row,
+                episode.prompt_ids + episode.ids,
+                episode.turn_limit(self._limits),
+                (*self._seed, self._first_row + episode.row, episode.num_turns),
+            )
+        )
+
+    def _sampled(self, episode: Episode, result: TurnResult) -> None:
+        if not 1 <= len(result.ids) <= episode.turn_limit(self._limits):
+            raise RuntimeError(
+                f"The backend sampled {len(result.ids)} tokens for a turn of 1 to "
+                f"{episode.turn_limit(self._limits)}."
+            )
+        episode.append_turn(result.ids, result.logprobs)
+        driver = self._driver(episode)
+        message = driver.message(episode, result.ids)
+        episode.messages.append(message)
+        call = driver.turn(episode, message)
+        rounds = self._limits.max_tool_rounds
+        if call is None:
+            episode.valid_actions.append(True)
+            whole = self._renderer.ended(result.ids)
+            self._end(episode, StopReason.NO_ACTION if whole else StopReason.TOKEN_BUDGET)
+        elif rounds is not None and driver.tools and episode.num_turns > rounds:
+            self._end(episode, StopReason.MAX_TURNS)
+        else:
+            self._call(episode, "turn", call)
+
+    def _played(self, episode: Episode, outcome: Outcome) -> None:
+        episode.turn_rewards[-1] += outcome.reward
+        episode.messages += outcome.messages
+        episode.tool_calls += outcome.tool_calls
+        episode.tool_failures += outcome.tool_failures
+        if outcome.valid_action is not None:
+            episode.valid_actions.append(outcome.valid_action)
+        if outcome.success is not None:
+            episode.success = outcome.success
+        reason = self._reason(episode, outcome)
+        if reason is None:
+            self._observe(episode, outcome.messages)
+        else:
+            self._end(episode, reason)
+
+    def _reason(self, episode: Episode, outcome: Outcome) -> StopReason | None:
+        limits = self._limits
+        if outcome.terminated:
+            return StopReason.TERMINATED
+        if outcome.truncated:
+            return StopReason.TRUNCATED
+        malformed = episode.valid_actions.count(False)
+        if limits.max_malformed_actions is not None and malformed >= limits.max_malformed_actions:
+            return StopReason.MALFORMED_LIMIT
+        if limits.max_turns is not None and episode.num_turns >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+    def _observe(self, episode: Episode, messages: list[Message]) -> None:
+        """Append what the environment said; where it does not fit, the part that does, and end."""
+        room = episode.room(self._limits)
+        most = (room + 1) * MAX_CHARS_PER_TOKEN
+        shown = [{**m, "content": m["content"][:most]} for m in messages]
+        ids = self._observation_ids(episode, shown)
+        episode.append_observation(ids[:room])
+        if len(ids) >= room or shown != messages:
+            self._end(episode, StopReason.TOKEN_BUDGET)
+        else:
+            self._request(episode)
+
+    def _observation_ids(self, episode: Episode, messages: list[Message]) -> list[int]:
+        ended = self._renderer.ended(episode.ids)
+        if messages[0]["role"] == "tool":
+            assert self._engine.tool_suffix is not None
+            end = [] if ended else [self._renderer.tokenizer.eos_token_id]
+            return end + self._engine.tool_suffix(messages)
+        return self._renderer.observation_ids(
+            messages[0]["content"], conversational=episode.conversational, turn_ended=ended
+        )
+
+    # ----------------------------------------------------------------------- end
+
+    def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
+        episode.error = message
+        self._discard(episode)
+        if self._engine.on_env_error == "penalise" and episode.num_turns:
+            episode.turn_rewards[-1] -= self._engine.env_error_penalty
+            episode.pays_turns = True
+        else:
+            episode.trains = False
+        self._finish(episode, reason)
+
+    def _discard(self, episode: Episode) -> None:
+        if self._engine.pool is not None:
+            self._engine.pool.discard(episode.name, self._indices[episode.row])
+
+    def _end(self, episode: Episode, reason: StopReason) -> None:
+        """The last turn has been played; what remains is the environment's own score."""
+        episode.stop_reason = reason
+        self._backend.release(episode.row)
+        scoring = self._driver(episode).scoring(episode)
+        if scoring is None:
+            self._finish(episode, reason)
+        else:
+            self._call(episode, "score", scoring)
+
+    def _finish(self, episode: Episode, reason: StopReason) -> None:
+        episode.stop_reason = reason
+        episode.terminated = reason in FINAL
+        self._backend.release(episode.row)
+        del self._running[episode.row]
+        self._deadlines.pop(episode.row, None)
+        episode.close(self._renderer.tokenizer.eos_token_id)

@@ -1,0 +1,133 @@
+"""Plays text environments: `reset(**row)` and `step(action)`, synchronous or not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import EnvironmentContractError
+from .chat import Message
+from .driver import Call, Opening, Outcome
+from .environments import EnvironmentPool
+from .episode import Episode
+from .record import check_reward
+
+
+class TextDriver:
+    """Drives the text environments of one factory.
+
+    Args:
+        pool: where instances come from.
+        name: of the factory.
+        probe: one instance, to learn what its methods accept.
+        decode: token ids to the text that the environment sees.
+        run_async: runs a coroutine from a worker thread.
+        isolated: instances live in processes of their own, whose methods are synchronous here.
+    """
+
+    def __init__(
+        self,
+        pool: EnvironmentPool,
+        name: str | None,
+        probe: Any,
+        decode: Callable[[list[int]], str],
+        run_async: Callable[[Any], Any],
+        *,
+        isolated: bool = False,
+    ) -> None:
+        self.tools: list[Any] = []
+        self.type_name = type(probe).__name__
+        self._pool, self._name = pool, name
+        self._decode, self._run_async = decode, run_async
+        self._reset_async = inspect.iscoroutinefunction(probe.reset) and not isolated
+        self._step_async = inspect.iscoroutinefunction(probe.step) and not isolated
+        parameters = inspect.signature(probe.reset).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._accepted = None if takes_all else {p.name for p in parameters}
+        self._wants_seed = any(p.name == "seed" for p in parameters)
+
+    def opening(self, episode: Episode, index: int, seed: int) -> Call:
+        """Reset with the row's columns; a `reset` that names its parameters gets those it names."""
+        columns = dict(episode.columns)
+        if self._wants_seed:
+            columns.setdefault("seed", seed)
+        if self._accepted is not None:
+            columns = {k: v for k, v in columns.items() if k in self._accepted}
+        episode.pays_turns = True
+        existing = self._pool.existing(self._name, index)
+        if self._reset_async and existing is not None:
+
+            async def reopening() -> Opening:
+                return Opening(existing, self._checked_opening(await existing.reset(**columns)))
+
+            return reopening
+
+        def opening() -> Opening:
+            env = self._pool.take(self._name, index)
+            result = env.reset(**columns)
+            if self._reset_async:
+                result = self._run_async(result)
+            return Opening(env, self._checked_opening(result))
+
+        return opening
+
+    def message(self, episode: Episode, ids: list[int]) -> Message:
+        """The turn as an assistant message."""
+        return {"role": "assistant", "content": self._decode(ids)}
+
+    def turn(self, episode: Episode, message: Message) -> Call:
+        """Step with the turn's text."""
+        env, action = episode.env, message["content"]
+        if self._step_async:
+
+            async def stepping() -> Outcome:
+                return self._checked_step(await env.step(action))
+
+            return stepping
+        return lambda: self._checked_step(env.step(action))
+
+    def scoring(self, episode: Episode) -> None:
+        """Text environments pay in `step`."""
+        return None
+
+    def _checked_opening(self, result: Any) -> str:
+        observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        if not isinstance(observation, str | None):
+            raise EnvironmentContractError(
+                f"{self.type_name}.reset returned {_short(result)}; allowed are (observation, info) "
+                f"with a str observation, a str, or None."
+            )
+        return observation or ""
+
+    def _checked_step(self, result: Any) -> Outcome:
+        name = f"{self.type_name}.step"
+        if not isinstance(result, tuple) or len(result) not in (4, 5):
+            raise EnvironmentContractError(
+                f"{name} returned {_short(result)}; allowed are (observation, reward, terminated, "
+                f"truncated, info) and (observation, reward, done, info)."
+            )
+        observation, reward, *flags, info = result
+        if not isinstance(observation, str) or not isinstance(info, dict):
+            raise EnvironmentContractError(
+                f"{name} returned a {type(observation).__name__} observation and a "
+                f"{type(info).__name__} info; allowed are str and dict."
+            )
+        terminated, truncated = bool(flags[0]), bool(flags[-1])
+        if len(flags) == 1:  # the older form: one flag, and gymnasium's word for a time limit
+            truncated = terminated and bool(info.get("TimeLimit.truncated"))
+            terminated = terminated and not truncated
+        valid, success = info.get("valid_action"), info.get("success")
+        return Outcome(
+            [{"role": "user", "content": observation}],
+            check_reward(reward, f"{name} reward"),
+            terminated,
+            truncated,
+            None if valid is None else bool(valid),
+            None if success is None else bool(success),
+        )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,280 @@
+"""Plays TRL's tool-method environments, and plain tools, by TRL's own contract.
+
+Per turn: the synchronous calls in their order, then the asynchronous ones together; a tool that
+raises answers with its error and the episode goes on; a turn that calls no tool ends the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import EnvironmentContractError
+from .chat import Message
+from .driver import Call, Opening, Outcome
+from .environments import EnvironmentPool
+from .episode import Episode
+from .isolation import EnvironmentDied
+from .record import check_reward
+
+TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
+_LIFECYCLE = ("reset", "get_reward")
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """TRL's own functions for tool conversations.
+
+    Attributes:
+        parse: (ids of a turn, ids before it, tools) -> assistant message, `tool_calls` included.
+        suffix: tool messages -> the token ids that the template puts after the assistant's turn.
+    """
+
+    parse: Callable[[list[int], list[int], list[Any]], Message]
+    suffix: Callable[[list[Message]], list[int]]
+
+
+class ToolDriver:
+    """Drives the tool environments of one factory, or tools without an environment.
+
+    Args:
+        pool: where instances come from, None without an environment.
+        name: of the factory.
+        probe: one instance, None without an environment.
+        standalone: tools that belong to no environment.
+        format: TRL's parsing.
+        run_async: runs a coroutine from a worker thread.
+        isolated: instances live in processes of their own, whose methods are synchronous here.
+    """
+
+    def __init__(
+        self,
+        pool: EnvironmentPool | None,
+        name: str | None,
+        probe: Any,
+        standalone: list[Callable[..., Any]],
+        format: ToolFormat,
+        run_async: Callable[[Any], Any],
+        *,
+        isolated: bool = False,
+    ) -> None:
+        self._pool, self._name, self._format = pool, name, format
+        self._run_async, self._isolated = run_async, isolated
+        self.type_name = type(probe).__name__ if probe is not None else "tools"
+        methods = [] if probe is None else inspect.getmembers(type(probe), inspect.isfunction)
+        self._methods = [n for n, _ in methods if n not in _LIFECYCLE and not n.startswith("_")]
+        self._scores = probe is not None and any(n == "get_reward" for n, _ in methods)
+        self._standalone = {tool.__name__: tool for tool in standalone}
+        self.tools = [*standalone, *(getattr(probe, n) for n in self._methods)]
+        self._signatures = {tool.__name__: inspect.signature(tool) for tool in self.tools}
+        self._reset_async = probe is not None and self._is_async(probe.reset)
+
+    def opening(self, episode: Episode, index: int, seed: int) -> Call:
+        """Reset with every column of the row."""
+        if self._pool is None:
+            return lambda: Opening(None)
+        pool, columns = self._pool, episode.columns
+
+        def opening() -> Opening:
+            env = pool.take(self._name, index)
+            result = env.reset(**columns)
+            if self._reset_async:
+                result = self._run_async(result)
+            if not isinstance(result, str | list | None):
+                raise EnvironmentContractError(
+                    f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str, "
+                    f"which is appended to the prompt, and None."
+                )
+            episode.pays_turns = getattr(env, TURN_REWARDS, None) is not None
+            return Opening(env, result or "")
+
+        return opening
+
+    def message(self, episode: Episode, ids: list[int]) -> Message:
+        """The turn as TRL parses it."""
+        before = episode.prompt_ids + episode.ids[: len(episode.ids) - len(ids)]
+        return self._format.parse(ids, before, self.tools)
+
+    def turn(self, episode: Episode, message: Message) -> Call | None:
+        """Carry out the turn's tool calls."""
+        requests = message.get("tool_calls")
+        if not requests:
+            return None
+        turn = _ToolTurn(self._tools_of(episode.env), self._signatures)
+        turn.sort(requests)
+
+        if turn.waiting and not turn.now:
+
+            async def carrying_out_together() -> Outcome:
+                await turn.run_waiting()
+                return self._outcome(episode, turn)
+
+            return carrying_out_together
+
+        def carrying_out() -> Outcome:
+            turn.run_now()
+            if turn.waiting:
+                self._run_async(turn.run_waiting())
+            return self._outcome(episode, turn)
+
+        return carrying_out
+
+    def scoring(self, episode: Episode) -> Call | None:
+        """`get_reward`, and turn rewards that were appended since the last turn."""
+        if episode.env is None or not (self._scores or episode.pays_turns):
+            return None
+
+        def checked(reward: Any) -> tuple[float | None, float]:
+            name = f"{self.type_name}.get_reward()"
+            final = None if reward is None else check_reward(reward, name)
+            return final, self._new_turn_reward(episode)
+
+        if not self._scores:
+            return lambda: checked(None)
+        get_reward = episode.env.get_reward
+        if self._is_async(get_reward):
+
+            async def scoring() -> tuple[float | None, float]:
+                return checked(await get_reward())
+
+            return scoring
+        return lambda: checked(get_reward())
+
+    def _is_async(self, method: Any) -> bool:
+        return inspect.iscoroutinefunction(method) and not self._isolated
+
+    def _tools_of(self, env: Any) -> dict[str, Callable[..., Any]]:
+        return {**self._standalone, **{name: getattr(env, name) for name in self._methods}}
+
+    def _outcome(self, episode: Episode, turn: _ToolTurn) -> Outcome:
+        if turn.fatal is not None:
+            raise turn.fatal
+        return Outcome(
+            [_tool_message(name, result) for name, result in turn.results],
+            reward=self._new_turn_reward(episode),
+            valid_action=not turn.malformed,
+            tool_calls=turn.count,
+            tool_failures=turn.failures,
+        )
+
+    def _new_turn_reward(self, episode: Episode) -> float:
+        """Sum of what the environment has appended to its turn rewards since the last turn."""
+        rewards = getattr(episode.env, TURN_REWARDS, None)
+        if rewards is None:
+            return 0.0
+        episode.pays_turns = True
+        name = f"{self.type_name}.{TURN_REWARDS}"
+        if not isinstance(rewards, list):
+            raise EnvironmentContractError(
+                f"`{name}` is a {type(rewards).__name__}; it must be a list of floats that is "
+                f"cleared in `reset` and appended to by the tools."
+            )
+        if len(rewards) < episode.turn_rewards_seen:
+            raise EnvironmentContractError(
+                f"`{name}` shrank from {episode.turn_rewards_seen} to {len(rewards)} entries during an "
+                f"episode. Clear it in `reset` only; tools may append."
+            )
+        new = rewards[episode.turn_rewards_seen :]
+        episode.turn_rewards_seen = len(rewards)
+        return sum(check_reward(reward, f"{name}[-1]") for reward in new)
+
+
+class _ToolTurn:
+    """The tool calls of one turn."""
+
+    def __init__(self, tools: dict[str, Callable[..., Any]], signatures: dict[str, Any]) -> None:
+        self._tools, self._signatures = tools, signatures
+        self.results: list[tuple[str, Any]] = []
+        self.now: list[Callable[[], None]] = []  # in order, failures in sorting among them
+        self.waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
+        self.count = self.failures = 0
+        self.malformed = False
+        self.fatal: BaseException | None = None
+
+    def sort(self, requests: list[dict[str, Any]]) -> None:
+        """Decide how each call is carried out, without running any."""
+        for request in requests:
+            self.count += 1
+            if request["type"] != "function":
+                self.malformed = True
+                kind, name = request["type"], request.get("name", "unknown")
+                self._answer_with_error(name, f"Unsupported tool call type: {kind}")
+                continue
+            name, arguments = request["function"]["name"], request["function"]["arguments"]
+            if name not in self._tools:
+                self.malformed = True
+                self._answer_with_error(name, f"Tool {name} not found.")
+            else:
+                self._schedule(name, arguments)
+
+    def run_now(self) -> None:
+        """The synchronous calls."""
+        for call in self.now:
+            call()
+
+    async def run_waiting(self) -> None:
+        """The asynchronous calls, together; each exception stays with its own call."""
+        answers = await asyncio.gather(*(self._caught(*entry) for entry in self.waiting))
+        for (name, _, _), (result, error) in zip(self.waiting, answers, strict=True):
+            self._record(name, result, error)
+
+    def _fits(self, name: str, arguments: Any) -> bool:
+        try:
+            self._signatures[name].bind(**arguments)
+        except TypeError:
+            return False
+        return True
+
+    def _schedule(self, name: str, arguments: Any) -> None:
+        tool, fits = self._tools[name], self._fits(name, arguments)
+        self.malformed = self.malformed or not fits
+        # A call that does not fit fails at once, asynchronous or not, with Python's own message.
+        if fits and inspect.iscoroutinefunction(tool):
+            self.waiting.append((name, tool, arguments))
+        else:
+            self.now.append(lambda: self._run_one(name, tool, arguments))
+
+    def _answer_with_error(self, name: str, message: str) -> None:
+        def answer() -> None:
+            self.failures += 1
+            self.results.append((name, {"error": message}))
+
+        self.now.append(answer)
+
+    def _run_one(self, name: str, tool: Callable[..., Any], arguments: Any) -> None:
+        try:
+            result, error = tool(**arguments), None
+        except BaseException as raised:
+            result, error = None, raised
+        self._record(name, result, error)
+
+    @staticmethod
+    async def _caught(
+        name: str, tool: Callable[..., Any], arguments: Any
+    ) -> tuple[Any, BaseException | None]:
+        try:
+            return await tool(**arguments), None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as raised:  # SystemExit would end the event loop
+            return None, raised
+
+    def _record(self, name: str, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.results.append((name, result))
+            return
+        self.failures += 1
+        if not isinstance(error, Exception) or isinstance(error, EnvironmentDied):
+            self.fatal = error  # SystemExit and the like are no answer to a model
+        self.results.append((name, {"error": str(error)}))
+
+
+def _tool_message(name: str, result: Any) -> Message:
+    return {
+        "role": "tool",
+        "name": name,
+        "content": result if isinstance(result, list) else str(result),
+    }

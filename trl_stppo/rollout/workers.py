@@ -1,0 +1,265 @@
+"""Runs calls into environments off the main thread, each under a time limit.
+
+Synchronous calls run on daemon threads that come as they are needed and go when idle; asynchronous
+ones on one event loop. A call that exceeds its limit is abandoned: its thread is written off and
+replaced, whatever it returns later is thrown away, and nothing waits for it, at exit neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+# A thread without work stays this long, in seconds: turns follow each other quickly.
+IDLE_SECONDS = 2.0
+# What a coroutine gets, in seconds, to react to its cancellation before it is abandoned.
+CANCEL_SECONDS = 0.5
+
+
+@dataclass
+class CallResult:
+    """How one call ended.
+
+    Attributes:
+        key: as submitted.
+        value: what it returned.
+        error: what it raised, SystemExit and the like included, or None.
+        timed_out: whether it was abandoned; then there is neither value nor error.
+        seconds: how long it ran.
+    """
+
+    key: int
+    value: Any = None
+    error: BaseException | None = None
+    timed_out: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Call:
+    key: int
+    func: Callable[[], Any]
+    timeout: float | None
+    started: float | None = None
+    abandoned: bool = False
+    asynchronous: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
+    future: Future[None] | None = None
+
+    def overdue_at(self) -> float | None:
+        if self.timeout is None or self.started is None:
+            return None
+        return self.started + self.timeout + (CANCEL_SECONDS if self.asynchronous else 0.0)
+
+
+class EnvironmentCalls:
+    """A thread pool and an event loop whose results are polled from one thread.
+
+    Args:
+        workers: synchronous calls at the same time, abandoned ones not counted.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        lock = threading.RLock()  # guards everything below
+        self._change = threading.Condition(lock)  # a result, or a new deadline to watch
+        self._work = threading.Condition(lock)
+        self._waiting: deque[_Call] = deque()
+        self._running: dict[int, _Call] = {}
+        self._finished: deque[CallResult] = deque()
+        self._live = self._idle = 0
+        self._resting = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
+        """Start `func()` as soon as a worker is free; a coroutine function goes to the event loop.
+
+        Args:
+            key: names the call in its result; one call per key at a time.
+            func: takes nothing; its value is the result's.
+            timeout: seconds from the moment it starts, None for no limit.
+        """
+        call = _Call(key, func, timeout, asynchronous=inspect.iscoroutinefunction(func))
+        with self._change:
+            if call.asynchronous:
+                call.started, call.loop = time.monotonic(), self._event_loop()
+                self._running[key] = call
+                call.future = asyncio.run_coroutine_threadsafe(self._run_async(call), call.loop)
+            else:
+                self._resting = False
+                self._waiting.append(call)
+                self._staff()
+
+    def poll(self, wait: float = 0.0) -> list[CallResult]:
+        """Results since the last poll, abandoned calls among them.
+
+        Args:
+            wait: seconds to wait for the first one.
+        """
+        until = time.monotonic() + wait
+        with self._change:
+            while True:
+                self._abandon_overdue()
+                left = until - time.monotonic()
+                if self._finished or left <= 0:
+                    break
+                self._change.wait(min(left, *self._seconds_to_deadlines(), left))
+            results = list(self._finished)
+            self._finished.clear()
+        return results
+
+    def cancel(self, key: int) -> None:
+        """Forget a call; no result will come."""
+        with self._change:
+            self._waiting = deque(call for call in self._waiting if call.key != key)
+            if key in self._running:
+                self._abandon(self._running[key])
+            self._finished = deque(result for result in self._finished if result.key != key)
+
+    def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the event loop and wait for it, from a worker thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop()).result()
+
+    def rest(self) -> None:
+        """Let idle threads go; called between rollouts."""
+        with self._change:
+            self._resting = True
+            self._work.notify_all()
+
+    def close(self) -> None:
+        """Let go of threads and event loop; running calls are abandoned."""
+        with self._change:
+            self._waiting.clear()
+            for call in list(self._running.values()):
+                self._abandon(call)
+        self.rest()
+        self._drop_loop()
+
+    # ------------------------------------------------------------------ threads
+
+    def _staff(self) -> None:
+        while self._live < self.workers and self._live - self._busy() < len(self._waiting):
+            self._live += 1
+            threading.Thread(target=self._worker, name="environment", daemon=True).start()
+        self._work.notify(len(self._waiting))
+
+    def _busy(self) -> int:
+        return sum(not call.asynchronous for call in self._running.values())
+
+    def _worker(self) -> None:
+        while (call := self._next_call()) is not None:
+            result = CallResult(call.key)
+            started = time.monotonic()
+            try:
+                result.value = call.func()
+            except BaseException as error:
+                result.error = error
+            result.seconds = time.monotonic() - started
+            if not self._finish(call, result):
+                return  # this thread has been replaced
+            del call, result
+
+    def _next_call(self) -> _Call | None:
+        with self._change:
+            while not self._waiting:
+                woken = not self._resting and self._work.wait(IDLE_SECONDS)
+                if not self._waiting and (self._resting or not woken):
+                    self._live -= 1
+                    return None
+            call = self._waiting.popleft()
+            call.started = time.monotonic()
+            self._running[call.key] = call
+            self._change.notify_all()  # there is a new deadline to watch
+            return call
+
+    def _finish(self, call: _Call, result: CallResult) -> bool:
+        with self._change:
+            if call.abandoned:
+                return False
+            del self._running[call.key]
+            self._finished.append(result)
+            self._change.notify_all()
+            return True
+
+    # ---------------------------------------------------------------- deadlines
+
+    def _seconds_to_deadlines(self) -> list[float]:
+        now = time.monotonic()
+        times = [call.overdue_at() for call in self._running.values()]
+        return [max(0.0, at - now) for at in times if at is not None]
+
+    def _abandon_overdue(self) -> None:
+        now = time.monotonic()
+        for call in list(self._running.values()):
+            at = call.overdue_at()
+            if at is not None and now >= at:
+                assert call.started is not None
+                self._abandon(call)
+                if call.loop is not None and call.loop is self._loop:
+                    # It ignored its cancellation, so it may be blocking the whole loop.
+                    self._drop_loop()
+                self._finished.append(
+                    CallResult(call.key, timed_out=True, seconds=now - call.started)
+                )
+
+    def _abandon(self, call: _Call) -> None:
+        call.abandoned = True
+        del self._running[call.key]
+        if call.future is not None:
+            call.future.cancel()
+        else:
+            self._live -= 1
+            self._staff()
+
+    # --------------------------------------------------------------- event loop
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        with self._change:
+            if self._loop is None:
+                loop = self._loop = asyncio.new_event_loop()
+                name = "environment-loop"
+                threading.Thread(target=_run_loop, args=(loop,), name=name, daemon=True).start()
+            return self._loop
+
+    def _drop_loop(self) -> None:
+        """Use a new loop from now on; what runs on the old one may still finish there."""
+        with self._change:
+            loop, self._loop = self._loop, None
+            if loop is not None:
+                asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
+
+    async def _run_async(self, call: _Call) -> None:
+        result = CallResult(call.key)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(call.timeout) as limit:
+                # Caught inside: an asyncio task lets SystemExit through, which would end the loop.
+                result.value = await call.func()
+        except BaseException as error:
+            result.timed_out = limit.expired()
+            result.error = None if result.timed_out else error
+        result.seconds = time.monotonic() - started
+        self._finish(call, result)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _stop_when_idle() -> None:
+    """End the running loop once nothing else is left on it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
+    asyncio.get_running_loop().stop()

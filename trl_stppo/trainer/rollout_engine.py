@@ -1,0 +1,208 @@
+"""Builds the rollout engine and its backend from what GRPOTrainer has made of the arguments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..generation.batched import BatchedBackend, GenerateBatch
+from ..generation.cached import CachedBackend
+from ..generation.collective import CollectiveBackend
+from ..generation.protocol import Backend
+from ..generation.sampling import SamplingSettings
+from ..generation.slots import supports
+from ..rollout.driver import Driver
+from ..rollout.engine import RolloutEngine
+from ..rollout.environments import EnvironmentPool
+from ..rollout.episode import Limits
+from ..rollout.text_driver import TextDriver
+from ..rollout.tool_driver import ToolDriver, ToolFormat
+from ..rollout.workers import EnvironmentCalls
+from . import plan
+from ._trl import (
+    generation_model,
+    max_context_tokens,
+    new_token_limit,
+    parse_response,
+    release_environments,
+    training_template,
+)
+
+if TYPE_CHECKING:
+    from .ppo_trainer import PPOTrainer
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(trainer: PPOTrainer) -> RolloutEngine | None:
+    """The engine for the trainer's environments and tools, None if it has neither.
+
+    Raises:
+        ValueError: the chat template cannot grow by appending.
+    """
+    rollout, args = trainer._rollout_plan, trainer.args
+    if not rollout.uses_engine:
+        return None
+    if rollout.text and trainer.chat_template is None:
+        _make_template_grow(trainer)
+    isolated = args.env_isolation == "process"
+    calls = EnvironmentCalls(args.env_workers)
+    pool = EnvironmentPool({**rollout.text, **rollout.tools}, rollout.probes, isolate=isolated)
+    render, run_async = plan.renderer(trainer), calls.run_async
+    drivers: dict[str | None, Driver] = {
+        name: TextDriver(
+            pool, name, rollout.probes[name], render.decode_action, run_async, isolated=isolated
+        )
+        for name in rollout.text
+    }
+    form = ToolFormat(
+        lambda ids, before, tools: parse_response(
+            trainer._tokenizer, ids, prefix=before, tools=tools
+        ),
+        trainer._get_tool_suffix_ids,
+    )
+    standalone = rollout.standalone_tools
+    for name in rollout.tools:
+        probe = rollout.probes[name]
+        drivers[name] = ToolDriver(
+            pool, name, probe, standalone, form, run_async, isolated=isolated
+        )
+    if not drivers:
+        drivers[None] = ToolDriver(None, None, None, standalone, form, run_async)
+    return RolloutEngine(
+        drivers,
+        pool,
+        calls,
+        _limits(trainer),
+        tool_suffix=form.suffix,
+        on_env_error=args.on_env_error,
+        env_error_penalty=args.env_error_penalty,
+    )
+
+
+def take_over(trainer: PPOTrainer, own_rewards: int) -> None:
+    """Play episodes ourselves from now on.
+
+    Args:
+        trainer: as GRPOTrainer's constructor has left it.
+        own_rewards: reward functions that were passed on to it; behind them it has added one for
+            each class of environment with a `get_reward`.
+    """
+    names = trainer.reward_func_names[own_rewards:]
+    trainer.reward_funcs[own_rewards:] = [_final_rewards(trainer, name) for name in names]
+    if trainer._engine is not None:
+        release_environments(trainer)
+        trainer.rollout_func = trainer._play_episodes
+    elif trainer._rollout_plan.user_func is not None:
+        trainer.rollout_func = trainer._play_user_rollout
+    level, form = trainer.args.vllm_importance_sampling_mode.split("_")
+    if level == "turn":  # upstream's own levels are replaced afterwards
+        trainer.vllm_importance_sampling_mode = f"token_{form}"
+
+
+def _final_rewards(trainer: PPOTrainer, env_type: str) -> Any:
+    """A reward function that tells what the environments of one class have returned as reward."""
+
+    def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
+        record = trainer._record
+        pairs = zip(record.final_rewards or [], record.env_types or [], strict=True)
+        return [reward if name == env_type else None for reward, name in pairs]
+
+    return get_reward
+
+
+def _make_template_grow(trainer: PPOTrainer) -> None:
+    """Use TRL's training template where the tokenizer's own does not preserve prefixes."""
+    if trainer._tokenizer.chat_template is None:
+        return  # prompts are plain text, or tokenising the first one explains
+    try:
+        plan.renderer(trainer).check_template()
+    except ValueError:
+        template = training_template(trainer._tokenizer)
+        if template is not None:
+            trainer.chat_template = template
+        elif plan.is_conversational(trainer.train_dataset):
+            raise
+
+
+def _limits(trainer: PPOTrainer) -> Limits:
+    args = trainer.args
+    return Limits(
+        max_completion_tokens=args.max_completion_length,
+        max_turns=args.max_turns,
+        max_turn_tokens=args.max_turn_tokens,
+        max_context_tokens=max_context_tokens(trainer),
+        max_tool_rounds=args.max_tool_calling_iterations,
+        max_malformed_actions=args.max_malformed_actions,
+        env_timeout_seconds=args.env_timeout_seconds,
+        episode_timeout_seconds=args.episode_timeout_seconds,
+    )
+
+
+@contextmanager
+def turn_backend(trainer: PPOTrainer) -> Iterator[Backend]:
+    """What samples the turns of one rollout: the training weights, or TRL's generation call."""
+    capacity = trainer.args.generation_slots
+    if is_collective(trainer):
+        together = CollectiveBackend(
+            _generate_batch(trainer),
+            trainer._exchange,
+            trainer._tokenizer.eos_token_id,
+            capacity=capacity,
+        )
+        yield together
+        together.finish()
+        return
+    if why_not_cached(trainer) is not None:
+        yield BatchedBackend(_generate_batch(trainer), capacity=capacity)
+        return
+    with generation_model(trainer) as model:
+        backend = CachedBackend(
+            model,
+            _sampling(trainer),
+            trainer.eos_token_ids,
+            pad_token_id=trainer._tokenizer.pad_token_id,
+            capacity=capacity,
+        )
+        with backend.running():
+            yield backend
+
+
+def why_not_cached(trainer: PPOTrainer) -> str | None:
+    """Why turns go through TRL's own generation call; None if they need not."""
+    if trainer.use_vllm:
+        return "vLLM generates."
+    if trainer.use_transformers_continuous_batching:
+        return "Continuous batching generates."
+    return supports(trainer.accelerator.unwrap_model(trainer.model)) or _settings(trainer)[1]
+
+
+def _sampling(trainer: PPOTrainer) -> SamplingSettings:
+    settings, _ = _settings(trainer)
+    assert settings is not None
+    return settings
+
+
+def _settings(trainer: PPOTrainer) -> tuple[SamplingSettings | None, str | None]:
+    return SamplingSettings.from_generation_config(trainer.generation_config)
+
+
+def _generate_batch(trainer: PPOTrainer) -> GenerateBatch:
+    """TRL's own generation call, whatever it uses."""
+
+    def generate(
+        ids: list[list[int]], max_new_tokens: int, seeds: list[tuple[int, ...]]
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        with new_token_limit(trainer, max_new_tokens):
+            return trainer._generate_single_turn(ids, None, {}, 1)
+
+    return generate
+
+
+def is_collective(trainer: PPOTrainer) -> bool:
+    """Whether a generation call involves other processes, so that all must make it together."""
+    if not trainer.use_vllm or trainer.accelerator.num_processes == 1:
+        return False
+    return trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1

@@ -1,0 +1,234 @@
+"""Process rewards: functions and reward models that score each turn in its context."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..rollout.episode import Episode
+from ..rollout.record import RolloutRecord, check_reward
+from ..rollout.workers import EnvironmentCalls
+from ._trl import apply_chat_template, get_config_model_id
+
+if TYPE_CHECKING:
+    from .ppo_trainer import PPOTrainer
+
+
+@dataclass
+class Turn:
+    """One turn and everything before it.
+
+    Attributes:
+        episode: row of the rollout batch.
+        number: of the turn, from 0.
+        prompt: messages or text before the turn.
+        completion: the turn, as a list of one message or as text.
+        ids: its tokens.
+        columns: of the dataset row.
+    """
+
+    episode: int
+    number: int
+    prompt: Any
+    completion: Any
+    ids: list[int]
+    columns: dict[str, Any]
+
+
+def turns_in_context(
+    tokenizer: Any,
+    rows: list[dict[str, Any]],
+    batch: dict[str, Any],
+    record: RolloutRecord,
+    episodes: list[Episode] | None,
+) -> list[Turn]:
+    """Every turn of a rollout batch.
+
+    Args:
+        tokenizer: decodes where there is no conversation.
+        rows: of the dataset, with a `prompt` each.
+        batch: what GRPOTrainer made of them.
+        record: where the turns are; without spans an episode is one turn.
+        episodes: what the engine has played, or None.
+    """
+    turns = []
+    for i, row in enumerate(rows):
+        ids = batch["completion_ids"][i][batch["completion_mask"][i].bool()].tolist()
+        spans = [(0, len(ids))] if record.turn_spans is None else record.turn_spans[i]
+        prompt = row["prompt"] if episodes is None else episodes[i].prompt
+        messages = None if episodes is None or isinstance(prompt, str) else episodes[i].messages
+        said = (
+            []
+            if messages is None
+            else [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        )
+        for number, (start, end) in enumerate(spans):
+            if messages is not None:
+                at = said[number]
+                context, completion = [*prompt, *messages[:at]], [messages[at]]
+            else:
+                before = tokenizer.decode(ids[:start], skip_special_tokens=True)
+                text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
+                context, completion = _extended(prompt, before), _as(prompt, text)
+            turns.append(Turn(i, number, context, completion, ids[start:end], row))
+    return turns
+
+
+def _extended(prompt: Any, text: str) -> Any:
+    if isinstance(prompt, str):
+        return prompt + text
+    return [*prompt, {"role": "assistant", "content": text}] if text else list(prompt)
+
+
+def _as(prompt: Any, text: str) -> Any:
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+class TurnRewardFuncs:
+    """Scores turns with everything in `turn_reward_funcs`.
+
+    Args:
+        trainer: whose device, tokenizer and batch size are used.
+        funcs: one or a list of functions, reward models, and names of reward models.
+        processing_classes: tokenizers of the reward models, None for their own.
+        weights: of each, None for 1.
+
+    Raises:
+        ValueError: lists of different lengths, or something that is no function and no model.
+    """
+
+    def __init__(
+        self, trainer: PPOTrainer, funcs: Any, processing_classes: Any, weights: list[float] | None
+    ) -> None:
+        funcs = [] if funcs is None else funcs
+        self.funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
+        self.weights = [1.0] * len(self.funcs) if weights is None else list(weights)
+        classes = processing_classes
+        if not isinstance(classes, list):
+            classes = [classes] * max(1, len(self.funcs))
+        for name, given in (
+            ("turn_reward_weights", weights),
+            ("turn_reward_processing_classes", processing_classes),
+        ):
+            if isinstance(given, list) and len(given) != len(self.funcs):
+                raise ValueError(
+                    f"`{name}` has {len(given)} entries for {len(self.funcs)} turn reward functions; "
+                    f"give one each."
+                )
+        self._trainer = trainer
+        calls = EnvironmentCalls(1) if trainer._engine is None else trainer._engine.calls
+        self._run_async = calls.run_async
+        self._tokenizers: dict[int, Any] = {}
+        for i, func in enumerate(self.funcs):
+            if isinstance(func, str | nn.Module):
+                self.funcs[i], self._tokenizers[i] = _prepared(trainer, func, classes[i])
+            elif not callable(func):
+                raise ValueError(
+                    f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed are functions, "
+                    f"sequence classification models, and their names."
+                )
+
+    def pay(self, turns: list[Turn], record: RolloutRecord, state: Any) -> dict[str, float]:
+        """Add each turn's rewards to the record.
+
+        Args:
+            turns: of the rollout batch.
+            record: gets `turn_rewards`, on top of those that are there.
+            state: the trainer's, which functions get as `trainer_state`.
+
+        Returns:
+            The mean reward of each function, by the name under which it is logged.
+        """
+        assert record.turn_spans is not None
+        if record.turn_rewards is None:
+            record.turn_rewards = [[0.0] * len(spans) for spans in record.turn_spans]
+        # Copies: the record's own lists are the episodes'.
+        record.turn_rewards = [list(rewards) for rewards in record.turn_rewards]
+        record.pays_turns = [True] * len(record.turn_rewards)
+        figures = {}
+        for i, (func, weight) in enumerate(zip(self.funcs, self.weights, strict=True)):
+            rewards = self._rewards(i, func, turns, state) if turns else []
+            known = [reward for reward in rewards if reward is not None]
+            figures[f"rewards/{_name(func)}/turn_mean"] = sum(known) / max(1, len(known))
+            for turn, reward in zip(turns, rewards, strict=True):
+                if reward is not None:
+                    record.turn_rewards[turn.episode][turn.number] += weight * reward
+        return figures
+
+    def _rewards(self, index: int, func: Any, turns: list[Turn], state: Any) -> list[float | None]:
+        if isinstance(func, nn.Module):
+            return self._model_rewards(func, self._tokenizers[index], turns)
+        columns = [key for key in turns[0].columns if key not in ("prompt", "completion")]
+        rewards = func(
+            prompts=[turn.prompt for turn in turns],
+            completions=[turn.completion for turn in turns],
+            completion_ids=[turn.ids for turn in turns],
+            turn=[turn.number for turn in turns],
+            trainer_state=state,
+            log_metric=self._trainer._log_metric,
+            **{key: [turn.columns[key] for turn in turns] for key in columns},
+        )
+        if inspect.isawaitable(rewards):
+            rewards = self._run_async(_wait_for(rewards))
+        if len(rewards) != len(turns):
+            raise ValueError(
+                f"`{_name(func)}` returned {len(rewards)} rewards for {len(turns)} turns; return one "
+                f"per entry of `completions`."
+            )
+        return [
+            None if r is None else check_reward(r, f"{_name(func)}()[{i}]")
+            for i, r in enumerate(rewards)
+        ]
+
+    def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
+        rewards: list[float | None] = []
+        size = self._trainer._chunk_size()
+        for start in range(0, len(turns), size):
+            texts = [_text(tokenizer, turn, self._trainer) for turn in turns[start : start + size]]
+            inputs = tokenizer(
+                text=texts,
+                return_tensors="pt",
+                padding=True,
+                padding_side="right",
+                add_special_tokens=False,
+            ).to(self._trainer.accelerator.device)
+            with torch.inference_mode():
+                scores = model(**inputs).logits[:, 0].float()
+            rewards += [check_reward(score, f"{_name(model)}()") for score in scores.tolist()]
+        return rewards
+
+
+def _prepared(trainer: PPOTrainer, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """A reward model and its tokenizer, ready to score."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    if isinstance(model, str):
+        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return trainer.accelerator.prepare_model(model.eval(), evaluation_mode=True), tokenizer
+
+
+def _text(tokenizer: Any, turn: Turn, trainer: PPOTrainer) -> str:
+    if isinstance(turn.prompt, str):
+        return turn.prompt + turn.completion
+    messages = {"messages": turn.prompt + turn.completion}
+    return apply_chat_template(messages, tokenizer, **trainer.chat_template_kwargs)["text"]
+
+
+def _name(func: Callable[..., Any]) -> str:
+    if isinstance(func, nn.Module):
+        return get_config_model_id(func.config).split("/")[-1] or type(func).__name__
+    return getattr(func, "__name__", type(func).__name__)
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable

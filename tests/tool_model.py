@@ -67,12 +67,12 @@ def memorising_model(
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 4e-3 * min(1.0, (step + 1) / 20)
         out = model(input_ids=ids, labels=labels)
+        right = (out.logits.argmax(-1)[:, :-1] == ids[:, 1:])[said[:, 1:]]
+        if bool(right.all()) and out.loss.item() < 0.02:
+            break
         optimizer.zero_grad()
         out.loss.backward()
         optimizer.step()
-        right = (out.logits.argmax(-1)[:, :-1] == ids[:, 1:])[said[:, 1:]]
-        if bool(right.all()):
-            break
     assert bool(right.all()), f"{int((~right).sum())} tokens are not learnt"
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return copy.deepcopy(model).double()

@@ -4,6 +4,7 @@ import functools
 import random
 import sys
 import threading
+import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -25,6 +26,9 @@ class Dice:
             return "no", -0.1, True, True, {}
         if action == "win":
             return "Congratulations! All found.", 0.25, True, False, {}
+        if action == "slow":
+            random.random()
+            time.sleep(0.001)  # another thread may draw now
         return str(random.random()), 1.0 if action == "solve" else 0.0, action == "solve", False, {}
 
 
@@ -68,7 +72,7 @@ def test_threads_do_not_draw_from_each_other(gem) -> None:
     def play(index: int) -> None:
         env = GemEnv("dice")
         env.reset(seed=1)
-        rolls[index] = [env.step("roll")[0] for _ in range(50)]
+        rolls[index] = [env.step("slow")[0] for _ in range(20)]
 
     threads = [threading.Thread(target=play, args=(index,)) for index in range(4)]
     for thread in threads:

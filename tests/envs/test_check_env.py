@@ -374,20 +374,20 @@ def test_state_on_the_class_is_shared() -> None:
 
 def test_an_opening_that_another_instance_changes_is_shared() -> None:
     class Shared(Clean):
-        best: dict[str, str] = {"by": "nobody"}  # noqa: RUF012
+        stepped: set[str] = set()  # noqa: RUF012
 
         def __init__(self, name: str) -> None:
             self.name = name
 
         def reset(self, **row):
             super().reset(**row)
-            return f"Best: {self.best['by'] if self.best['by'] != self.name else 'nobody'}"
+            return "x" if self.stepped <= {"first", self.name} else "y"
 
         def step(self, action):
-            self.best["by"] = self.name
+            self.stepped.add(self.name)
             return super().step(action)
 
-    names = iter("abcdef")
+    names = iter(["first", "second", "third"])
     with pytest.raises(EnvironmentContractError, match="change each other"):
         check_env(lambda: Shared(next(names)))
 
@@ -583,6 +583,12 @@ def test_rewards_of_tools_are_numbers() -> None:
     faulty = env_with(CleanTools, look=look, get_reward=lambda self: 0.0)
     with pytest.raises(EnvironmentContractError, match="turn_rewards holds '1'"):
         check_env(faulty, actions=LOOK)
+
+
+def test_rewards_that_reset_keeps_are_found_without_a_call() -> None:
+    faulty = env_with(CleanTools, reset=lambda self, **row: None)
+    with pytest.raises(EnvironmentContractError, match="left 1 entries in turn_rewards"):
+        check_env(faulty)
 
 
 def test_a_shared_list_of_rewards_is_found() -> None:

@@ -707,7 +707,7 @@ def test_no_child_outlives_a_killed_caller_whose_fork_lives_on(head):
 def test_a_server_without_descriptors_refuses_and_goes_on():
     process = run_script(
         "import resource\n"
-        "from trl_stppo.rollout import isolation\n"
+        "from trl_stppo.rollout import isolation_server\n"
         "env = IsolatedEnvironment(dict)\n"
         "server = isolation_server._server.process.pid\n"
         "limits = resource.prlimit(server, resource.RLIMIT_NOFILE)\n"

@@ -81,7 +81,7 @@ ROWS = {
     "prompt": [[{"role": "user", "content": "Look into it."}]] * len(SCRIPTS),
     "task": list(range(len(SCRIPTS))),
 }
-SIZES = {"max_completion_length": 300, "temperature": 1.0}
+SIZES = {"max_completion_length": 400, "temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def play(trainer, tasks):
 
     def watch(self, *args, **kwargs):
         rewards = original(self, *args, **kwargs)
-        seen["rewards"] = rewards[:, 0].tolist()
+        seen["rewards"] = rewards[:, self.reward_func_names.index("NotesEnv")].tolist()
         return rewards
 
     patch = pytest.MonkeyPatch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trl_stppo.generation.protocol import TurnRequest, TurnResult
+from .protocol import TurnRequest, TurnResult
 
 # (rows of ids, max_new_tokens, seeds) -> (sampled ids of each row, their logprobs or None)
 GenerateBatch = Callable[
@@ -20,6 +20,9 @@ class BatchedBackend:
         generate: samples a batch. It may ignore the seeds.
         capacity: how many episodes may be between `add` and `release`; None is any number.
     """
+
+    # Whoever drives it should let turns gather before a step: each step is a batch of its own.
+    whole_batches = True
 
     def __init__(self, generate: GenerateBatch, *, capacity: int | None = None) -> None:
         self.capacity = capacity

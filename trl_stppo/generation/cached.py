@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trl_stppo.generation.protocol import TurnRequest, TurnResult
-from trl_stppo.generation.sampling import Sampler, SamplingSettings, turn_random
-from trl_stppo.generation.slots import SlotCache, Span, aligned, base_of, supports
+from .protocol import TurnRequest, TurnResult
+from .sampling import Sampler, SamplingSettings, turn_random
+from .slots import SlotCache, Span, aligned, base_of, supports
 
 
 @dataclass(eq=False)

@@ -186,7 +186,10 @@ def _sampling(trainer: PPOTrainer) -> SamplingSettings:
 
 
 def _settings(trainer: PPOTrainer) -> tuple[SamplingSettings | None, str | None]:
-    return SamplingSettings.from_generation_config(trainer.generation_config)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return SamplingSettings.from_generation_config(
+        trainer.generation_config, model.generation_config
+    )
 
 
 def _generate_batch(trainer: PPOTrainer) -> GenerateBatch:

@@ -20,7 +20,7 @@ def action_text(text: str) -> str:
 
 def last_word(text: str, words: Iterable[str]) -> str | None:
     """The last of `words` in the action, in lower case; None if there is none."""
-    # Longer ones first: "pick up" must not be read as "up".
+    # Longer ones first: "go up" must not be read as "go".
     choices = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     found = re.findall(rf"\b(?:{choices})\b", action_text(text), re.IGNORECASE)
     return str(found[-1]).lower() if found else None

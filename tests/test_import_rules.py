@@ -14,10 +14,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "trl_stppo"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
+# What environments and their adapters play, and how they look a tool over.
+ENV_PACKAGES = {
+    *("bm25s", "datasets"),
+    *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld", "transformers"),
+}
+
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
-    "envs": ({"envs", "errors"}, set(), {"bm25s", "datasets"}),
+    "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
     "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
     "rollout": ({"rollout", "generation", "core", "envs", "errors"}, {"torch"}, {"dill"}),
     "models": (

@@ -4,12 +4,21 @@ import asyncio
 import functools
 import random
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from check_env_cases import (
+    ONE,
+    Clean,
+    CleanAsync,
+    CleanTools,
+    OldForm,
+    env_with,
+    returning,
+    smell,
+)
 from trl_stppo.envs import SearchEnv, check, check_env
 from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.rollout import environments
@@ -17,92 +26,11 @@ from trl_stppo.rollout import environments
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-class Clean:
-    """Ends with its third turn."""
-
-    def reset(self, **row: Any):
-        self.turn = 0
-        return f"Row {row.get('seed')}", {}
-
-    def step(self, action: str):
-        self.turn += 1
-        done, info = self.turn >= 3, {"valid_action": bool(action.strip())}
-        if done:
-            info["success"] = True
-        return f"Turn {self.turn}", float(done), done, False, info
-
-
-class CleanTools:
-    def __init__(self) -> None:
-        self.turn_rewards: list[float] = []
-
-    def reset(self, **row: Any) -> str | None:
-        self.turn_rewards = []
-        return None
-
-    def look(self, where: str, times: int = 1) -> str:
-        """Look somewhere.
-
-        Args:
-            where: the place.
-            times: how often.
-        """
-        self.turn_rewards.append(0.5)
-        return where * times
-
-    def get_reward(self) -> float | None:
-        return sum(self.turn_rewards) or None
-
-
-class CleanAsync(Clean):
-    async def reset(self, **row: Any):
-        await asyncio.sleep(0)
-        return super().reset(**row)
-
-    async def step(self, action: str):
-        return super().step(action)
-
-    async def close(self):
-        self.turn = None
-
-
-class CleanAsyncTools(CleanTools):
-    async def reset(self, **row: Any) -> str | None:
-        return super().reset(**row)
-
-    async def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: the place.
-        """
-        return super().look(where)
-
-    async def get_reward(self) -> float:
-        return 0.0
-
-
-class OldForm(Clean):
-    def step(self, action: str):
-        observation, reward, done, _, info = super().step(action)
-        return observation, np.float32(reward), np.bool_(done), info
-
-
-ONE = Clean()
-LOOK = [("look", {"where": "here"})]
-
-
 @pytest.mark.parametrize("env", [Clean, CleanAsync, OldForm])
 @pytest.mark.parametrize("make", [lambda env: env, lambda env: env()])
 def test_clean_text_environments_pass(env, make, recwarn) -> None:
     assert check_env(make(env)) == []
     assert len(recwarn) == 0
-
-
-@pytest.mark.parametrize("env", [CleanTools, CleanAsyncTools])
-def test_clean_tool_environments_pass(env) -> None:
-    assert check_env(env, actions=LOOK) == []
-    assert check_env(env()) == []
 
 
 def test_search_environment_passes() -> None:
@@ -117,24 +45,9 @@ def test_a_running_event_loop_is_no_obstacle() -> None:
     assert asyncio.run(inside()) == []
 
 
-def env_with(base: type = Clean, **methods: Any) -> type:
-    return type("Faulty", (base,), methods)
-
-
-def returning(*values: Any, at: int | None = None):
-    """A step whose values are replaced; by index where `at` is given."""
-
-    def step(self, action):
-        result = list(Clean.step(self, action))
-        if at is None:
-            return values[0]
-        result[at] = values[0]
-        return tuple(result)
-
-    return step
-
-
 REWARDS = ["1", None, float("nan"), float("inf"), b"1", 1j, np.complex128(1), [1.0], np.ones(2)]
+
+
 FLAGS = [None, 0, 1, 0.0, "no", np.ones(2, dtype=bool), []]
 
 
@@ -212,13 +125,6 @@ def test_an_odd_text_may_not_raise_even_if_the_given_actions_are_read() -> None:
 
     with pytest.raises(EnvironmentContractError, match=r"step\('\\x00'\) raised ValueError: null"):
         check_env(env_with(step=step), actions=["fine"])
-
-
-def smell(env: Any, rows: Any = None, **settings: Any) -> str:
-    """The one warning, without the one about pickling."""
-    found = [m for m in check_env(env, rows, **settings) if "cannot be pickled" not in m]
-    assert len(found) == 1, found
-    return found[0]
 
 
 def test_warnings_are_issued_too() -> None:
@@ -463,220 +369,8 @@ def test_what_was_made_is_closed_and_an_instance_of_the_caller_is_not() -> None:
     assert Closing.opened - 1 == Closing.closed > 1
 
 
-def no_docstring(self, where: str) -> str: ...
-
-
-def no_hint(self, where) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
-
-
-def no_args(self, where: str) -> str:
-    """Look at `where`.
-
-    Returns:
-        where: what is there.
-    """
-
-
-def half_described(self, where: str, when: str) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
-
-
-def typed(self, where: str) -> str:
-    """Look.
-
-    Args:
-        where (str): the place.
-    """
-
-
-def variadic(self, *places: str) -> str:
-    """Look.
-
-    Args:
-        places: the places.
-    """
-
-
-def odd_hint(self, where: pytest.Config) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
-
-
-@pytest.mark.parametrize(
-    ("tool", "message"),
-    [
-        (no_docstring, r"Faulty\.look has no docstring"),
-        (no_hint, "no type hint for `where`"),
-        (no_args, "does not describe `where`"),
-        (half_described, "does not describe `when`"),
-        (typed, "Likely cause: .* a type in parentheses after the name"),
-        (variadic, r"takes \*places: str"),
-        (odd_hint, "cannot be described to the model"),
-    ],
-)
-def test_faulty_tools(tool, message) -> None:
-    with pytest.raises(EnvironmentContractError, match=message):
-        check_env(env_with(CleanTools, look=tool))
-
-
-def test_an_environment_without_tools_says_so() -> None:
-    faulty = type("Faulty", (), {"reset": CleanTools.reset, "_look": CleanTools.look})
-    with pytest.raises(EnvironmentContractError, match="neither `step` nor a public method"):
-        check_env(faulty)
-
-
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
-        ({"reset": lambda self: None}, "cannot take the row's columns"),
-        ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
-        ({"get_reward": lambda self: float("nan")}, "get_reward returned nan"),
-        ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
-        ({"reset": lambda self, **row: None}, "left . entries in turn_rewards"),
-        ({"turn_rewards": 0.0, "__init__": lambda self: None}, None),
-    ],
-)
-def test_faulty_tool_environments(methods, message) -> None:
-    if message is None:  # an attribute that is no list, and a reset that leaves it alone
-        methods = {**methods, "reset": lambda self, **row: None, "get_reward": lambda self: 0.0}
-        message = r"turn_rewards is 0\.0"
-        methods["look"] = look_quietly
-        with pytest.raises(EnvironmentContractError, match=message):
-            check_env(env_with(CleanTools, **methods))
-        return
-    with pytest.raises(EnvironmentContractError, match=message):
-        check_env(env_with(CleanTools, **methods), actions=LOOK)
-
-
-def look_quietly(self, where: str) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
-    return where
-
-
-def test_rewards_of_tools_are_numbers() -> None:
-    def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: the place.
-        """
-        self.turn_rewards.append("1")
-        return where
-
-    faulty = env_with(CleanTools, look=look, get_reward=lambda self: 0.0)
-    with pytest.raises(EnvironmentContractError, match="turn_rewards holds '1'"):
-        check_env(faulty, actions=LOOK)
-
-
-def test_rewards_that_reset_keeps_are_found_without_a_call() -> None:
-    faulty = env_with(CleanTools, reset=lambda self, **row: None)
-    with pytest.raises(EnvironmentContractError, match="left 1 entries in turn_rewards"):
-        check_env(faulty)
-
-
-def test_a_shared_list_of_rewards_is_found() -> None:
-    shared: list[float] = []
-
-    def start(self, **row):
-        shared.clear()
-        self.turn_rewards = shared
-
-    faulty = env_with(CleanTools, __init__=start, reset=start)
-    with pytest.raises(EnvironmentContractError, match="share one list turn_rewards"):
-        check_env(faulty)
-
-
-def test_an_opening_that_the_other_instances_tools_change_is_found() -> None:
-    seen: dict[str, str] = {}
-
-    def reset(self, **row):
-        CleanTools.reset(self)
-        seen.setdefault("first", id(self))
-        return str([who for who in seen.values() if who != id(self)])
-
-    def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: the place.
-        """
-        seen["last"] = id(self)
-        return where
-
-    with pytest.raises(EnvironmentContractError, match="change each other"):
-        check_env(env_with(CleanTools, reset=reset, look=look), actions=LOOK)
-
-
-def test_smells_of_tools() -> None:
-    def look(self, where: str):
-        """Look.
-
-        Args:
-            where: the place.
-        """
-        if where == "nowhere":
-            raise LookupError(where)
-        return 3
-
-    env = env_with(CleanTools, look=look)()
-    assert "Faulty.look has no return annotation" in smell(env)
-    found = check_env(env, actions=[*LOOK, ("look", {"where": "nowhere"})])
-    assert any("look returned 3" in message for message in found)
-    assert any("look raised LookupError: nowhere" in message for message in found)
-
-
-def test_a_public_close_would_be_a_tool() -> None:
-    def close(self) -> None:
-        """End it."""
-
-    assert "Rename it _close" in smell(env_with(CleanTools, close=close)())
-
-
-def test_another_opening_of_a_tool_environment_is_a_smell() -> None:
-    def reset(self, **row):
-        CleanTools.reset(self)
-        self.count = getattr(self, "count", 0) + 1
-        return str(self.count)
-
-    assert "reset opens the same row differently" in smell(env_with(CleanTools, reset=reset)())
-
-
-def test_unknown_tools_in_actions_are_refused() -> None:
-    with pytest.raises(ValueError, match="the tools of CleanTools are look"):
-        check_env(CleanTools, actions=[("sing", {})])
-
-
 @pytest.mark.parametrize("env", [Clean, CleanTools, CleanAsync, SearchEnv])
 def test_the_kinds_are_told_apart_as_the_rollout_does(env) -> None:
     instance = env()
     assert check.is_text_environment(instance) == environments.is_text_environment(instance)
     assert check.is_text_environment(instance) == (env not in (CleanTools,))
-
-
-def test_a_tool_called_step_is_a_tool() -> None:
-    def step(self, where: str) -> str:
-        """Go.
-
-        Args:
-            where: the place.
-        """
-        return where
-
-    assert check_env(env_with(CleanTools, step=step)()) == []

@@ -1,0 +1,233 @@
+"""Each check of tool environments finds its fault."""
+
+import pytest
+
+from check_env_cases import (
+    LOOK,
+    CleanAsyncTools,
+    CleanTools,
+    env_with,
+    smell,
+)
+from trl_stppo.envs import check_env
+from trl_stppo.errors import EnvironmentContractError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.mark.parametrize("env", [CleanTools, CleanAsyncTools])
+def test_clean_tool_environments_pass(env) -> None:
+    assert check_env(env, actions=LOOK) == []
+    assert check_env(env()) == []
+
+
+def no_docstring(self, where: str) -> str: ...
+
+
+def no_hint(self, where) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+
+
+def no_args(self, where: str) -> str:
+    """Look at `where`.
+
+    Returns:
+        where: what is there.
+    """
+
+
+def half_described(self, where: str, when: str) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+
+
+def typed(self, where: str) -> str:
+    """Look.
+
+    Args:
+        where (str): the place.
+    """
+
+
+def variadic(self, *places: str) -> str:
+    """Look.
+
+    Args:
+        places: the places.
+    """
+
+
+def odd_hint(self, where: pytest.Config) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        (no_docstring, r"Faulty\.look has no docstring"),
+        (no_hint, "no type hint for `where`"),
+        (no_args, "does not describe `where`"),
+        (half_described, "does not describe `when`"),
+        (typed, "Likely cause: .* a type in parentheses after the name"),
+        (variadic, r"takes \*places: str"),
+        (odd_hint, "cannot be described to the model"),
+    ],
+)
+def test_faulty_tools(tool, message) -> None:
+    with pytest.raises(EnvironmentContractError, match=message):
+        check_env(env_with(CleanTools, look=tool))
+
+
+def test_an_environment_without_tools_says_so() -> None:
+    faulty = type("Faulty", (), {"reset": CleanTools.reset, "_look": CleanTools.look})
+    with pytest.raises(EnvironmentContractError, match="neither `step` nor a public method"):
+        check_env(faulty)
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
+        ({"reset": lambda self: None}, "cannot take the row's columns"),
+        ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
+        ({"get_reward": lambda self: float("nan")}, "get_reward returned nan"),
+        ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
+        ({"reset": lambda self, **row: None}, "left . entries in turn_rewards"),
+        ({"turn_rewards": 0.0, "__init__": lambda self: None}, None),
+    ],
+)
+def test_faulty_tool_environments(methods, message) -> None:
+    if message is None:  # an attribute that is no list, and a reset that leaves it alone
+        methods = {**methods, "reset": lambda self, **row: None, "get_reward": lambda self: 0.0}
+        message = r"turn_rewards is 0\.0"
+        methods["look"] = look_quietly
+        with pytest.raises(EnvironmentContractError, match=message):
+            check_env(env_with(CleanTools, **methods))
+        return
+    with pytest.raises(EnvironmentContractError, match=message):
+        check_env(env_with(CleanTools, **methods), actions=LOOK)
+
+
+def look_quietly(self, where: str) -> str:
+    """Look.
+
+    Args:
+        where: the place.
+    """
+    return where
+
+
+def test_rewards_of_tools_are_numbers() -> None:
+    def look(self, where: str) -> str:
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        self.turn_rewards.append("1")
+        return where
+
+    faulty = env_with(CleanTools, look=look, get_reward=lambda self: 0.0)
+    with pytest.raises(EnvironmentContractError, match="turn_rewards holds '1'"):
+        check_env(faulty, actions=LOOK)
+
+
+def test_rewards_that_reset_keeps_are_found_without_a_call() -> None:
+    faulty = env_with(CleanTools, reset=lambda self, **row: None)
+    with pytest.raises(EnvironmentContractError, match="left 1 entries in turn_rewards"):
+        check_env(faulty)
+
+
+def test_a_shared_list_of_rewards_is_found() -> None:
+    shared: list[float] = []
+
+    def start(self, **row):
+        shared.clear()
+        self.turn_rewards = shared
+
+    faulty = env_with(CleanTools, __init__=start, reset=start)
+    with pytest.raises(EnvironmentContractError, match="share one list turn_rewards"):
+        check_env(faulty)
+
+
+def test_an_opening_that_the_other_instances_tools_change_is_found() -> None:
+    seen: dict[str, str] = {}
+
+    def reset(self, **row):
+        CleanTools.reset(self)
+        seen.setdefault("first", id(self))
+        return str([who for who in seen.values() if who != id(self)])
+
+    def look(self, where: str) -> str:
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        seen["last"] = id(self)
+        return where
+
+    with pytest.raises(EnvironmentContractError, match="change each other"):
+        check_env(env_with(CleanTools, reset=reset, look=look), actions=LOOK)
+
+
+def test_smells_of_tools() -> None:
+    def look(self, where: str):
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        if where == "nowhere":
+            raise LookupError(where)
+        return 3
+
+    env = env_with(CleanTools, look=look)()
+    assert "Faulty.look has no return annotation" in smell(env)
+    found = check_env(env, actions=[*LOOK, ("look", {"where": "nowhere"})])
+    assert any("look returned 3" in message for message in found)
+    assert any("look raised LookupError: nowhere" in message for message in found)
+
+
+def test_a_public_close_would_be_a_tool() -> None:
+    def close(self) -> None:
+        """End it."""
+
+    assert "Rename it _close" in smell(env_with(CleanTools, close=close)())
+
+
+def test_another_opening_of_a_tool_environment_is_a_smell() -> None:
+    def reset(self, **row):
+        CleanTools.reset(self)
+        self.count = getattr(self, "count", 0) + 1
+        return str(self.count)
+
+    assert "reset opens the same row differently" in smell(env_with(CleanTools, reset=reset)())
+
+
+def test_unknown_tools_in_actions_are_refused() -> None:
+    with pytest.raises(ValueError, match="the tools of CleanTools are look"):
+        check_env(CleanTools, actions=[("sing", {})])
+
+
+def test_a_tool_called_step_is_a_tool() -> None:
+    def step(self, where: str) -> str:
+        """Go.
+
+        Args:
+            where: the place.
+        """
+        return where
+
+    assert check_env(env_with(CleanTools, step=step)()) == []

@@ -128,7 +128,7 @@ HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
         ("trl_stppo", HEAVY | {"torch"}),
         ("trl_stppo.core", HEAVY),
         ("trl_stppo.envs", HEAVY | {"torch", "bm25s"}),
-        ("trl_stppo.rollout.text_env", HEAVY | {"torch"}),
+        ("trl_stppo.rollout.engine", HEAVY | {"torch"}),
         ("trl_stppo.models.small", {"trl", "peft", "datasets"}),
     ],
 )

@@ -195,7 +195,8 @@ def test_signatures_of_imported_helpers(name, recorded):
 
 @pytest.mark.parametrize("name", _trl.BORROWED_ATTRIBUTES)
 def test_borrowed_attributes_are_still_set_upstream(name):
-    assert name in written_by_upstream(), (
+    # A borrowed method has no assignment; its signature is held above.
+    assert name in written_by_upstream() or name in called_methods(), (
         f"GRPOTrainer sets no `self.{name}` any more, which our trainers read. {TODO}"
     )
 

@@ -1,9 +1,14 @@
-"""Text environments and TRL's tool environments are told apart by what `step` returns."""
+"""Text environments and TRL's tool environments are told apart by what `step` returns; instances."""
 
 from __future__ import annotations
 
 import pytest
-from trl_stppo.rollout.kinds import is_text_environment, split_environments
+
+from trl_stppo.rollout.environments import (
+    EnvironmentPool,
+    is_text_environment,
+    split_environments,
+)
 
 
 class Text:
@@ -21,6 +26,11 @@ class Text:
 
 class Annotated(Text):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        return "", 0.0, True, False, {}
+
+
+class Asynchronous(Text):
+    async def step(self, action: str):
         return "", 0.0, True, False, {}
 
 
@@ -52,14 +62,11 @@ class ToolCalledStep(Tools):
         return direction
 
 
-class StringAnnotated(Tools):
-    def step(self, direction: str) -> str:
-        """Walk.
-
-        Args:
-            direction: where to.
-        """
+class RealAnnotation(Tools):
+    def step(self, direction):
         return direction
+
+    step.__annotations__["return"] = str
 
 
 class StepIsData(Tools):
@@ -71,14 +78,19 @@ class NoReset:
         return "", 0.0, True, False, {}
 
 
+class ResetIsData(NoReset):
+    reset = 3
+
+
 @pytest.mark.parametrize(
     ("environment", "is_text"),
     [
         (Text, True),
         (Annotated, True),
+        (Asynchronous, True),
         (Tools, False),
         (ToolCalledStep, False),
-        (StringAnnotated, False),
+        (RealAnnotation, False),
         (StepIsData, False),
     ],
 )
@@ -87,47 +99,83 @@ def test_a_step_that_does_not_return_a_str_makes_a_text_environment(environment,
 
 
 def test_without_environments_there_is_nothing_to_split():
-    assert split_environments(None) == (None, None)
+    assert split_environments(None) == ({}, {}, {})
 
 
-def test_one_text_factory_is_ours_under_the_name_none():
-    text, tools = split_environments(Text)
-    assert tools is None
-    assert list(text) == [None]
-
-
-def test_one_tool_factory_goes_to_trl_as_a_factory():
-    text, tools = split_environments(Tools)
-    assert text is None
-    assert isinstance(tools(), Tools)
-
-
-def test_named_factories_keep_their_names():
-    text, tools = split_environments({"a": Text, "b": Annotated})
-    assert (list(text), tools) == (["a", "b"], None)
-    text, tools = split_environments({"a": Tools, "b": ToolCalledStep})
-    assert (text, list(tools)) == (None, ["a", "b"])
-
-
-@pytest.mark.parametrize("environment", [Text, Tools])
-def test_the_instance_that_was_probed_is_the_first_one_handed_out(environment):
+@pytest.mark.parametrize(("environment", "kind"), [(Text, 0), (Tools, 1), (ToolCalledStep, 1)])
+def test_one_factory_is_known_under_the_name_none(environment, kind):
     before = environment.made
-    text, tools = split_environments(environment)
-    factory = text[None] if text else tools
+    *kinds, probes = split_environments(environment)
+    assert kinds[kind] == {None: environment}
+    assert kinds[1 - kind] == {}
+    assert list(probes) == [None]
+    assert isinstance(probes[None], environment)
     assert environment.made == before + 1
-    first = factory()
-    assert environment.made == before + 1
-    second = factory()
-    assert environment.made == before + 2
-    assert first is not second
 
 
-def test_a_mixture_of_both_kinds_is_refused_naming_them():
-    with pytest.raises(ValueError, match=r"mixes text environments \(\['t'\]\) and .*\(\['w'\]\)"):
-        split_environments({"t": Text, "w": Tools})
+def test_named_factories_keep_their_names_and_both_kinds_may_be_mixed():
+    factories = {"a": Text, "b": Tools, "c": Annotated}
+    text, tools, probes = split_environments(factories)
+    assert text == {"a": Text, "c": Annotated}
+    assert tools == {"b": Tools}
+    assert {name: type(probe) for name, probe in probes.items()} == factories
 
 
-@pytest.mark.parametrize("factory", [NoReset, {"name": NoReset}])
-def test_an_environment_without_reset_is_refused(factory):
-    with pytest.raises(ValueError, match="`environment_factory` made a NoReset without a `reset`"):
-        split_environments(factory)
+@pytest.mark.parametrize("kind", [NoReset, ResetIsData])
+def test_an_environment_without_reset_is_refused(kind):
+    for factory in (kind, {"name": kind}):
+        with pytest.raises(ValueError, match=f"made a {kind.__name__} without a `reset`"):
+            split_environments(factory)
+
+
+def test_the_instance_that_was_looked_at_is_the_first_of_the_pool():
+    probe = Text()
+    pool = EnvironmentPool({None: Text}, {None: probe})
+    assert pool.existing(None, 0) is probe
+    assert pool.take(None, 0) is probe
+    assert pool.existing(None, 1) is None
+    second = pool.take(None, 1)
+    assert second is not probe
+    assert pool.take(None, 1) is second
+    assert pool.existing(None, 1) is second
+
+
+def test_a_discarded_instance_is_replaced_and_the_others_stay():
+    pool = EnvironmentPool({"a": Text, "b": Text})
+    first, other, same_index = pool.take("a", 0), pool.take("a", 1), pool.take("b", 0)
+    pool.discard("a", 0)
+    assert pool.existing("a", 0) is None
+    again = pool.take("a", 0)
+    assert again is not first
+    assert pool.take("a", 0) is again
+    assert (pool.take("a", 1), pool.take("b", 0)) == (other, same_index)
+    pool.discard("a", 5)  # never taken: nothing to forget
+
+
+def test_closing_closes_what_can_be_closed_and_forgets_the_rest(caplog):
+    closed = []
+
+    class Closing(Text):
+        def close(self):
+            closed.append(self)
+
+    class Failing(Text):
+        def close(self):
+            raise OSError("no")
+
+    class AsyncClosing(Text):
+        async def close(self):
+            closed.append(self)
+
+    class ToolCalledClose(Tools):
+        def close(self, door: str) -> str:
+            closed.append(self)
+
+    kinds = {"f": Failing, "t": ToolCalledClose, "a": AsyncClosing, "p": Text, "c": Closing}
+    pool = EnvironmentPool(kinds)
+    made = [pool.take(name, 0) for name in kinds]
+    pool.close()
+    assert closed == made[-1:]
+    assert "Failing.close raised OSError('no')" in caplog.text
+    pool.close()
+    assert len(closed) == 1

@@ -18,6 +18,7 @@ from trl import GRPOConfig
 from tests.builders import build, prompts, quick_config, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo.trainer.plan import ENGINE_LIMITS
 
 TOKENIZER = char_tokenizer()
 
@@ -68,21 +69,33 @@ REFUSED = {
         {},
         "`environment_factory` made a NoReset without a `reset`",
     ),
-    "two kinds of environment": (
-        {"environment_factory": {"text": CountEnv, "tools": ToolEnv}},
+    "rollout_func and a tool environment": (
+        {"environment_factory": ToolEnv, "rollout_func": no_rollout},
         {},
-        "`environment_factory` mixes text environments",
+        "`rollout_func` together with `tools` or a tool `environment_factory`",
+    ),
+    "tools and a text environment": (
+        {"environment_factory": CountEnv, "tools": [no_rollout]},
+        {},
+        "`tools` and a text `environment_factory` were both given",
     ),
     "rollout_func and a text environment": (
         {"environment_factory": CountEnv, "rollout_func": no_rollout},
         {},
         "`rollout_func` and a text `environment_factory` were both given",
     ),
-    "max_turns without a text environment": ({}, {"max_turns": 2}, "`max_turns`"),
+    **{
+        f"{name} without an environment": (
+            {},
+            {name: 2},
+            f"`{name}=2` limits episodes with an environment or tools, and there are none",
+        )
+        for name in ENGINE_LIMITS
+    },
     "max_turn_tokens with a rollout_func": (
         {"rollout_func": no_rollout},
         {"max_turn_tokens": 2},
-        "`max_turn_tokens` act on text environments only",
+        "`max_turn_tokens=2` limits episodes with an environment or tools",
     ),
     "empty dataset": (
         {"train_dataset": Dataset.from_dict({"prompt": []})},

@@ -112,8 +112,15 @@ def sampler_correction(
     Returns:
         [B, T] float; 1 on tokens outside turns.
 
+    Raises:
+        ValueError: unknown `level`, wrong dtypes, or shapes that differ from `turn_index`'s.
+
     Source: truncated importance sampling, Ionides 2008; per turn: ours.
     """
+    check_turn_index(turn_index)
+    check_float(old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs)
+    # Before `where`, which would broadcast.
+    check_like("turn_index", turn_index, sampling_logprobs=sampling_logprobs)
     known = torch.where(sampling_logprobs.isnan(), old_logprobs, sampling_logprobs)
     ratio = log_importance_ratio(old_logprobs, known, turn_index, level).exp()
     low = 0.0 if clip_min is None else clip_min

@@ -24,10 +24,12 @@ class Opening:
     Attributes:
         env: the instance.
         text: its opening words, appended to the last message of the prompt.
+        pays_turns: whether it turns out to pay turns.
     """
 
     env: Any
     text: Any = ""
+    pays_turns: bool = False
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Outcome:
 
     Attributes:
         messages: what the environment says, as messages.
-        reward: of this turn alone.
+        reward: of this turn alone, None if the environment does not pay turns.
         terminated, truncated: whether the episode ends here, by the task or from outside.
         valid_action: whether the environment could read the action, None if it does not say.
         success: whether the task is solved, None if the environment does not say.
@@ -44,7 +46,7 @@ class Outcome:
     """
 
     messages: list[Message] = field(default_factory=list)
-    reward: float = 0.0
+    reward: float | None = None
     terminated: bool = False
     truncated: bool = False
     valid_action: bool | None = None
@@ -56,8 +58,8 @@ class Outcome:
 class Driver(Protocol):
     """Plays one kind of environment.
 
-    `episode.pays_turns` is the driver's to set; whatever a call writes to its episode is written by
-    the worker, while nobody else touches that episode.
+    `episode.pays_turns` may be set when a call is made, not while it runs: a call that has been given
+    up may come to an end long after its episode has, so it writes at most `turn_rewards_seen`.
     """
 
     tools: list[Any]
@@ -76,5 +78,9 @@ class Driver(Protocol):
         ...
 
     def scoring(self, episode: Episode) -> Call | None:
-        """The call that returns the episode's final reward and late turn reward, None without one."""
+        """The call that scores the ended episode, None if there is nothing to ask.
+
+        It returns the final reward and what the last turn is paid on top, None for either if there
+        is none.
+        """
         ...

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from .isolation import IsolatedEnvironment
+
+logger = logging.getLogger(__name__)
 
 Factory = Callable[[], Any]
 Factories = dict[str | None, Factory]
@@ -130,6 +133,10 @@ class EnvironmentPool:
             if close is not None and (
                 isinstance(env, IsolatedEnvironment) or is_text_environment(env)
             ):
-                result = close()
+                try:
+                    result = close()
+                except Exception as error:  # the others are to be closed all the same
+                    logger.warning("%s.close raised %r", type(env).__name__, error)
+                    continue
                 if inspect.iscoroutine(result):
                     result.close()

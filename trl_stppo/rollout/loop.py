@@ -55,8 +55,10 @@ class EpisodeLoop:
                 self._answer()
                 self._expire()
         finally:
-            for row in self._running:  # only after an exception
+            for row, episode in self._running.items():  # only after an exception
                 self._engine.calls.cancel(row)
+                if row in self._calls:  # its environment may still be busy
+                    self._discard(episode)
                 self._backend.release(row)
             self._engine.calls.rest()
 
@@ -137,32 +139,40 @@ class EpisodeLoop:
             message = f"{self._driver(episode).type_name}: no answer in {limit} s"
             self._fail(episode, StopReason.ENV_TIMEOUT, message)
         elif result.error is not None:
-            text = str(result.error)
-            text = text if len(text) <= 500 else text[:500] + "..."
-            self._fail(episode, StopReason.ENV_ERROR, f"{type(result.error).__name__}: {text}")
+            self._fail(episode, StopReason.ENV_ERROR, _described(result.error))
         elif kind == "open":
             self._opened(episode, result.value)
         elif kind == "turn":
             self._played(episode, result.value)
         else:
             episode.final_reward, late = result.value
-            if episode.num_turns:
-                episode.turn_rewards[-1] += late
+            self._pay(episode, late)
             assert episode.stop_reason is not None
             self._finish(episode, episode.stop_reason)
 
     def _opened(self, episode: Episode, opening: Opening) -> None:
         episode.env = opening.env
-        episode.prompt = with_opening(episode.prompt, opening.text)
-        tools = self._driver(episode).tools
-        episode.prompt_ids = self._renderer.prompt_ids(episode.prompt, tools)
+        episode.pays_turns = episode.pays_turns or opening.pays_turns
+        given = episode.prompt
+        episode.prompt = with_opening(given, opening.text)
+        episode.prompt_ids = self._prompt_ids(episode)
+        if episode.turn_limit(self._limits) >= 1:
+            self._request(episode)
+            return
+        message = (
+            f"The prompt of row {episode.row} has {len(episode.prompt_ids)} tokens and leaves none "
+            f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
+            f"prompt, or use a model with a longer context."
+        )
+        episode.prompt = given
+        episode.prompt_ids = self._prompt_ids(episode)
         if episode.turn_limit(self._limits) < 1:
-            raise ValueError(
-                f"The prompt of row {episode.row} has {len(episode.prompt_ids)} tokens and leaves none "
-                f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
-                f"prompt, or use a model with a longer context."
-            )
-        self._request(episode)
+            raise ValueError(message)
+        # The environment's opening words are too long; another row's need not be.
+        self._fail(episode, StopReason.ENV_ERROR, message)
+
+    def _prompt_ids(self, episode: Episode) -> list[int]:
+        return self._renderer.prompt_ids(episode.prompt, self._driver(episode).tools)
 
     def _request(self, episode: Episode) -> None:
         self._backend.add(
@@ -196,7 +206,7 @@ class EpisodeLoop:
             self._call(episode, "turn", call)
 
     def _played(self, episode: Episode, outcome: Outcome) -> None:
-        episode.turn_rewards[-1] += outcome.reward
+        self._pay(episode, outcome.reward)
         episode.messages += outcome.messages
         episode.tool_calls += outcome.tool_calls
         episode.tool_failures += outcome.tool_failures
@@ -209,6 +219,12 @@ class EpisodeLoop:
             self._observe(episode, outcome.messages)
         else:
             self._end(episode, reason)
+
+    @staticmethod
+    def _pay(episode: Episode, reward: float | None) -> None:
+        if reward is not None:
+            episode.turn_rewards[-1] += reward
+            episode.pays_turns = True
 
     def _reason(self, episode: Episode, outcome: Outcome) -> StopReason | None:
         limits = self._limits
@@ -277,4 +293,15 @@ class EpisodeLoop:
         self._backend.release(episode.row)
         del self._running[episode.row]
         self._deadlines.pop(episode.row, None)
+        if not episode.prompt_ids:  # `reset` never returned
+            episode.prompt_ids = self._prompt_ids(episode)
         episode.close(self._renderer.tokenizer.eos_token_id)
+
+
+def _described(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # an environment's own exception class may fail even here
+        text = "(its message cannot be read)"
+    text = text if len(text) <= 500 else text[:500] + "..."
+    return f"{type(error).__name__}: {text}"

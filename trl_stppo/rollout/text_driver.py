@@ -54,12 +54,12 @@ class TextDriver:
             columns.setdefault("seed", seed)
         if self._accepted is not None:
             columns = {k: v for k, v in columns.items() if k in self._accepted}
-        episode.pays_turns = True
+        episode.pays_turns = True  # a failing `reset` changes nothing about that
         existing = self._pool.existing(self._name, index)
         if self._reset_async and existing is not None:
 
             async def reopening() -> Opening:
-                return Opening(existing, self._checked_opening(await existing.reset(**columns)))
+                return self._checked_opening(existing, await existing.reset(**columns))
 
             return reopening
 
@@ -68,7 +68,7 @@ class TextDriver:
             result = env.reset(**columns)
             if self._reset_async:
                 result = self._run_async(result)
-            return Opening(env, self._checked_opening(result))
+            return self._checked_opening(env, result)
 
         return opening
 
@@ -91,14 +91,14 @@ class TextDriver:
         """Text environments pay in `step`."""
         return None
 
-    def _checked_opening(self, result: Any) -> str:
+    def _checked_opening(self, env: Any, result: Any) -> Opening:
         observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(observation, str | None):
             raise EnvironmentContractError(
                 f"{self.type_name}.reset returned {_short(result)}; allowed are (observation, info) "
                 f"with a str observation, a str, or None."
             )
-        return observation or ""
+        return Opening(env, observation or "")
 
     def _checked_step(self, result: Any) -> Outcome:
         name = f"{self.type_name}.step"

@@ -7,6 +7,7 @@ raises answers with its error and the episode goes on; a turn that calls no tool
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,8 +89,7 @@ class ToolDriver:
                     f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str, "
                     f"which is appended to the prompt, and None."
                 )
-            episode.pays_turns = getattr(env, TURN_REWARDS, None) is not None
-            return Opening(env, result or "")
+            return Opening(env, result or "", getattr(env, TURN_REWARDS, None) is not None)
 
         return opening
 
@@ -127,7 +127,7 @@ class ToolDriver:
         if episode.env is None or not (self._scores or episode.pays_turns):
             return None
 
-        def checked(reward: Any) -> tuple[float | None, float]:
+        def checked(reward: Any) -> tuple[float | None, float | None]:
             name = f"{self.type_name}.get_reward()"
             final = None if reward is None else check_reward(reward, name)
             return final, self._new_turn_reward(episode)
@@ -137,7 +137,7 @@ class ToolDriver:
         get_reward = episode.env.get_reward
         if self._is_async(get_reward):
 
-            async def scoring() -> tuple[float | None, float]:
+            async def scoring() -> tuple[float | None, float | None]:
                 return checked(await get_reward())
 
             return scoring
@@ -147,7 +147,12 @@ class ToolDriver:
         return inspect.iscoroutinefunction(method) and not self._isolated
 
     def _tools_of(self, env: Any) -> dict[str, Callable[..., Any]]:
-        return {**self._standalone, **{name: getattr(env, name) for name in self._methods}}
+        methods = {
+            # By name through `call`: `IsolatedEnvironment` hides tools such as `get` and `close`.
+            name: functools.partial(env.call, name) if self._isolated else getattr(env, name)
+            for name in self._methods
+        }
+        return {**self._standalone, **methods}
 
     def _outcome(self, episode: Episode, turn: _ToolTurn) -> Outcome:
         if turn.fatal is not None:
@@ -160,12 +165,11 @@ class ToolDriver:
             tool_failures=turn.failures,
         )
 
-    def _new_turn_reward(self, episode: Episode) -> float:
-        """Sum of what the environment has appended to its turn rewards since the last turn."""
+    def _new_turn_reward(self, episode: Episode) -> float | None:
+        """Sum of what was appended to the turn rewards since the last turn, None without them."""
         rewards = getattr(episode.env, TURN_REWARDS, None)
         if rewards is None:
-            return 0.0
-        episode.pays_turns = True
+            return None
         name = f"{self.type_name}.{TURN_REWARDS}"
         if not isinstance(rewards, list):
             raise EnvironmentContractError(
@@ -198,9 +202,9 @@ class _ToolTurn:
         """Decide how each call is carried out, without running any."""
         for request in requests:
             self.count += 1
-            if request["type"] != "function":
+            if request.get("type") != "function":
                 self.malformed = True
-                kind, name = request["type"], request.get("name", "unknown")
+                kind, name = request.get("type"), request.get("name", "unknown")
                 self._answer_with_error(name, f"Unsupported tool call type: {kind}")
                 continue
             name, arguments = request["function"]["name"], request["function"]["arguments"]
@@ -214,6 +218,8 @@ class _ToolTurn:
         """The synchronous calls."""
         for call in self.now:
             call()
+            if self.fatal is not None:
+                raise self.fatal
 
     async def run_waiting(self) -> None:
         """The asynchronous calls, together; each exception stays with its own call."""

@@ -51,7 +51,7 @@ class _Call:
     abandoned: bool = False
     asynchronous: bool = False
     loop: asyncio.AbstractEventLoop | None = None
-    future: Future[None] | None = None
+    future: Future[Any] | None = None
 
     def overdue_at(self) -> float | None:
         if self.timeout is None or self.started is None:
@@ -76,6 +76,7 @@ class EnvironmentCalls:
         self._finished: deque[CallResult] = deque()
         self._live = self._idle = 0
         self._resting = False
+        self._current = threading.local()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
@@ -124,8 +125,21 @@ class EnvironmentCalls:
             self._finished = deque(result for result in self._finished if result.key != key)
 
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the event loop and wait for it, from a worker thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop()).result()
+        """Run a coroutine on the event loop and wait for it, from a worker thread.
+
+        It is cancelled if the call that waits for it is abandoned.
+        """
+        future = asyncio.run_coroutine_threadsafe(_caught(coroutine), self._event_loop())
+        call: _Call | None = getattr(self._current, "call", None)
+        with self._change:
+            if call is not None:
+                call.future = future
+                if call.abandoned:
+                    future.cancel()
+        value, error = future.result()
+        if error is not None:
+            raise error
+        return value
 
     def rest(self) -> None:
         """Let idle threads go; called between rollouts."""
@@ -157,6 +171,7 @@ class EnvironmentCalls:
         while (call := self._next_call()) is not None:
             result = CallResult(call.key)
             started = time.monotonic()
+            self._current.call = call
             try:
                 result.value = call.func()
             except BaseException as error:
@@ -164,7 +179,7 @@ class EnvironmentCalls:
             result.seconds = time.monotonic() - started
             if not self._finish(call, result):
                 return  # this thread has been replaced
-            del call, result
+            del call, result, self._current.call
 
     def _next_call(self) -> _Call | None:
         with self._change:
@@ -214,7 +229,7 @@ class EnvironmentCalls:
         del self._running[call.key]
         if call.future is not None:
             call.future.cancel()
-        else:
+        if not call.asynchronous:
             self._live -= 1
             self._staff()
 
@@ -255,6 +270,15 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
+
+
+async def _caught(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await coroutine, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # SystemExit would end the event loop
+        return None, error
 
 
 async def _stop_when_idle() -> None:

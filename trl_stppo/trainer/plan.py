@@ -340,10 +340,12 @@ def _turn_reward_sum(trainer: PPOTrainer) -> Callable[..., list[float] | list[No
             return earned
         if len(trainer.reward_funcs) > 1:  # an environment's get_reward pays
             return [None] * len(completions)
+        if trainer._turn_reward_funcs.funcs:  # they pay later
+            return [0.0] * len(completions)
         raise ValueError(
             "No turn has a reward, and there are no `reward_funcs`, so nothing could be learned. Let "
             "`rollout_func` return `turn_rewards`, let the environment's tools append to a list "
-            "attribute `turn_rewards` or define `get_reward()`, or pass reward_funcs."
+            "attribute `turn_rewards` or define `get_reward()`, or pass reward_funcs or turn_reward_funcs."
         )
 
     return turn_rewards

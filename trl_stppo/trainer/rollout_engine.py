@@ -179,6 +179,11 @@ def why_not_cached(trainer: PPOTrainer) -> str | None:
     return supports(trainer.accelerator.unwrap_model(trainer.model)) or _settings(trainer)[1]
 
 
+def tells_logprobs(trainer: PPOTrainer) -> bool:
+    """Whether sampled tokens come with log-probabilities."""
+    return trainer.use_vllm or why_not_cached(trainer) is None
+
+
 def _sampling(trainer: PPOTrainer) -> SamplingSettings:
     settings, _ = _settings(trainer)
     assert settings is not None

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..core import kl_penalty, sampler_correction
@@ -19,12 +20,11 @@ from ..rollout.engine import RolloutEngine
 from ..rollout.episode import Episode, rollout_result
 from ..rollout.func import read_rollout
 from ..rollout.record import FAILURES, RolloutRecord
-from . import plan
+from . import plan, rollout_engine
 from ._trl import GRPOTrainer, disable_gradient_checkpointing
 from .estimate import Estimates, EstimateSettings, estimate
 from .ppo_config import PPOConfig
 from .reports import RolloutMetrics
-from .rollout_engine import turn_backend
 from .turn_rewards import TurnRewardFuncs, turns_in_context
 
 Batch = dict[str, Any]
@@ -69,7 +69,7 @@ class ActorCriticRollout(GRPOTrainer):
     def _play_episodes(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The rollout_func that plays environments and tools."""
         assert self._engine is not None
-        with turn_backend(self) as backend:
+        with rollout_engine.turn_backend(self) as backend:
             self._episodes, self._record = self._engine.run(
                 self._columns,
                 prompts,
@@ -80,7 +80,10 @@ class ActorCriticRollout(GRPOTrainer):
             )
         if self._rollout_plan.tools:
             self.environments = [episode.env for episode in self._episodes]
-        return rollout_result(self._episodes)
+        result = rollout_result(self._episodes)
+        if not rollout_engine.tells_logprobs(self):
+            result["logprobs"] = None  # on all processes, also where no turn was sampled
+        return result
 
     def _failed_rows(self) -> set[int]:
         """Episodes whose environment failed; there is nothing to be scored."""
@@ -119,6 +122,8 @@ class ActorCriticRollout(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         result = super()._generate(prompts)
+        if self._record.turn_spans is None:  # nobody has played: an answer is one turn
+            self._record.turn_spans = [[(0, len(ids))] for ids in result[1]]
         if self._episodes is None or isinstance(prompts[0], str):
             return result
         prompt_ids, completion_ids, mask, _, logprobs, extra, *images = result
@@ -200,10 +205,14 @@ class ActorCriticRollout(GRPOTrainer):
         if not self._turn_reward_funcs.funcs:
             return
         turns = turns_in_context(self._tokenizer, self._rows, batch, self._record, self._episodes)
-        figures = self._turn_reward_funcs.pay(turns, self._record, self.state)
+        sums = self._turn_reward_funcs.pay(turns, self._record, self.state)
         mode = "train" if self.model.training else "eval"
-        for name, value in figures.items():
-            self._metrics[mode][name].append(value)
+        # Sorted, so that all processes reduce the same figure, also one that only some have.
+        for name in sorted(set(gather_object(list(sums)))):
+            own = torch.tensor(sums.get(name, (0.0, 0.0)), device=self.accelerator.device)
+            total, count = self._sum_over_processes(own).tolist()
+            if count:
+                self._metrics[mode][name].append(total / count)
 
     def _turn_returns(self) -> list[float] | None:
         """What the turns of each episode have earned in the environment, None if nobody pays."""
@@ -249,6 +258,16 @@ class ActorCriticRollout(GRPOTrainer):
                 clip_min=self.args.vllm_importance_sampling_clip_min,
                 clip_max=self.args.vllm_importance_sampling_clip_max,
             )
+            self._log_correction(batch["importance_sampling_ratio"], batch["turn_index"] >= 0)
+
+    def _log_correction(self, ratio: Tensor, mask: Tensor) -> None:
+        """Put the weights that are used where upstream has just logged its own."""
+        sums = self._sum_over_processes(torch.stack([(ratio * mask).sum(), mask.sum()]))
+        low = self.accelerator.gather(ratio.masked_fill(~mask, torch.inf).min()).min()
+        high = self.accelerator.gather(ratio.masked_fill(~mask, -torch.inf).max()).max()
+        figures = self._metrics["train" if self.model.training else "eval"]
+        for name, value in (("min", low), ("mean", sums[0] / sums[1]), ("max", high)):
+            figures[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value.item()]
 
     def _reward_kl(self, batch: Batch) -> Tensor | None:
         """Per-token KL to the reference [B, T], making the old logprobs if TRL did not."""

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
 
+# Columns that reward functions get under another name, or not at all.
+RESERVED = ("prompt", "completion", "completion_ids")
+
+
 @dataclass
 class Turn:
     """One turn and everything before it.
@@ -47,19 +51,22 @@ def turns_in_context(
     record: RolloutRecord,
     episodes: list[Episode] | None,
 ) -> list[Turn]:
-    """Every turn of a rollout batch.
+    """Every turn of a rollout batch that may teach something.
 
     Args:
         tokenizer: decodes where there is no conversation.
         rows: of the dataset, with a `prompt` each.
         batch: what GRPOTrainer made of them.
-        record: where the turns are; without spans an episode is one turn.
+        record: where the turns are.
         episodes: what the engine has played, or None.
     """
+    assert record.turn_spans is not None
     turns = []
-    for i, row in enumerate(rows):
-        ids = batch["completion_ids"][i][batch["completion_mask"][i].bool()].tolist()
-        spans = [(0, len(ids))] if record.turn_spans is None else record.turn_spans[i]
+    for i, (row, spans) in enumerate(zip(rows, record.turn_spans, strict=True)):
+        if record.trains is not None and not record.trains[i]:
+            continue
+        # Not `completion_mask`, which is empty for episodes that mask_truncated_completions hides.
+        ids = batch["completion_ids"][i].tolist()
         prompt = row["prompt"] if episodes is None else episodes[i].prompt
         messages = None if episodes is None or isinstance(prompt, str) else episodes[i].messages
         said = (
@@ -133,7 +140,9 @@ class TurnRewardFuncs:
                     f"sequence classification models, and their names."
                 )
 
-    def pay(self, turns: list[Turn], record: RolloutRecord, state: Any) -> dict[str, float]:
+    def pay(
+        self, turns: list[Turn], record: RolloutRecord, state: Any
+    ) -> dict[str, tuple[float, int]]:
         """Add each turn's rewards to the record.
 
         Args:
@@ -142,7 +151,8 @@ class TurnRewardFuncs:
             state: the trainer's, which functions get as `trainer_state`.
 
         Returns:
-            The mean reward of each function, by the name under which it is logged.
+            What is to be logged, sum and count by name: the rewards of each function, and what the
+            functions gave to `log_metric`.
         """
         assert record.turn_spans is not None
         if record.turn_rewards is None:
@@ -150,34 +160,42 @@ class TurnRewardFuncs:
         # Copies: the record's own lists are the episodes'.
         record.turn_rewards = [list(rewards) for rewards in record.turn_rewards]
         record.pays_turns = [True] * len(record.turn_rewards)
-        figures = {}
+        sums: dict[str, tuple[float, int]] = {}
+
+        # Upstream's log_metric would keep the figures back until the next rollout is scored.
+        def log_metric(name: str, value: float) -> None:
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = total + value, count + 1
+
         for i, (func, weight) in enumerate(zip(self.funcs, self.weights, strict=True)):
-            rewards = self._rewards(i, func, turns, state) if turns else []
-            known = [reward for reward in rewards if reward is not None]
-            figures[f"rewards/{_name(func)}/turn_mean"] = sum(known) / max(1, len(known))
+            rewards = self._rewards(i, func, turns, state, log_metric) if turns else []
             for turn, reward in zip(turns, rewards, strict=True):
                 if reward is not None:
                     record.turn_rewards[turn.episode][turn.number] += weight * reward
-        return figures
+                    log_metric(f"rewards/{_name(func)}/turn_mean", reward)
+        return sums
 
-    def _rewards(self, index: int, func: Any, turns: list[Turn], state: Any) -> list[float | None]:
+    def _rewards(
+        self, index: int, func: Any, turns: list[Turn], state: Any, log_metric: Any
+    ) -> list[float | None]:
         if isinstance(func, nn.Module):
             return self._model_rewards(func, self._tokenizers[index], turns)
-        columns = [key for key in turns[0].columns if key not in ("prompt", "completion")]
+        columns = [key for key in turns[0].columns if key not in RESERVED]
         rewards = func(
             prompts=[turn.prompt for turn in turns],
             completions=[turn.completion for turn in turns],
             completion_ids=[turn.ids for turn in turns],
             turn=[turn.number for turn in turns],
             trainer_state=state,
-            log_metric=self._trainer._log_metric,
+            log_metric=log_metric,
             **{key: [turn.columns[key] for turn in turns] for key in columns},
         )
         if inspect.isawaitable(rewards):
             rewards = self._run_async(_wait_for(rewards))
-        if len(rewards) != len(turns):
+        count = len(rewards) if hasattr(rewards, "__len__") else f"a {type(rewards).__name__}, not"
+        if count != len(turns):
             raise ValueError(
-                f"`{_name(func)}` returned {len(rewards)} rewards for {len(turns)} turns; return one "
+                f"`{_name(func)}` returned {count} rewards for {len(turns)} turns; return one "
                 f"per entry of `completions`."
             )
         return [

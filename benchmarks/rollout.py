@@ -1,0 +1,323 @@
+"""Rollout speed: our engine against GRPOTrainer's tool loop, on the same model and environment.
+
+Three cases, each played by both in turn, in one run:
+
+    i    tools answer at once; 2 to 8 turns, observations of 200 tokens
+    ii   each tool call takes 20 to 200 ms
+    iii  one environment in 32 hangs
+
+and, for case i, the floor: one plain `generate` over the same number of sampled tokens, with all
+observations already in the prompt. The model is a real transformer whose next token is forced after
+the forward pass, so that it calls tools as scripted whatever its weights are.
+
+    python benchmarks/rollout.py            # minutes
+    python benchmarks/rollout.py --quick    # under a minute; the hang lasts 5 s instead of 30
+
+The last line is JSON with every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+from datasets import Dataset
+from transformers import Qwen2ForCausalLM, logging
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import qwen3_template
+
+from trl_stppo import PPOConfig, PPOTrainer
+from trl_stppo.models.small import tiny_config, tiny_tokenizer
+
+TURN_WORDS, OBSERVATION_WORDS = 20, 196
+OPEN, CLOSE = '<tool_call>\n{"name": "look", "arguments": {"place": "', '"}}\n</tool_call>'
+WORDS = [f" w{i:02d}" for i in range(TURN_WORDS)]
+NEXT, LAST, FILL, DONE = "<|next|>", "<|last|>", " fill", " done"
+# The word that an observation ends with decides whether the model goes on; the template turns it
+# into the token that the forced chain starts from.
+TEMPLATE = (
+    "{%- for m in messages -%}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{%- for c in m.get('tool_calls') or [] -%}"
+    "{{ c['function']['name'] }}{{ c['function']['arguments'] | tojson }}"
+    "{%- endfor -%}<|im_end|>{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n"
+    "{% if messages[-1]['content'][-4:] == 'done' -%}<|last|>{%- else -%}<|next|>{%- endif -%}"
+    "{%- endif -%}"
+)
+
+
+class LookEnv:
+    """Answers with 200 tokens after a pause; after the row's number of turns it says so."""
+
+    hang_seconds = 30.0
+
+    def reset(self, **row: Any) -> str:
+        self._row, self._calls = row, 0
+        return ""
+
+    def look(self, place: str) -> str:
+        """Look somewhere.
+
+        Args:
+            place: where.
+        """
+        self._calls += 1
+        if self._row["hangs"] and self._calls == 1:
+            time.sleep(self.hang_seconds)
+        if self._row["slow"]:
+            draw = random.Random(f"{self._row['number']} {self._calls}")
+            time.sleep(draw.uniform(0.02, 0.2))
+        over = self._calls + 1 >= self._row["turns"]
+        return FILL * OBSERVATION_WORDS + (DONE if over else "")
+
+    def get_reward(self) -> float:
+        return float(self._calls)
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer in which every piece of the script is one token."""
+    markers = ["<|im_start|>", "<|im_end|>", NEXT, LAST, OPEN, CLOSE, *WORDS, FILL, DONE]
+    tokenizer = tiny_tokenizer(["user assistant tool look around"] * 4, markers=markers)
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.response_template = qwen3_template
+    return tokenizer
+
+
+def make_model(tokenizer: Any, layers: int, width: int) -> Qwen2ForCausalLM:
+    """Random weights; after each forward pass the next token of the script is forced."""
+    torch.manual_seed(0)
+    config = tiny_config(
+        tokenizer,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        max_position_embeddings=4096,
+    )
+    model = Qwen2ForCausalLM(config)
+    chain = [NEXT, OPEN, *WORDS, CLOSE, "<|im_end|>"]
+    ids = tokenizer.convert_tokens_to_ids(chain)
+    following = torch.full((len(tokenizer),), ids[-1])
+    following[ids[:-1]] = torch.tensor(ids[1:])
+    following[tokenizer.convert_tokens_to_ids(LAST)] = tokenizer.convert_tokens_to_ids(DONE)
+
+    def force(module: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Any:
+        last = kwargs["input_ids"][:, -out.logits.size(1) :]
+        out.logits.scatter_(2, following[last].unsqueeze(2), 1e4)
+        return out
+
+    model.register_forward_hook(force, with_kwargs=True)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model
+
+
+def make_rows(episodes: int, *, slow: bool = False, hang: bool = False) -> list[dict[str, Any]]:
+    """2 to 8 turns each, in an order that has nothing to do with their number."""
+    draw = random.Random(0)
+    return [
+        {
+            "prompt": [{"role": "user", "content": "look around"}],
+            "number": number,
+            "turns": draw.randint(2, 8),
+            "slow": slow,
+            "hangs": hang and number % 32 == 5,
+        }
+        for number in range(episodes)
+    ]
+
+
+class _Played(Exception):
+    """Carries what was generated out of the trainer, before rewards and log-probabilities."""
+
+
+def _stopping(trainer_class: type) -> type:
+    class Stopping(trainer_class):  # type: ignore[misc, valid-type]
+        def _generate(self, prompts: Any) -> Any:
+            raise _Played(super()._generate(prompts), time.perf_counter())
+
+    return Stopping
+
+
+SETTINGS: dict[str, Any] = {
+    "max_completion_length": 2500,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+
+def make_trainer(kind: str, model: Any, tokenizer: Any, folder: str, **options: Any) -> Any:
+    """Either trainer, stopping after generation."""
+    ours = kind == "ours"
+    base, config = (PPOTrainer, PPOConfig) if ours else (GRPOTrainer, GRPOConfig)
+    extra = {"num_generations": 1, "kl_coef": 0.0} if ours else {"num_generations": 2}
+    return _stopping(base)(
+        model=copy.deepcopy(model),
+        args=config(folder, per_device_train_batch_size=8, **SETTINGS, **extra, **options),
+        train_dataset=Dataset.from_list(make_rows(32)),
+        processing_class=copy.deepcopy(tokenizer),
+        environment_factory=LookEnv,
+        reward_funcs=[] if ours else None,
+    )
+
+
+def play(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One rollout; seconds, tokens, and the share of time spent waiting for environments."""
+    waited = [0.0]
+    original = LookEnv.look
+
+    @functools.wraps(original)
+    def timed(self: LookEnv, place: str) -> str:
+        started = time.perf_counter()
+        try:
+            return original(self, place)
+        finally:
+            waited[0] += time.perf_counter() - started
+
+    engine = getattr(trainer, "_engine", None)
+    if engine is None:  # one after the other, so that the sum is what the loop waits
+        LookEnv.look = timed  # type: ignore[method-assign]
+    trainer.model.train()
+    started = time.perf_counter()
+    try:
+        trainer._generate_and_score_completions(copy.deepcopy(rows))
+    except _Played as played:
+        result, ended = played.args
+    finally:
+        LookEnv.look = original  # type: ignore[method-assign]
+    if engine is not None:
+        waited[0] = trainer._record.wait_seconds
+    _, completion_ids, mask, *_ = result
+    seconds = ended - started
+    return {
+        "seconds": seconds,
+        "episodes_per_second": len(rows) / seconds,
+        "tokens_per_second": sum(map(sum, mask)) / seconds,
+        "env_wait_share": waited[0] / seconds,
+        "ids": completion_ids,
+        "sampled": sum(map(sum, mask)),
+        "observed": sum(len(m) - sum(m) for m in mask),
+    }
+
+
+def floor(model: Any, tokenizer: Any, figures: dict[str, Any], episodes: int) -> float:
+    """Seconds of one `generate` over as many sampled tokens, observations in the prompt."""
+    sampled = round(figures["sampled"] / episodes)
+    prompt = tokenizer.convert_tokens_to_ids([FILL] * round(figures["observed"] / episodes + 8))
+    ids = torch.tensor([[*prompt, tokenizer.convert_tokens_to_ids(NEXT)]] * episodes)
+    plain = copy.deepcopy(model).eval()
+    plain._forward_hooks.clear()
+    started = time.perf_counter()
+    with torch.no_grad():
+        out = plain.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            min_new_tokens=sampled,
+            max_new_tokens=sampled,
+            do_sample=True,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    assert out.size(1) == ids.size(1) + sampled
+    return time.perf_counter() - started
+
+
+def case(
+    name: str, trainers: dict[str, Any], rows: list[dict[str, Any]], repeats: int
+) -> dict[str, Any]:
+    """Both loops in turn; medians, and the median of the paired ratios."""
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    for _ in range(repeats):
+        for kind in ("ours", "trl"):
+            runs[kind].append(play(trainers[kind], rows))
+    pairs = list(zip(runs["ours"], runs["trl"], strict=True))
+    if name != "iii":
+        assert all(a["ids"] == b["ids"] for a, b in pairs), "the loops played different episodes"
+    result: dict[str, Any] = {
+        kind: {
+            key: statistics.median(run[key] for run in runs[kind])
+            for key in ("seconds", "episodes_per_second", "tokens_per_second", "env_wait_share")
+        }
+        for kind in runs
+    }
+    result["speedup"] = statistics.median(b["seconds"] / a["seconds"] for a, b in pairs)
+    result["figures"] = runs["ours"][-1]
+    return result
+
+
+def show(name: str, what: str, result: dict[str, Any]) -> None:
+    """One case as a small table."""
+    print(f"\n{name}: {what}")
+    print(f"  {'':5} {'seconds':>9} {'episodes/s':>11} {'tokens/s':>10} {'env wait':>9}")
+    for kind in ("ours", "trl"):
+        f = result[kind]
+        print(
+            f"  {kind:5} {f['seconds']:9.2f} {f['episodes_per_second']:11.2f} "
+            f"{f['tokens_per_second']:10.0f} {f['env_wait_share']:9.0%}"
+        )
+    print(f"  speed-up {result['speedup']:.2f}x")
+
+
+def main() -> None:
+    """Run the cases and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="under a minute on two cores")
+    parser.add_argument("--episodes", type=int, help="episodes per rollout")
+    parser.add_argument("--repeats", type=int, help="pairs per case")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
+    options = parser.parse_args()
+    episodes = options.episodes or (32 if options.quick else 128)
+    repeats = options.repeats or (1 if options.quick else 3)
+    LookEnv.hang_seconds = 5.0 if options.quick else 30.0
+    logging.set_verbosity_error()
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, options.layers, options.width)
+    make: Callable[..., Any] = make_trainer
+    with tempfile.TemporaryDirectory() as folder:
+        timeout = {"env_timeout_seconds": LookEnv.hang_seconds / 10}
+        trainers = {
+            "ours": make("ours", model, tokenizer, folder, env_workers=64),
+            "trl": make("trl", model, tokenizer, folder),
+        }
+        hanging = {**trainers, "ours": make("ours", model, tokenizer, folder, **timeout)}
+        play(trainers["ours"], make_rows(8))  # warm up
+        play(trainers["trl"], make_rows(8))
+        cases = {
+            "i": case("i", trainers, make_rows(episodes), repeats),
+            "ii": case("ii", trainers, make_rows(min(episodes, 32), slow=True), repeats),
+            "iii": case("iii", hanging, make_rows(32, hang=True), 1),
+        }
+    show("i", f"{episodes} episodes, tools answer at once", cases["i"])
+    figures = cases["i"].pop("figures")
+    floors = [floor(model, tokenizer, figures, episodes) for _ in range(repeats)]
+    cases["i"]["floor_seconds"] = statistics.median(floors)
+    cases["i"]["over_floor"] = cases["i"]["ours"]["seconds"] / cases["i"]["floor_seconds"] - 1
+    print(
+        f"  floor: plain generate {cases['i']['floor_seconds']:.2f} s; "
+        f"ours takes {cases['i']['over_floor']:+.0%}"
+    )
+    show("ii", f"{min(episodes, 32)} episodes, tools take 20 to 200 ms", cases["ii"])
+    show("iii", f"32 episodes, one hangs for {LookEnv.hang_seconds:.0f} s", cases["iii"])
+    print(f"  ours gives up on it after {LookEnv.hang_seconds / 10:.1f} s")
+    for result in cases.values():
+        result.pop("figures", None)
+    print(json.dumps({"threads": torch.get_num_threads(), "episodes": episodes, **cases}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What an episode may use: tokens of a turn, of the episode, of the model's context."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.episodes import ScriptedEnv, done, going, ids, text
+from tests.rollout_kit import build, parse, play, play_once, says, shown
+from trl_stppo.rollout.loop import MAX_CHARS_PER_TOKEN
+from trl_stppo.rollout.record import StopReason
+from trl_stppo.rollout.tool_driver import ToolFormat
+
+BARE = "go "
+
+
+def texts(*steps):
+    return lambda: ScriptedEnv(*steps)
+
+
+class Tools:
+    def reset(self, **row):
+        return None
+
+    def e(self, x: str) -> str:
+        """Say it again.
+
+        Args:
+            x: what.
+        """
+        return x
+
+
+def test_what_is_asked_of_the_backend_is_what_still_fits():
+    limits = {"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 23}
+    played = play_once(texts(going("x")), says(["ab]", "cdefgh"]), **limits)
+    assert [r.max_new_tokens for r in played.backend.requests] == [6, 4]
+
+
+class Long(Tools):
+    length = 1_000_000
+
+    def e(self, x: str) -> str:
+        """Say a lot.
+
+        Args:
+            x: what.
+        """
+        return x * self.length
+
+
+@pytest.mark.parametrize(
+    ("factory", "prompt", "turn", "tokens"),
+    [
+        (texts(going("x" * 1_000_000)), None, "ab]", "ab][u " + "x" * 34),
+        (texts(going("x" * 1_000_000)), BARE, "ab", "ab" + "x" * 38),
+        (Long, None, "!e x]", "!e x][t " + "x" * 32),
+    ],
+)
+def test_a_megabyte_is_cut_before_it_is_tokenised(factory, prompt, turn, tokens):
+    started = time.monotonic()
+    played = play_once(factory, says([turn]), prompts=prompt and [prompt], max_completion_tokens=40)
+    assert time.monotonic() - started < 1.0
+    assert text(played.only.ids) == tokens
+    assert played.reasons == [StopReason.TOKEN_BUDGET]
+    assert len(json.dumps(played.record.messages)) > 1_000_000  # what was said is kept
+
+
+def test_text_cut_for_its_length_ends_the_episode_however_few_its_tokens(monkeypatch):
+    terse = ToolFormat(parse, lambda messages: ids("[a "))
+    limits = {"max_completion_tokens": 20, "tool_format": terse}
+    longest = (20 - 5 + 1) * MAX_CHARS_PER_TOKEN
+    for length, reason, tokens in [
+        (longest, "no_action", "!e x][a b]"),
+        (longest + 1, "token_budget", "!e x][a "),
+    ]:
+        monkeypatch.setattr(Long, "length", length)
+        played = play_once(Long, says(["!e x]", "b]"]), **limits)
+        assert played.reasons == [reason]
+        assert text(played.only.ids) == tokens
+
+
+def test_a_prompt_that_fills_the_context_is_refused():
+    with pytest.raises(ValueError, match="prompt of row 0 has 8 tokens and leaves none"):
+        play_once(texts(done()), says(["a]"]), max_context_tokens=8)
+    assert play_once(texts(done()), says(["a]"]), max_context_tokens=9).reasons == ["terminated"]
+
+
+def test_opening_words_that_fill_the_context_cost_only_their_episode():
+    engine = build(
+        {"long": lambda: ScriptedEnv(opening="x" * 100), "short": texts(done())},
+        max_context_tokens=60,
+    )
+    rows = [{"environment": "long"}, {"environment": "short"}]
+    played = play(engine, says([], ["a]"]), rows)
+    assert played.reasons == ["env_error", "terminated"]
+    assert "prompt of row 0 has 108 tokens" in played.record.errors[0]
+    assert shown(played.episodes[0]) == "[u q][a |]"
+    assert played.episodes[0].action_mask == [False]
+    engine.close()

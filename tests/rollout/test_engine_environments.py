@@ -1,0 +1,364 @@
+"""Environments of all forms: what reaches them, what they may return, which instance plays which row."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+import time
+
+import pytest
+
+from tests.episodes import ScriptedEnv, done, going
+from tests.rollout_kit import build, play, play_once, says, shown
+from trl_stppo.errors import EnvironmentContractError
+from trl_stppo.rollout.record import StopReason
+
+
+def scripted(*steps, **options):
+    return lambda: ScriptedEnv(*steps, **options)
+
+
+class AsyncReset(ScriptedEnv):
+    async def reset(self, **row):
+        await asyncio.sleep(0.001)
+        return super().reset(**row)
+
+
+class AsyncStep(ScriptedEnv):
+    async def step(self, action):
+        await asyncio.sleep(0.001)
+        return super().step(action)
+
+
+class AsyncBoth(AsyncReset, AsyncStep):
+    pass
+
+
+class Tools:
+    """A tool environment that counts how often it was reset."""
+
+    resets = 0
+
+    def reset(self, **row):
+        self.row, self.resets = row, self.resets + 1
+        return f" {self.resets}"
+
+    def e(self, x: str) -> str:
+        """Say it again.
+
+        Args:
+            x: what.
+        """
+        return x
+
+
+class AsyncTools(Tools):
+    async def reset(self, **row):
+        await asyncio.sleep(0.001)
+        return super().reset(**row)
+
+
+@pytest.mark.parametrize("kind", [ScriptedEnv, AsyncReset, AsyncStep, AsyncBoth])
+def test_methods_may_be_asynchronous_or_not(kind):
+    engine = build(lambda: kind(going("x", 0.5), done(1.0), opening=("hi", {})))
+    for _ in range(2):  # the instance that is made first is reset again
+        rows = [{"n": 1}, {"n": 2}]
+        played = play(engine, says(["a]", "b]"], ["c]", "d]"]), rows)
+        assert [shown(e) for e in played.episodes] == [
+            "[u qhi][a |a][u x][a b]",
+            "[u qhi][a |c][u x][a d]",
+        ]
+        assert played.record.turn_rewards == [[0.5, 1.0]] * 2
+        assert [e.env.rows[-1] for e in played.episodes] == rows
+        assert [e.env.actions for e in played.episodes] == [["a", "b"], ["c", "d"]]
+        assert played.record.errors == [None, None]
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "reason", "success"),
+    [
+        (("x", 1.0, True, False, {}), StopReason.TERMINATED, None),
+        (("x", 1.0, False, True, {}), StopReason.TRUNCATED, None),
+        (("x", 1.0, True, {}), StopReason.TERMINATED, None),
+        (("x", 1.0, True, {"TimeLimit.truncated": True}), StopReason.TRUNCATED, None),
+        (("x", 1.0, True, {"TimeLimit.truncated": False}), StopReason.TERMINATED, None),
+        (("x", 1.0, False, {"TimeLimit.truncated": True}), StopReason.MAX_TURNS, None),
+        (("x", 1.0, False, {}), StopReason.MAX_TURNS, None),
+        (("x", 1, 1, 0, {"success": 1}), StopReason.TERMINATED, True),
+        (("x", True, True, {"success": False}), StopReason.TERMINATED, False),
+    ],
+)
+def test_a_step_returns_four_or_five_things(step, reason, success):
+    played = play_once(scripted(step), says(["a]"]), max_turns=1)
+    assert played.reasons == [reason]
+    assert played.record.turn_rewards == [[1.0]]
+    assert played.record.success == [success]
+    assert isinstance(played.record.turn_rewards[0][0], float)
+
+
+@pytest.mark.parametrize("kind", [ScriptedEnv, AsyncStep])
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (
+            "done",
+            r"(ScriptedEnv|AsyncStep)\.step returned 'done'; allowed are \(observation, reward",
+        ),
+        (("x", 1.0, True), r"\.step returned \('x', 1.0, True\)"),
+        (("x", 1.0, True, False, {}, 1), r"\.step returned"),
+        (["x", 1.0, True, False, {}], r"\.step returned \['x'"),
+        (None, r"\.step returned None"),
+        ((b"x", 1.0, False, False, {}), r"returned a bytes observation and a dict info"),
+        (("x", 1.0, False, False, None), r"returned a str observation and a NoneType info"),
+        (("x", math.nan, False, False, {}), r"\.step reward` is nan"),
+        (("x", math.inf, False, {}), r"\.step reward` is inf"),
+        (("x", None, False, False, {}), r"\.step reward` is None"),
+        (("x", "1", False, False, {}), r"\.step reward` is '1'"),
+    ],
+)
+def test_what_a_step_must_not_return_ends_only_that_episode(kind, result, message):
+    engine = build({"bad": lambda: kind(going("x", 2.0), result), "good": scripted(done(1.0))})
+    played = play(
+        engine,
+        says(["a]", "b]"], ["c]"]),
+        [{"environment": "bad"}, {"environment": "good"}],
+    )
+    assert played.reasons == ["env_error", "terminated"]
+    error = played.record.errors[0]
+    assert error.startswith(("EnvironmentContractError: ", "ValueError: "))
+    assert re.search(message, error)
+    assert played.record.turn_rewards == [[2.0, 0.0], [1.0]]
+    assert played.record.trains == [False, True]
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [ScriptedEnv, AsyncReset])
+@pytest.mark.parametrize("opening", [3, ["hi"], ("hi",), ("hi", {}, 1), (3, {}), b"hi"])
+def test_what_reset_must_not_return(kind, opening):
+    played = play_once(lambda: kind(done(), opening=opening), says([]))
+    assert played.reasons == ["env_error"]
+    assert ".reset returned" in played.record.errors[0]
+    # An episode without any turn still has a prompt, and one token that nobody has said.
+    assert shown(played.only) == "[u q][a |]"
+    assert (played.only.action_mask, played.record.turn_spans) == ([False], [[]])
+    assert played.record.turn_rewards == [[]]
+
+
+@pytest.mark.parametrize("opening", ["hi", ("hi", {}), ("hi", None)])
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([{"role": "user", "content": "q"}], "[u qhi][a |a]"),
+        ("q ", "q hi|a]"),
+        (
+            [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
+            "[s s][u qhi][a |a]",
+        ),
+    ],
+)
+def test_opening_words_join_the_last_message(opening, prompt, expected):
+    before = str(prompt)
+    played = play_once(scripted(done(), opening=opening), says(["a]"]), prompts=[prompt])
+    assert shown(played.only) == expected
+    assert str(prompt) == before
+
+
+@pytest.mark.parametrize("opening", [None, "", ("", {}), (None, {})])
+def test_reset_may_have_nothing_to_say(opening):
+    assert shown(play_once(scripted(done(), opening=opening), says(["a]"])).only) == "[u q][a |a]"
+
+
+def test_a_prompt_of_content_blocks_gets_another_block():
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
+    played = play_once(scripted(done(), opening="hi"), says(["a]"]), prompts=[prompt])
+    blocks = [{"type": "text", "text": "q"}, {"type": "text", "text": "hi"}]
+    assert played.only.prompt == [{"role": "user", "content": blocks}]
+    assert len(prompt[0]["content"]) == 1
+
+
+def test_a_tool_environment_may_open_with_blocks_but_with_nothing_else():
+    class Blocks(Tools):
+        def reset(self, opening, **row):
+            return opening
+
+    engine = build(Blocks)
+    blocks = [{"type": "text", "text": "hi"}]
+    rows = [{"opening": o} for o in (blocks, None, "", ("hi", {}), 3, b"hi")]
+    played = play(engine, lambda row, turn: "a]", rows)
+    assert played.reasons == ["no_action"] * 3 + ["env_error"] * 3
+    assert played.episodes[0].prompt[0]["content"] == [{"type": "text", "text": "q"}, *blocks]
+    assert "Blocks.reset returned a tuple; allowed are a str" in played.record.errors[3]
+    engine.close()
+
+
+# ------------------------------------------------------------------ what reaches reset
+
+
+def test_reset_gets_the_columns_that_it_names():
+    seen = []
+
+    class Named(ScriptedEnv):
+        def reset(self, letter, other="none"):
+            seen.append((letter, other))
+            return ""
+
+    engine = build(lambda: Named(done()))
+    prompt = [{"role": "user", "content": "q"}]
+    play(engine, says(["a]"]), [{"prompt": prompt, "letter": "b", "answer": 42}])
+    play(engine, says(["a]"]), [{"letter": "c", "other": "x", "seed": 3}])
+    assert seen == [("b", "none"), ("c", "x")]
+    assert play(engine, says([]), [{"answer": 42}]).reasons == ["env_error"]
+    engine.close()
+
+
+def seeds_of(engine, seed=(0,), first_row=0, rows=4, columns=None):
+    given = columns or [{} for _ in range(rows)]
+    played = play(engine, lambda row, turn: "a]", given, seed=seed, first_row=first_row)
+    return [episode.env.seed for episode in played.episodes]
+
+
+def test_a_seed_is_given_to_who_asks_and_depends_on_rollout_and_row_only():
+    class Seeded(ScriptedEnv):
+        def reset(self, seed, **row):
+            assert not row
+            self.seed = seed
+
+    class SeededOnly(ScriptedEnv):
+        def reset(self, seed=None):
+            self.seed = seed
+
+    for kind in (Seeded, SeededOnly):
+        engine = build(lambda kind=kind: kind(done()))
+        first = seeds_of(engine, (5, 1))
+        assert seeds_of(engine, (5, 1)) == first
+        assert seeds_of(engine, (5, 1), first_row=2, rows=2) == first[2:]
+        others = [*seeds_of(engine, (5, 2)), *seeds_of(engine, (6, 1)), *seeds_of(engine, (1, 5))]
+        assert len({*first, *others}) == 16
+        assert all(type(s) is int and 0 <= s < 2**31 for s in (*first, *others))
+        assert seeds_of(engine, columns=[{"seed": 7}]) == [7]  # a column goes first
+        engine.close()
+
+
+def test_no_seed_is_given_to_who_takes_anything():
+    engine = build(scripted(done()))
+    assert play(engine, says(["a]"]), [{"n": 1}]).only.env.rows == [{"n": 1}]
+    engine.close()
+
+
+# ------------------------------------------------------------------ which environment
+
+
+def test_both_kinds_play_in_one_batch_and_the_column_that_chose_is_not_passed_on():
+    kinds = {"text": scripted(going("x"), done(2.0)), "tools": Tools, "more": AsyncTools}
+    engine = build(kinds)
+    names = ["tools", "text", "more", "text", "tools"]
+    rows = [{"environment": name, "n": i} for i, name in enumerate(names)]
+    script = {"text": ["a]", "b]"], "tools": ["!e y]", "c]"], "more": ["d]"]}
+    played = play(engine, lambda row, turn: script[names[row]][turn], rows)
+    assert [shown(e) for e in played.episodes] == [
+        "[u q 1][a |!e y][t y][a c]",
+        "[u q][a |a][u x][a b]",
+        "[u q 1][a |d]",
+        "[u q][a |a][u x][a b]",
+        "[u q 1][a |!e y][t y][a c]",
+    ]
+    assert played.record.env_types == ["Tools", "ScriptedEnv", "AsyncTools", "ScriptedEnv", "Tools"]
+    assert played.record.turn_rewards == [[0, 0], [0, 2.0], [0], [0, 2.0], [0, 0]]
+    assert played.record.pays_turns == [False, True, False, True, False]
+    assert [e.columns for e in played.episodes] == [{"n": i} for i in range(5)]
+    assert [e.env.row for e in played.episodes if hasattr(e.env, "row")] == [
+        {"n": 0},
+        {"n": 2},
+        {"n": 4},
+    ]
+    assert len({id(e.env) for e in played.episodes}) == 5
+    engine.close()
+
+
+def test_a_single_environment_sees_an_environment_column_as_data():
+    engine = build(scripted(done()))
+    played = play(engine, says(["a]"]), [{"environment": "north"}])
+    assert played.only.env.rows == [{"environment": "north"}]
+    engine.close()
+
+
+@pytest.mark.parametrize("row", [{"environment": "unknown"}, {"environment": None}, {}])
+def test_a_row_that_names_no_known_environment_is_refused(row):
+    engine = build({"a": scripted(done()), "b": Tools})
+    with pytest.raises(ValueError, match=r"`environment=.*allowed are \['a', 'b'\]"):
+        play(engine, says([]), [{"environment": "a"}, row])
+    engine.close()
+
+
+def test_tools_need_a_conversation():
+    with pytest.raises(ValueError, match="`prompt` is a string, but tools need a conversation"):
+        play_once(Tools, says([]), prompts=["go"])
+    kinds = {"text": scripted(done()), "tools": Tools}
+    engine = build(kinds)
+    assert play(engine, says(["a"]), [{"environment": "text"}], ["go"]).reasons == ["terminated"]
+    engine.close()
+
+
+def test_the_nth_episode_of_a_name_gets_the_nth_instance_whatever_the_timing():
+    made = {"a": [], "b": []}
+
+    def factory(name):
+        def make():
+            time.sleep(random.random() * 0.02)
+            made[name].append(Slow(going("x"), done()))
+            return made[name][-1]
+
+        return make
+
+    class Slow(ScriptedEnv):
+        def reset(self, **row):
+            time.sleep(random.random() * 0.02)
+            self.played = [*getattr(self, "played", []), row["n"]]
+            return super().reset(**row)
+
+    engine = build({"a": factory("a"), "b": factory("b")})
+    assert len(made["a"]) == len(made["b"]) == 1  # to look at what they are
+    for batch in range(3):
+        rows = [{"environment": "ab"[n % 3 == 0], "n": n} for n in range(9)]
+        random.Random(batch).shuffle(rows)
+        play(engine, lambda row, turn: "a]", rows)
+        for name in "ab":
+            numbers = [row["n"] for row in rows if row["environment"] == name]
+            of = {env.played[-1]: env for env in made[name]}
+            instances = [of[n] for n in numbers]
+            assert len({id(env) for env in instances}) == len(numbers)
+            if batch:
+                assert instances == before[name]
+            else:
+                before = {} if name == "a" else before
+                before[name] = instances
+    assert {name: len(envs) for name, envs in made.items()} == {"a": 6, "b": 3}
+    assert all(len(env.played) == 3 for envs in made.values() for env in envs)
+    engine.close()
+
+
+def test_actions_are_shown_without_markers_and_info_is_recorded():
+    steps = [going("", valid_action=True), going("", valid_action=False), done(success=True)]
+    played = play_once(scripted(*steps), says(["ab]", "c]", "d]"]))
+    assert played.only.env.actions == ["ab", "c", "d"]
+    assert played.record.valid_actions == [[True, False]]
+    assert played.record.success == [True]
+
+
+def test_time_in_environments_and_in_generation_is_measured():
+    class Slow(ScriptedEnv):
+        def step(self, action):
+            time.sleep(0.05)
+            return super().step(action)
+
+    record = play_once(lambda: Slow(going("x"), done()), says(["a]", "b]"])).record
+    assert 0.1 <= record.env_seconds < 1.0
+    assert 0.09 <= record.wait_seconds < 1.0
+    assert 0.0 < record.generation_seconds < 0.1
+
+
+def test_a_contract_error_is_a_type_error():
+    assert issubclass(EnvironmentContractError, TypeError)

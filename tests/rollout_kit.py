@@ -1,0 +1,239 @@
+"""Plays episodes on the engine: a backend that says what a script says, and a tool format to read.
+
+Texts are those of `tests.episodes`: one token per character, `[` and `]` for the chat markers. A turn
+calls tools if it starts with "!": "!look desk;ask who]" is `look(x="desk")` and `ask(x="who")`. After
+such a turn the template says "[t desk][t who][a ".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.episodes import EOS, TOKENIZER, ids, text
+from trl_stppo.generation.protocol import TurnRequest, TurnResult
+from trl_stppo.rollout.chat import ChatRenderer
+from trl_stppo.rollout.engine import RolloutEngine
+from trl_stppo.rollout.environments import EnvironmentPool, split_environments
+from trl_stppo.rollout.episode import Episode, Limits, rollout_result
+from trl_stppo.rollout.record import RolloutRecord
+from trl_stppo.rollout.text_driver import TextDriver
+from trl_stppo.rollout.tool_driver import ToolDriver, ToolFormat
+from trl_stppo.rollout.workers import EnvironmentCalls
+
+RENDERER = ChatRenderer(TOKENIZER, [EOS])
+PROMPT = [{"role": "user", "content": "q"}]
+Script = Callable[[int, int], str]
+
+
+class ScriptedBackend:
+    """Says `script(row, turn)`, and holds the engine to the protocol.
+
+    Args:
+        script: the turn as text, cut to the limit; row and turn are those of the request's seed.
+        capacity: as in the protocol.
+        logprobs: whether a turn comes with logprobs: -1, -2, ...
+        steps: how many steps a turn takes.
+        whole_batches: as of a backend for which each step is a batch of its own.
+        pause: seconds that each step takes.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        capacity: int | None = None,
+        logprobs: Callable[[int, int], bool] = lambda row, turn: False,
+        steps: Callable[[int, int], int] = lambda row, turn: 1,
+        whole_batches: bool = False,
+        pause: float = 0.0,
+    ) -> None:
+        self.capacity, self.whole_batches = capacity, whole_batches
+        self.script, self.logprobs, self.steps, self.pause = script, logprobs, steps, pause
+        self.requests: list[TurnRequest] = []
+        self.batches: list[list[int]] = []  # keys of the turns that each step has ended
+        self.held: dict[int, list[int]] = {}  # key -> the row as it was last requested
+        self.most = 0  # episodes held at the same time
+        self._queue: dict[int, tuple[TurnRequest, int]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, request: TurnRequest) -> None:
+        key = request.key
+        assert key not in self._queue, "a second turn of the same episode"
+        assert request.max_new_tokens >= 1
+        before = self.held.get(key, [])
+        assert request.ids[: len(before)] == before, "the row does not extend the one before"
+        self.held[key] = list(request.ids)
+        self.most = max(self.most, len(self.held))
+        assert self.capacity is None or len(self.held) <= self.capacity
+        self.requests.append(request)
+        self._queue[key] = request, self.steps(*request.seed[-2:])
+
+    def step(self) -> list[TurnResult]:
+        assert self.busy
+        time.sleep(self.pause)
+        results = []
+        for key, (request, left) in list(self._queue.items()):
+            self._queue[key] = request, left - 1
+            if left <= 1:
+                del self._queue[key]
+                results.append(self._result(request))
+        self.batches.append([result.key for result in results])
+        return results
+
+    def release(self, key: int) -> None:
+        self._queue.pop(key, None)
+        self.held.pop(key, None)
+
+    def _result(self, request: TurnRequest) -> TurnResult:
+        row, turn = request.seed[-2:]
+        said = ids(self.script(row, turn))[: request.max_new_tokens]
+        known = self.logprobs(row, turn)
+        return TurnResult(
+            request.key, said, [-1.0 - i for i in range(len(said))] if known else None
+        )
+
+
+def says(*rows: Sequence[str]) -> Script:
+    """A script that is written down: for each row its turns."""
+    return lambda row, turn: rows[row][turn]
+
+
+def parse(turn: list[int], before: list[int], tools: list[Any]) -> dict[str, Any]:
+    """Calls of a turn that starts with "!", each "name" or "name argument"."""
+    said = text(turn).removesuffix("]")
+    message: dict[str, Any] = {"role": "assistant", "content": said}
+    if said.startswith("!"):
+        message["tool_calls"] = [requested(*one.split(" ", 1)) for one in said[1:].split(";")]
+    return message
+
+
+def requested(name: str, *argument: str, **arguments: Any) -> dict[str, Any]:
+    """One call, as the parser of a real template gives it."""
+    arguments = {"x": argument[0]} if argument else arguments
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def suffix(messages: list[dict[str, Any]]) -> list[int]:
+    """Token ids after the assistant's turn."""
+    return ids("".join(f"[t {m['content']}]" for m in messages) + "[a ")
+
+
+FORMAT = ToolFormat(parse, suffix)
+
+
+def build(
+    factory: Any = None,
+    *,
+    standalone: Sequence[Any] = (),
+    isolate: bool = False,
+    workers: int = 16,
+    tool_format: ToolFormat = FORMAT,
+    on_env_error: str = "mask",
+    env_error_penalty: float = 1.0,
+    **limits: Any,
+) -> RolloutEngine:
+    """An engine for factories of either kind, put together as the trainer does it."""
+    texts, tools, probes = split_environments(factory)
+    calls = EnvironmentCalls(workers)
+    pool = EnvironmentPool({**texts, **tools}, probes, isolate=isolate)
+    drivers: dict[str | None, Any] = {
+        name: TextDriver(
+            pool, name, probes[name], RENDERER.decode_action, calls.run_async, isolated=isolate
+        )
+        for name in texts
+    }
+    for name in tools:
+        probe, plain = probes[name], list(standalone)
+        drivers[name] = ToolDriver(
+            pool, name, probe, plain, tool_format, calls.run_async, isolated=isolate
+        )
+    if not drivers:
+        plain = list(standalone)
+        drivers[None] = ToolDriver(None, None, None, plain, tool_format, calls.run_async)
+    return RolloutEngine(
+        drivers,
+        pool,
+        calls,
+        Limits(**{"max_completion_tokens": 200, **limits}),
+        tool_suffix=tool_format.suffix,
+        on_env_error=on_env_error,
+        env_error_penalty=env_error_penalty,
+    )
+
+
+@dataclass
+class Played:
+    """What came of a rollout; `only` is its only episode."""
+
+    episodes: list[Episode]
+    record: RolloutRecord
+    backend: ScriptedBackend
+
+    @property
+    def only(self) -> Episode:
+        (episode,) = self.episodes
+        return episode
+
+    @property
+    def reasons(self) -> list[Any]:
+        return self.record.stop_reasons
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return rollout_result(self.episodes)
+
+
+def play(
+    engine: RolloutEngine,
+    script: Script | ScriptedBackend,
+    rows: Sequence[dict[str, Any]] = ({},),
+    prompts: Sequence[Any] | None = None,
+    seed: tuple[int, ...] = (0,),
+    first_row: int = 0,
+) -> Played:
+    """One rollout; afterwards the backend holds nothing."""
+    backend = script if isinstance(script, ScriptedBackend) else ScriptedBackend(script)
+    prompts = [PROMPT for _ in rows] if prompts is None else prompts
+    episodes, record = engine.run(rows, prompts, RENDERER, backend, seed, first_row)
+    assert not backend.held
+    assert not backend.busy
+    return Played(episodes, record, backend)
+
+
+def play_once(factory: Any, script: Script, *, prompts: Any = None, **options: Any) -> Played:
+    """One episode on an engine of its own."""
+    engine = build(factory, **options)
+    try:
+        return play(engine, script, prompts=prompts)
+    finally:
+        engine.close()
+
+
+def shown(episode: Episode) -> str:
+    """The row as text, "|" between prompt and completion."""
+    return f"{text(episode.prompt_ids)}|{text(episode.ids)}"
+
+
+def indices(marks: str) -> list[int]:
+    """A turn index from its digits, "." where there is no turn."""
+    return [-1 if mark == "." else int(mark) for mark in marks if mark != " "]
+
+
+def environment_threads() -> list[threading.Thread]:
+    """Threads in which environments run."""
+    return [t for t in threading.enumerate() if t.name.startswith("environment")]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether the condition has come true in time."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()

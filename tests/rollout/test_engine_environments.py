@@ -321,6 +321,7 @@ def test_the_nth_episode_of_a_name_gets_the_nth_instance_whatever_the_timing():
 
     engine = build({"a": factory("a"), "b": factory("b")})
     assert len(made["a"]) == len(made["b"]) == 1  # to look at what they are
+    before = {}
     for batch in range(3):
         rows = [{"environment": "ab"[n % 3 == 0], "n": n} for n in range(9)]
         random.Random(batch).shuffle(rows)
@@ -330,11 +331,7 @@ def test_the_nth_episode_of_a_name_gets_the_nth_instance_whatever_the_timing():
             of = {env.played[-1]: env for env in made[name]}
             instances = [of[n] for n in numbers]
             assert len({id(env) for env in instances}) == len(numbers)
-            if batch:
-                assert instances == before[name]
-            else:
-                before = {} if name == "a" else before
-                before[name] = instances
+            assert before.setdefault(name, instances) == instances
     assert {name: len(envs) for name, envs in made.items()} == {"a": 6, "b": 3}
     assert all(len(env.played) == 3 for envs in made.values() for env in envs)
     engine.close()

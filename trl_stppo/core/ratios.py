@@ -120,7 +120,9 @@ def sampler_correction(
     check_turn_index(turn_index)
     check_float(old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs)
     # Before `where`, which would broadcast.
-    check_like("turn_index", turn_index, sampling_logprobs=sampling_logprobs)
+    check_like(
+        "turn_index", turn_index, old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs
+    )
     known = torch.where(sampling_logprobs.isnan(), old_logprobs, sampling_logprobs)
     ratio = log_importance_ratio(old_logprobs, known, turn_index, level).exp()
     low = 0.0 if clip_min is None else clip_min

@@ -1,0 +1,258 @@
+"""Text environments on TRL's vLLM classes, in server mode, with a small server behind them."""
+
+from __future__ import annotations
+
+import http.client
+import time
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import Tensor
+
+from tests.builders import LIMITS, TEXT, Kept, build, logs
+from tests.fakes import CountEnv
+from tests.vllm_server import ModelSampler, attach, serving
+from trl_stppo.core import sampler_correction
+
+
+class ThreeTurns(CountEnv):
+    def __init__(self) -> None:
+        super().__init__(3)
+
+
+def setting(**options):
+    # One epoch of one mini-batch, so that weights reach the server after every step.
+    sizes = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "kl_coef": 0.0}
+    return {**LIMITS, **sizes, **options}
+
+
+def served(folder, *, change=None, arguments=None, sample=None, run=True, **options):
+    """A trained trainer, its server and its client; `change` alters the server's model at syncs."""
+    arguments = {"environment_factory": ThreeTurns, **(arguments or {})}
+    trainer = build(folder, Kept, arguments=arguments, **setting(**options))
+    model = build(folder, Kept, arguments={**arguments, "peft_config": None}, **setting()).model
+    with serving(sample or ModelSampler(model, trainer.eos_token_ids)) as server:
+        client = attach(trainer, server)
+        if change is not None:
+            load = client.update_named_params
+
+            def changed(metadata, named):
+                load(metadata, named)
+                change(server.sample.model)
+
+            client.update_named_params = changed
+        if run:
+            trainer.train()
+        return trainer, server, client
+
+
+def rows_of(batch):
+    """Per episode: prompt, completion, sampling logprobs, without padding."""
+    for b in range(len(batch["prompt_ids"])):
+        prompt = batch["prompt_ids"][b][batch["prompt_mask"][b].bool()].tolist()
+        keep = batch["completion_mask"][b].bool()
+        yield (
+            prompt,
+            batch["completion_ids"][b][keep].tolist(),
+            batch["sampling_per_token_logps"][b][keep],
+        )
+
+
+def perturb(model) -> None:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        weight = model.lm_head.weight
+        weight += 0.1 * torch.randn(weight.shape, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return served(tmp_path_factory.mktemp("vllm"), max_turn_tokens=5)
+
+
+def test_every_sampled_token_and_logprob_is_the_servers(trained):
+    trainer, server, _ = trained
+    answers = list(server.answers)
+    for _, batch, turns, *_ in trainer.kept:
+        for b, (prompt, completion, logprobs) in enumerate(rows_of(batch)):
+            row, index = prompt + completion, turns.turn_index[b]
+            assert int(index.max()) == 2
+            for k in range(3):
+                places = (index == k).nonzero().flatten().tolist()
+                start = len(prompt) + places[0]
+                ids = [completion[t] for t in places]
+                match = next(a for a in answers if a[0] == row[:start] and a[1] == ids)
+                answers.remove(match)
+                assert [logprobs[t].item() for t in places] == pytest.approx(match[2], abs=1e-6)
+            assert not logprobs[index[: len(completion)] < 0].any()
+    assert answers == [], "no completion was thrown away"
+
+
+def test_requests_are_what_the_trainer_is_set_to(trained):
+    trainer, server, _ = trained
+    assert {r["max_tokens"] for r in server.requests} == {5}
+    assert all(r["logprobs"] == 0 and r["n"] == 1 for r in server.requests)
+    assert all(r["temperature"] == trainer.args.temperature for r in server.requests)
+    assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
+    assert max(len(r["prompt"]) for r in server.requests) > 1, "turns are sampled together"
+
+
+def test_the_largest_limit_is_asked_for_and_each_turn_cut_to_its_own(tmp_path):
+    """The budget leaves the last turns less than a whole turn."""
+
+    def talkative(prompt, request):
+        ids = [10] * request["max_tokens"]
+        return ids, [-1.0] * len(ids)
+
+    trainer, server, _ = served(
+        tmp_path, sample=talkative, max_steps=1, max_turn_tokens=9, max_completion_length=29
+    )
+    limits = {r["max_tokens"] for r in server.requests}
+    assert max(limits) == 9
+    assert min(limits) < 9
+    _, batch, turns, *_ = trainer.kept[0]
+    assert all(len(completion) <= 29 for _, completion, _ in rows_of(batch))
+    assert logs(trainer)["stop_reason/token_budget"] == 1.0
+
+
+def test_the_server_gets_the_weights_of_every_step(trained):
+    trainer, _, client = trained
+    assert client.syncs == 2
+    figures = [
+        entry["sampling/sampling_logp_difference/max"]
+        for entry in trainer.state.log_history
+        if "sampling/sampling_logp_difference/max" in entry
+    ]
+    assert len(figures) == 2
+    assert max(figures) < 1e-4, "the second rollout was sampled with the second weights"
+
+
+def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path):
+    arguments = {"peft_config": LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])}
+    trainer, _, client = served(tmp_path, arguments=arguments, learning_rate=0.1)
+    assert client.syncs == 2
+    assert logs(trainer)["sampling/sampling_logp_difference/max"] < 1e-4
+    weights = [p for n, p in trainer.model.named_parameters() if "lora_B.default" in n]
+    assert any(p.any() for p in weights), "the case should be interesting"
+    assert any(p.any() for p in trainer.critic.parameters())
+
+
+@pytest.mark.parametrize("mode", ["turn_truncate", "turn_mask"])
+def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, mode):
+    bounds = {
+        "vllm_importance_sampling_clip_min": 0.97,
+        "vllm_importance_sampling_clip_max": 1.03,
+    }
+    trainer, _, _ = served(
+        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode=mode, **bounds
+    )
+    _, batch, turns, *_ = trainer.kept[0]
+    old, sampled = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
+    ratio, index = batch["importance_sampling_ratio"], turns.turn_index
+    expected = sampler_correction(
+        old, sampled, index, "turn", truncate=mode == "turn_truncate", clip_min=0.97, clip_max=1.03
+    )
+    assert torch.equal(ratio, expected)
+    inside = index >= 0
+    assert (ratio[~inside] == 1.0).all()
+    edges = (0.97, 1.03) if mode == "turn_truncate" else (0.0,)
+    assert any((ratio == edge).any() for edge in edges), "the case should be interesting"
+    assert ((ratio > 0.97) & (ratio < 1.03) & inside).any()
+    for b in range(len(index)):
+        for k in range(3):
+            assert ratio[b][index[b] == k].unique().numel() == 1
+    figures = logs(trainer)
+    gap = (old - sampled).abs()[inside]
+    assert figures["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean().item())
+    assert gap.mean() > 0.01
+    for name in ("min", "mean", "max"):
+        logged = figures[f"sampling/importance_sampling_ratio/{name}"]
+        assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)
+
+
+def test_the_loss_uses_the_turns_weights(tmp_path, monkeypatch):
+    """What the policy's loss is given, against the weights of the rollout batch."""
+    seen = []
+    original = Kept._sample_weights
+
+    def watch(self, inputs, logprobs, old):
+        weights = original(self, inputs, logprobs, old)
+        seen.append((inputs["completion_ids"], weights))
+        return weights
+
+    monkeypatch.setattr(Kept, "_sample_weights", watch)
+    trainer, _, _ = served(tmp_path, change=perturb, max_steps=1)
+    batch = trainer.kept[0][1]
+    ratio: Tensor = batch["importance_sampling_ratio"]
+    assert (ratio != 1.0).any()
+    rows = {tuple(ids.tolist()): ratio[b] for b, ids in enumerate(batch["completion_ids"])}
+    (ids, weights), *rest = seen
+    assert not rest
+    assert weights.shape == ids.shape
+    for b, row in enumerate(ids):
+        assert torch.equal(weights[b], rows[tuple(row.tolist())][: weights.size(1)])
+
+
+def test_upstreams_own_levels_are_left_to_upstream(tmp_path):
+    trainer, _, _ = served(
+        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode="sequence_mask"
+    )
+    assert trainer.kept[0][1]["importance_sampling_ratio"].shape == (4, 1)
+
+
+def test_without_the_correction_the_gap_is_still_logged(tmp_path):
+    trainer, _, _ = served(
+        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_correction=False
+    )
+    batch = trainer.kept[0][1]
+    assert "importance_sampling_ratio" not in batch
+    # Old logprobs are not needed with one epoch and no KL, so that there is no gap to be seen.
+    assert "old_per_token_logps" not in batch
+    assert "sampling/sampling_logp_difference/mean" not in logs(trainer)
+    trainer, _, _ = served(
+        tmp_path,
+        change=perturb,
+        max_steps=1,
+        vllm_importance_sampling_correction=False,
+        kl_coef=0.05,
+    )
+    batch = trainer.kept[0][1]
+    mask = trainer.kept[0][2].action_mask
+    gap = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()[mask]
+    assert logs(trainer)["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean())
+
+
+def test_tokens_the_server_cannot_score_are_not_corrected(tmp_path):
+    def unsure(prompt, request):
+        ids = [10, 11, 12, 2]
+        return ids, [float("nan")] * 2 + [-1.0] * 2
+
+    trainer, _, _ = served(tmp_path, sample=unsure, max_steps=1)
+    batch, index = trainer.kept[0][1], trainer.kept[0][2].turn_index
+    sampled = batch["sampling_per_token_logps"]
+    assert sampled.isnan().any()
+    assert batch["importance_sampling_ratio"].isfinite().all()
+    assert index.max() == 2
+    assert all(value == value for value in logs(trainer).values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("500", Exception, "Request failed: 500, .*out of memory"),
+        ("drop", http.client.RemoteDisconnected, "closed connection"),
+    ],
+)
+@pytest.mark.parametrize("turn", [0, 2])
+def test_an_error_of_the_server_ends_the_training_at_once(tmp_path, fault, error, message, turn):
+    trainer = build(tmp_path, Kept, arguments=TEXT, **setting())
+    with serving(ModelSampler(trainer.model, trainer.eos_token_ids)) as server:
+        attach(trainer, server)
+        server.faults = [None] * turn + [fault]
+        started = time.monotonic()
+        with pytest.raises(error, match=message):
+            trainer.train()
+        assert time.monotonic() - started < 20
+        assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
+    assert trainer._engine.calls._running == {}

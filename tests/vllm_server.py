@@ -1,0 +1,205 @@
+"""A stand-in for `vllm serve`, and TRL's own client classes in front of it.
+
+What is real: `VLLMClient.generate` with its request and its reading of the answer, and all of
+`VLLMGeneration` but the start-up: the gathering over processes, the slices, the collecting of the
+weights. What is not: vLLM, the transport of the weights (NCCL; here they are copied), and `requests`
+with its retries, in whose place the standard library talks HTTP.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import torch
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
+
+from trl_stppo import PPOTrainer
+
+# (ids of the prompt, the request) -> sampled ids, their log-probabilities
+Sample = Callable[[list[int], dict[str, Any]], tuple[list[int], list[float]]]
+
+
+class ModelSampler:
+    """Samples as vLLM does, token by token, with `--logprobs-mode processed_logprobs`."""
+
+    def __init__(self, model: Any, ends: list[int]) -> None:
+        self.model, self.ends = copy.deepcopy(model).eval(), ends
+        self.random = torch.Generator().manual_seed(0)
+
+    @torch.no_grad()
+    def __call__(self, prompt: list[int], request: dict[str, Any]) -> tuple[list[int], list[float]]:
+        ids, logprobs = list(prompt), []
+        while len(ids) < len(prompt) + request["max_tokens"]:
+            logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1]
+            scores = (logits / request["temperature"]).log_softmax(-1)
+            token = int(torch.multinomial(scores.exp(), 1, generator=self.random))
+            ids.append(token)
+            logprobs.append(float(scores[token]))
+            if token in self.ends:
+                break
+        return ids[len(prompt) :], logprobs
+
+
+class CompletionsServer:
+    """Answers `/v1/completions` as vLLM does.
+
+    Args:
+        sample: makes the completions.
+
+    Attributes:
+        requests: all that have been asked, as dicts.
+        answers: all that have been given: (prompt ids, sampled ids, logprobs).
+        faults: for the next requests: "500" or "drop", which closes the connection; None for none.
+    """
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
+        self.requests: list[dict[str, Any]] = []
+        self.answers: list[tuple[list[int], list[int], list[float]]] = []
+        self.faults: list[str | None] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.path == "/v1/completions"
+                server.answer(self, json.loads(body))
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+        self.requests.append(request)
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "drop":
+            handler.connection.close()
+            return
+        status, answer = 200, {}
+        if fault == "500":
+            status, answer = 500, {"error": "out of memory"}
+        else:
+            answer["choices"] = [
+                self._choice(prompt, request)
+                for prompt in request["prompt"]
+                for _ in range(request["n"])
+            ]
+        body = json.dumps(answer).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    def _choice(self, prompt: list[int], request: dict[str, Any]) -> dict[str, Any]:
+        assert request["return_token_ids"]
+        assert request["return_tokens_as_token_ids"]
+        ids, logprobs = self.sample(prompt, request)
+        self.answers.append((prompt, ids, logprobs))
+        names = [f"token_id:{token}" for token in ids]
+        tops = [{name: logprob} for name, logprob in zip(names, logprobs, strict=True)]
+        told = {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops}
+        return {"prompt_token_ids": prompt, "token_ids": ids, "logprobs": told}
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@dataclass
+class Response:
+    """What the client reads of an answer."""
+
+    status_code: int
+    text: str
+
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+class Session:
+    """In place of `requests.Session`."""
+
+    def post(self, url: str, json: dict[str, Any]) -> Response:
+        request = urllib.request.Request(url, data=_encoded(json))
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return Response(answer.status, answer.read().decode())
+        except urllib.error.HTTPError as error:
+            return Response(error.code, error.read().decode())
+
+
+def _encoded(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode()
+
+
+class LocalClient(VLLMClient):
+    """Upstream's client without start-up; weights are copied into the server's model."""
+
+    def __init__(self, server: CompletionsServer) -> None:
+        self.base_url, self.model, self.session = server.url, "policy", Session()
+        self.server, self.syncs = server, 0
+
+    def update_named_params(self, metadata: Any, named: Any) -> None:
+        weights = {name: tensor.clone() for name, tensor in named}
+        assert [name for name, *_ in metadata] == list(weights)
+        if isinstance(self.server.sample, ModelSampler):
+            self.server.sample.model.load_state_dict(weights)
+        self.syncs += 1
+
+    def reset_prefix_cache(self) -> None:
+        pass
+
+
+class ServerGeneration(VLLMGeneration):
+    """Upstream's class with a given client in place of its start-up."""
+
+    def __init__(self, client: VLLMClient | None, **options: Any) -> None:
+        self._given = client
+        super().__init__(mode="server", **options)
+
+    def _init_vllm(self) -> None:
+        if self.accelerator.is_main_process:
+            self.vllm_client = self._given
+
+
+def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient | None:
+    """Let a trainer that was built without vLLM generate on the server, as with `use_vllm=True`.
+
+    Args:
+        trainer: gets what GRPOTrainer's constructor would have made.
+        server: on the main process; None on others.
+    """
+    client = None if server is None else LocalClient(server)
+    trainer.use_vllm, trainer.vllm_mode = True, "server"
+    trainer._last_loaded_step = -1
+    trainer.vllm_generation = ServerGeneration(
+        client,
+        model=trainer.model,
+        accelerator=trainer.accelerator,
+        processing_class=trainer.processing_class,
+        temperature=trainer.temperature,
+        max_completion_length=trainer.max_completion_length,
+    )
+    return client
+
+
+@contextmanager
+def serving(sample: Sample) -> Iterator[CompletionsServer]:
+    server = CompletionsServer(sample)
+    try:
+        yield server
+    finally:
+        server.close()

@@ -65,6 +65,7 @@ class LookEnv:
     hang_seconds = 30.0
 
     def reset(self, **row: Any) -> str:
+        """Start; the row says how many turns, and whether to be slow or to hang."""
         self._row, self._calls = row, 0
         return ""
 
@@ -84,6 +85,7 @@ class LookEnv:
         return FILL * OBSERVATION_WORDS + (DONE if over else "")
 
     def get_reward(self) -> float:
+        """How often the model looked."""
         return float(self._calls)
 
 

@@ -8,7 +8,6 @@ with its retries, in whose place the standard library talks HTTP.
 
 from __future__ import annotations
 
-import copy
 import json
 import urllib.error
 import urllib.request
@@ -33,7 +32,9 @@ class ModelSampler:
     """Samples as vLLM does, token by token, with `--logprobs-mode processed_logprobs`."""
 
     def __init__(self, model: Any, ends: list[int]) -> None:
-        self.model, self.ends = copy.deepcopy(model).eval(), ends
+        # GRPOTrainer patches its model's forward; a copy's would still run the original's weights.
+        assert "forward" not in vars(model)
+        self.model, self.ends = model.eval(), ends
         self.random = torch.Generator().manual_seed(0)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from torch import Tensor
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs
-from tests.fakes import CountEnv
+from tests.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.vllm_server import ModelSampler, attach, serving
 from trl_stppo.core import sampler_correction
 
@@ -27,11 +27,11 @@ def setting(**options):
     return {**LIMITS, **sizes, **options}
 
 
-def served(folder, *, change=None, arguments=None, sample=None, run=True, **options):
+def served(folder, *, change=None, arguments=None, sample=None, **options):
     """A trained trainer, its server and its client; `change` alters the server's model at syncs."""
     arguments = {"environment_factory": ThreeTurns, **(arguments or {})}
     trainer = build(folder, Kept, arguments=arguments, **setting(**options))
-    model = build(folder, Kept, arguments={**arguments, "peft_config": None}, **setting()).model
+    model = tiny_policy(char_tokenizer(), seed=1)  # until the first sync
     with serving(sample or ModelSampler(model, trainer.eos_token_ids)) as server:
         client = attach(trainer, server)
         if change is not None:
@@ -42,8 +42,7 @@ def served(folder, *, change=None, arguments=None, sample=None, run=True, **opti
                 change(server.sample.model)
 
             client.update_named_params = changed
-        if run:
-            trainer.train()
+        trainer.train()
         return trainer, server, client
 
 
@@ -247,7 +246,7 @@ def test_tokens_the_server_cannot_score_are_not_corrected(tmp_path):
 @pytest.mark.parametrize("turn", [0, 2])
 def test_an_error_of_the_server_ends_the_training_at_once(tmp_path, fault, error, message, turn):
     trainer = build(tmp_path, Kept, arguments=TEXT, **setting())
-    with serving(ModelSampler(trainer.model, trainer.eos_token_ids)) as server:
+    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
         attach(trainer, server)
         server.faults = [None] * turn + [fault]
         started = time.monotonic()

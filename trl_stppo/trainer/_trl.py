@@ -7,8 +7,10 @@ it fails after an upgrade, read the upstream diff, adapt, then refresh the recor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,8 +18,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import (
+    add_response_schema,
     get_training_chat_template,
+    is_chat_template_prefix_preserving,
     parse_response,
+    supports_tool_calling,
 )
 from trl.data_utils import apply_chat_template
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
@@ -48,9 +53,11 @@ __all__ = [
     "new_token_limit",
     "parse_response",
     "prepare_reference",
+    "prepare_tool_tokenizer",
     "reference_needed",
     "release_environments",
     "reshuffle",
+    "tool_suffix",
     "training_template",
 ]
 
@@ -160,6 +167,36 @@ def training_template(tokenizer: Any) -> str | None:
         return get_training_chat_template(tokenizer)
     except ValueError:
         return None
+
+
+def tool_suffix(
+    tokenizer: Any, chat_template: str | None, template_kwargs: dict[str, Any]
+) -> Callable[[list[dict[str, Any]]], list[int]]:
+    """GRPOTrainer's own rendering of tool messages as the suffix of a turn.
+
+    Its method reads nothing but these attributes, so that agents can be played without a trainer.
+    """
+    reader = SimpleNamespace(
+        processing_class=tokenizer,
+        _tokenizer=tokenizer,
+        chat_template=chat_template,
+        chat_template_kwargs=template_kwargs,
+        _is_vlm=False,
+    )
+    return functools.partial(GRPOTrainer._get_tool_suffix_ids, reader)
+
+
+def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
+    """What GRPOTrainer's constructor does to a tokenizer for tools; returns the template to use."""
+    if not supports_tool_calling(tokenizer):
+        raise ValueError(
+            f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their "
+            f"results. Use a model with a tool-calling template."
+        )
+    if not any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
+        add_response_schema(tokenizer)
+    grows = is_chat_template_prefix_preserving(tokenizer)
+    return None if grows else get_training_chat_template(tokenizer)
 
 
 def release_environments(trainer: GRPOTrainer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from ..generation.collective import CollectiveBackend
 from ..generation.protocol import Backend
 from ..generation.sampling import SamplingSettings
 from ..generation.slots import supports
+from ..rollout.chat import ChatRenderer
 from ..rollout.driver import Driver
 from ..rollout.engine import RolloutEngine
 from ..rollout.environments import EnvironmentPool
@@ -27,13 +27,12 @@ from ._trl import (
     new_token_limit,
     parse_response,
     release_environments,
+    tool_suffix,
     training_template,
 )
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
-
-logger = logging.getLogger(__name__)
 
 
 def build_engine(trainer: PPOTrainer) -> RolloutEngine | None:
@@ -47,38 +46,59 @@ def build_engine(trainer: PPOTrainer) -> RolloutEngine | None:
         return None
     if rollout.text and trainer.chat_template is None:
         _make_template_grow(trainer)
-    isolated = args.env_isolation == "process"
-    calls = EnvironmentCalls(args.env_workers)
-    pool = EnvironmentPool({**rollout.text, **rollout.tools}, rollout.probes, isolate=isolated)
-    render, run_async = plan.renderer(trainer), calls.run_async
-    drivers: dict[str | None, Driver] = {
-        name: TextDriver(
-            pool, name, rollout.probes[name], render.decode_action, run_async, isolated=isolated
-        )
-        for name in rollout.text
-    }
-    form = ToolFormat(
-        lambda ids, before, tools: parse_response(
-            trainer._tokenizer, ids, prefix=before, tools=tools
-        ),
-        trainer._get_tool_suffix_ids,
-    )
-    standalone = rollout.standalone_tools
-    for name in rollout.tools:
-        probe = rollout.probes[name]
-        drivers[name] = ToolDriver(
-            pool, name, probe, standalone, form, run_async, isolated=isolated
-        )
-    if not drivers:
-        drivers[None] = ToolDriver(None, None, None, standalone, form, run_async)
-    return RolloutEngine(
-        drivers,
-        pool,
-        calls,
+    return assemble(
+        rollout,
+        plan.renderer(trainer),
+        tool_format(trainer._tokenizer, trainer.chat_template, trainer.chat_template_kwargs),
         _limits(trainer),
-        tool_suffix=form.suffix,
+        env_workers=args.env_workers,
+        isolated=args.env_isolation == "process",
         on_env_error=args.on_env_error,
         env_error_penalty=args.env_error_penalty,
+    )
+
+
+def assemble(
+    rollout: plan.RolloutPlan,
+    renderer: ChatRenderer,
+    form: ToolFormat,
+    limits: Limits,
+    *,
+    env_workers: int = 32,
+    isolated: bool = False,
+    **on_error: Any,
+) -> RolloutEngine:
+    """An engine with a driver for every factory.
+
+    Args:
+        rollout: factories and tools.
+        renderer: decodes what text environments see.
+        form: TRL's functions for tool conversations.
+        limits: of an episode.
+        env_workers: synchronous environments that run at the same time.
+        isolated: give each environment a process of its own.
+        on_error: `on_env_error` and `env_error_penalty` of the engine.
+    """
+    calls = EnvironmentCalls(env_workers)
+    pool = EnvironmentPool({**rollout.text, **rollout.tools}, rollout.probes, isolate=isolated)
+    decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
+    drivers: dict[str | None, Driver] = {}
+    for name in rollout.text:
+        probe = rollout.probes[name]
+        drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
+    for name in rollout.tools:
+        probe = rollout.probes[name]
+        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, isolated=isolated)
+    if not drivers:
+        drivers[None] = ToolDriver(None, None, None, tools, form, run_async)
+    return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **on_error)
+
+
+def tool_format(tokenizer: Any, chat_template: str | None, template_kwargs: Any) -> ToolFormat:
+    """TRL's functions for tool conversations, for one tokenizer and template."""
+    return ToolFormat(
+        lambda ids, before, tools: parse_response(tokenizer, ids, prefix=before, tools=tools),
+        tool_suffix(tokenizer, chat_template, template_kwargs or {}),
     )
 
 

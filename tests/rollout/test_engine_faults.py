@@ -1,0 +1,259 @@
+"""Environments that fail in every way at random: nothing but their own episodes is lost."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import fault_envs
+from tests.fault_envs import FACTORIES, draw, expected, say
+from tests.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play, wait_until
+from trl_stppo.rollout.record import FAILURES, StopReason
+
+BATCH, BATCHES = 200, 12
+MODES = ("mask", "penalise", "drop")
+TIMEOUT = fault_envs.HANG_SECONDS / 5
+
+
+def resident_megabytes():
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def told(episode):
+    """Everything about an episode that must not depend on the others."""
+    return {
+        "prompt": episode.prompt,
+        "prompt_ids": episode.prompt_ids,
+        "ids": episode.ids,
+        "action_mask": episode.action_mask,
+        "logprobs": episode.logprobs,
+        "turn_index": episode.turn_index,
+        "messages": episode.messages,
+        "turn_spans": episode.turn_spans,
+        "turn_rewards": episode.turn_rewards,
+        "final_reward": episode.final_reward,
+        "valid_actions": episode.valid_actions,
+        "stop_reason": episode.stop_reason,
+        "tool_calls": episode.tool_calls,
+        "tool_failures": episode.tool_failures,
+    }
+
+
+def play_batch(engine, rows):
+    first = rows[0]["n"]
+    backend = ScriptedBackend(
+        lambda row, turn: say(rows[row - first], turn), logprobs=lambda row, turn: True
+    )
+    started = time.monotonic()
+    played = play(engine, backend, rows, [PROMPT] * len(rows), seed=(3,), first_row=first)
+    return played, time.monotonic() - started
+
+
+def check_row(episode, row):
+    """The episode is the row's own, whatever has happened to it."""
+    n = row["n"]
+    assert episode.columns == {k: v for k, v in row.items() if k != "environment"}
+    assert episode.name == row["environment"]
+    opened = [{"role": "user", "content": f"q:{n}"}]
+    assert episode.prompt in (PROMPT, opened)
+    if episode.turn_spans:
+        assert episode.prompt == opened
+    said = [m["content"] for m in episode.messages if m["role"] == "assistant"]
+    assert said == [say(row, turn).removesuffix("]") for turn in range(len(episode.turn_spans))]
+    assert len(episode.turn_rewards) == len(episode.turn_spans)
+
+
+def check_record(record, episodes, rows, mode):
+    reasons = [expected(row) for row in rows]
+    failed = [reason in FAILURES for reason in reasons]
+    assert record.stop_reasons == reasons
+    assert record.errors.count(None) == failed.count(False)
+    assert [error is not None for error in record.errors] == failed
+    assert record.counted == [not (mode == "drop" and bad) for bad in failed]
+    final = (*FAILURES, StopReason.TERMINATED, StopReason.NO_ACTION)
+    assert record.terminated == [reason in final for reason in reasons]
+    for i, (row, episode, bad) in enumerate(zip(rows, episodes, failed, strict=True)):
+        penalised = bad and mode == "penalise" and bool(episode.turn_spans)
+        assert record.trains[i] == (not bad or penalised)
+        assert record.turn_rewards[i] == episode.turn_rewards
+        assert record.pays_turns[i] or (bad and not episode.turn_spans)
+        if bad and row["kind"].startswith("text") and episode.turn_spans:
+            paid = [float(turn) for turn in range(1, len(episode.turn_spans))]
+            assert episode.turn_rewards == [*paid, -2.5 if penalised else 0.0]
+
+
+def test_thousands_of_episodes_with_faults(caplog, record_property):
+    caplog.set_level(logging.ERROR)
+    fault_envs.MISUSED.clear()
+    threads = threading.active_count()
+    engines = {
+        mode: build(
+            FACTORIES,
+            workers=32,
+            max_completion_tokens=400,
+            max_context_tokens=800,
+            env_timeout_seconds=TIMEOUT,
+            on_env_error=mode,
+            env_error_penalty=2.5,
+        )
+        for mode in MODES
+    }
+    healthy = build(FACTORIES, workers=32, max_completion_tokens=400, max_context_tokens=800)
+    seconds, memory, faults, ends = 0.0, [], 0, set()
+    for batch in range(BATCHES):
+        mode = MODES[batch % len(MODES)]
+        rows = [draw(n) for n in range(batch * BATCH, (batch + 1) * BATCH)]
+        played, took = play_batch(engines[mode], rows)
+        without, _ = play_batch(healthy, [{**row, "fault": None} for row in rows])
+        seconds += took
+        assert [episode.row for episode in played.episodes] == list(range(BATCH))
+        for row, episode, fine in zip(rows, played.episodes, without.episodes, strict=True):
+            check_row(episode, row)
+            if row["fault"] is None:
+                assert told(episode) == told(fine)
+            ends.add((row["kind"], row["fault"], episode.stop_reason))
+        check_record(played.record, played.episodes, rows, mode)
+        faults += sum(row["fault"] is not None for row in rows)
+        hangs = sum(row["fault"] == "hang" for row in rows)
+        assert took < 10 + hangs * TIMEOUT
+        memory.append(resident_megabytes())
+    for engine in (*engines.values(), healthy):
+        engine.close()
+    assert fault_envs.MISUSED == []
+    assert faults > 0.08 * BATCH * BATCHES
+    assert len(ends) > 20
+    assert memory[-1] - memory[2] < 40
+    assert wait_until(lambda: not environment_threads())
+    assert threading.active_count() <= threads
+    record_property(
+        "figures", f"{faults} faults, {seconds:.1f} s, {memory[0]:.0f} to {memory[-1]:.0f} MB"
+    )
+    print(f"{BATCH * BATCHES} episodes, {faults} faults in {seconds:.1f} s;", end=" ")
+    print("resident MB:", *(f"{m:.0f}" for m in memory))
+
+
+def one_row(kind, fault, when, turns=2):
+    return {"environment": kind, "kind": kind, "n": 0, "turns": turns, "fault": fault, "when": when}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("when", ["reset", "turn", "score"])
+def test_what_a_failed_episode_teaches(mode, when, caplog):
+    engine = build(FACTORIES, on_env_error=mode, env_error_penalty=2.5)
+    kind = "tools" if when == "score" else "text"
+    played, _ = play_batch(engine, [one_row(kind, "exit", when)])
+    episode, record = played.only, played.record
+    turns = {"reset": 0, "turn": 2, "score": 3}[when]
+    paid = {"reset": [], "turn": [1.0, 0.0], "score": [0.5, 1.0, 0.0]}[when]
+    if mode == "penalise" and turns:
+        paid[-1] -= 2.5
+    assert record.turn_rewards == [paid]
+    assert len(episode.turn_spans) == turns
+    assert record.trains == [mode == "penalise" and turns > 0]
+    assert record.counted == [mode != "drop"]
+    assert (record.terminated, record.truncated) == ([True], [False])
+    assert record.stop_reasons == [StopReason.ENV_ERROR]
+    assert record.errors == ["SystemExit: 3"]
+    assert record.final_rewards == [None]
+    assert (
+        "1 of 1 episodes ended in a failure of their environment: SystemExit: 3 (1x)" in caplog.text
+    )
+    engine.close()
+
+
+def test_a_penalty_is_paid_by_environments_that_pay_nothing_else():
+    class Plain:
+        def reset(self, **row):
+            return None
+
+        def e(self) -> str:
+            """Leave."""
+            raise SystemExit
+
+    engine = build(Plain, on_env_error="penalise")
+    played = play(engine, lambda row, turn: "!e]")
+    assert played.record.turn_rewards == [[-1.0]]
+    assert (played.record.pays_turns, played.record.trains) == ([True], [True])
+    engine.close()
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Unreadable(), "Unreadable: (its message cannot be read)"),
+        (OSError("x" * 5000), "OSError: " + "x" * 500 + "..."),
+    ],
+)
+def test_messages_of_errors_are_short_and_never_an_error_themselves(error, message):
+    class Failing:
+        def reset(self, **row):
+            raise error
+
+        def step(self, action):
+            return None
+
+    engine = build(Failing)
+    assert play(engine, lambda row, turn: "a]").record.errors == [message]
+    engine.close()
+
+
+# ---------------------------------------------------------------- nothing but failures
+
+
+class Sometimes:
+    """Fails unless the row says otherwise."""
+
+    def reset(self, fine=False, **row):
+        if not fine:
+            raise ConnectionError("nobody there")
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+
+
+def outcomes(engine, *fine):
+    return play(engine, lambda row, turn: "a]", [{"fine": one} for one in fine]).reasons
+
+
+def test_failures_for_long_end_the_run_saying_what_happened(caplog):
+    engine = build(Sometimes)
+    for _ in range(3):
+        assert outcomes(engine, *[False] * 20) == ["env_error"] * 20
+    assert outcomes(engine, *[False] * 3) == ["env_error"] * 3  # 63 in a row
+    expected = (
+        r"The last 64 episodes all .* The newest: ConnectionError: nobody there\. Try .*check_env"
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        outcomes(engine, False)
+    engine.close()
+
+
+def test_a_single_success_begins_the_count_anew():
+    engine = build(Sometimes)
+    outcomes(engine, *[False] * 60)
+    outcomes(engine, False, True, False)
+    outcomes(engine, *[False] * 62)
+    with pytest.raises(RuntimeError, match="The last 64 episodes"):
+        outcomes(engine, False)
+    engine.close()
+
+
+def test_a_large_batch_fails_as_a_whole_or_goes_on():
+    engine = build(Sometimes)
+    assert outcomes(engine, *[False] * 99, True)[-1] == "terminated"
+    assert outcomes(engine, True, *[False] * 99)[0] == "terminated"
+    with pytest.raises(RuntimeError, match="The last 199 episodes"):
+        outcomes(engine, *[False] * 100)
+    engine.close()

@@ -1,0 +1,410 @@
+"""Who goes on when: places, slow environments, gathering, and independence of all that."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+
+import pytest
+
+from tests.episodes import ScriptedEnv, done, going, ids, text
+from tests.rollout_kit import ScriptedBackend, build, play, says, shown
+from trl_stppo.generation.protocol import TurnResult
+from trl_stppo.rollout import engine as engine_module
+from trl_stppo.rollout.episode import Episode
+
+
+def steady(row, turn):
+    return f"{row}.{turn}]"
+
+
+class Counting:
+    """Takes the turns and the time that its row says; opens with its number."""
+
+    def reset(self, n=0, turns=2, pauses=(), **row):
+        self.n, self.turns, self.count, self.pauses = n, turns, 0, list(pauses)
+        self.pause()
+        return f":{n}"
+
+    def step(self, action):
+        self.count += 1
+        self.pause()
+        return f"{action}!", self.count, self.count >= self.turns, False, {}
+
+    def pause(self):
+        if self.pauses:
+            time.sleep(self.pauses.pop(0))
+
+
+class CountingAsync(Counting):
+    async def step(self, action):
+        await asyncio.sleep(self.pauses.pop(0) if self.pauses else 0.0)
+        return super().step(action)
+
+
+class CountingTools:
+    """Tools that take the time that the row says, and pay one each."""
+
+    def reset(self, n, pauses, **row):
+        self.turn_rewards, self._pauses = [], list(pauses)
+        time.sleep(self._pauses.pop())
+        return f":{n}"
+
+    def e(self, x: str) -> str:
+        """Say it again.
+
+        Args:
+            x: what.
+        """
+        time.sleep(self._pauses.pop())
+        self.turn_rewards.append(1.0)
+        return f"{x}!"
+
+    async def f(self, x: str) -> str:
+        """Say it later.
+
+        Args:
+            x: what.
+        """
+        await asyncio.sleep(self._pauses.pop())
+        self.turn_rewards.append(1.0)
+        return f"{x}?"
+
+
+# --------------------------------------------------------------------------- places
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 8, 20, None])
+def test_no_more_episodes_than_places_and_places_are_refilled_at_once(capacity):
+    engine = build(Counting)
+    rows = [{"n": n, "turns": 1 + n % 4} for n in range(20)]
+    backend = ScriptedBackend(steady, capacity=capacity, steps=lambda row, turn: 1 + row % 3)
+    played = play(engine, backend, rows)
+    assert played.reasons == ["terminated"] * 20
+    assert [e.num_turns for e in played.episodes] == [row["turns"] for row in rows]
+    # With a free place and an episode that waits for one, the place is taken before the next step.
+    if capacity is not None:
+        assert backend.most == min(capacity, 20)
+    if capacity == 1:
+        order = [request.key for request in backend.requests]
+        assert order == [n for n in range(20) for _ in range(1 + n % 4)]
+    engine.close()
+
+
+def test_an_instance_is_made_only_for_episodes_that_were_admitted_together_or_not():
+    made = []
+    engine = build(lambda: made.append(1) or Counting())
+    play(engine, ScriptedBackend(steady, capacity=2), [{}] * 6)
+    assert len(made) == 6  # the n-th episode has the n-th instance, whatever the places
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [Counting, CountingAsync])
+def test_one_slow_environment_holds_nobody_up(kind):
+    engine = build(kind)
+    back = threading.Event()
+
+    class Watching(ScriptedBackend):
+        meanwhile = 0
+
+        def step(self):
+            results = super().step()
+            if not back.is_set():
+                self.meanwhile += sum(result.key != 0 for result in results)
+            return results
+
+        def add(self, request):
+            if request.key == 0 and request.seed[-1] == 1:
+                back.set()
+            super().add(request)
+
+    rows = [{"n": 0, "turns": 2, "pauses": [0.0, 0.6]}] + [
+        {"n": n, "turns": 8} for n in range(1, 6)
+    ]
+    backend = Watching(steady)
+    play(engine, backend, rows)
+    assert backend.meanwhile == 5 * 8  # the others have played all their turns
+    engine.close()
+
+
+def test_a_slow_reset_holds_nobody_up():
+    engine = build(Counting)
+    rows = [{"n": 0, "pauses": [0.5]}, {"n": 1, "turns": 5}]
+    backend = ScriptedBackend(steady)
+    play(engine, backend, rows)
+    assert [key for batch in backend.batches for key in batch] == [1] * 5 + [0] * 2
+    engine.close()
+
+
+def test_nothing_spins_while_all_wait():
+    engine = build(Counting)
+    started = time.process_time()
+    played = play(engine, steady, [{"pauses": [0.5, 0.5]}])
+    assert time.process_time() - started < 0.3
+    assert played.record.wait_seconds >= 0.99
+    engine.close()
+
+
+def test_whole_batches_gather():
+    def batches(whole):
+        # Answers come a few milliseconds apart.
+        rows = [{"n": n, "turns": 4, "pauses": [0.004 * (n % 3)] * 5} for n in range(6)]
+        engine = build(Counting)
+        backend = ScriptedBackend(steady, whole_batches=whole)
+        played = play(engine, backend, rows)
+        engine.close()
+        return len(backend.batches), [shown(e) for e in played.episodes]
+
+    (gathered, episodes), (alone, same) = batches(True), batches(False)
+    assert episodes == same
+    assert gathered < alone
+    assert gathered <= 14
+
+
+def test_gathering_ends_when_nobody_else_is_expected_and_does_not_wait_for_the_slow():
+    engine = build(Counting)
+    rows = [{"n": 0, "turns": 1, "pauses": [0.0, 3.0]}, {"n": 1, "turns": 6}]
+    backend = ScriptedBackend(steady, whole_batches=True)
+    ends = []
+    original, backend.release = (
+        backend.release,
+        lambda k: (ends.append((k, time.monotonic())), original(k)),
+    )
+    started = time.monotonic()
+    play(engine, backend, rows)
+    assert [key for key, _ in ends if key == 1]
+    assert min(at for key, at in ends if key == 1) - started < 1.5
+    started = time.monotonic()
+    play(engine, ScriptedBackend(steady, whole_batches=True), [{"n": 1, "turns": 20}])
+    assert time.monotonic() - started < 0.8  # alone, there is nobody to wait for
+    engine.close()
+
+
+# -------------------------------------------------------------------- what is asked
+
+
+def test_the_seed_of_a_turn_names_rollout_row_and_turn():
+    engine = build(Counting)
+    played = play(engine, steady, [{"turns": 2}, {"turns": 3}], seed=(7, 0, 4), first_row=10)
+    seeds = {(r.key, r.seed) for r in played.backend.requests}
+    assert seeds == {
+        *((0, (7, 0, 4, 10, turn)) for turn in range(2)),
+        *((1, (7, 0, 4, 11, turn)) for turn in range(3)),
+    }
+    engine.close()
+
+
+def test_requests_extend_the_rows_before_them():
+    engine = build(Counting)
+    played = play(engine, steady, [{"n": n, "turns": 3} for n in range(4)])
+    for episode in played.episodes:
+        row = text(episode.prompt_ids + episode.ids)
+        asked = [text(r.ids) for r in played.backend.requests if r.key == episode.row]
+        assert len(asked) == 3
+        assert all(
+            longer.startswith(shorter)
+            for shorter, longer in zip(asked, [*asked[1:], row], strict=True)
+        )
+    engine.close()
+
+
+def test_tokens_of_a_request_are_not_those_of_the_episode():
+    engine = build(Counting)
+
+    class Careless(ScriptedBackend):
+        def step(self):
+            results = super().step()
+            for result in results:
+                self.held.pop(result.key)
+            for request in self.requests:
+                request.ids.clear()
+            return results
+
+    played = play(engine, Careless(steady), [{"turns": 2}])
+    assert shown(played.only) == "[u q:0][a |0.0][u 0.0!][a 0.1]"
+    engine.close()
+
+
+# ------------------------------------------------------------------- whatever happens
+
+
+KINDS = {"a": Counting, "b": CountingAsync, "t": CountingTools}
+
+
+def schedule(number, engine):
+    """One rollout under random pauses, places, steps and order of rows."""
+    dice = random.Random(number)
+    if number == 0:
+        dice.random = lambda: 0.0
+    names = [*"abt"] * 4
+    rows = [
+        {
+            "environment": names[n],
+            "n": n,
+            "turns": 1 + n % 4,
+            "pauses": [dice.random() * 0.004 for _ in range(6)],
+        }
+        for n in range(12)
+    ]
+    calls = [["!e {}]", "!f {};e {}]", "!f {}]", "end {}]"][3 - n % 4 :] for n in range(12)]
+
+    def script(row, turn):
+        said = calls[row][turn] if names[row] == "t" else "a{}]"
+        return said.replace("{}", f"{row}t{turn}")
+
+    backend = ScriptedBackend(
+        script,
+        capacity=dice.choice([None, 1, 2, 5, 11]),
+        steps=lambda row, turn: dice.randint(1, 3),
+        whole_batches=number % 10 == 5,
+        logprobs=lambda row, turn: True,
+    )
+    played = play(engine, backend, rows)
+    assert played.reasons == [
+        "no_action" if row["environment"] == "t" else "terminated" for row in rows
+    ]
+    return [
+        (
+            shown(e),
+            e.action_mask,
+            e.logprobs,
+            e.turn_spans,
+            e.turn_rewards,
+            e.messages,
+            e.tool_calls,
+            e.columns["n"],
+        )
+        for e in played.episodes
+    ]
+
+
+def test_a_hundred_random_schedules_play_the_same_episodes():
+    engine = build(KINDS, workers=6)
+    first = schedule(0, engine)
+    assert len({episode[0] for episode in first}) == 12
+    for number in range(1, 101):
+        assert schedule(number, engine) == first
+    engine.close()
+
+
+# -------------------------------------------------------------- promises of the backend
+
+
+def test_logprobs_that_one_turn_lacks_are_none_for_all():
+    engine = build(Counting)
+    rows = [{"turns": 2}, {"turns": 2}]
+    for lacking in [(0, 0), (0, 1), (1, 1)]:
+        backend = ScriptedBackend(steady, logprobs=lambda row, turn, no=lacking: (row, turn) != no)
+        assert play(engine, backend, rows).result["logprobs"] is None
+    backend = ScriptedBackend(steady, logprobs=lambda row, turn: True)
+    logprobs = play(engine, backend, rows).result["logprobs"]
+    assert [len(row) for row in logprobs] == [len("0.0][u 0.0!][a 0.1]")] * 2
+    engine.close()
+
+
+class Breaking(ScriptedBackend):
+    """Replaces what is returned for the second turn."""
+
+    def __init__(self, result):
+        super().__init__(steady)
+        self.result = result
+
+    def _result(self, request):
+        return super()._result(request) if request.seed[-1] == 0 else self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens for a turn of 1 to 5"),
+        (TurnResult(0, [], None), "sampled 0 tokens for a turn of 1 to 5"),
+        (TurnResult(0, ids("ab]"), [-1.0]), "returned 1 log-probabilities for 3 tokens"),
+        (TurnResult(0, ids("ab]"), [-1.0] * 4), "returned 4 log-probabilities for 3 tokens"),
+        (TurnResult(0, ids("ab]"), []), "returned 0 log-probabilities for 3 tokens"),
+    ],
+)
+def test_a_backend_that_breaks_its_promise_is_told_so(result, message):
+    engine = build(Counting, max_turn_tokens=5)
+    backend = Breaking(result)
+    with pytest.raises(RuntimeError, match=message):
+        play(engine, backend, [{}])
+    assert not backend.held
+    engine.close()
+
+
+# ------------------------------------------------------------------ append-only rows
+
+
+def an_episode():
+    episode = Episode(3, {}, "p")
+    episode.append_turn([1, 2], [-1.0, -2.0])
+    episode.append_observation([3, 4])
+    return episode
+
+
+def test_an_episode_is_five_lists_of_one_length():
+    episode = an_episode()
+    episode.append_turn([5], None)
+    assert episode.ids == [1, 2, 3, 4, 5]
+    assert episode.action_mask == [True, True, False, False, True]
+    assert episode.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0]
+    assert episode.turn_index == [0, 0, -1, -1, 1]
+    assert episode.turn_spans == [(0, 2), (4, 5)]
+    assert (episode.turn_rewards, episode.has_logprobs) == ([0.0, 0.0], False)
+    episode.close(0)
+    assert episode.ids == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda e: e.ids.append(9),
+        lambda e: e.ids.pop(),
+        lambda e: e.ids.__setitem__(0, 9),
+        lambda e: e.ids.__setitem__(-1, 9),
+        lambda e: setattr(e, "ids", [1, 2]),
+    ],
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda e: e.append_turn([5], None),
+        lambda e: e.append_observation([5]),
+        lambda e: e.close(0),
+    ],
+)
+def test_writing_into_the_tokens_is_noticed(write, then):
+    episode = an_episode()
+    write(episode)
+    with pytest.raises(
+        RuntimeError, match="Episode 3: tokens before the end of its row have changed"
+    ):
+        then(episode)
+
+
+@pytest.mark.parametrize("name", ["action_mask", "logprobs", "turn_index"])
+def test_writing_into_the_other_lists_is_noticed(name):
+    episode = an_episode()
+    getattr(episode, name).append(1)
+    with pytest.raises(RuntimeError, match="Episode 3 has 5 ids, but"):
+        episode.append_observation([5])
+
+
+def test_an_environment_that_reaches_for_its_episode_is_stopped():
+    engine = build(lambda: ScriptedEnv(going("x"), done()))
+
+    class Meddling(ScriptedBackend):
+        def add(self, request):
+            super().add(request)
+            if request.seed[-1] == 1:
+                episodes[0].ids[0] += 1
+
+    episodes = []
+    patch = pytest.MonkeyPatch()
+    patch.setattr(engine_module, "Episode", lambda *a: episodes.append(Episode(*a)) or episodes[-1])
+    with pytest.raises(RuntimeError, match="tokens before the end of its row have changed"):
+        play(engine, Meddling(says(["a]", "b]"])))
+    patch.undo()
+    engine.close()

@@ -1,0 +1,345 @@
+"""Calls and episodes that take too long, processes that die, and leaving in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.episodes import ScriptedEnv, done, going
+from tests.isolated_envs import Dangerous, Echo, descendants
+from tests.rollout_kit import (
+    ScriptedBackend,
+    build,
+    environment_threads,
+    play,
+    says,
+    shown,
+    wait_until,
+)
+from trl_stppo.rollout.record import StopReason
+
+ROOT = Path(__file__).resolve().parents[2]
+EPISODE_TIMEOUT = StopReason.EPISODE_TIMEOUT
+
+
+class Slow(ScriptedEnv):
+    """Takes as long as the row says; keeps a list of its instances."""
+
+    made: list = []  # noqa: RUF012 - shared on purpose
+
+    def __init__(self, *steps):
+        super().__init__(*(steps or (going("x"), done())))
+        Slow.made.append(self)
+
+    def reset(self, in_reset=0.0, in_step=0.0, **row):
+        self.in_step = in_step
+        time.sleep(in_reset)
+        return ""
+
+    def step(self, action):
+        time.sleep(self.in_step)
+        return super().step(action)
+
+
+class SlowAsync(Slow):
+    async def reset(self, in_reset=0.0, **row):
+        await asyncio.sleep(in_reset)
+        return super().reset(**row)
+
+    async def step(self, action):
+        await asyncio.sleep(self.in_step)
+        self.in_step = 0.0
+        return super().step(action)
+
+
+@pytest.fixture(autouse=True)
+def _no_instances():
+    Slow.made.clear()
+
+
+# ------------------------------------------------------------------------ one call
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowAsync])
+@pytest.mark.parametrize(("when", "turns"), [("in_reset", 0), ("in_step", 1)])
+def test_a_call_that_takes_too_long_ends_its_episode(kind, when, turns):
+    engine = build(kind, env_timeout_seconds=0.2)
+    for _ in range(2):  # an instance that is made, and one that exists
+        started = time.monotonic()
+        played = play(engine, lambda row, turn: "a]", [{when: 0.6}, {}])
+        assert time.monotonic() - started < 0.55
+        assert played.reasons == ["env_timeout", "terminated"]
+        assert played.record.errors == [f"{kind.__name__}: no answer in 0.2 s", None]
+        assert played.episodes[0].num_turns == turns
+        assert played.record.terminated == [True, True]
+    assert len(Slow.made) == 3
+    engine.close()
+
+
+def test_the_limit_of_a_call_does_not_count_the_wait_for_a_worker():
+    engine = build(Slow, workers=2, env_timeout_seconds=0.4)
+    played = play(engine, lambda row, turn: "a]", [{"in_step": 0.15}] * 8)
+    assert played.reasons == ["terminated"] * 8
+    engine.close()
+
+
+def test_an_instance_that_was_made_too_late_is_nobodys():
+    proceed, made = threading.Event(), []
+
+    def factory():
+        number = len(made)
+        env = ScriptedEnv(done())
+        made.append(env)
+        if number == 1:  # the first one of a rollout; number 0 was looked at
+            proceed.wait()
+        return env
+
+    engine = build(factory, env_timeout_seconds=0.2)
+    engine.pool.discard(None, 0)
+    assert play(engine, says([])).reasons == ["env_timeout"]
+    played = play(engine, says(["a]"]))
+    assert played.only.env is made[2]
+    proceed.set()
+    assert wait_until(lambda: made[1].rows != [])  # the thread that was given up plays on alone
+    played = play(engine, says(["b]"]))
+    assert played.only.env is made[2]
+    assert (len(made), made[1].actions, made[2].actions) == (3, [], ["b"])
+    engine.close()
+
+
+# --------------------------------------------------------------------- one episode
+
+
+def test_an_episode_ends_while_it_waits_for_its_environment():
+    engine = build(Slow, episode_timeout_seconds=0.3)
+    started = time.monotonic()
+    played = play(engine, lambda row, turn: "a]", [{"in_step": 1.0}, {}])
+    assert time.monotonic() - started < 0.8
+    assert played.reasons == [EPISODE_TIMEOUT, "terminated"]
+    episode, record = played.episodes[0], played.record
+    assert shown(episode) == "[u q][a |a]"
+    assert record.errors == ["episode_timeout_seconds=0.3 is over", None]
+    # What was earned until then counts, and the state is worth something.
+    assert (record.trains, record.terminated, record.truncated) == (
+        [True, True],
+        [False, True],
+        [True, False],
+    )
+    assert record.turn_rewards == [[0.0], [0.0, 0.0]]
+    broken = episode.env
+    assert play(engine, lambda row, turn: "a]").only.env is not broken
+    engine.close()
+
+
+def test_an_episode_ends_in_its_reset():
+    engine = build(Slow, episode_timeout_seconds=0.3)
+    played = play(engine, lambda row, turn: "a]", [{"in_reset": 1.0}, {}])
+    assert played.reasons == [EPISODE_TIMEOUT, "terminated"]
+    assert (shown(played.episodes[0]), played.record.turn_spans[0]) == ("[u q][a |]", [])
+    assert (played.episodes[0].action_mask, played.episodes[0].env) == ([False], None)
+    engine.close()
+
+
+def test_an_episode_ends_while_it_is_sampled_and_the_partial_turn_is_dropped():
+    engine = build(Slow, episode_timeout_seconds=0.3)
+    endless = ScriptedBackend(
+        lambda row, turn: "a]",
+        steps=lambda row, turn: 10**9 if (row, turn) == (0, 1) else 1,
+        pause=0.01,
+    )
+    played = play(engine, endless, [{}, {}])
+    assert played.reasons == [EPISODE_TIMEOUT, "terminated"]
+    assert shown(played.episodes[0]) == "[u q][a |a][u x][a "
+    assert played.record.turn_spans[0] == [(0, 2)]
+    first = played.episodes[0].env
+    assert play(engine, lambda row, turn: "a]").only.env is first  # nothing is wrong with it
+    engine.close()
+
+
+def test_an_episode_ends_while_it_is_scored():
+    class Scoring:
+        def reset(self, **row):
+            self.turn_rewards = [1.0]
+
+        def get_reward(self):
+            time.sleep(1.0)
+            return 1.0
+
+    engine = build(Scoring, episode_timeout_seconds=0.3)
+    played = play(engine, lambda row, turn: "end]")
+    assert (played.reasons, played.record.final_rewards) == ([EPISODE_TIMEOUT], [None])
+    assert played.record.terminated == [False]
+    engine.close()
+
+
+def test_the_time_of_an_episode_counts_from_its_admission():
+    engine = build(Slow, episode_timeout_seconds=0.5)
+    backend = ScriptedBackend(lambda row, turn: "a]", capacity=1)
+    played = play(engine, backend, [{"in_reset": 0.2}] * 4)
+    assert played.reasons == ["terminated"] * 4
+    engine.close()
+
+
+def test_there_is_no_limit_unless_one_is_set():
+    engine = build(Slow)
+    assert play(engine, lambda row, turn: "a]", [{"in_reset": 0.3}]).reasons == ["terminated"]
+    engine.close()
+
+
+# --------------------------------------------------------------- leaving in the middle
+
+
+class Leaving(ScriptedBackend):
+    """Raises at the n-th step."""
+
+    def __init__(self, error, step, **options):
+        super().__init__(lambda row, turn: "a]", **options)
+        self.error, self.left = error, step
+
+    def step(self):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return super().step()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
+def test_an_exception_while_sampling_leaves_nothing_behind(error):
+    engine = build(lambda: Slow(going("x"), going("y"), done()))
+    busy = Slow.made[0]
+    backend = Leaving(error, 3)
+    with pytest.raises(type(error)):
+        play(engine, backend, [{"in_step": 0.5}, {}, {}])
+    assert (backend.held, backend.busy) == ({}, False)
+    assert engine.calls.poll(0.0) == []
+    assert not engine.calls._running
+    assert not engine.calls._waiting
+    # The instance that was busy then may still be; it is not used again.
+    played = play(engine, lambda row, turn: "a]", [{}] * 3)
+    assert played.reasons == ["terminated"] * 3
+    assert all(episode.env is not busy for episode in played.episodes)
+    engine.close()
+    assert wait_until(lambda: not environment_threads())
+
+
+LEAVING = """
+    import asyncio, time, types
+    from trl_stppo.generation.batched import BatchedBackend
+    from trl_stppo.rollout.engine import RolloutEngine
+    from trl_stppo.rollout.environments import EnvironmentPool
+    from trl_stppo.rollout.episode import Limits
+    from trl_stppo.rollout.text_driver import TextDriver
+    from trl_stppo.rollout.workers import EnvironmentCalls
+
+    class Hanging:
+        def reset(self, **row):
+            return ""
+        def step(self, action):
+            time.sleep(600)
+
+    class HangingAsync(Hanging):
+        async def step(self, action):
+            await asyncio.sleep(600)
+
+    class Blocking(Hanging):
+        async def step(self, action):
+            time.sleep(600)
+
+    renderer = types.SimpleNamespace(
+        prompt_ids=lambda *args: [1], tokenizer=types.SimpleNamespace(eos_token_id=0)
+    )
+
+    def play(seconds, times):
+        left = iter(range(times))
+        def generate(rows, limit, seeds):
+            if next(left, None) is None:
+                raise SystemExit(7)
+            return [[2] for _ in rows], None
+        kinds = {"a": Hanging, "b": HangingAsync, "c": Blocking}
+        pool, calls = EnvironmentPool(kinds), EnvironmentCalls(4)
+        drivers = {n: TextDriver(pool, n, k(), str, calls.run_async) for n, k in kinds.items()}
+        engine = RolloutEngine(drivers, pool, calls, Limits(9, env_timeout_seconds=seconds))
+        rows, backend = [{"environment": name} for name in kinds], BatchedBackend(generate, capacity=1)
+        return engine.run(rows, ["p"] * 3, renderer, backend)[1].stop_reasons
+
+    print(*play(0.2, 3))
+    play(0.2, 2)
+"""
+
+
+def test_pending_calls_do_not_block_the_interpreters_exit():
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LEAVING)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 7, ended.stderr
+    assert ended.stdout == "env_timeout env_timeout env_timeout\n"
+    assert time.monotonic() - started < 20
+
+
+# ------------------------------------------------------------------ own processes
+
+
+def test_processes_that_hang_or_die_cost_only_their_episodes():
+    engine = build(Dangerous, isolate=True, env_timeout_seconds=1.0)
+    say = [
+        ["!do a;get b;later c]", "end]"],
+        ["!do hang]"],
+        ["!do exit]"],
+        ["!later exit;do b]"],
+        ["!do leave]", "end]"],
+    ]
+    pids = set()
+    for _ in range(2):
+        played = play(engine, says(*say), [{} for _ in say])
+        assert played.reasons == [
+            "no_action",
+            "env_timeout",
+            "env_error",
+            "env_error",
+            "no_action",  # the process lives on, so it is an answer like any other
+        ]
+        assert shown(played.episodes[0]) == (
+            "[u q ][a |!do a;get b;later c][t did a][t got b][t did c][a end]"
+        )
+        assert played.record.turn_rewards[0] == [1.0 + 0.5, 0.0]
+        assert played.record.final_rewards == [1.0, None, None, None, 1.0]
+        assert "EnvironmentDied" in played.record.errors[2]
+        assert "code 3" in played.record.errors[2]
+        pids |= {played.episodes[0].env.pid}
+    assert len(pids) == 1  # who does no harm stays
+    for doom in ("hang", "exit"):
+        ended = play(engine, says([], ["end]"]), [{"doom": doom}, {}])
+        assert ended.reasons == [
+            "env_timeout" if doom == "hang" else "env_error",
+            "no_action",
+        ]
+    busy = len(descendants())
+    engine.close()
+    assert wait_until(lambda: len(descendants()) <= 1)  # the server of forks stays
+    assert busy > 1
+    assert wait_until(lambda: not environment_threads())
+
+
+def test_a_text_environment_in_a_process_plays_as_in_a_thread():
+    played = []
+    for isolate in (False, True):
+        engine = build(Echo, isolate=isolate)
+        rows = [{"letter": "x", "more": 1}, {}]
+        result = play(engine, says(["a]", "stop]"], ["b]", "stop]"]), rows)
+        played.append([(shown(e), e.env.seed, e.turn_rewards) for e in result.episodes])
+        assert result.record.env_types == ["Echo", "Echo"]
+        engine.close()
+    assert played[0] == played[1]
+    assert played[0][0][0] == "[u qx][a |a][u ax][a stop]"

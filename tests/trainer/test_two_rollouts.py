@@ -1,0 +1,106 @@
+"""Two processes whose episodes have different numbers of turns: no dead-lock, nobody's tokens mixed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.collective_run import LETTERS, TURNS, RowEnv, RowTools, trained
+from tests.fakes import char_tokenizer
+from tests.trainer.test_two_processes import ROOT, free_port
+
+# Of each process by nature: what it measured on its own clock and memory.
+OWN = ("step_time", "train_runtime", "perf/peak_memory_gb")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    result = subprocess.run(
+        [sys.executable, *launch, "-m", "tests.collective_run", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,  # a dead-lock ends here
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("case", ["text", "tools", "server", "slow"])
+def test_processes_have_different_numbers_of_turns_and_agree(ranks, case):
+    first, second = (rank[case] for rank in ranks)
+    assert first["columns"] == [list(LETTERS[:4])]
+    assert second["columns"] == [list(LETTERS[4:])]
+    assert all(turns == TURNS[:4] for turns in first["turns"])
+    assert all(turns == TURNS[4:] for turns in second["turns"])
+    assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
+    assert len(first["logs"]) == len(second["logs"]) > 1
+    for one, other in zip(first["logs"], second["logs"], strict=True):
+        assert one.keys() == other.keys()
+        assert {k for k in one if one[k] != other[k]} <= set(OWN)
+
+
+@pytest.mark.parametrize(("case", "environment"), [("text", RowEnv), ("tools", RowTools)])
+def test_figures_are_those_of_all_processes_together(ranks, case, environment, tmp_path):
+    """One process with the whole batch plays the same episodes and logs the same."""
+    alone, halves = trained(tmp_path, 1, environment), [rank[case] for rank in ranks]
+
+    def rows(result):
+        return [
+            ids[mask.bool()].tolist()
+            for ids, mask in zip(result["ids"][0], result["masks"][0], strict=True)
+        ]
+
+    assert rows(alone) == [*rows(halves[0]), *rows(halves[1])]
+    one, two = alone["logs"][0], halves[0]["logs"][0]
+    assert one.keys() == two.keys()
+    # 0.5 for every first turn, 2.5 for every third, 4.5 for every fifth
+    expected = (8 * 0.5 + 3 * 2.5 + 4.5) / 12
+    assert two["rewards/even_turns/turn_mean"] == pytest.approx(expected)
+    assert {k: two[k] for k in two if k.startswith("seen/")} == {f"seen/{n}": 1.0 for n in LETTERS}
+    assert two["turns/mean"] == pytest.approx(sum(TURNS) / 8)
+    for name in one:
+        if name not in OWN and not name.startswith("entropy"):
+            assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("case", ["server", "slow"])
+def test_every_row_gets_its_own_completions_from_the_server(ranks, case):
+    tokenizer = char_tokenizer()
+    for rank, letters in zip(ranks, (LETTERS[:4], LETTERS[4:]), strict=True):
+        result = rank[case]
+        for b, letter in enumerate(letters):
+            index, ids = result["index"][0][b], result["ids"][0][b]
+            for k in range(int(index.max()) + 1):
+                places = (index == k).nonzero().flatten()
+                assert tokenizer.decode(ids[places]) == f"{letter * 2}<|im_end|>"
+                # The log-probabilities say how long the row was: those of this turn of this row.
+                length = result["prompts"][b] + int(places[0])
+                assert result["logprobs"][b][places].tolist() == [-length] * 3
+
+
+@pytest.mark.parametrize("case", ["server", "slow"])
+def test_the_server_gets_equal_parts_from_both(ranks, case):
+    requests = ranks[0][case]["requests"]
+    assert ranks[1][case]["requests"] is None
+    filler = [char_tokenizer().eos_token_id]
+    sizes = [len(request["prompt"]) for request in requests]
+    assert all(size % 2 == 0 for size in sizes)
+    fillers = sum(prompt == filler for request in requests for prompt in request["prompt"])
+    assert fillers > 0
+    assert sum(sizes) - fillers == sum(TURNS)
+
+
+def test_without_fillers_upstream_hands_out_the_wrong_completions(ranks):
+    """What the backend is for: the slices of unequal parts are not those parts."""
+    filled, unfilled = ([rank[case] for rank in ranks] for case in ("filled", "unfilled"))
+    own = [char_tokenizer()(f"{letter * 2}<|im_end|>")["input_ids"] for letter in LETTERS[:4]]
+    assert filled == [own[:3], own[3:]]
+    assert unfilled[1] == [own[1]], "the other process's second completion"

@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_stppo.rollout.record import StopReason
 
-HANG_SECONDS = 2.5
+HANG_SECONDS = 5.0
 MEGABYTE = "x" * 1_000_000
 GARBAGE = ("none", "nan", "bytes", "text", "length")
 NAMES = ("text", "text_async", "tools", "tools_async")

@@ -10,7 +10,7 @@ from pathlib import Path
 class Dangerous:
     """Tools that end the process, or never return; another one's name is awkward."""
 
-    def reset(self, doom="", **row):
+    async def reset(self, doom="", **row):
         self.turn_rewards = []
         self.do(doom)
         return f" {doom}"

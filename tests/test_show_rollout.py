@@ -93,7 +93,7 @@ def test_the_script_shows_every_token_of_every_turn():
     assert "<|user|>Which module defines merge?<|end|><|assistant|>" in plain
     turns = re.findall(r"turn (\d) · (\d+) tokens · reward", plain)
     assert [int(turn) for turn, _ in turns] == list(range(len(turns)))
-    assert re.search(r"\w+ · %d turns · \d+ tokens · return" % len(turns), plain)
+    assert f" · {len(turns)} turns · " in plain
 
 
 def test_the_script_colours_a_terminal():

@@ -35,15 +35,16 @@ class ModelSampler:
         # GRPOTrainer patches its model's forward; a copy's would still run the original's weights.
         assert "forward" not in vars(model)
         self.model, self.ends = model.eval(), ends
-        self.random = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
     def __call__(self, prompt: list[int], request: dict[str, Any]) -> tuple[list[int], list[float]]:
         ids, logprobs = list(prompt), []
+        # Of the prompt alone: which prompts come together is a matter of timing.
+        random = torch.Generator().manual_seed(sum(i * t for i, t in enumerate(prompt)))
         while len(ids) < len(prompt) + request["max_tokens"]:
             logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1]
             scores = (logits / request["temperature"]).log_softmax(-1)
-            token = int(torch.multinomial(scores.exp(), 1, generator=self.random))
+            token = int(torch.multinomial(scores.exp(), 1, generator=random))
             ids.append(token)
             logprobs.append(float(scores[token]))
             if token in self.ends:

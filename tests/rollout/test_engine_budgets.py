@@ -33,10 +33,19 @@ class Tools:
         return x
 
 
-def test_what_is_asked_of_the_backend_is_what_still_fits():
-    limits = {"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 23}
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [
+        # "[u q][a " has 8 tokens, "ab][u x][a " another 11.
+        ({"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 23}, [6, 4]),
+        ({"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 99}, [6, 5]),
+        ({"max_completion_tokens": 16, "max_context_tokens": 23}, [15, 4]),
+        ({"max_completion_tokens": 16}, [16, 5]),
+    ],
+)
+def test_what_is_asked_of_the_backend_is_what_still_fits(limits, asked):
     played = play_once(texts(going("x")), says(["ab]", "cdefgh"]), **limits)
-    assert [r.max_new_tokens for r in played.backend.requests] == [6, 4]
+    assert [request.max_new_tokens for request in played.backend.requests] == asked
 
 
 class Long(Tools):

@@ -350,7 +350,6 @@ def test_messages_are_the_conversation_after_the_prompt():
         ("assistant", "ab"),
         ("user", "x"),
         ("assistant", "c"),
-        ("user", "ignored"),
     ]
     said = play_once(Tools, says(["!e x;n]", "c]"])).record.messages[0]
     assert [(m["role"], m["content"]) for m in said] == [

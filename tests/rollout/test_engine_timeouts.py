@@ -138,6 +138,14 @@ def test_an_episode_ends_while_it_waits_for_its_environment():
     engine.close()
 
 
+def test_what_the_environment_answers_after_the_episodes_end_reaches_nobody():
+    engine = build(Slow, episode_timeout_seconds=0.3)
+    backend = ScriptedBackend(lambda row, turn: "a]", capacity=1)
+    played = play(engine, backend, [{"in_step": 0.5}, *[{"in_step": 0.06}] * 4])
+    assert played.reasons == [EPISODE_TIMEOUT, *["terminated"] * 4]
+    engine.close()
+
+
 def test_an_episode_ends_in_its_reset():
     engine = build(Slow, episode_timeout_seconds=0.3)
     played = play(engine, lambda row, turn: "a]", [{"in_reset": 1.0}, {}])
@@ -315,8 +323,10 @@ def test_processes_that_hang_or_die_cost_only_their_episodes():
         )
         assert played.record.turn_rewards[0] == [1.0 + 0.5, 0.0]
         assert played.record.final_rewards == [1.0, None, None, None, 1.0]
-        assert "EnvironmentDied" in played.record.errors[2]
-        assert "code 3" in played.record.errors[2]
+        error = played.record.errors[2]
+        assert error.startswith("EnvironmentDied: the process of Dangerous")
+        assert "ended in or before `do`: " in error
+        assert "code 3" in error
         pids |= {played.episodes[0].env.pid}
     assert len(pids) == 1  # who does no harm stays
     for doom in ("hang", "exit"):

@@ -168,7 +168,7 @@ def test_closing_closes_what_can_be_closed_and_forgets_the_rest(caplog):
             closed.append(self)
 
     class ToolCalledClose(Tools):
-        def close(self, door: str) -> str:
+        def close(self, door: str = "front") -> str:
             closed.append(self)
 
     kinds = {"f": Failing, "t": ToolCalledClose, "a": AsyncClosing, "p": Text, "c": Closing}

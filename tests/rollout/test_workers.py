@@ -209,6 +209,14 @@ def test_a_cancelled_call_leaves_no_result_and_frees_its_place(calls):
     assert set(collect(calls, 3)) == {1, 2, 3}
 
 
+def test_a_call_that_is_cancelled_just_after_its_end_leaves_no_result_either(calls):
+    calls.submit(1, lambda: "too late", None)
+    calls.submit(2, lambda: "in time", None)
+    assert wait_until(lambda: len(calls._finished) == 2)
+    calls.cancel(1)
+    assert [result.key for result in calls.poll(0.0)] == [2]
+
+
 def test_a_key_can_be_used_again_after_its_call_was_abandoned(calls):
     release = threading.Event()
     calls.submit(1, release.wait, 0.05)
@@ -262,6 +270,41 @@ def test_a_worker_thread_can_wait_for_a_coroutine(calls):
 
     calls.submit(1, lambda: calls.run_async(answer()), 5.0)
     assert collect(calls, 1)[1].value == 42
+
+
+def test_a_thread_that_waits_too_long_for_a_coroutine_is_replaced_and_the_coroutine_cancelled():
+    calls, seen = EnvironmentCalls(1), []
+
+    async def patient():
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    for key in range(3):
+        calls.submit(key, lambda: calls.run_async(patient()), 0.1)
+    calls.submit(9, lambda: "next", None)
+    results = collect(calls, 4)
+    assert [results[key].timed_out for key in range(3)] == [True] * 3
+    assert results[9].value == "next"
+    assert wait_until(lambda: seen == ["cancelled"] * 3)
+    calls.close()
+    assert wait_until(lambda: not environment_threads())
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()], ids=type)
+def test_what_such_a_coroutine_raises_is_raised_where_it_is_waited_for(calls, error):
+    async def fail():
+        raise error
+
+    async def answer():
+        return 42
+
+    calls.submit(1, lambda: calls.run_async(fail()), 5.0)
+    assert collect(calls, 1)[1].error is error
+    calls.submit(2, lambda: calls.run_async(answer()), 5.0)
+    assert collect(calls, 1)[2].value == 42
 
 
 def test_many_short_calls_from_many_polls_lose_nothing(calls):

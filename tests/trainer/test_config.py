@@ -201,6 +201,17 @@ def test_no_generation_at_all_is_refused():
         ("num_ppo_epochs", 0),
         ("max_turns", 0),
         ("max_turn_tokens", 0),
+        ("max_malformed_actions", 0),
+        ("generation_slots", 0),
+        ("env_timeout_seconds", 0.0),
+        ("env_timeout_seconds", -1.0),
+        ("episode_timeout_seconds", 0.0),
+        ("env_workers", 0),
+        ("env_isolation", "fork"),
+        ("on_env_error", "ignore"),
+        ("env_error_penalty", -0.5),
+        ("vllm_importance_sampling_mode", "episode_mask"),
+        ("vllm_importance_sampling_mode", "turn"),
         ("critic_lora_r", 0),
         ("delta", 1.2),
         ("kl_estimator", "k2"),
@@ -218,9 +229,35 @@ def test_a_value_out_of_range_raises_with_name_and_value(name, value, cls):
         config(cls, **{name: value}, **options)
 
 
+@pytest.mark.parametrize("level", ["turn", "token", "sequence"])
+@pytest.mark.parametrize("form", ["truncate", "mask"])
+def test_corrections_of_the_sampler(level, form):
+    assert config().vllm_importance_sampling_mode == "turn_truncate"
+    mode = f"{level}_{form}"
+    assert config(vllm_importance_sampling_mode=mode).vllm_importance_sampling_mode == mode
+    unbounded = {
+        "vllm_importance_sampling_mode": mode,
+        "vllm_importance_sampling_clip_min": None,
+        "vllm_importance_sampling_clip_max": None,
+    }
+    if form == "mask":
+        assert config(**unbounded) is not None
+    else:
+        with pytest.raises(ValueError, match="`vllm_importance_sampling_clip_max`"):
+            config(**unbounded)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("gamma", 1.0), ("lam", 0.0), ("kl_coef", 0.0), ("cliprange_value", None), ("delta", 1.3)],
+    [
+        ("gamma", 1.0),
+        ("lam", 0.0),
+        ("env_timeout_seconds", None),
+        ("env_error_penalty", 0.0),
+        ("kl_coef", 0.0),
+        ("cliprange_value", None),
+        ("delta", 1.3),
+    ],
 )
 def test_the_ends_of_the_ranges_are_allowed(name, value):
     assert getattr(config(**{name: value}), name) == value

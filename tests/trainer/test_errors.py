@@ -18,7 +18,6 @@ from trl import GRPOConfig
 from tests.builders import build, prompts, quick_config, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
-from trl_stppo.trainer.plan import ENGINE_LIMITS
 
 TOKENIZER = char_tokenizer()
 
@@ -90,7 +89,13 @@ REFUSED = {
             {name: 2},
             f"`{name}=2` limits episodes with an environment or tools, and there are none",
         )
-        for name in ENGINE_LIMITS
+        for name in (
+            "max_turns",
+            "max_turn_tokens",
+            "max_malformed_actions",
+            "episode_timeout_seconds",
+            "generation_slots",
+        )
     },
     "max_turn_tokens with a rollout_func": (
         {"rollout_func": no_rollout},

@@ -200,3 +200,17 @@ def test_every_rollout_starts_counting_afresh(tmp_path, monkeypatch):
     assert len(trainer.kept) == 2
     first, second = ([sorted(k[4].rewards.sum(1).tolist())] for k in trainer.kept)
     assert first == second
+
+
+def test_reward_functions_get_upstreams_arguments_and_no_others(tmp_path, monkeypatch):
+    seen = []
+
+    def watch(**arguments):
+        seen.append(set(arguments))
+        return [0.0] * len(arguments["prompts"])
+
+    trainer = tool_trainer(tmp_path, monkeypatch, PayingEnv)
+    trainer.reward_funcs[0] = watch
+    trainer.train()
+    always = {"prompts", "completions", "completion_ids", "trainer_state"}
+    assert seen[0] == always | {"log_extra", "log_metric", "environments"}

@@ -17,8 +17,14 @@ from trl_stppo.core import sampler_correction
 
 
 class ThreeTurns(CountEnv):
+    """Pays something else for nearly every action, so that there is something to learn."""
+
     def __init__(self) -> None:
         super().__init__(3)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, sum(map(ord, action)) % 7 / 7, *rest
 
 
 def setting(**options):
@@ -62,7 +68,7 @@ def perturb(model) -> None:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         weight = model.lm_head.weight
-        weight += 0.1 * torch.randn(weight.shape, generator=generator)
+        weight += 0.02 * torch.randn(weight.shape, generator=generator)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +116,7 @@ def test_the_largest_limit_is_asked_for_and_each_turn_cut_to_its_own(tmp_path):
     limits = {r["max_tokens"] for r in server.requests}
     assert max(limits) == 9
     assert min(limits) < 9
-    _, batch, turns, *_ = trainer.kept[0]
+    batch = trainer.kept[0][1]
     assert all(len(completion) <= 29 for _, completion, _ in rows_of(batch))
     assert logs(trainer)["stop_reason/token_budget"] == 1.0
 
@@ -156,7 +162,7 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
     inside = index >= 0
     assert (ratio[~inside] == 1.0).all()
     edges = (0.97, 1.03) if mode == "turn_truncate" else (0.0,)
-    assert any((ratio == edge).any() for edge in edges), "the case should be interesting"
+    assert any((ratio[inside] == edge).any() for edge in edges), "the case should be interesting"
     assert ((ratio > 0.97) & (ratio < 1.03) & inside).any()
     for b in range(len(index)):
         for k in range(3):
@@ -164,7 +170,7 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
     figures = logs(trainer)
     gap = (old - sampled).abs()[inside]
     assert figures["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean().item())
-    assert gap.mean() > 0.01
+    assert gap.mean() > 0.001
     for name in ("min", "mean", "max"):
         logged = figures[f"sampling/importance_sampling_ratio/{name}"]
         assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)

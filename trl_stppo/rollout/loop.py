@@ -79,13 +79,19 @@ class EpisodeLoop:
     def _generate(self) -> None:
         if not self._backend.busy:
             return
-        if getattr(self._backend, "whole_batches", False) and self._calls:
-            self._answer(LINGER_SECONDS)
+        if getattr(self._backend, "whole_batches", False):
+            self._linger()
         started = time.perf_counter()
         results = self._backend.step()
         self.generation_seconds += time.perf_counter() - started
         for result in results:
             self._sampled(self._running[result.key], result)
+
+    def _linger(self) -> None:
+        """Let more episodes become ready before a batch of turns is sampled."""
+        until = time.monotonic() + LINGER_SECONDS
+        while self._calls and (left := until - time.monotonic()) > 0:
+            self._answer(left)
 
     def _answer(self, wait: float | None = None) -> None:
         """Take what environments have said; wait for it when there is nothing else to do."""
@@ -207,7 +213,6 @@ class EpisodeLoop:
 
     def _played(self, episode: Episode, outcome: Outcome) -> None:
         self._pay(episode, outcome.reward)
-        episode.messages += outcome.messages
         episode.tool_calls += outcome.tool_calls
         episode.tool_failures += outcome.tool_failures
         if outcome.valid_action is not None:
@@ -241,6 +246,7 @@ class EpisodeLoop:
 
     def _observe(self, episode: Episode, messages: list[Message]) -> None:
         """Append what the environment said; where it does not fit, the part that does, and end."""
+        episode.messages += messages
         room = episode.room(self._limits)
         most = (room + 1) * MAX_CHARS_PER_TOKEN
         shown = [{**m, "content": m["content"][:most]} for m in messages]

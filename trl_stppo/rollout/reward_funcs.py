@@ -55,21 +55,27 @@ def _select(kwargs: dict[str, Any], left_out: set[int]) -> tuple[list[int], dict
     kept = [row for row in range(rows) if row not in left_out]
     if len(kept) == rows:
         return kept, kwargs
-    return kept, {
+    selected = {
         name: [value[row] for row in kept]
         if isinstance(value, list) and len(value) == rows
         else value
         for name, value in kwargs.items()
     }
+    if (log_extra := kwargs.get("log_extra")) is not None:
+        # A column of the completions table has an entry for every row.
+        selected["log_extra"] = lambda column, values: log_extra(
+            column, _spread(list(values), kept, kwargs)
+        )
+    return kept, selected
 
 
-def _spread(
-    rewards: list[float | None], kept: list[int], kwargs: dict[str, Any]
-) -> list[float | None]:
-    if len(rewards) != len(kept) or len(kept) == len(kwargs["completions"]):
-        return rewards  # a wrong number is for GRPOTrainer to explain
-    by_row = dict(zip(kept, rewards, strict=True))
-    return [by_row.get(row) for row in range(len(kwargs["completions"]))]
+def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[Any]:
+    """Values of the rows that count, None for the others."""
+    rows = len(kwargs["completions"])
+    if len(values) != len(kept) or len(kept) == rows:
+        return values  # a wrong number is for GRPOTrainer to explain
+    by_row = dict(zip(kept, values, strict=True))
+    return [by_row.get(row) for row in range(rows)]
 
 
 def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:

@@ -309,8 +309,10 @@ def plan_rewards(
     tokenizer: Any,
     rollout: RolloutPlan,
     trainer: PPOTrainer,
+    *,
+    scores_turns: bool = False,
 ) -> RewardPlan:
-    """Collect every source of reward in GRPOTrainer's form."""
+    """Collect every source of reward in GRPOTrainer's form; `scores_turns` with turn_reward_funcs."""
     funcs = [] if reward_funcs is None else reward_funcs
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
@@ -324,7 +326,7 @@ def plan_rewards(
         funcs.append(reward_model)
         classes.append(tokenizer)
     plan = RewardPlan([guarded(func, trainer._failed_rows) for func in funcs], classes)
-    if rollout.text or (rollout.pays_turns and not funcs):
+    if rollout.text or ((rollout.pays_turns or scores_turns) and not funcs):
         plan.repeated = len(plan.funcs)
         plan.funcs.append(_turn_reward_sum(trainer))
         plan.processing_classes.append(None)

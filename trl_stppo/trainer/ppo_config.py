@@ -7,13 +7,11 @@ of the two; after construction both hold the value. `docs/configuration.md` tabl
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ..core import KL_ESTIMATORS, LOSS_TYPES
-from ..rollout.engine import ON_ENV_ERROR
 from ._trl import GRPOConfig, SingleGeneration
+from .config_checks import check_refused, check_values
 
 # PPO's name -> GRPOConfig's name for the same thing.
 ALIASES = {
@@ -21,34 +19,6 @@ ALIASES = {
     "cliprange": "epsilon",
     "response_length": "max_completion_length",
 }
-
-# Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
-# advantages: field -> (the only value that is allowed, why, what to do instead).
-REFUSED: dict[str, tuple[Any, str, str]] = {
-    "scale_rewards": ("group", "it scales group-relative advantages", "use whiten_advantages"),
-    "multi_objective_aggregation": (
-        "sum_then_normalize",
-        "rewards are summed before the advantages are estimated",
-        "set reward_weights",
-    ),
-    "top_entropy_quantile": (
-        1.0,
-        "its quantile is taken per micro-batch, so the split would change the gradient",
-        "leave it at 1.0",
-    ),
-    "use_adaptive_entropy": (
-        False,
-        "its controller lives inside GRPOTrainer's loss",
-        "use entropy_coef",
-    ),
-    "fp16": (False, "clipping and norms need unscaled gradients", "use bf16=True"),
-}
-# Level and form of the correction for the gap to the sampler; the turn level is ours.
-SAMPLER_CORRECTIONS = tuple(
-    f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
-)
-# These step inside the backward pass, before the critic's gradient and the clipping bias exist.
-EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
 @dataclass
@@ -257,8 +227,8 @@ class PPOConfig(GRPOConfig):
         if single:
             self.num_generations = 1
         self._resolve_schedule(mini_batches)
-        self._check_refused()
-        self._check_values()
+        check_refused(self)
+        check_values(self, self._VALID_LEVELS)
 
     def _is_set(self, name: str) -> bool:
         """Whether a field differs from its default, which is all a dataclass can tell."""
@@ -329,103 +299,3 @@ class PPOConfig(GRPOConfig):
                 f"contradicts `max_steps={self.max_steps}`. Set only one of them."
             )
         self.max_steps = max_steps
-
-    def _check_refused(self) -> None:
-        for name, (allowed, why, instead) in REFUSED.items():
-            if getattr(self, name) != allowed:
-                raise ValueError(
-                    f"`{name}={getattr(self, name)!r}` is not supported by {type(self).__name__}: "
-                    f"{why}. Allowed: {allowed!r}; {instead}."
-                )
-        if "fp16" in (
-            getattr(self, "mixed_precision", None),
-            os.environ.get("ACCELERATE_MIXED_PRECISION"),
-        ):
-            raise ValueError(
-                "Mixed precision 'fp16' (set by the launcher) is not supported: clipping and norms need "
-                "unscaled gradients. Launch with --mixed_precision bf16 or no."
-            )
-        optim = str(getattr(self.optim, "value", self.optim)).lower()
-        if any(part in optim for part in EARLY_OPTIMIZERS):
-            raise ValueError(
-                f"`optim={optim!r}` is not supported: it steps inside the backward pass, before the "
-                f"critic's gradient and the clipping bias are known. Use an AdamW, SGD or Adafactor variant."
-            )
-        if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise ValueError(
-                "`gradient_checkpointing_kwargs={'use_reentrant': True}` is not supported: separate "
-                "gradients of critic and clipping bias need non-reentrant checkpointing. Drop it."
-            )
-        for name, only in (("model_adapter_name", "default"), ("ref_adapter_name", "ref")):
-            if getattr(self, name) not in (None, only):
-                raise ValueError(
-                    f"`{name}={getattr(self, name)!r}` is not supported; allowed: None or {only!r}. "
-                    f"Rename the adapter, or pass `ref_model`."
-                )
-        if self.stop_token not in (None, "eos"):
-            raise ValueError(f"`stop_token={self.stop_token!r}`: allowed are None and 'eos'.")
-        if self.stop_token is not None and self.stop_token_id is not None:
-            raise ValueError("`stop_token` and `stop_token_id` contradict: set only one of them.")
-        if self.stop_token_id is not None and self.use_vllm:
-            raise ValueError(
-                "`stop_token_id` is not supported with `use_vllm=True`; set "
-                "generation_kwargs={'stop_token_ids': [...]} instead."
-            )
-
-    def _check_values(self) -> None:
-        choices = {
-            "loss_type": LOSS_TYPES,
-            "importance_sampling_level": self._VALID_LEVELS,
-            "advantage_level": ("token", "turn"),
-            "kl_estimator": KL_ESTIMATORS,
-            "env_isolation": ("thread", "process"),
-            "on_env_error": ON_ENV_ERROR,
-            "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"`{name}={getattr(self, name)!r}`: allowed are {', '.join(map(repr, allowed))}."
-                )
-        limits = {
-            "num_iterations": (lambda v: v >= 1, "num_iterations >= 1"),
-            "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon < 1"),
-            "epsilon_high": (lambda v: v is None or v >= 0, "epsilon_high >= 0 or None"),
-            "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
-            "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
-            "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
-            "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-            "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
-            "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
-            "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
-            "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
-            "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
-            "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
-        }
-        for name in ("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"):
-            limits[name] = (lambda v: v is None or v >= 1, f"{name} >= 1 or None")
-        for name in ("env_timeout_seconds", "episode_timeout_seconds"):
-            limits[name] = (lambda v: v is None or v > 0, f"{name} > 0 or None")
-        for name, (valid, rule) in limits.items():
-            if not valid(getattr(self, name)):
-                raise ValueError(f"`{name}={getattr(self, name)}`: must satisfy {rule}.")
-        rollout_steps = self.num_iterations * (self.num_mini_batches or 1)
-        if self.critic_warmup_steps % rollout_steps != 0:
-            raise ValueError(
-                f"`critic_warmup_steps={self.critic_warmup_steps}` must be a multiple of the "
-                f"{rollout_steps} optimizer steps of one rollout (epochs x mini-batches), so that no "
-                f"rollout is half warm-up. Nearest: "
-                f"{math.ceil(self.critic_warmup_steps / rollout_steps) * rollout_steps}."
-            )
-        bounds = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max)
-        if self.vllm_importance_sampling_mode == "turn_truncate" and bounds == (None, None):
-            raise ValueError(
-                "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
-                "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
-            )
-        upper = 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
-        if self.delta is not None and self.delta <= upper:
-            raise ValueError(
-                f"`delta={self.delta}` must exceed 1 + epsilon_high = {upper}; below it the two-sided "
-                f"clip would cut into the ordinary one."
-            )

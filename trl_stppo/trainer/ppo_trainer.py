@@ -127,6 +127,7 @@ class PPOTrainer(ActorCriticRollout):
             processing_class,
             rollout,
             self,
+            scores_turns=turn_reward_funcs is not None,
         )
         reference = build.plan_reference(args, model, ref_model, peft_config)
         self._rollout_plan = rollout

@@ -81,6 +81,8 @@ class ActorCriticRollout(GRPOTrainer):
         if self._rollout_plan.tools:
             self.environments = [episode.env for episode in self._episodes]
         result = rollout_result(self._episodes)
+        if self.tools:  # upstream asks `_tool_call_loop`; reward functions would get this one
+            del result["env_mask"]
         if not rollout_engine.tells_logprobs(self):
             result["logprobs"] = None  # on all processes, also where no turn was sampled
         return result

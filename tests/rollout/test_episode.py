@@ -1,0 +1,62 @@
+"""The row of an episode only grows at its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from trl_stppo.rollout.episode import Episode
+
+
+def an_episode():
+    episode = Episode(3, {}, "p")
+    episode.append_turn([1, 2], [-1.0, -2.0])
+    episode.append_observation([3, 4])
+    return episode
+
+
+def test_an_episode_is_five_lists_of_one_length():
+    episode = an_episode()
+    episode.append_turn([5], None)
+    assert episode.ids == [1, 2, 3, 4, 5]
+    assert episode.action_mask == [True, True, False, False, True]
+    assert episode.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0]
+    assert episode.turn_index == [0, 0, -1, -1, 1]
+    assert episode.turn_spans == [(0, 2), (4, 5)]
+    assert (episode.turn_rewards, episode.has_logprobs) == ([0.0, 0.0], False)
+    episode.close(0)
+    assert episode.ids == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda e: e.ids.append(9),
+        lambda e: e.ids.pop(),
+        lambda e: e.ids.__setitem__(0, 9),
+        lambda e: e.ids.__setitem__(-1, 9),
+        lambda e: setattr(e, "ids", [1, 2]),
+    ],
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda e: e.append_turn([5], None),
+        lambda e: e.append_observation([5]),
+        lambda e: e.close(0),
+    ],
+)
+def test_writing_into_the_tokens_is_noticed(write, then):
+    episode = an_episode()
+    write(episode)
+    with pytest.raises(
+        RuntimeError, match="Episode 3: tokens before the end of its row have changed"
+    ):
+        then(episode)
+
+
+@pytest.mark.parametrize("name", ["action_mask", "logprobs", "turn_index"])
+def test_writing_into_the_other_lists_is_noticed(name):
+    episode = an_episode()
+    getattr(episode, name).append(1)
+    with pytest.raises(RuntimeError, match="Episode 3 has 5 ids, but"):
+        episode.append_observation([5])

@@ -130,6 +130,27 @@ def test_an_overdue_call_is_abandoned_and_its_thread_replaced(calls):
     assert calls.poll(0.05) == []  # what the abandoned ones return is thrown away
 
 
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
+    calls, asynchronous, error
+):
+    def answer():
+        time.sleep(0.3)
+        if error is not None:
+            raise error
+        return "late"
+
+    async def answer_async():
+        await asyncio.sleep(0.3)
+        return answer()
+
+    calls.submit(1, answer_async if asynchronous else answer, 0.1)
+    time.sleep(0.6)
+    (result,) = calls.poll(0.0)
+    assert (result.timed_out, result.value, result.error) == (True, None, None)
+
+
 def test_the_limit_counts_from_the_start_of_the_call_not_from_its_submission(calls):
     for key in range(12):  # three rounds of four workers, each within its limit
         calls.submit(key, lambda: time.sleep(0.15), 0.4)

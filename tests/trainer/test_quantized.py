@@ -7,9 +7,11 @@ import torch
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig, Qwen2ForCausalLM
 
-from tests.fakes import char_tokenizer, tiny_config
+from tests.builders import LIMITS, Kept, build, logs, prompts
+from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.scripted import norm, scripted_trainer
 from trl_stppo import STPPOTrainer
+from trl_stppo.trainer import rollout_engine
 
 pytest.importorskip("bitsandbytes")
 STEPS = 4
@@ -108,3 +110,33 @@ def test_reference_logprobs_stay_those_of_the_backbone(finished):
 def by_prompt(batch) -> list[int]:
     prompts = [row.tolist() for row in batch["completion_ids"]]
     return sorted(range(len(prompts)), key=lambda i: prompts[i])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_environment_is_played_on_the_quantised_weights(checkpoint, tmp_path, checkpointing):
+    """By the backend that keeps its cache, which leaves modes and adapters as they were."""
+    trainer = build(
+        tmp_path,
+        Kept,
+        arguments={
+            "model": checkpoint,
+            "environment_factory": CountEnv,
+            "eval_dataset": prompts(4),
+            "quantization_config": BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+            ),
+            "peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"),
+        },
+        gradient_checkpointing=checkpointing,
+        **LIMITS,
+    )
+    assert rollout_engine.why_not_cached(trainer) is None
+    trainer.evaluate()  # in evaluation mode bitsandbytes would repack the weights for inference
+    trainer.train()
+    assert trainer.model.training
+    assert trainer.model.is_gradient_checkpointing is checkpointing
+    assert trainer.model.active_adapter == "default"
+    figures = logs(trainer)
+    assert figures["turns/mean"] > 1
+    # Prefill and decoding in other shapes than training: nothing but rounding, in half precision.
+    assert figures["sampling/sampling_logp_difference/mean"] < 0.02

@@ -177,6 +177,9 @@ class EnvironmentCalls:
             except BaseException as error:
                 result.error = error
             result.seconds = time.monotonic() - started
+            if call.timeout is not None and result.seconds > call.timeout:
+                # Overdue, though nobody has polled in the meantime: timing must not decide.
+                result.value, result.error, result.timed_out = None, None, True
             if not self._finish(call, result):
                 return  # this thread has been replaced
             del call, result, self._current.call

@@ -112,8 +112,20 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
     return critic
 
 
+def keep_trainable(model: nn.Module) -> None:
+    """Keep 4-bit weights on the CPU in the form that gradients can pass through.
+
+    bitsandbytes repacks them, for speed, in the first forward pass in evaluation mode, be it a
+    rollout's or an evaluation's, and after that training fails.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def _separate(model: Any, trainer: PPOTrainer) -> SeparateCritic:
     args = trainer.args
+    keep_trainable(model)
     if args.disable_dropout:
         disable_dropout_in_model(model)
     if args.gradient_checkpointing:

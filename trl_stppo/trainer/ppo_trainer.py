@@ -152,6 +152,7 @@ class PPOTrainer(ActorCriticRollout):
                 environment_factory=rollout.tool_environments,
             )
         build.check_engine(self)
+        build.keep_trainable(self.model)
         self._engine = rollout_engine.build_engine(self)
         rollout_engine.take_over(self, len(rewards.funcs))
         self._turn_reward_funcs = TurnRewardFuncs(

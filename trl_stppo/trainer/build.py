@@ -120,7 +120,7 @@ def keep_trainable(model: nn.Module) -> None:
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a Tensor to mypy)
 
 
 def _separate(model: Any, trainer: PPOTrainer) -> SeparateCritic:

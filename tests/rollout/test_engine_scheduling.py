@@ -181,7 +181,7 @@ def test_whole_batches_gather():
 
 def test_gathering_ends_when_nobody_else_is_expected_and_does_not_wait_for_the_slow():
     engine = build(Counting, max_completion_tokens=2000)
-    rows = [{"n": 0, "turns": 1, "pauses": [0.0, 1.5]}, {"n": 1, "turns": 6}]
+    rows = [{"n": 0, "turns": 1, "pauses": [0.0, 4.0]}, {"n": 1, "turns": 6}]
     backend = ScriptedBackend(steady, whole_batches=True)
     ends = []
     original, backend.release = (
@@ -191,10 +191,10 @@ def test_gathering_ends_when_nobody_else_is_expected_and_does_not_wait_for_the_s
     started = time.monotonic()
     play(engine, backend, rows)
     assert [key for key, _ in ends if key == 1]
-    assert min(at for key, at in ends if key == 1) - started < 1.2
+    assert min(at for key, at in ends if key == 1) - started < 3.0
     started = time.monotonic()
-    play(engine, ScriptedBackend(steady, whole_batches=True), [{"n": 1, "turns": 40}])
-    assert time.monotonic() - started < 1.2  # alone, there is nobody to wait for
+    play(engine, ScriptedBackend(steady, whole_batches=True), [{"n": 1, "turns": 100}])
+    assert time.monotonic() - started < 3.5  # alone, there is nobody to wait for
     engine.close()
 
 

@@ -73,8 +73,8 @@ def test_a_call_that_takes_too_long_ends_its_episode(kind, when, turns):
     engine = build(kind, env_timeout_seconds=0.2)
     for _ in range(2):  # an instance that is made, and one that exists
         started = time.monotonic()
-        played = play(engine, lambda row, turn: "a]", [{when: 0.6}, {}])
-        assert time.monotonic() - started < 0.55
+        played = play(engine, lambda row, turn: "a]", [{when: 3.0}, {}])
+        assert time.monotonic() - started < 2.5
         assert played.reasons == ["env_timeout", "terminated"]
         assert played.record.errors == [f"{kind.__name__}: no answer in 0.2 s", None]
         assert played.episodes[0].num_turns == turns
@@ -120,8 +120,8 @@ def test_an_instance_that_was_made_too_late_is_nobodys():
 def test_an_episode_ends_while_it_waits_for_its_environment():
     engine = build(Slow, episode_timeout_seconds=0.3)
     started = time.monotonic()
-    played = play(engine, lambda row, turn: "a]", [{"in_step": 1.0}, {}])
-    assert time.monotonic() - started < 0.8
+    played = play(engine, lambda row, turn: "a]", [{"in_step": 4.0}, {}])
+    assert time.monotonic() - started < 3.0
     assert played.reasons == [EPISODE_TIMEOUT, "terminated"]
     episode, record = played.episodes[0], played.record
     assert shown(episode) == "[u q][a |a]"
@@ -205,26 +205,45 @@ def test_there_is_no_limit_unless_one_is_set():
 
 
 class Leaving(ScriptedBackend):
-    """Raises at the n-th step."""
+    """Raises once an environment is in its step while another episode has a turn to sample."""
 
-    def __init__(self, error, step, **options):
-        super().__init__(lambda row, turn: "a]", **options)
-        self.error, self.left = error, step
+    def __init__(self, error):
+        super().__init__(lambda row, turn: "a]")
+        self.error = error
 
     def step(self):
-        self.left -= 1
-        if self.left == 0:
+        if Held.entered.is_set():
             raise self.error
         return super().step()
 
 
+class Held(Slow):
+    """Its step lasts until the test lets it end, where the row says so."""
+
+    entered, release = threading.Event(), threading.Event()
+
+    def reset(self, held=False, **row):
+        self.held = held
+        return super().reset(**row)
+
+    def step(self, action):
+        if self.held:
+            self.entered.set()
+            self.release.wait(10)
+        else:
+            self.entered.wait(10)  # so that this episode's next turn comes afterwards
+        return super().step(action)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
 def test_an_exception_while_sampling_leaves_nothing_behind(error):
-    engine = build(lambda: Slow(going("x"), going("y"), done()))
+    Held.entered.clear()
+    Held.release.clear()
+    engine = build(lambda: Held(going("x"), going("y"), done()))
     busy = Slow.made[0]
-    backend = Leaving(error, 3)
+    backend = Leaving(error)
     with pytest.raises(type(error)):
-        play(engine, backend, [{"in_step": 0.5}, {}, {}])
+        play(engine, backend, [{"held": True}, {}, {}])
     assert (backend.held, backend.busy) == ({}, False)
     assert engine.calls.poll(0.0) == []
     assert not engine.calls._running
@@ -233,6 +252,7 @@ def test_an_exception_while_sampling_leaves_nothing_behind(error):
     played = play(engine, lambda row, turn: "a]", [{}] * 3)
     assert played.reasons == ["terminated"] * 3
     assert all(episode.env is not busy for episode in played.episodes)
+    Held.release.set()
     engine.close()
     assert wait_until(lambda: not environment_threads())
 

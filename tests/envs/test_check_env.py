@@ -21,7 +21,6 @@ from check_env_cases import (
 )
 from trl_stppo.envs import SearchEnv, check, check_env
 from trl_stppo.errors import EnvironmentContractError
-from trl_stppo.rollout import environments
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -370,7 +369,6 @@ def test_what_was_made_is_closed_and_an_instance_of_the_caller_is_not() -> None:
 
 
 @pytest.mark.parametrize("env", [Clean, CleanTools, CleanAsync, SearchEnv])
-def test_the_kinds_are_told_apart_as_the_rollout_does(env) -> None:
+def test_the_kinds_are_told_apart(env) -> None:
     instance = env()
-    assert check.is_text_environment(instance) == environments.is_text_environment(instance)
     assert check.is_text_environment(instance) == (env not in (CleanTools,))

@@ -4,6 +4,7 @@ An environment never sees tokens. Anything with these two methods qualifies; inh
 `TextEnv` is not needed. Keep other methods private: a trainer may offer public ones as tools.
 """
 
+import inspect
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -39,3 +40,15 @@ class TextEnv(Protocol):
                 episode.
         """
         ...
+
+
+def is_text_environment(env: Any) -> bool:
+    """Whether `env.step(action)` is the environment's step rather than one tool among others.
+
+    A TRL tool must be annotated `-> str`; a step returns a tuple. That annotation is what tells a
+    tool that happens to be called `step` apart.
+    """
+    step = getattr(env, "step", None)
+    if not callable(step):
+        return False
+    return inspect.signature(step).return_annotation not in (str, "str")

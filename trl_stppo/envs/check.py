@@ -5,7 +5,6 @@ Violations raise; what is allowed but usually a mistake comes back as a list of 
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from ._check_session import Session, check_reset_signature, global_generators, p
 from ._check_text import check_text
 from ._check_tools import check_tools
 from ._check_values import short, violation
+from .base import is_text_environment
 
 MAX_ROWS = 8
 
@@ -63,14 +63,6 @@ def check_env(
     for message in found:
         warnings.warn(message, stacklevel=2)
     return found
-
-
-def is_text_environment(env: Any) -> bool:
-    """Whether `step` is the environment's own; a method `step` that is annotated `-> str` is a tool."""
-    step = getattr(env, "step", None)
-    if not callable(step):
-        return False
-    return inspect.signature(step).return_annotation not in (str, "str")
 
 
 def _a_loop_runs() -> bool:

@@ -9,25 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ..envs.base import is_text_environment
 from .isolation import IsolatedEnvironment
 
 logger = logging.getLogger(__name__)
 
 Factory = Callable[[], Any]
 Factories = dict[str | None, Factory]
-
-
-def is_text_environment(env: Any) -> bool:
-    """Whether `env.step(action)` is the environment's step rather than one tool among others.
-
-    A TRL tool must be annotated `-> str`; a step returns a tuple. That annotation is what tells a
-    tool that happens to be called `step` apart.
-    """
-    step = getattr(env, "step", None)
-    if not callable(step):
-        return False
-    annotation = inspect.signature(step).return_annotation
-    return annotation not in (str, "str")
 
 
 def split_environments(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from trl_stppo.rollout.environments import (
@@ -174,8 +176,8 @@ def test_closing_closes_what_can_be_closed_and_forgets_the_rest(caplog):
     kinds = {"f": Failing, "t": ToolCalledClose, "a": AsyncClosing, "p": Text, "c": Closing}
     pool = EnvironmentPool(kinds)
     made = [pool.take(name, 0) for name in kinds]
-    pool.close()
-    assert closed == made[-1:]
+    pool.close(asyncio.run)
+    assert closed == [made[2], made[4]]
     assert "Failing.close raised OSError('no')" in caplog.text
-    pool.close()
-    assert len(closed) == 1
+    pool.close(asyncio.run)
+    assert len(closed) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOTrainer
 
@@ -380,3 +381,26 @@ def test_a_lora_policy_with_checkpointing_generates_with_the_cache(
         torch.testing.assert_close(
             trainer.kept[1][1]["values"], plain.kept[1][1]["values"], rtol=1e-4, atol=1e-5
         )
+
+
+def test_an_episode_that_is_over_before_its_first_turn_is_not_scored(tmp_path):
+    """Reward functions see neither its empty conversation nor its missing environment."""
+
+    class Late(CountEnv):
+        def reset(self, late=0.0, **row):
+            time.sleep(late)
+            return super().reset()
+
+    def first(completions, **kwargs):
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    data = prompts(4, late=[0.0, 3.0, 0.0, 0.0])
+    trainer = trained(tmp_path, Late, data, {"reward_funcs": first}, episode_timeout_seconds=1.0)
+    assert reasons(trainer) == ["terminated", "episode_timeout", "terminated", "terminated"]
+
+
+def test_rows_without_a_prompt_among_others(tmp_path):
+    message = [{"role": "user", "content": "say 1 "}]
+    data = Dataset.from_dict({"prompt": [None, message] * 2})
+    trainer = trained(tmp_path, CountEnv, data)
+    assert reasons(trainer) == ["terminated"] * 4

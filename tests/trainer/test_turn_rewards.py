@@ -45,7 +45,9 @@ class Watch:
 
     def __call__(self, prompts, completions, completion_ids, turn, trainer_state, **kwargs):
         assert trainer_state.global_step >= 0
-        columns = {k: v for k, v in kwargs.items() if k != "log_metric"}
+        kwargs["log_extra"]("watched", turn)  # as reward functions of episodes may
+        own = ("log_metric", "log_extra", "environments")
+        columns = {k: v for k, v in kwargs.items() if k not in own}
         self.calls.append((prompts, completions, completion_ids, turn, columns))
         return [self.value(number) for number in turn]
 

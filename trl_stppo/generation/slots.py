@@ -136,7 +136,7 @@ class SlotLayer(CacheLayerMixin):
         return self.cache.span.longest
 
     def get_max_length(self) -> int:
-        """None: it grows."""
+        """No maximum, which transformers writes as -1."""
         return -1
 
 

@@ -50,7 +50,7 @@ def build_turn_batch(
         turn_index = turn_index_from_spans(record.turn_spans, action_mask.size(1)).to(device)
         turn_index = turn_index.masked_fill(~action_mask, -1)
     else:
-        # TRL's own tool loop: its observations are never empty, so runs of the mask are its turns.
+        # A record without spans: the runs of the mask, which empty observations would join.
         turn_index = turn_index_from_mask(action_mask)
     rewards = None
     if record.turn_rewards is not None:

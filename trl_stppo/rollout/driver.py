@@ -17,6 +17,11 @@ from .episode import Episode
 Call = Callable[[], Any]
 
 
+def readable(text: str) -> str:
+    """The text without lone surrogates, as undecodable output of other programs leaves them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 @dataclass
 class Opening:
     """The environment is ready.

@@ -9,6 +9,7 @@ for the slowest episode, and whatever goes wrong in an environment ends that epi
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 ON_ENV_ERROR = ("penalise", "mask", "drop")
 # After as many episodes in a row that only failed, the environment is broken, not flaky.
 MAX_FAILURES_IN_A_ROW = 64
+# What the environments get to close, all together, in seconds.
+CLOSE_SECONDS = 2.0
 
 
 class RolloutEngine:
@@ -98,10 +101,16 @@ class RolloutEngine:
         return episodes, record
 
     def close(self) -> None:
-        """Let go of workers and environments."""
-        self.calls.close()
+        """Let go of workers and environments, without waiting for long."""
         if self.pool is not None:
-            self.pool.close()
+            pool, run_async = self.pool, self.calls.run_async
+            closing = threading.Thread(target=pool.close, args=(run_async,), daemon=True)
+            try:
+                closing.start()
+                closing.join(CLOSE_SECONDS)
+            except RuntimeError:  # the interpreter is ending and starts no threads any more
+                logger.debug("environments are not closed: the interpreter is ending")
+        self.calls.close()
 
     def _episodes(
         self, rows: Sequence[dict[str, Any]], prompts: Sequence[list[Message] | str]
@@ -129,10 +138,10 @@ class RolloutEngine:
 
     def _report(self, episodes: list[Episode]) -> None:
         """Warn of failures; raise when nothing but failures has been seen for long."""
-        errors = [episode.error for episode in episodes if episode.error is not None]
         for episode in episodes:
             failed = episode.stop_reason in FAILURES
             self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
+        errors = [str(e.error) for e in episodes if e.stop_reason in FAILURES]
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             logger.warning(

@@ -103,28 +103,38 @@ class EnvironmentPool:
             env.kill()
         return env
 
-    def discard(self, name: str | None, index: int) -> None:
+    def discard(self, name: str | None, index: int) -> Any | None:
         """Forget a broken instance; one in a process of its own is killed."""
         with self._lock:
             self._discards[name, index] += 1
             env = self._instances.pop((name, index), None)
         if isinstance(env, IsolatedEnvironment):
             env.kill()
+            return None
+        return env
 
-    def close(self) -> None:
-        """Let go of all instances; `close()` is called on those that have one."""
+    def close(self, run_async: Callable[[Any], Any]) -> None:
+        """Let go of all instances; `close()` is called on those that have one.
+
+        Args:
+            run_async: waits for an asynchronous `close`.
+        """
         with self._lock:
             instances, self._instances = list(self._instances.values()), {}
         for env in instances:
-            close = getattr(env, "close", None)
-            # A tool environment's public methods are its tools.
-            if close is not None and (
-                isinstance(env, IsolatedEnvironment) or is_text_environment(env)
-            ):
-                try:
-                    result = close()
-                except Exception as error:  # the others are to be closed all the same
-                    logger.warning("%s.close raised %r", type(env).__name__, error)
-                    continue
-                if inspect.iscoroutine(result):
-                    result.close()
+            close_environment(env, run_async)
+
+
+def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
+    """Call `close()` of an environment that has one; what it raises is logged."""
+    close = getattr(env, "close", None)
+    isolated = isinstance(env, IsolatedEnvironment)
+    # A tool environment's public methods are its tools.
+    if close is None or not (isolated or is_text_environment(env)):
+        return
+    try:
+        result = close()
+        if inspect.iscoroutine(result):
+            run_async(result)
+    except Exception as error:
+        logger.warning("%s.close raised %r", type(env).__name__, error)

@@ -59,6 +59,7 @@ class Episode:
         stop_reason: None while the episode runs.
         error: message of what went wrong in the environment.
         trains: False for an episode that must not teach anything.
+        lost: whether its environment failed, or was given up in the middle of a call.
         terminated: whether nothing can follow, so that the state after the episode is worth nothing.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
@@ -85,6 +86,7 @@ class Episode:
     stop_reason: StopReason | None = None
     error: str | None = None
     trains: bool = True
+    lost: bool = False
     terminated: bool = False
     tool_calls: int = 0
     tool_failures: int = 0

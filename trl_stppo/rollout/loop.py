@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from .chat import ChatRenderer, Message, with_opening
 from .driver import Driver, Opening, Outcome
+from .environments import close_environment
 from .episode import Episode
 from .record import FINAL, StopReason
 from .workers import CallResult
@@ -271,7 +273,7 @@ class EpisodeLoop:
 
     def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
         episode.error = message
-        self._discard(episode)
+        self._discard(episode, reason)
         if self._engine.on_env_error == "penalise" and episode.num_turns:
             episode.turn_rewards[-1] -= self._engine.env_error_penalty
             episode.pays_turns = True
@@ -279,9 +281,15 @@ class EpisodeLoop:
             episode.trains = False
         self._finish(episode, reason)
 
-    def _discard(self, episode: Episode) -> None:
-        if self._engine.pool is not None:
-            self._engine.pool.discard(episode.name, self._indices[episode.row])
+    def _discard(self, episode: Episode, reason: StopReason | None = None) -> None:
+        episode.lost = True
+        if self._engine.pool is None:
+            return
+        env = self._engine.pool.discard(episode.name, self._indices[episode.row])
+        if env is not None and reason is StopReason.ENV_ERROR:  # otherwise it may still be busy
+            run_async = self._engine.calls.run_async
+            closing = threading.Thread(target=close_environment, args=(env, run_async), daemon=True)
+            closing.start()
 
     def _end(self, episode: Episode, reason: StopReason) -> None:
         """The last turn has been played; what remains is the environment's own score."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import EnvironmentContractError
 from .chat import Message
-from .driver import Call, Opening, Outcome
+from .driver import Call, Opening, Outcome, readable
 from .environments import EnvironmentPool
 from .episode import Episode
 from .record import check_reward
@@ -98,7 +98,7 @@ class TextDriver:
                 f"{self.type_name}.reset returned {_short(result)}; allowed are (observation, info) "
                 f"with a str observation, a str, or None."
             )
-        return Opening(env, observation or "")
+        return Opening(env, readable(observation or ""))
 
     def _checked_step(self, result: Any) -> Outcome:
         name = f"{self.type_name}.step"
@@ -119,7 +119,7 @@ class TextDriver:
             terminated = terminated and not truncated
         valid, success = info.get("valid_action"), info.get("success")
         return Outcome(
-            [{"role": "user", "content": observation}],
+            [{"role": "user", "content": readable(observation)}],
             check_reward(reward, f"{name} reward"),
             terminated,
             truncated,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import EnvironmentContractError
 from .chat import Message
-from .driver import Call, Opening, Outcome
+from .driver import Call, Opening, Outcome, readable
 from .environments import EnvironmentPool
 from .episode import Episode
 from .isolation import EnvironmentDied
@@ -89,7 +89,11 @@ class ToolDriver:
                     f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str, "
                     f"which is appended to the prompt, and None."
                 )
-            return Opening(env, result or "", getattr(env, TURN_REWARDS, None) is not None)
+            return Opening(
+                env,
+                readable(result) if isinstance(result, str) else result or "",
+                getattr(env, TURN_REWARDS, None) is not None,
+            )
 
         return opening
 
@@ -279,8 +283,5 @@ class _ToolTurn:
 
 
 def _tool_message(name: str, result: Any) -> Message:
-    return {
-        "role": "tool",
-        "name": name,
-        "content": result if isinstance(result, list) else str(result),
-    }
+    content = result if isinstance(result, list) else readable(str(result))
+    return {"role": "tool", "name": name, "content": content}

@@ -74,10 +74,12 @@ class EnvironmentCalls:
         self._waiting: deque[_Call] = deque()
         self._running: dict[int, _Call] = {}
         self._finished: deque[CallResult] = deque()
-        self._live = self._idle = 0
+        self._live = 0
         self._resting = False
         self._current = threading.local()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Loops that may be blocked, until when they have time to answer, and whether they did.
+        self._doubted: list[tuple[asyncio.AbstractEventLoop, float, threading.Event]] = []
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
         """Start `func()` as soon as a worker is free; a coroutine function goes to the event loop.
@@ -129,11 +131,12 @@ class EnvironmentCalls:
 
         It is cancelled if the call that waits for it is abandoned.
         """
-        future = asyncio.run_coroutine_threadsafe(_caught(coroutine), self._event_loop())
         call: _Call | None = getattr(self._current, "call", None)
-        with self._change:
+        with self._change:  # or the loop could be dropped in between
+            loop = self._event_loop()
+            future = asyncio.run_coroutine_threadsafe(_caught(coroutine), loop)
             if call is not None:
-                call.future = future
+                call.future, call.loop = future, loop
                 if call.abandoned:
                     future.cancel()
         value, error = future.result()
@@ -213,16 +216,35 @@ class EnvironmentCalls:
         times = [call.overdue_at() for call in self._running.values()]
         return [max(0.0, at - now) for at in times if at is not None]
 
+    def _doubt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give a loop some time to answer: the coroutine that was waited for may be blocking it."""
+        answered = threading.Event()
+        loop.call_soon_threadsafe(answered.set)
+        self._doubted.append((loop, time.monotonic() + CANCEL_SECONDS, answered))
+
+    def _drop_blocked_loops(self) -> None:
+        now = time.monotonic()
+        due = [doubt for doubt in self._doubted if now >= doubt[1] or doubt[2].is_set()]
+        self._doubted = [doubt for doubt in self._doubted if doubt not in due]
+        for loop, _, answered in due:
+            if loop is self._loop and not answered.is_set():
+                self._drop_loop()
+
     def _abandon_overdue(self) -> None:
+        self._drop_blocked_loops()
         now = time.monotonic()
         for call in list(self._running.values()):
             at = call.overdue_at()
             if at is not None and now >= at:
                 assert call.started is not None
                 self._abandon(call)
-                if call.loop is not None and call.loop is self._loop:
+                if call.loop is None or call.loop is not self._loop:
+                    pass
+                elif call.asynchronous:
                     # It ignored its cancellation, so it may be blocking the whole loop.
                     self._drop_loop()
+                else:
+                    self._doubt(call.loop)
                 self._finished.append(
                     CallResult(call.key, timed_out=True, seconds=now - call.started)
                 )
@@ -240,6 +262,7 @@ class EnvironmentCalls:
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         with self._change:
+            self._drop_blocked_loops()
             if self._loop is None:
                 loop = self._loop = asyncio.new_event_loop()
                 name = "environment-loop"

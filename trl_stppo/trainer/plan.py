@@ -174,7 +174,12 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
     from datasets import Dataset
 
     if dataset is None:
-        if None not in rollout.text:
+        if rollout.text and None not in rollout.text:
+            raise ValueError(
+                f"`train_dataset` is missing, but `environment_factory` has the names "
+                f"{list(rollout.text)}: rows with a column `environment` must choose among them."
+            )
+        if not rollout.text:
             return None  # GRPOTrainer decides, and explains
         if args.max_steps <= 0:
             raise ValueError(
@@ -239,8 +244,14 @@ def rows_with_prompts(
         texts = [tokenizer.decode(i) for i in ids]
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
     if rollout.text or rollout.tools:
-        return [{"prompt": list(PLACEHOLDER_PROMPT), **row} for row in rows], None
+        return [{**row, "prompt": prompt_of(row)} for row in rows], None
     return [dict(row) for row in rows], None
+
+
+def prompt_of(row: dict[str, Any]) -> Any:
+    """The row's prompt; an empty one where the environment has the task."""
+    prompt = row.get("prompt")  # None where datasets with and without prompts were joined
+    return list(PLACEHOLDER_PROMPT) if prompt is None else prompt
 
 
 def unpadded(row: dict[str, Any], pad_token_id: int) -> list[int]:

@@ -11,7 +11,7 @@ from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
 from . import plan
 from ._trl import prepare_tool_tokenizer
-from .rollout_engine import assemble, tool_format
+from .rollout_engine import assemble, growing_template, tool_format
 
 
 def play_episodes(
@@ -46,15 +46,18 @@ def play_episodes(
         )
     text, tool_factories, probes = split_environments(environment_factory)
     rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
-    template = prepare_tool_tokenizer(tokenizer) if tool_factories or tools else None
     ends = model.generation_config.eos_token_id
     ends = list(ends) if isinstance(ends, list | tuple) else [ends]
     ends = [*{*(end for end in ends if end is not None), tokenizer.eos_token_id}]
+    if tool_factories or tools:
+        template = prepare_tool_tokenizer(tokenizer)
+    else:
+        template = growing_template(ChatRenderer(tokenizer, ends))
     renderer = ChatRenderer(tokenizer, ends, chat_template=template)
     engine = assemble(rollout, renderer, tool_format(tokenizer, template, None), limits)
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     backend = CachedBackend(model, sampling or SamplingSettings(), ends, pad_token_id=pad)
-    prompts = [row.get("prompt", plan.PLACEHOLDER_PROMPT) for row in rows]
+    prompts = [plan.prompt_of(row) for row in rows]
     try:
         with backend.running():
             return engine.run(rows, prompts, renderer, backend, (seed,))[0]

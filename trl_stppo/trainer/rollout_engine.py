@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,7 @@ def take_over(trainer: PPOTrainer, own_rewards: int) -> None:
     names = trainer.reward_func_names[own_rewards:]
     trainer.reward_funcs[own_rewards:] = [_final_rewards(trainer, name) for name in names]
     if trainer._engine is not None:
+        weakref.finalize(trainer, trainer._engine.close)  # at the interpreter's end at the latest
         release_environments(trainer)
         trainer.rollout_func = trainer._play_episodes
     elif trainer._rollout_plan.user_func is not None:
@@ -135,16 +137,29 @@ def _final_rewards(trainer: PPOTrainer, env_type: str) -> Any:
 
 def _make_template_grow(trainer: PPOTrainer) -> None:
     """Use TRL's training template where the tokenizer's own does not preserve prefixes."""
-    if trainer._tokenizer.chat_template is None:
-        return  # prompts are plain text, or tokenising the first one explains
     try:
-        plan.renderer(trainer).check_template()
+        trainer.chat_template = growing_template(plan.renderer(trainer))
     except ValueError:
-        template = training_template(trainer._tokenizer)
-        if template is not None:
-            trainer.chat_template = template
-        elif plan.is_conversational(trainer.train_dataset):
+        if plan.is_conversational(trainer.train_dataset):
             raise
+
+
+def growing_template(renderer: ChatRenderer) -> str | None:
+    """What to use in place of the tokenizer's template, None if that one grows.
+
+    Raises:
+        ValueError: it does not, and TRL has no training template for it.
+    """
+    if renderer.tokenizer.chat_template is None:
+        return None  # prompts are plain text, or tokenising the first one explains
+    try:
+        renderer.check_template()
+    except ValueError:
+        template = training_template(renderer.tokenizer)
+        if template is None:
+            raise
+        return template
+    return None
 
 
 def _limits(trainer: PPOTrainer) -> Limits:

@@ -19,7 +19,7 @@ from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
 from ..rollout.engine import RolloutEngine
 from ..rollout.episode import Episode, rollout_result
 from ..rollout.func import read_rollout
-from ..rollout.record import FAILURES, RolloutRecord
+from ..rollout.record import RolloutRecord
 from . import plan, rollout_engine
 from ._trl import GRPOTrainer, disable_gradient_checkpointing
 from .estimate import Estimates, EstimateSettings, estimate
@@ -88,9 +88,8 @@ class ActorCriticRollout(GRPOTrainer):
         return result
 
     def _failed_rows(self) -> set[int]:
-        """Episodes whose environment failed; there is nothing to be scored."""
-        reasons = self._record.stop_reasons or []
-        return {row for row, reason in enumerate(reasons) if reason in FAILURES}
+        """Episodes that leave nothing to be scored: no environment to ask, or not one turn."""
+        return {e.row for e in self._episodes or [] if e.lost or not e.num_turns}
 
     def _rollout_seed(self) -> tuple[int, ...]:
         """Names this rollout: the same after a resume, another one for every batch."""

@@ -181,15 +181,20 @@ class TurnRewardFuncs:
         if isinstance(func, nn.Module):
             return self._model_rewards(func, self._tokenizers[index], turns)
         columns = [key for key in turns[0].columns if key not in RESERVED]
-        rewards = func(
-            prompts=[turn.prompt for turn in turns],
-            completions=[turn.completion for turn in turns],
-            completion_ids=[turn.ids for turn in turns],
-            turn=[turn.number for turn in turns],
-            trainer_state=state,
-            log_metric=log_metric,
-            **{key: [turn.columns[key] for turn in turns] for key in columns},
-        )
+        arguments: dict[str, Any] = {key: [turn.columns[key] for turn in turns] for key in columns}
+        arguments |= {
+            "prompts": [turn.prompt for turn in turns],
+            "completions": [turn.completion for turn in turns],
+            "completion_ids": [turn.ids for turn in turns],
+            "turn": [turn.number for turn in turns],
+            "trainer_state": state,
+            "log_metric": log_metric,
+            # The table of completions has one row per episode, not per turn.
+            "log_extra": lambda column, values: None,
+        }
+        if (environments := self._trainer.environments) is not None:
+            arguments["environments"] = [environments[turn.episode] for turn in turns]
+        rewards = func(**arguments)
         if inspect.isawaitable(rewards):
             rewards = self._run_async(_wait_for(rewards))
         count = len(rewards) if hasattr(rewards, "__len__") else f"a {type(rewards).__name__}, not"

@@ -1,0 +1,95 @@
+"""What an engine leaves behind: closed environments, text that can be tokenised, usable loops."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tests.rollout_kit import build, play, play_once, says, wait_until
+
+
+class Closing:
+    """Raises in its step where the row says so; counts its ends."""
+
+    closed: list = []  # noqa: RUF012 - shared on purpose
+
+    def reset(self, fails=False, **row):
+        self.fails = fails
+        return ""
+
+    def step(self, action):
+        if self.fails:
+            raise RuntimeError("broken")
+        return "done", 1.0, True, False, {}
+
+    def close(self):
+        Closing.closed.append(self)
+
+
+class AsyncClosing(Closing):
+    async def close(self):
+        Closing.closed.append(self)
+
+
+def test_broken_environments_are_closed_at_once_and_the_others_with_the_engine():
+    for kind in (Closing, AsyncClosing):
+        Closing.closed.clear()
+        engine = build(kind)
+        played = play(engine, says(["a]"], ["a]"], ["a]"]), [{}, {"fails": True}, {}])
+        broken = played.episodes[1].env
+        assert wait_until(lambda: Closing.closed == [broken])  # noqa: B023
+        engine.close()
+        assert len(Closing.closed) == 3
+        assert set(map(id, Closing.closed)) == {id(e.env) for e in played.episodes}
+
+
+def test_a_close_that_hangs_does_not_hold_the_engines_own():
+    class Hanging(Closing):
+        def close(self):
+            time.sleep(30)
+
+    engine = build(Hanging)
+    play(engine, says(["a]"]))
+    started = time.monotonic()
+    engine.close()
+    assert time.monotonic() - started < 10
+
+
+def test_lone_surrogates_are_replaced():
+    class Undecodable(Closing):
+        def reset(self, **row):
+            self.count = 0
+            return "o\udce4o"
+
+        def step(self, action):
+            self.count += 1
+            return "x\ud800y", 0.0, self.count == 2, False, {}
+
+    played = play_once(Undecodable, says(["a]", "b]"]))
+    assert played.reasons == ["terminated"]
+    assert played.only.messages[1]["content"] == "x?y"
+    assert played.only.prompt[-1]["content"].endswith("o?o")
+
+
+def test_an_async_reset_that_blocks_its_loop_costs_only_that_batch():
+    release = threading.Event()
+
+    class Blocking(Closing):
+        async def reset(self, blocks=False, **row):
+            if blocks:
+                release.wait(20)
+            return ""
+
+        def step(self, action):
+            return "done", 1.0, True, False, {}
+
+    engine = build(Blocking, env_timeout_seconds=0.3)
+    script = says(*[["a]"]] * 4)
+    try:
+        play(engine, script, [{"blocks": True}, {}, {}, {}])
+        time.sleep(0.6)  # what the loop is given to answer
+        played = play(engine, script, [{}] * 4)
+        assert played.reasons == ["terminated"] * 4
+    finally:
+        release.set()
+        engine.close()

@@ -22,9 +22,8 @@ from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
 from train_stppo import STDLIB_SEARCH, AgentArguments, TrlParser, load_environment, load_splits
-from trl_stppo.envs._check_tools import tool_names
 from trl_stppo.envs._check_values import check_number, check_opening, check_step
-from trl_stppo.envs.check import is_text_environment
+from trl_stppo.envs.base import is_text_environment, tool_names
 from trl_stppo.rollout.chat import ChatRenderer, with_opening
 
 QUIT = ":q"

@@ -9,14 +9,9 @@ from trl_stppo.errors import EnvironmentContractError
 
 from ._check_session import Session, global_generators
 from ._check_values import check_number, check_opening, short, violation
+from .base import tool_names
 
 _ARGS = re.compile(r"\n\s*Args:\s*\n(.*?)(?:\n\s*(?:Returns|Raises):|\Z)", re.DOTALL)
-
-
-def tool_names(env: Any) -> list[str]:
-    """The methods that TRL offers to the model: public functions of the class."""
-    names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction)]
-    return [n for n in names if not n.startswith("_") and n not in ("reset", "get_reward")]
 
 
 def check_tools(

@@ -52,3 +52,9 @@ def is_text_environment(env: Any) -> bool:
     if not callable(step):
         return False
     return inspect.signature(step).return_annotation not in (str, "str")
+
+
+def tool_names(env: Any) -> list[str]:
+    """The methods that TRL offers to the model: public functions of the class."""
+    names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction)]
+    return [n for n in names if not n.startswith("_") and n not in ("reset", "get_reward")]

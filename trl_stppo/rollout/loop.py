@@ -39,7 +39,7 @@ class EpisodeLoop:
         first_row: int,
     ) -> None:
         self._engine, self._limits = engine, engine.limits
-        self._episodes, self._indices = episodes, indices
+        self._indices = indices
         self._renderer, self._backend = renderer, backend
         self._seed, self._first_row = seed, first_row
         self._waiting = deque(episodes)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from ..envs._check_values import short
 from ..errors import EnvironmentContractError
 from .chat import Message
 from .driver import Call, Opening, Outcome, readable
@@ -95,7 +96,7 @@ class TextDriver:
         observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(observation, str | None):
             raise EnvironmentContractError(
-                f"{self.type_name}.reset returned {_short(result)}; allowed are (observation, info) "
+                f"{self.type_name}.reset returned {short(result)}; allowed are (observation, info) "
                 f"with a str observation, a str, or None."
             )
         return Opening(env, readable(observation or ""))
@@ -104,7 +105,7 @@ class TextDriver:
         name = f"{self.type_name}.step"
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             raise EnvironmentContractError(
-                f"{name} returned {_short(result)}; allowed are (observation, reward, terminated, "
+                f"{name} returned {short(result)}; allowed are (observation, reward, terminated, "
                 f"truncated, info) and (observation, reward, done, info)."
             )
         observation, reward, *flags, info = result
@@ -126,8 +127,3 @@ class TextDriver:
             None if valid is None else bool(valid),
             None if success is None else bool(success),
         )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .chat import Message
 from .driver import Call, Opening, Outcome, readable
@@ -22,7 +23,6 @@ from .isolation import EnvironmentDied
 from .record import check_reward
 
 TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
-_LIFECYCLE = ("reset", "get_reward")
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,8 @@ class ToolDriver:
         self._pool, self._name, self._format = pool, name, format
         self._run_async, self._isolated = run_async, isolated
         self.type_name = type(probe).__name__ if probe is not None else "tools"
-        methods = [] if probe is None else inspect.getmembers(type(probe), inspect.isfunction)
-        self._methods = [n for n, _ in methods if n not in _LIFECYCLE and not n.startswith("_")]
-        self._scores = probe is not None and any(n == "get_reward" for n, _ in methods)
+        self._methods = [] if probe is None else tool_names(probe)
+        self._scores = inspect.isfunction(getattr(type(probe), "get_reward", None))
         self._standalone = {tool.__name__: tool for tool in standalone}
         self.tools = [*standalone, *(getattr(probe, n) for n in self._methods)]
         self._signatures = {tool.__name__: inspect.signature(tool) for tool in self.tools}

@@ -7,6 +7,7 @@ first optimizer step.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, float64_policy, float64_value_model
 from trl_stppo import STPPOConfig, STPPOTrainer
+from trl_stppo.core.layout import Part
 
 EPISODES = 8
 DEFAULTS = {
@@ -47,6 +49,7 @@ ARGUMENTS = (
     "ref_model",
     "peft_config",
     "quantization_config",
+    "rollout_func",
     "eval_dataset",
     "callbacks",
 )
@@ -82,30 +85,41 @@ def play_script(prompts: list[str], trainer: Any = None) -> dict[str, Any]:
 class Float64Trainer(STPPOTrainer):
     """STPPOTrainer whose logprobs keep float64; TRL's fused head rounds them to float32."""
 
-    def _get_per_token_logps_and_entropies(
-        self, model: nn.Module, ids: Tensor, mask: Tensor, length: int, *args: Any, **kwargs: Any
+    def _logprobs_of(
+        self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
     ) -> tuple[Tensor, Tensor, None]:
-        return (*plain_logprobs(model, ids, mask, length, self.temperature), None)
+        ids, mask = part.input_ids, part.attention_mask
+        return (*plain_logprobs(model, ids, mask, keep, self.temperature), None)
 
 
 def plain_logprobs(
     model: nn.Module, ids: Tensor, mask: Tensor, length: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy at each of the last `length` tokens, [B, T] each."""
-    logits = model(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1]
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)  # those of a row without padding
+    output = model(input_ids=ids, attention_mask=mask, position_ids=positions)
+    logits = output.logits[:, -length - 1 : -1]
     logprobs = (logits / temperature).log_softmax(-1)
     chosen = logprobs.gather(-1, ids[:, -length:].unsqueeze(-1)).squeeze(-1)
     return chosen, -(logprobs.exp() * logprobs).sum(-1)
 
 
-def stale(trainer: STPPOTrainer, size: float = 0.6) -> None:
-    """Pretend that another policy sampled: shift the old logprobs by a noise fixed per row."""
+def stale(trainer: STPPOTrainer, size: float = 0.6, numbers: Collection[int] | None = None) -> None:
+    """Pretend that another policy sampled: shift the old logprobs by a noise fixed per row.
+
+    Args:
+        trainer: its rollouts will be stale.
+        size: standard deviation of the shift, in nats.
+        numbers: of the episodes that are to be stale; all by default.
+    """
     original = trainer._generate_and_score_completions
 
     def generate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = original(rows)
         old = batch["old_per_token_logps"]
         for i, row in enumerate(rows):
+            if numbers is not None and int(row["prompt"]) not in numbers:
+                continue
             draw = torch.Generator().manual_seed(int(row["prompt"]))
             noise = torch.randn(32, generator=draw, dtype=torch.float64)
             old[i] += size * noise[: old.size(1)].to(old.dtype)
@@ -170,6 +184,7 @@ def scripted_trainer(
     *,
     trainer_class: type[STPPOTrainer] = Float64Trainer,
     staleness: float = 0.6,
+    stale_episodes: Collection[int] | None = None,
     rows: int = EPISODES,
     **options: Any,
 ) -> tuple[STPPOTrainer, Recorder]:
@@ -179,6 +194,7 @@ def scripted_trainer(
         folder: output directory.
         trainer_class: `STPPOTrainer` itself for what needs TRL's fused head.
         staleness: see `stale`; 0 for rollouts that are on-policy.
+        stale_episodes: numbers of the episodes that are stale; all by default.
         rows: rows of the dataset.
         options: settings that differ from DEFAULTS, and arguments of the trainer's constructor.
     """
@@ -193,12 +209,15 @@ def scripted_trainer(
         args=STPPOConfig(output_dir=str(folder), **{**DEFAULTS, **options}),
         train_dataset=numbered_rows(rows),
         processing_class=tokenizer,
-        rollout_func=play_script,
-        **{**arguments, "callbacks": [recorder, *arguments.get("callbacks", [])]},
+        **{
+            "rollout_func": play_script,
+            **arguments,
+            "callbacks": [recorder, *arguments.get("callbacks", [])],
+        },
     )
     recorder.trainer = trainer
     if staleness:
-        stale(trainer, staleness)
+        stale(trainer, staleness, stale_episodes)
     return trainer, recorder
 
 

@@ -181,8 +181,8 @@ def test_the_loss_uses_the_turns_weights(tmp_path, monkeypatch):
     seen = []
     original = Kept._sample_weights
 
-    def watch(self, inputs, logprobs, old):
-        weights = original(self, inputs, logprobs, old)
+    def watch(self, inputs, logprobs):
+        weights = original(self, inputs, logprobs)
         seen.append((inputs["completion_ids"], weights))
         return weights
 

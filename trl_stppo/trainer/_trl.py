@@ -65,6 +65,7 @@ __all__ = [
 OVERRIDDEN = {
     "__init__": "wrapped",
     "_tokenize_prompts": "wrapped",
+    "_get_per_token_logps_and_entropies": "wrapped",
     "_generate_single_turn": "wrapped",
     "_generate": "wrapped",
     "_tool_call_loop": "replaced",
@@ -221,7 +222,8 @@ def group_by_length(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(batches) == 1:
         return batches
     joined = _join(batches)
-    order = joined["completion_mask"].sum(dim=1).argsort(stable=True)
+    lengths = joined["prompt_mask"].sum(dim=1) + joined["completion_mask"].sum(dim=1)
+    order = lengths.argsort(stable=True)
     return split_tensor_dict({k: _take(v, order) for k, v in joined.items()}, len(batches))
 
 

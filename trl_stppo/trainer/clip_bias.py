@@ -1,14 +1,16 @@
 """Measures the clipping bias of an optimizer step exactly, and applies its correction.
 
 g is the gradient of the kept terms, C that of the clipped ones; both over all policy parameters, all
-micro-batches, all processes. C is a second backward pass through the same graph, run only where a
-token is clipped. Terms that are neither (entropy bonus, loss-side KL, router loss) wait apart, so that
-they are not scaled and do not count into either norm.
+micro-batches, all processes. C costs nothing where no token is clipped. Where the clipped tokens lie in
+a few episodes, it is a second pass through these alone; otherwise a second backward pass through the
+same graph. Terms that are neither (entropy bonus, loss-side KL, router loss) wait apart, so that they
+are not scaled and do not count into either norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,34 @@ from torch import Tensor, nn
 from ..core import ClippedSurrogate
 from ..core.clip_bias import cosine, normalization_scale
 from .gradients import GradientBuffer, Reduce, grad_norm
+
+# A pass of their own costs the clipped episodes a forward and a backward pass, the other way costs
+# all episodes of the micro-batch a backward pass, which takes at least as long as a forward one.
+FEW = 0.5
+
+
+class Later(NamedTuple):
+    """Episodes of a micro-batch whose clipping bias is still to be computed.
+
+    Attributes:
+        rows: [b] int64, which episodes.
+        coefficient: [b, T] float; minus its product with the log ratio, summed, has the gradient
+            that these episodes' clipped terms have in the loss.
+    """
+
+    rows: Tensor
+    coefficient: Tensor
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a second pass through the model may differ from the first."""
+    for module in model.modules():
+        # Attention draws with a rate of its own, not from a layer.
+        name = "p" if isinstance(module, nn.Dropout) else "attention_dropout"
+        rate = getattr(module, name, 0.0)
+        if isinstance(rate, float) and rate > 0:
+            return True
+    return False
 
 
 class ClipBiasCorrection:
@@ -25,30 +55,55 @@ class ClipBiasCorrection:
         parameters: trainable parameters of the policy.
         mode, power: see `core.clip_bias.normalization_scale`.
         target: "gradient" or "update".
+        repeatable: whether a second pass through the policy gives what the first one gave.
 
     Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], *, mode: str, power: float, target: str
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        mode: str,
+        power: float,
+        target: str,
+        repeatable: bool,
     ) -> None:
+        self._repeatable = repeatable
         self._parameters = list(parameters)
         self._mode, self._power, self._target = mode, power, target
         self._bias = GradientBuffer(parameters)
         self._extra = GradientBuffer(parameters)
 
-    def observe(self, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None) -> None:
-        """Add a micro-batch: the clipped terms, and what must stay unscaled.
+    def observe(
+        self, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None, tokens: Tensor
+    ) -> Later | None:
+        """Take in a micro-batch: the clipped terms, and what must stay unscaled.
 
         Args:
             surrogate: its per-token terms, with their graph.
             share: [B, T], weight of each token in the mini-batch's loss.
             extra: scalar loss of the other terms, or None.
+            tokens: [B], tokens of prompt and completion, which a pass costs.
+
+        Returns:
+            What is left to `add`, once the graph is gone; None where nothing is.
         """
-        if bool(surrogate.is_clipped.any()):
-            self._bias.add(-(surrogate.clipped * share).sum(), retain_graph=True)
         if extra is not None and extra.requires_grad:
             self._extra.add(extra, retain_graph=True)
+        rows = surrogate.is_clipped.any(dim=1)
+        cost = torch.stack([(tokens * rows).sum(), tokens.sum()]).tolist()
+        if not cost[0]:
+            return None
+        if self._repeatable and cost[0] <= FEW * cost[1]:
+            kept = rows.nonzero().squeeze(1)
+            return Later(kept, (surrogate.clipped * share).detach()[kept])
+        self.add(-(surrogate.clipped * share).sum(), retain_graph=True)
+        return None
+
+    def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradient of clipped terms, as they stand in the loss."""
+        self._bias.add(loss, retain_graph=retain_graph)
 
     def finish(self, mean_over_processes: Reduce | None) -> tuple[float, dict[str, float]]:
         """Close the optimizer step: g is in `.grad`, reduced already.

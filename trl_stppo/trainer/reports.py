@@ -29,12 +29,12 @@ class MiniBatchMetrics:
     def __init__(self) -> None:
         self._sums = RatioOfSums()
         self._scalars: dict[str, float] = {}
-        self._tokens = 0
+        self._tokens: Tensor | int = 0
 
     def add_policy(
-        self, surrogate: ClippedSurrogate, entropies: Tensor, loss_mask: Tensor, tokens: int
+        self, surrogate: ClippedSurrogate, entropies: Tensor, loss_mask: Tensor, tokens: Tensor
     ) -> None:
-        """Ratio, clipping and entropy of a micro-batch; `tokens` were put through the policy."""
+        """Ratio, clipping and entropy of a micro-batch of so many `tokens`, padding not counted."""
         stats = surrogate.stats
         add = self._sums.add
         add("policy/clip_fraction", stats.clipped_low + stats.clipped_high, stats.tokens)
@@ -44,7 +44,7 @@ class MiniBatchMetrics:
         add("policy/approx_kl", stats.approx_kl_sum, stats.tokens)
         self._sums.maximum("policy/ratio_max", stats.ratio_max)
         self.add_mean("policy/entropy", entropies, loss_mask)
-        self._tokens += tokens
+        self._tokens = self._tokens + tokens
 
     def add_value(self, per_token: Tensor, clipped: Tensor, value_mask: Tensor) -> None:
         """Loss and clipping of the critic."""
@@ -62,10 +62,11 @@ class MiniBatchMetrics:
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
         """Figures since the last flush; `seconds` is the time they took, 0 if not known."""
         result = self._sums.flush(gather) | self._scalars
-        if seconds > 0 and self._tokens:
-            result["perf/update_tokens_per_second"] = self._tokens / seconds
+        tokens, self._tokens = int(self._tokens), 0
+        if seconds > 0 and tokens:
+            result["perf/update_tokens_per_second"] = tokens / seconds
             result["perf/peak_memory_gb"] = peak_memory_gb()
-        self._scalars, self._tokens = {}, 0
+        self._scalars = {}
         return result
 
 

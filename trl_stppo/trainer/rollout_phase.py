@@ -14,27 +14,24 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..core import kl_penalty, sampler_correction
-from ..models.critic import Critic
 from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
 from ..rollout.engine import RolloutEngine
 from ..rollout.episode import Episode, rollout_result
 from ..rollout.func import read_rollout
 from ..rollout.record import RolloutRecord
 from . import plan, rollout_engine
-from ._trl import GRPOTrainer, disable_gradient_checkpointing
+from ._trl import disable_gradient_checkpointing
 from .estimate import Estimates, EstimateSettings, estimate
-from .ppo_config import PPOConfig
+from .forward import ActorCriticForward, full_sequence
 from .reports import RolloutMetrics
 from .turn_rewards import TurnRewardFuncs, turns_in_context
 
 Batch = dict[str, Any]
 
 
-class ActorCriticRollout(GRPOTrainer):
+class ActorCriticRollout(ActorCriticForward):
     """GRPOTrainer whose rollout batches carry turns, values, returns and per-token advantages."""
 
-    args: PPOConfig
-    critic: Critic
     _rollout_plan: plan.RolloutPlan
     _engine: RolloutEngine | None
     _turn_reward_funcs: TurnRewardFuncs
@@ -291,23 +288,10 @@ class ActorCriticRollout(GRPOTrainer):
 
     def _rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Values before each token [B, T] and after the last one [B], in bounded chunks."""
-        ids, mask, length = full_sequence(batch)
-        size = self._chunk_size()
-        values = torch.cat(
-            [
-                self._critic_values(ids[start : start + size], mask[start : start + size], length)
-                for start in range(0, len(ids), size)
-            ]
-        )
+        with self.critic.active():
+            values = self._values_of(batch, self._chunk_size())
         last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
         return values[:, :-1], values.gather(1, last).squeeze(1)
-
-    def _critic_values(self, ids: Tensor, mask: Tensor, length: int) -> Tensor:
-        with self.critic.active(), self.accelerator.autocast():
-            return self.critic.values(ids, mask, length)
-
-    def _chunk_size(self) -> int:
-        return self.args.local_rollout_forward_batch_size or self.args.per_device_train_batch_size
 
     def _estimate_settings(self) -> EstimateSettings:
         args = self.args
@@ -364,36 +348,3 @@ class ActorCriticRollout(GRPOTrainer):
 
     def _mean_over_processes(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="mean")
-
-
-def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
-    """Ids and mask of prompt and completion [B, P + T], and T."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    return ids, mask, batch["completion_ids"].size(1)
-
-
-def without_padding(batch: Batch, multiple: int | None = None) -> Batch:
-    """The batch without the final columns that are padding in every one of its episodes.
-
-    TRL pads to the longest episode of the whole rollout batch; a micro-batch seldom holds that one.
-    The prompts' left padding stays: dropping it would shift absolute positions against those under
-    which the old log-probabilities and values were computed.
-
-    Args:
-        batch: a micro-batch, [B, T] tensors among its values.
-        multiple: keep a width that is a multiple of this (`pad_to_multiple_of`).
-    """
-    width = batch["completion_mask"].size(1)
-    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
-    if multiple:
-        length = min(width, -(-length // multiple) * multiple)
-    return {
-        key: value[:, :length]
-        if isinstance(value, Tensor)
-        and value.ndim == 2
-        and value.size(1) == width
-        and key not in ("prompt_ids", "prompt_mask")
-        else value
-        for key, value in batch.items()
-    }

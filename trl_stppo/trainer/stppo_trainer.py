@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..core import ClippedSurrogate
 from . import citations
-from .clip_bias import ClipBiasCorrection
+from .clip_bias import ClipBiasCorrection, has_dropout
+from .forward import Batch, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig, check_linear
 
@@ -41,6 +42,7 @@ class STPPOTrainer(PPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._correction: ClipBiasCorrection | None = None
+        self._later: tuple[Batch, Tensor] | None = None
         super().__init__(*args, **kwargs)
 
     def _scales_updates(self) -> bool:
@@ -59,13 +61,28 @@ class STPPOTrainer(PPOTrainer):
             mode=self.args.clip_bias_normalization,
             power=self.args.clip_bias_power,
             target=self.args.clip_bias_target,
+            repeatable=not has_dropout(self.model),
         )
 
-    def _combine(self, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None) -> Tensor:
+    def _combine(
+        self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
+    ) -> Tensor:
         if self._correction is not None and self.model.training:
-            self._correction.observe(surrogate, share, extra)
+            tokens = inputs["prompt_mask"].sum(dim=1) + inputs["completion_mask"].sum(dim=1)
+            later = self._correction.observe(surrogate, share, extra, tokens)
+            if later is not None:
+                self._later = take_rows(inputs, later.rows), later.coefficient
             extra = None if extra is None else extra.detach()
-        return super()._combine(surrogate, share, extra)
+        return super()._combine(inputs, surrogate, share, extra)
+
+    def _after_backward(self) -> None:
+        """The bias of a few episodes, from a pass through them alone."""
+        if self._correction is None or self._later is None:
+            return
+        (inputs, coefficient), self._later = self._later, None
+        ids, mask, length = full_sequence(inputs)
+        logprobs, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, mask, length)
+        self._correction.add(-(coefficient * self._log_ratio(inputs, logprobs)).sum())
 
     def _before_optimizer_step(self) -> None:
         super()._before_optimizer_step()

@@ -1,0 +1,177 @@
+"""The second gradient runs through the episodes with clipped tokens only, and is still exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+
+from tests.fakes import char_tokenizer, tiny_policy
+from tests.loss_reference import LossReference
+from tests.scripted import EPISODES, Float64Trainer, assert_same, logged, norm, train
+from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.clip_bias import has_dropout
+
+FIGURES = ("norm", "grad_norm", "scale", "cosine")
+FEW, MOST = {2, 5}, set(range(EPISODES))
+
+
+class Counting(Float64Trainer):
+    """Notes which episodes went through the policy after each micro-batch's own pass."""
+
+    def _after_backward(self) -> None:
+        before = self._later
+        if before is not None:
+            self.__dict__.setdefault("passed", []).append(len(before[0]["completion_ids"]))
+        super()._after_backward()
+
+
+def figures(trainer) -> dict[str, list[float]]:
+    return {name: logged(trainer, f"clip_bias/{name}") for name in FIGURES}
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+@pytest.mark.parametrize("variant", ["s-ppo", "st-ppo"])
+@pytest.mark.parametrize("episodes", [FEW, MOST], ids=["few", "most"])
+def test_bias_equals_an_independent_computation(episodes, variant, loss_type, tmp_path):
+    trainer, recorder = train(
+        tmp_path,
+        trainer_class=Counting,
+        variant=variant,
+        loss_type=loss_type,
+        max_completion_length=64,
+        stale_episodes=episodes,
+        staleness=1.5 if episodes is FEW else 3.0,
+    )
+    level = "turn" if variant == "st-ppo" else "token"
+    reference = LossReference(recorder.batches[0], level, loss_type)
+    assert norm(reference.bias) > 0.01 * norm(reference.g), "the case should be interesting"
+    assert figures(trainer)["norm"] == pytest.approx([norm(reference.bias)], rel=1e-9)
+    assert figures(trainer)["grad_norm"] == pytest.approx([norm(reference.g)], rel=1e-9)
+    assert_same(recorder.grads[0], {name: -grad for name, grad in reference.g.items()})
+    # A few episodes have a pass of their own; with many the first pass serves.
+    passed = getattr(trainer, "passed", [])
+    assert (0 < passed[0] <= len(FEW) and len(passed) == 1) if episodes is FEW else not passed
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.3, "entropy_coef": 0.2}, {"delta": 1.5}])
+def test_the_split_into_micro_batches_changes_nothing(options, tmp_path):
+    runs = []
+    for size in (8, 4, 2, 1):
+        trainer, recorder = train(
+            tmp_path / str(size),
+            trainer_class=Counting,
+            variant="st-ppo",
+            stale_episodes=FEW,
+            staleness=0.9,
+            num_ppo_epochs=2,
+            max_steps=2,
+            learning_rate=0.3,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=EPISODES // size,
+            **options,
+        )
+        runs.append((figures(trainer), recorder, trainer))
+    expected, recorder, _ = runs[0]
+    assert min(expected["norm"]) > 0
+    for other, other_recorder, _ in runs[1:]:
+        for name in FIGURES:
+            assert other[name] == pytest.approx(expected[name], rel=1e-8, abs=1e-12), name
+        for step in range(2):
+            assert_same(other_recorder.moved("policy", step), recorder.moved("policy", step), 1e-8)
+    # Alone in its micro-batch, an episode is no small part of it.
+    assert not getattr(runs[-1][2], "passed", [])
+
+
+def test_no_pass_is_made_where_nothing_is_clipped(tmp_path):
+    trainer, _ = train(tmp_path, trainer_class=Counting, staleness=0.0)
+    assert figures(trainer)["norm"] == [0.0]
+    assert not hasattr(trainer, "passed")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lora_and_the_fused_head_give_the_bias_of_the_first_pass(
+    checkpointing, tmp_path, monkeypatch
+):
+    """Both ways on the same episodes: a pass of their own, and a second backward pass."""
+    runs = []
+    for few in (0.5, 0.0):
+        monkeypatch.setattr("trl_stppo.trainer.clip_bias.FEW", few)
+        trainer, recorder = train(
+            tmp_path / str(few),
+            trainer_class=STPPOTrainer,
+            model=tiny_policy(char_tokenizer()),
+            peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
+            variant="st-ppo",
+            stale_episodes=FEW,
+            staleness=0.9,
+            gradient_checkpointing=checkpointing,
+        )
+        runs.append((figures(trainer), recorder.moved("policy"), recorder.moved("critic")))
+    one, other = runs
+    assert one[0]["norm"][0] > 0
+    for name in FIGURES:
+        assert one[0][name] == pytest.approx(other[0][name], rel=1e-4, abs=1e-6), name
+    assert_same(one[1], other[1], 1e-4)
+    assert_same(one[2], other[2], 1e-5)
+
+
+def test_with_dropout_the_first_pass_serves(tmp_path):
+    """A second pass would draw anew, and measure the bias of another loss."""
+    lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.3, init_lora_weights=False)
+    passed = {}
+    for disable in (False, True):
+
+        class Kept(STPPOTrainer):
+            def _after_backward(self) -> None:
+                passed[disable] = self._later is not None  # noqa: B023
+                super()._after_backward()
+
+        trainer, _ = train(
+            tmp_path / str(disable),
+            trainer_class=Kept,
+            model=tiny_policy(char_tokenizer()),
+            peft_config=lora,
+            variant="st-ppo",
+            stale_episodes={2},
+            staleness=2.0,
+            disable_dropout=disable,
+        )
+        assert has_dropout(trainer.model) is not disable
+    assert passed[True]
+
+
+def test_dropout_is_found_in_layers_and_in_attention():
+    assert not has_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
+    assert has_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
+    attention = nn.Linear(2, 2)
+    attention.attention_dropout = 0.0
+    assert not has_dropout(nn.Sequential(attention))
+    attention.attention_dropout = 0.1
+    assert has_dropout(nn.Sequential(attention))
+
+
+def test_a_factor_of_the_sampler_reaches_the_bias(tmp_path):
+    """Clipped terms carry the same weights as kept ones, in either way."""
+    norms = []
+    for few in (FEW, MOST):
+        weighted = []
+        for factor in (1.0, 3.0):
+
+            class Weighted(Float64Trainer):
+                def _sample_weights(self, inputs, logprobs):
+                    return torch.full_like(logprobs, factor).detach()  # noqa: B023
+
+            trainer, _ = train(
+                tmp_path / f"{factor}-{len(few)}",
+                trainer_class=Weighted,
+                variant="st-ppo",
+                stale_episodes=few,
+                staleness=0.9 if few is FEW else 3.0,
+            )
+            weighted.append(figures(trainer)["norm"][0])
+        norms.append(weighted)
+    for plain, scaled in norms:
+        assert plain > 0
+        assert scaled == pytest.approx(3.0 * plain, rel=1e-9)

@@ -1,0 +1,147 @@
+"""Rows of very different lengths, put through a model without computing their padding.
+
+A rollout batch is [prompt, padded on the left | completion, padded on the right]. Here each row is
+cut to its own tokens, rows of similar lengths go together, and what a model says of them is put back
+where it belongs. A row then starts at position 0 whatever it was padded with, so that models with
+absolute positions see what they saw when they generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Part(NamedTuple):
+    """Some rows of a batch, cut to their own tokens, padded on the right to the longest of them.
+
+    Attributes:
+        rows: [b] int64, which rows of the batch.
+        start: [b] int64, the column of the batch that became column 0.
+        length: [b] int64, columns that hold the row's tokens.
+        input_ids: [b, S] int64.
+        attention_mask: [b, S] int64, 1 = counts.
+    """
+
+    rows: Tensor
+    start: Tensor
+    length: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+
+
+def group_rows(
+    lengths: Sequence[int], *, max_rows: int | None = None, overhead: float = 0.0
+) -> list[list[int]]:
+    """The grouping of rows that computes the fewest tokens, each group padded to its longest row.
+
+    Args:
+        lengths: tokens of each row.
+        max_rows: rows that a group may have; `None` for any number.
+        overhead: what one more group costs, in tokens; infinity asks for as few groups as possible.
+
+    Returns:
+        Row numbers by group, shortest rows first; every row once.
+
+    Raises:
+        ValueError: `max_rows` below one.
+    """
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, or None for any number; got {max_rows}")
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    limit = len(order) if max_rows is None else max_rows
+    if overhead == float("inf"):
+        return [order[first : first + limit] for first in range(0, len(order), limit)]
+    # best[n]: least cost of the n shortest rows; its last group begins at begins[n].
+    best, begins = [0.0], [0]
+    for end in range(1, len(order) + 1):
+        longest = lengths[order[end - 1]]
+        cost, begin = min(
+            (best[first] + (end - first) * longest + overhead, first)
+            for first in range(max(0, end - limit), end)
+        )
+        best.append(cost)
+        begins.append(begin)
+    groups, end = [], len(order)
+    while end:
+        groups.append(order[begins[end] : end])
+        end = begins[end]
+    return groups[::-1]
+
+
+def row_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """First column that counts, and columns from there to the last one that does.
+
+    Args:
+        attention_mask: [B, L], nonzero = counts.
+
+    Returns:
+        start [B] and length [B], int64; 0 and 1 for a row in which nothing counts.
+    """
+    columns = torch.arange(attention_mask.size(1), device=attention_mask.device)
+    counts = attention_mask != 0
+    last = (columns * counts).amax(dim=1)
+    first = columns.new_full((1,), attention_mask.size(1)).where(~counts, columns).amin(dim=1)
+    first = first.minimum(last)
+    return first, last - first + 1
+
+
+def cut_rows(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    rows: Tensor,
+    width: int,
+    start: Tensor,
+    length: Tensor,
+) -> Part:
+    """Some rows of a batch without the padding on either side.
+
+    Args:
+        input_ids: [B, L] int64.
+        attention_mask: [B, L], nonzero = counts.
+        rows: [b] int64.
+        width: S, at least the longest of these rows.
+        start: [B] int64, and
+        length: [B] int64, both of `row_spans`.
+    """
+    start, length = start[rows], length[rows]
+    offsets = torch.arange(width, device=input_ids.device)
+    columns = (start.unsqueeze(1) + offsets).clamp(max=input_ids.size(1) - 1)
+    inside = offsets < length.unsqueeze(1)
+    mask = attention_mask[rows].gather(1, columns).to(torch.int64) * inside
+    mask[:, 0] = 1  # a row with nothing to attend to would be a softmax over nothing
+    return Part(rows, start, length, input_ids[rows].gather(1, columns), mask)
+
+
+def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
+    """How many final columns of a part hold the batch's final `num_tokens` columns of every row."""
+    first = batch_width - num_tokens - int(part.start.max())
+    return max(1, part.input_ids.size(1) - max(0, first))
+
+
+def put_back(
+    parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int
+) -> Tensor:
+    """What was computed on the parts, at the batch's rows and columns; zero at padding.
+
+    Args:
+        parts: together they hold every row once.
+        tails: [b, K] each, one number for each of the part's last K columns; carries gradients.
+        batch_width: L.
+        num_tokens: N, final columns of the batch that are wanted.
+
+    Returns:
+        [B, N]
+    """
+    wanted = torch.arange(batch_width - num_tokens, batch_width, device=parts[0].rows.device)
+    found = []
+    for part, tail in zip(parts, tails, strict=True):
+        columns = wanted - part.start.unsqueeze(1)
+        index = columns - (part.input_ids.size(1) - tail.size(1))
+        inside = (index >= 0) & (index < tail.size(1)) & (columns < part.length.unsqueeze(1))
+        found.append(tail.gather(1, index.clamp(0, tail.size(1) - 1)).masked_fill(~inside, 0))
+    order = torch.cat([part.rows for part in parts]).argsort()
+    return torch.cat(found)[order]

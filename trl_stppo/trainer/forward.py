@@ -1,0 +1,147 @@
+"""The forward passes of policy and critic: whoever asks, no padding is computed.
+
+GRPOTrainer asks for log-probabilities in three places (old policy, reference, loss), we for values in
+two. All of them meet here, so that all of them see a row at the same positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
+from ..models.critic import Critic
+from ._trl import GRPOTrainer
+from .ppo_config import PPOConfig
+
+Batch = dict[str, Any]
+Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
+
+# What one more pass costs, in tokens: launching the kernels of every layer, and unpacking its weights
+# where they are quantised, takes an accelerator about as long as this many tokens more.
+PASS_OVERHEAD = {"cpu": 16.0}
+ACCELERATOR_OVERHEAD = 512.0
+
+
+class ActorCriticForward(GRPOTrainer):
+    """GRPOTrainer that computes log-probabilities and values on rows without padding."""
+
+    args: PPOConfig
+    critic: Critic
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **images: Any,
+    ) -> Logprobs:
+        # One group, where a router's loss is no sum over rows, or where DDP exchanges something in
+        # every forward pass and another process may have another number of groups.
+        whole = compute_aux_loss or isinstance(model, nn.parallel.DistributedDataParallel)
+        overhead = float("inf") if whole else None
+        parts = self._parts(input_ids, attention_mask, batch_size, overhead)
+        width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
+        for part in parts:
+            keep = min(tail_width(part, width, logits_to_keep), part.input_ids.size(1) - 1)
+            part_logprobs, entropy, aux_loss = self._logprobs_of(
+                model, part, keep, compute_entropy, compute_aux_loss
+            )
+            logprobs.append(part_logprobs)
+            entropies.append(entropy)
+            aux_losses.append(aux_loss)
+        return (
+            put_back(parts, logprobs, width, logits_to_keep),
+            put_back(parts, entropies, width, logits_to_keep) if compute_entropy else None,
+            torch.stack(aux_losses).mean() if compute_aux_loss else None,
+        )
+
+    def _logprobs_of(
+        self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
+    ) -> Any:
+        """Upstream's log-probabilities of the last `keep` tokens of a part's rows."""
+        return super()._get_per_token_logps_and_entropies(
+            model,
+            part.input_ids,
+            part.attention_mask,
+            keep,
+            compute_entropy=entropy,
+            compute_aux_loss=aux_loss,
+        )
+
+    def _values_of(self, batch: Batch, batch_size: int | None = None) -> Tensor:
+        """Values before each completion token and after the last column, [B, T + 1]."""
+        ids, mask, length = full_sequence(batch)
+        parts = self._parts(ids, mask, batch_size)
+        values = []
+        for part in parts:
+            keep = tail_width(part, ids.size(1), length + 1)
+            with self.accelerator.autocast():
+                values.append(self.critic.values(part.input_ids, part.attention_mask, keep - 1))
+        return put_back(parts, values, ids.size(1), length + 1)
+
+    def _parts(
+        self, ids: Tensor, mask: Tensor, max_rows: int | None, overhead: float | None = None
+    ) -> list[Part]:
+        """The rows of a batch by length, at most `max_rows` at a time."""
+        if overhead is None:
+            overhead = PASS_OVERHEAD.get(ids.device.type, ACCELERATOR_OVERHEAD)
+        start, length = row_spans(mask)
+        lengths: list[int] = length.tolist()
+        multiple = self.pad_to_multiple_of or 1
+        parts = []
+        for group in group_rows(lengths, max_rows=max_rows, overhead=overhead):
+            # Two columns at least: the first token of a row has no log-probability.
+            width = max(2, max(lengths[row] for row in group))
+            width = -(-width // multiple) * multiple
+            rows = torch.tensor(group, device=ids.device)
+            parts.append(cut_rows(ids, mask, rows, width, start, length))
+        return parts
+
+    def _chunk_size(self) -> int:
+        return self.args.local_rollout_forward_batch_size or self.args.per_device_train_batch_size
+
+
+def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
+    """Ids and mask of prompt and completion [B, P + T], and T."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return ids, mask, batch["completion_ids"].size(1)
+
+
+def without_padding(batch: Batch) -> Batch:
+    """The batch without the final columns that are padding in every one of its episodes.
+
+    TRL pads to the longest episode of the whole rollout batch; a micro-batch seldom holds that one.
+
+    Args:
+        batch: a micro-batch, [B, T] tensors among its values.
+    """
+    width = batch["completion_mask"].size(1)
+    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
+    return {
+        key: value[:, :length]
+        if isinstance(value, Tensor)
+        and value.ndim == 2
+        and value.size(1) == width
+        and key not in ("prompt_ids", "prompt_mask")
+        else value
+        for key, value in batch.items()
+    }
+
+
+def take_rows(batch: Batch, rows: Tensor) -> Batch:
+    """Some episodes of a micro-batch; what does not belong to episodes stays as it is."""
+    count = len(batch["completion_ids"])
+    return {
+        key: value[rows]
+        if isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
+        else value
+        for key, value in batch.items()
+    }

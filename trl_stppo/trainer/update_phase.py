@@ -1,0 +1,221 @@
+"""The update half of `PPOTrainer`: from a rollout batch to optimizer steps.
+
+Everything here runs once per micro-batch, around GRPOTrainer's `_prepare_inputs` and
+`training_step`; the rollout half is in `rollout_phase.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core import (
+    ClippedSurrogate,
+    aggregation_weights,
+    clipped_surrogate,
+    clipped_value_loss,
+    kl_penalty,
+    log_importance_ratio,
+)
+from ._trl import group_by_length, reshuffle
+from .forward import full_sequence, without_padding
+from .gradients import GradientBuffer
+from .reports import MiniBatchMetrics
+from .rollout_phase import ActorCriticRollout
+
+Batch = dict[str, Any]
+
+
+class ActorCriticUpdate(ActorCriticRollout):
+    """GRPOTrainer whose update trains policy and critic, any split of a mini-batch being the same."""
+
+    _critic_grads: GradientBuffer
+
+    def _init_update_state(self) -> None:
+        self._critic_grads = GradientBuffer(self.critic.parameters())
+        self._mini_batch = torch.zeros(3)
+        self._window: list[Batch] = []
+        self._batch_metrics = MiniBatchMetrics()
+        self._update_seconds = 0.0
+
+    def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        steps = self.args.steps_per_generation
+        new_rollout = self._step % (steps * self.num_iterations) == 0
+        if self._step % steps == 0 and not new_rollout and self._buffered_inputs is not None:
+            self._buffered_inputs = reshuffle(self._buffered_inputs)
+        super()._prepare_inputs(generation_batch)
+        accumulation = self.args.gradient_accumulation_steps
+        if self._step % accumulation == 0:
+            assert self._buffered_inputs is not None
+            first = self._step % steps
+            # The buffer keeps its order, or the next shuffle would depend on how it was cut.
+            self._window = group_by_length(self._buffered_inputs[first : first + accumulation])
+            self._mini_batch = self._totals(self._window)
+        return without_padding(self._window[self._step % accumulation])
+
+    def _totals(self, window: list[Batch]) -> Tensor:
+        """Episodes, policy tokens and value tokens of a mini-batch, over all processes: [3]."""
+        counts = [
+            torch.stack(
+                [
+                    torch.tensor(len(b["loss_mask"]), device=b["loss_mask"].device),
+                    b["loss_mask"].sum(),
+                    b["value_mask"].sum(),
+                ]
+            )
+            for b in window
+        ]
+        return self._sum_over_processes(torch.stack(counts).sum(dim=0).float())
+
+    def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+        """Loss of one micro-batch: its share of the mini-batch's, so that any split is the same."""
+        training = self.model.training
+        totals = self._mini_batch if training else self._totals([inputs])
+        value_loss = self.args.vf_coef * self._value_loss(inputs, totals)
+        if training and self._warming_up:
+            return value_loss.requires_grad_()  # the policy rests; its gradient stays None
+        loss = self._policy_loss(model, inputs, totals) + value_loss
+        if not training:
+            self._flush_metrics("eval")
+        return loss
+
+    def _value_loss(self, inputs: Batch, totals: Tensor) -> Tensor:
+        """Clipped regression of the critic; detached, the gradient goes into the critic's buffer."""
+        value_mask = inputs["value_mask"]
+        with self.critic.active():
+            values = self._values_of(inputs)[:, :-1]
+            per_token, clipped = clipped_value_loss(
+                values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
+            )
+            loss = per_token.sum() / totals[2].clamp(min=1) * self.accelerator.num_processes
+            if self.model.training:
+                self._critic_grads.add(self.args.vf_coef * loss)
+        self._batch_metrics.add_value(per_token, clipped, value_mask)
+        return loss.detach()
+
+    def _policy_loss(self, model: nn.Module, inputs: Batch, totals: Tensor) -> Tensor:
+        """Clipped surrogate at the chosen ratio level, plus what else the options ask for."""
+        loss_mask = inputs["loss_mask"]
+        ids, mask, length = full_sequence(inputs)
+        logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model, ids, mask, length, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
+        )
+        assert entropies is not None
+        log_ratio = self._log_ratio(inputs, logprobs)
+        surrogate = clipped_surrogate(
+            log_ratio,
+            inputs["advantages"],
+            loss_mask,
+            self.epsilon_low,
+            self.epsilon_high,
+            delta=self.args.delta,
+            weights=self._sample_weights(inputs, logprobs),
+        )
+        share = self.accelerator.num_processes * aggregation_weights(
+            loss_mask,
+            self.loss_type,
+            num_episodes=totals[0],
+            num_tokens=totals[1],
+            max_length=self.max_completion_length,
+            dtype=surrogate.kept.dtype,
+        )
+        extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, share, totals)
+        self._batch_metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
+        return self._combine(inputs, surrogate, share, extra)
+
+    def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+        """Log of policy over old policy, at the chosen level, [B, T]."""
+        old_logprobs = inputs.get("old_per_token_logps")
+        return log_importance_ratio(
+            logprobs,
+            logprobs.detach() if old_logprobs is None else old_logprobs,
+            inputs["turn_index"],
+            self.importance_sampling_level,
+            loss_mask=inputs["loss_mask"],
+        )
+
+    def _combine(
+        self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
+    ) -> Tensor:
+        """Gradient of the kept terms, value of the usual min/clip objective."""
+        kept = (surrogate.kept * share).sum()
+        value = (surrogate.objective * share).sum()
+        loss = -kept + (kept - value).detach()
+        return loss if extra is None else loss + extra
+
+    def _sample_weights(self, inputs: Batch, logprobs: Tensor) -> Tensor | None:
+        """Constant factors on kept and clipped terms alike: sampler correction, off-policy mask."""
+        weights = inputs.get("importance_sampling_ratio")
+        threshold = self.args.off_policy_mask_threshold
+        if threshold is not None:
+            old = inputs.get("old_per_token_logps", logprobs.detach())
+            keep = self.get_off_policy_mask(
+                inputs["advantages"],
+                logprobs,
+                inputs.get("sampling_per_token_logps", old),
+                inputs["loss_mask"].to(logprobs.dtype),
+                threshold,
+            )
+            weights = keep if weights is None else weights * keep
+        return None if weights is None else weights.detach()
+
+    def _extra_loss(
+        self,
+        inputs: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        aux_loss: Tensor | None,
+        log_ratio: Tensor,
+        share: Tensor,
+        totals: Tensor,
+    ) -> Tensor | None:
+        """Loss-side KL, entropy bonus and router loss; None when the options ask for none."""
+        terms = []
+        loss_mask = inputs["loss_mask"]
+        if self.args.beta != 0.0:
+            kl = kl_penalty(logprobs, inputs["ref_per_token_logps"], "k3", loss_mask=loss_mask)
+            self._batch_metrics.add_mean("kl", kl, loss_mask)
+            kl = kl * log_ratio.exp() if self.args.use_bias_correction_kl else kl
+            terms.append(self.args.beta * (kl * share).sum())
+        if self.args.entropy_coef != 0.0:
+            entropy = entropies.masked_fill(~loss_mask, 0.0).sum() / totals[1].clamp(min=1)
+            terms.append(-self.args.entropy_coef * entropy * self.accelerator.num_processes)
+        if self.aux_loss_enabled:
+            steps = self.args.gradient_accumulation_steps if self.model.training else 1
+            terms.append(self.router_aux_loss_coef * aux_loss / steps)
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Upstream's step on one micro-batch; closes the mini-batch where it is the last one."""
+        started = time.perf_counter()
+        loss = super().training_step(*args, **kwargs)
+        self._after_backward()
+        if self.accelerator.sync_gradients:
+            self._before_optimizer_step()
+        self._update_seconds += time.perf_counter() - started - self._rollout_seconds
+        self._rollout_seconds = 0.0
+        if self.accelerator.sync_gradients:
+            self._flush_metrics("train")
+        return loss
+
+    def _after_backward(self) -> None:
+        """For subclasses that need another gradient once the micro-batch's graph is gone."""
+
+    def _before_optimizer_step(self) -> None:
+        """All gradients of the mini-batch are there; upstream clips the policy's afterwards."""
+        if self.accelerator.num_processes > 1:
+            self._critic_grads.reduce(self._mean_over_processes)
+        limit = self.args.critic_max_grad_norm
+        limit = self.args.max_grad_norm if limit is None else limit
+        norm = self._critic_grads.clip_(limit)
+        self._batch_metrics.add_scalar("value/grad_norm", norm)
+
+    def _flush_metrics(self, mode: str) -> None:
+        seconds, self._update_seconds = self._update_seconds, 0.0
+        for name, value in self._batch_metrics.flush(self.accelerator.gather, seconds).items():
+            self._metrics[mode][name].append(value)

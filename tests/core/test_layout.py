@@ -48,6 +48,20 @@ def test_cut_and_put_back_by_hand():
     assert put_back([part], [tail], 6, 3).tolist() == [[60.0, 70.0, 0.0], [40.0, 0.0, 0.0]]
 
 
+def test_a_row_that_ends_with_the_batch_is_padded_with_what_does_not_count():
+    ids, mask = torch.tensor([[0, 8, 9], [1, 2, 3]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    part = cut_rows(ids, mask, torch.tensor([0, 1]), 3, *row_spans(mask))
+    assert part.attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_what_lies_before_a_row_is_zero():
+    """A row without a prompt has no state before its first token."""
+    ids, mask = torch.tensor([[0, 8, 9]]), torch.tensor([[0, 1, 1]])
+    part = cut_rows(ids, mask, torch.tensor([0]), 2, *row_spans(mask))
+    assert tail_width(part, 3, 3) == 2
+    assert put_back([part], [torch.tensor([[5.0, 6.0]])], 3, 3).tolist() == [[0.0, 5.0, 6.0]]
+
+
 def cost(groups, lengths, overhead):
     return sum(len(g) * max(lengths[i] for i in g) + overhead for g in groups)
 

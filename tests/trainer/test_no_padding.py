@@ -102,8 +102,10 @@ def test_tokens_per_second_count_tokens_and_no_padding(tmp_path, monkeypatch):
     assert sum(seen) == sum(LENGTHS)
 
 
-@pytest.mark.parametrize("variant", ["ppo", "st-ppo"])
-@pytest.mark.parametrize("multiple", [None, 8])
+@pytest.mark.parametrize(
+    ("variant", "multiple"),
+    [("ppo", None), ("turn-ppo", None), ("s-ppo", None), ("st-ppo", None), ("st-ppo", 8)],
+)
 def test_grouping_changes_the_update_by_rounding_only(variant, multiple, tmp_path, monkeypatch):
     """float64, absolute positions, rows split into groups against rows padded together."""
     runs = []

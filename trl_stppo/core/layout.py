@@ -141,7 +141,7 @@ def put_back(
     for part, tail in zip(parts, tails, strict=True):
         columns = wanted - part.start.unsqueeze(1)
         index = columns - (part.input_ids.size(1) - tail.size(1))
-        inside = (index >= 0) & (index < tail.size(1)) & (columns < part.length.unsqueeze(1))
+        inside = (index >= 0) & (columns < part.length.unsqueeze(1))
         found.append(tail.gather(1, index.clamp(0, tail.size(1) - 1)).masked_fill(~inside, 0))
     order = torch.cat([part.rows for part in parts]).argsort()
     return torch.cat(found)[order]

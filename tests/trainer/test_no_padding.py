@@ -58,7 +58,7 @@ def ragged(folder, kind, **options):
     }[kind]
     trainer, recorder = scripted_trainer(
         folder,
-        trainer_class=Counted,
+        trainer_class=options.pop("trainer_class", Counted),
         model=tiny_policy(tokenizer),
         variant="turn-ppo",
         per_device_train_batch_size=4,
@@ -89,6 +89,49 @@ def test_the_update_computes_hardly_more_than_the_episodes_tokens(kind, tmp_path
     monkeypatch.setitem(forward.PASS_OVERHEAD, "cpu", INF)
     padded, _ = ragged(tmp_path / "padded", kind)
     assert padded.counts["policy"] > 1.3 * real, "the case should be interesting"
+
+
+def test_widths_are_multiples_where_the_option_asks_for_them(tmp_path):
+    widths = set()
+
+    class Watched(Counted):
+        def _logprobs_of(self, model, part, *args):
+            widths.add(part.input_ids.size(1))
+            return super()._logprobs_of(model, part, *args)
+
+    ragged(tmp_path, "shared", trainer_class=Watched, pad_to_multiple_of=8)
+    assert len(widths) > 2
+    assert all(width % 8 == 0 for width in widths)
+
+
+def test_values_and_old_logprobs_are_computed_in_bounded_chunks(tmp_path):
+    rows = {"values": [], "logprobs": []}
+
+    class Watched(Counted):
+        def _values_of(self, batch, batch_size=None):
+            parts = super()._parts
+
+            def watched(ids, mask, max_rows, *rest):
+                found = parts(ids, mask, max_rows, *rest)
+                if not torch.is_grad_enabled():
+                    rows["values"] += [len(part.rows) for part in found]
+                return found
+
+            self._parts = watched
+            try:
+                return super()._values_of(batch, batch_size)
+            finally:
+                del self._parts
+
+        def _logprobs_of(self, model, part, *args):
+            if not torch.is_grad_enabled():
+                rows["logprobs"].append(len(part.rows))
+            return super()._logprobs_of(model, part, *args)
+
+    ragged(tmp_path, "shared", trainer_class=Watched, local_rollout_forward_batch_size=3)
+    assert sum(rows["values"]) == len(LENGTHS)
+    assert max(rows["values"]) <= 3
+    assert max(rows["logprobs"]) <= 4  # upstream's chunks are micro-batches
 
 
 def test_tokens_per_second_count_tokens_and_no_padding(tmp_path, monkeypatch):

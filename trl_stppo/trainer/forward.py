@@ -49,7 +49,7 @@ class ActorCriticForward(GRPOTrainer):
         parts = self._parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
         for part in parts:
-            keep = min(tail_width(part, width, logits_to_keep), part.input_ids.size(1) - 1)
+            keep = tail_width(part, width, logits_to_keep)
             part_logprobs, entropy, aux_loss = self._logprobs_of(
                 model, part, keep, compute_entropy, compute_aux_loss
             )

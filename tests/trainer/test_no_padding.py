@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig
+from trl.kernels import chunked_logprob
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import assert_same, logged, scripted_trainer, train
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer import forward
+from trl_stppo.trainer._trl import TORCH_TILE_TOKENS, small_tiles
 
 LENGTHS = [60, 7, 30, 8, 9, 33, 10, 58]  # prompt and completion together
 INF = float("inf")
@@ -191,3 +193,20 @@ def test_old_logprobs_and_values_are_those_of_single_episodes(tmp_path):
         torch.testing.assert_close(
             batch["values"][b, :count], values[len(prompt) - 1 : -1], rtol=0, atol=1e-12
         )
+
+
+def test_tiles_are_small_where_trl_folds_them_in_torch_and_restored_afterwards(tmp_path):
+    tokens = []
+
+    class Watched(Counted):
+        def _compute_loss(self, model, inputs):
+            tokens.append(chunked_logprob.TOKEN_CHUNK_SIZE)  # holds for the backward pass too
+            return super()._compute_loss(model, inputs)
+
+    before = chunked_logprob.TOKEN_CHUNK_SIZE
+    ragged(tmp_path, "shared", trainer_class=Watched)
+    assert set(tokens) == {TORCH_TILE_TOKENS}
+    assert before == chunked_logprob.TOKEN_CHUNK_SIZE
+    with small_tiles(torch.device("cuda")):
+        on_gpu = before if chunked_logprob._use_triton(torch.device("cuda")) else TORCH_TILE_TOKENS
+        assert on_gpu == chunked_logprob.TOKEN_CHUNK_SIZE

@@ -103,8 +103,9 @@ def test_a_shared_critic_trains_adapters_of_embeddings_too():
     assert any("lora_embedding_A" in name for name in critic.parameter_names)
 
 
-def test_a_shared_critic_leaves_the_one_allowed_bias_to_the_policy():
-    assert SharedCritic(lora_policy(bias="all")).parameters()
+def test_a_shared_critic_needs_a_backbone_whose_biases_rest():
+    with pytest.raises(ValueError, match=r"`bias='all'` .* shared critic"):
+        SharedCritic(lora_policy(bias="all"))
 
 
 @pytest.mark.parametrize("rslora", [False, True])

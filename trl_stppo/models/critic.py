@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from . import adapters
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CRITIC_FOLDER = "critic"
-ADAPTER_NAME = "critic"
 HEAD_FILE = "value_head.safetensors"
 
 
@@ -33,6 +34,11 @@ def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
+
+
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Keeps mixed precision from rounding values, and with them rewards and returns, to bfloat16."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 class Critic(ABC):
@@ -88,35 +94,23 @@ class SharedCritic(Critic):
         rank: rank of the critic's adapter; `None` takes the policy's.
 
     Raises:
-        ValueError: the policy's adapter is not LoRA.
+        ValueError: the policy's adapter is not LoRA, or cannot share its backbone.
     """
 
     def __init__(self, model: PreTrainedModel, rank: int | None = None) -> None:
-        from peft.tuners.tuners_utils import BaseTunerLayer
-
-        if ADAPTER_NAME not in model.peft_config:
-            model.add_adapter(ADAPTER_NAME, critic_lora_config(model, rank))
+        adapters.add_critic_adapter(model, rank)
         self.model = model
-        self._layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
-        self._names = [n for n, _ in model.named_parameters() if ADAPTER_NAME in n.split(".")]
+        self._layers = adapters.adapter_layers(model)
+        self._names = [n for n, _ in model.named_parameters() if adapters.CRITIC in n.split(".")]
         config = model.get_base_model().config.get_text_config()
         self.head = scalar_head(config.hidden_size, like=model.get_input_embeddings().weight)
-        self._match_policy_dtype()
+        adapters.match_policy_dtype(model, self._names)
         self._enable_gradients()
 
     @property
     def parameter_names(self) -> list[str]:
         """Names of the adapter's parameters inside the policy."""
         return self._names
-
-    def _match_policy_dtype(self) -> None:
-        """TRL casts the adapters of a quantised policy to bfloat16; ours has to follow."""
-        base = self.model.get_base_model()
-        if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
-            for name in self._names:
-                if "lora_magnitude_vector" not in name:
-                    parameter = self.model.get_parameter(name)
-                    parameter.data = parameter.data.to(torch.bfloat16)
 
     def _enable_gradients(self) -> None:
         # PEFT freezes every inactive adapter whenever adapters are switched, disabled or loaded.
@@ -126,15 +120,9 @@ class SharedCritic(Critic):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Route the backbone through the critic's adapter, leaving `requires_grad` as it should be."""
-        previous = [layer._active_adapter for layer in self._layers]
-        for layer in self._layers:
-            layer._active_adapter = [ADAPTER_NAME]
-        self._enable_gradients()
-        try:
+        with adapters.only_active(self._layers, adapters.CRITIC):
+            self._enable_gradients()
             yield
-        finally:
-            for layer, adapter in zip(self._layers, previous, strict=True):
-                layer._active_adapter = adapter
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """See `Critic.hidden_states`."""
@@ -145,7 +133,8 @@ class SharedCritic(Critic):
 
     def score(self, hidden: Tensor) -> Tensor:
         """See `Critic.score`."""
-        return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+        with full_precision(hidden):
+            return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Critic.parameters`."""
@@ -157,7 +146,7 @@ class SharedCritic(Critic):
 
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "adapter_config.json").exists():
-            self.model.save_pretrained(folder.parent, selected_adapters=[ADAPTER_NAME])
+            self.model.save_pretrained(folder.parent, selected_adapters=[adapters.CRITIC])
         save_file(
             {k: v.detach().cpu().contiguous() for k, v in self.head.state_dict().items()},
             folder / HEAD_FILE,
@@ -171,7 +160,7 @@ class SharedCritic(Critic):
         if not (folder / HEAD_FILE).exists() or not (folder / "adapter_config.json").exists():
             raise missing_critic(folder)
         weights = load_peft_weights(str(folder), device="cpu")
-        set_peft_model_state_dict(self.model, weights, adapter_name=ADAPTER_NAME)
+        set_peft_model_state_dict(self.model, weights, adapter_name=adapters.CRITIC)
         self.head.load_state_dict(load_file(folder / HEAD_FILE))
         self._enable_gradients()
 
@@ -214,7 +203,8 @@ class SeparateCritic(Critic):
     def score(self, hidden: Tensor) -> Tensor:
         """See `Critic.score`."""
         dtype = next(self._base.score.parameters()).dtype
-        values = self._base.score(hidden.to(dtype)).squeeze(-1)
+        with full_precision(hidden):
+            values = self._base.score(hidden.to(dtype)).squeeze(-1)
         return values if values.dtype == torch.float64 else values.float()
 
     def parameters(self) -> list[nn.Parameter]:
@@ -256,32 +246,6 @@ def missing_critic(folder: Path) -> FileNotFoundError:
         f"checkpoint that this trainer wrote with the same kind of critic, or start a new run from "
         f"the policy alone (without resume_from_checkpoint)."
     )
-
-
-def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
-    """The policy's LoRA configuration, made safe for a second adapter on the same backbone."""
-    from peft import LoraConfig
-
-    policy = model.peft_config[model.active_adapter]
-    if not isinstance(policy, LoraConfig):
-        raise ValueError(
-            f"A shared critic needs a LoRA policy, but `peft_config` is a {type(policy).__name__}. "
-            f"Use LoraConfig, or pass `value_model` (or set value_model_name_or_path)."
-        )
-    config = copy.deepcopy(policy)
-    config.r = rank or policy.r
-    if rank is not None:
-        config.rank_pattern, config.alpha_pattern = {}, {}
-        # Same scaling of the adapter's output as the policy's, whatever the rank.
-        ratio = rank / policy.r
-        config.lora_alpha = policy.lora_alpha * (ratio**0.5 if policy.use_rslora else ratio)
-    config.bias = "none"  # PEFT allows biases in one adapter only
-    config.inference_mode = False
-    config.modules_to_save = None
-    config.trainable_token_indices = None
-    # PiSSA, OLoRA and the like rewrite the base weights when an adapter is added; once is enough.
-    config.init_lora_weights = True
-    return config
 
 
 def critic_from_policy(policy: PreTrainedModel) -> PreTrainedModel:

@@ -25,6 +25,7 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 from trl.data_utils import apply_chat_template
+from trl.kernels import chunked_logprob
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import (
@@ -38,6 +39,7 @@ from trl.trainer.utils import (
 __all__ = [
     "BORROWED_ATTRIBUTES",
     "OVERRIDDEN",
+    "TORCH_TILE_TOKENS",
     "GRPOConfig",
     "GRPOTrainer",
     "SingleGeneration",
@@ -57,6 +59,7 @@ __all__ = [
     "reference_needed",
     "release_environments",
     "reshuffle",
+    "small_tiles",
     "tool_suffix",
     "training_template",
 ]
@@ -102,6 +105,10 @@ BORROWED_ATTRIBUTES = (
 )
 
 
+# Tokens of a tile of log-probabilities where TRL folds it without Triton.
+TORCH_TILE_TOKENS = 256
+
+
 class SingleGeneration(int):
     """The number one, never "less than" anything.
 
@@ -126,6 +133,23 @@ def reference_needed(args: GRPOConfig, by_upstream: bool, by_us: bool) -> Iterat
         yield
     finally:
         args.beta, args.sync_ref_model = beta, sync
+
+
+@contextmanager
+def small_tiles(device: torch.device) -> Iterator[None]:
+    """Let the fused head work on fewer tokens at a time where it does so in torch.
+
+    With Triton a tile of log-probabilities takes two bytes per entry of the vocabulary. Without, on the
+    CPU, eight tables of its size are alive at once: a gigabyte for every thousand tokens of a tile, for
+    no speed.
+    """
+    kept = chunked_logprob.TOKEN_CHUNK_SIZE
+    if not chunked_logprob._use_triton(device):
+        chunked_logprob.TOKEN_CHUNK_SIZE = min(kept, TORCH_TILE_TOKENS)
+    try:
+        yield
+    finally:
+        chunked_logprob.TOKEN_CHUNK_SIZE = kept
 
 
 @contextmanager

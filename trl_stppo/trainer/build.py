@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..models import adapter_checks, adapters
 from ..models.critic import (
     Critic,
     SeparateCritic,
@@ -31,35 +32,58 @@ def check_engine(trainer: PPOTrainer) -> None:
             "and the clipping bias are known. Use one process, or plain DDP (accelerate launch "
             "--multi_gpu), with LoRA or QLoRA where memory is short."
         )
+    if hasattr(trainer.model, "peft_config"):
+        adapter_checks.check_loaded_policy(trainer.model)
 
 
 @dataclass
 class ReferencePlan:
-    """Where the reference policy comes from: upstream, `model`, or nowhere."""
+    """Where the reference policy comes from: upstream, `model`, a copy of the adapter, or nowhere."""
 
     by_upstream: bool = False
     model: Any = None
+    adapter: bool = False
 
 
 def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
     """Decide who makes the reference; it is needed for either KL.
 
-    GRPOTrainer makes it for PEFT policies (adapter off, or a frozen copy of the initial adapter) and
-    for policies given by name. A policy given as an instance is copied as it is now, because its
-    weights need not be those of the checkpoint that its config names.
+    GRPOTrainer makes it for policies given by name, and switches the adapter off where that is fresh.
+    An adapter that does something from the start is copied by us: upstream copies no part of an
+    embedding's adapter, and lets PiSSA and its like rewrite the base weights once more. A policy given
+    as an instance is copied as it is now, because its weights need not be those of the checkpoint that
+    its config names.
     """
+    adapter_checks.check_policy_adapter(model, peft_config)
     if args.kl_coef == 0.0 and args.beta == 0.0:
         return ReferencePlan()
+    is_peft = peft_config is not None or hasattr(model, "peft_config")
+    if args.sync_ref_model and is_peft:
+        raise ValueError(
+            "`sync_ref_model=True` is not supported with adapters: a reference has none to receive the "
+            "policy's. Set sync_ref_model=False, or train without peft_config."
+        )
     if ref_model is not None:
         return ReferencePlan(model=ref_model)
-    is_peft = peft_config is not None or hasattr(model, "peft_config")
-    if isinstance(model, str) or is_peft:
-        return ReferencePlan(by_upstream=True)
-    return ReferencePlan(model=copy.deepcopy(model))
+    if not is_peft:
+        if isinstance(model, str):
+            return ReferencePlan(by_upstream=True)
+        return ReferencePlan(model=copy.deepcopy(model))
+    config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config
+    adapter_checks.check_untouched_base(
+        config, "the reference", "pass `ref_model`, or set kl_coef=0.0 and beta=0.0"
+    )
+    if adapters.needs_reference_copy(model, peft_config):
+        return ReferencePlan(adapter=True)
+    return ReferencePlan(by_upstream=True)
 
 
 def install_reference(trainer: PPOTrainer, plan: ReferencePlan) -> None:
     """Put a reference that is not upstream's where GRPOTrainer looks for it."""
+    if plan.adapter:
+        adapters.add_reference_adapter(trainer.model)
+        trainer.beta = 1.0  # see below
+        return
     if plan.model is None:
         return
     args = trainer.args
@@ -85,6 +109,9 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
     if value_model is not None and args.value_model_name_or_path is not None:
         raise ValueError("`value_model` and `value_model_name_or_path` were both given; pass one.")
     is_peft = hasattr(policy, "peft_config")
+    if is_peft:
+        adapters.restore_module_dtypes(policy)
+        adapters.load_in_place(policy)
     if args.critic_lora_r is not None and (
         not is_peft or value_model is not None or args.value_model_name_or_path is not None
     ):
@@ -146,6 +173,7 @@ def add_critic_group(
     scheduler: Any,
 ) -> None:
     """Add the critic to the optimizer, unless the caller's optimizer already trains it."""
+    check_optimizer(optimizer)
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [p for p in parameters if id(p) not in known]
     if not missing:
@@ -163,6 +191,27 @@ def add_critic_group(
     optimizer.add_param_group(
         {"params": missing, "lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
     )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that would fail, or step otherwise than it is told, after the first rollout."""
+    name = type(optimizer).__name__
+    settings: Any = getattr(optimizer, "args", None)
+    if getattr(settings, "optim_bits", 32) == 8:  # one of bitsandbytes'
+        smallest = settings.min_8bit_size
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter.device.type == "cpu" and parameter.numel() >= smallest:
+                raise ValueError(
+                    f"`optim` asks for {name} with 8-bit state, which bitsandbytes keeps on a GPU only; "
+                    f"the model is on the CPU. Use optim='adamw_torch', or a 32-bit one of "
+                    f"bitsandbytes ('paged_adamw_32bit', 'lion_32bit')."
+                )
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"`optimizers` has a {name} that sets its own learning rate (lr=None), so that neither the "
+            f"scheduler nor the clipping-bias correction could. Give it one: for Adafactor "
+            f"lr=1e-5, relative_step=False, scale_parameter=False."
+        )
 
 
 def install_stop_token(trainer: PPOTrainer) -> None:

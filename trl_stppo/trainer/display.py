@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, TrainerCallback
 
+from .memory import announce
+
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
@@ -47,8 +49,20 @@ class SampleEpisodesCallback(TrainerCallback):
             self._trainer.generate_completions(sampling=True)
 
 
+class MemoryCallback(TrainerCallback):
+    """Says at the start what the run will take of the card."""
+
+    def __init__(self, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Print the estimate, and hints where it is more than there is."""
+        announce(self._trainer)
+
+
 def install_callbacks(trainer: PPOTrainer) -> None:
-    """Swap in our progress bar, and add the sampler where it is asked for."""
+    """Swap in our progress bar, announce the memory, add the sampler where it is asked for."""
+    trainer.add_callback(MemoryCallback(trainer))
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(PostfixProgressCallback)
     if trainer.args.num_sample_generations > 0:

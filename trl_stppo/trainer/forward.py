@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
 from ..models.critic import Critic
-from ._trl import GRPOTrainer
+from ._trl import GRPOTrainer, small_tiles
 from .ppo_config import PPOConfig
 
 Batch = dict[str, Any]
@@ -66,14 +66,15 @@ class ActorCriticForward(GRPOTrainer):
         self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
     ) -> Any:
         """Upstream's log-probabilities of the last `keep` tokens of a part's rows."""
-        return super()._get_per_token_logps_and_entropies(
-            model,
-            part.input_ids,
-            part.attention_mask,
-            keep,
-            compute_entropy=entropy,
-            compute_aux_loss=aux_loss,
-        )
+        with small_tiles(part.input_ids.device):
+            return super()._get_per_token_logps_and_entropies(
+                model,
+                part.input_ids,
+                part.attention_mask,
+                keep,
+                compute_entropy=entropy,
+                compute_aux_loss=aux_loss,
+            )
 
     def _values_of(self, batch: Batch, batch_size: int | None = None) -> Tensor:
         """Values before each completion token and after the last column, [B, T + 1]."""

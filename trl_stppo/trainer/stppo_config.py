@@ -20,7 +20,10 @@ GRADIENT_UNIT_MODES = ("triggered", "floor")
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
 # ... except these relatives, which keep state that depends on the learning rate, or step early.
-NONLINEAR_OPTIMIZERS = ("schedulefree", "layerwise", "lomo", "galore", "apollo")
+NONLINEAR_OPTIMIZERS = (
+    *("schedulefree", "layerwise", "lomo", "galore", "apollo"),
+    *("asgd", "dadapt"),
+)
 
 
 def check_linear(optimizer: str) -> None:

@@ -20,7 +20,7 @@ from ..core import (
     kl_penalty,
     log_importance_ratio,
 )
-from ._trl import group_by_length, reshuffle
+from ._trl import group_by_length, reshuffle, small_tiles
 from .forward import full_sequence, without_padding
 from .gradients import GradientBuffer
 from .reports import MiniBatchMetrics
@@ -193,8 +193,9 @@ class ActorCriticUpdate(ActorCriticRollout):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Upstream's step on one micro-batch; closes the mini-batch where it is the last one."""
         started = time.perf_counter()
-        loss = super().training_step(*args, **kwargs)
-        self._after_backward()
+        with small_tiles(self.accelerator.device):  # of backward passes too
+            loss = super().training_step(*args, **kwargs)
+            self._after_backward()
         if self.accelerator.sync_gradients:
             self._before_optimizer_step()
         self._update_seconds += time.perf_counter() - started - self._rollout_seconds

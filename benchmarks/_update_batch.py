@@ -1,0 +1,67 @@
+"""The fixed batch of `update.py`: episodes of three turns, and which of their turns get clipped."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from geometries import episode_lengths
+
+Episode = dict[str, Any]
+# Tokens that mean nothing special to the benchmark's tokenizer, and fit every geometry.
+FIRST_ID, LAST_ID = 32, 299
+FEW = 0.05
+SHORTEST = 24  # room for three turns
+
+
+def make_episodes(count: int, longest: int, eos: int, *, equal: bool = False) -> list[Episode]:
+    """A quarter prompt, then a short turn, a long one and half of all sampled tokens in the last.
+
+    Between the turns the environment speaks for an eighth of the completion each time. `equal` makes
+    all episodes as long as the longest.
+    """
+    draw = random.Random(1)
+    episodes = []
+    lengths = [longest] * count if equal else episode_lengths(count, longest)
+    for length in (max(SHORTEST, length) for length in lengths):
+        prompt = max(4, length // 4)
+        completion = length - prompt
+        observed = max(1, completion // 8)
+        sampled = completion - 2 * observed
+        first, last = max(1, round(FEW * sampled)), round(sampled / 2)
+        spans, at = [], 0
+        for turn in (first, sampled - first - last, last):
+            spans.append([at, at + turn])
+            at += turn + observed
+        ids = [draw.randint(FIRST_ID, LAST_ID) for _ in range(length)]
+        ids[-1] = eos
+        episodes.append(
+            {"prompt_ids": ids[:prompt], "completion_ids": ids[prompt:], "turn_spans": spans}
+        )
+    return episodes
+
+
+def tokens(episodes: list[Episode]) -> int:
+    """Prompt and completion, without padding."""
+    return sum(len(e["prompt_ids"]) + len(e["completion_ids"]) for e in episodes)
+
+
+def clip_cases(episodes: list[Episode]) -> dict[str, dict[int, list[int]]]:
+    """Name of the case -> row -> turns that are to be clipped."""
+    rows = range(len(episodes))
+    by_length = sorted(rows, key=lambda row: len(episodes[row]["completion_ids"]))
+    count = max(1, round(FEW * len(episodes)))
+    middle = (len(rows) - count) // 2
+    return {
+        "none": {},
+        "5% of the episodes": {row: [0, 1, 2] for row in by_length[middle : middle + count]},
+        "5% of the tokens, everywhere": {row: [0] for row in rows},
+        "half of the tokens": {row: [2] for row in rows},
+    }
+
+
+def clipped_share(episodes: list[Episode], case: dict[int, list[int]]) -> float:
+    """Share of all sampled tokens that the case clips."""
+    sampled = sum(end - start for e in episodes for start, end in e["turn_spans"])
+    spans = (episodes[row]["turn_spans"][turn] for row, turns in case.items() for turn in turns)
+    return sum(end - start for start, end in spans) / sampled

@@ -1,0 +1,114 @@
+"""The tables of `update.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+REFERENCE, FLOOR = "trl-1.12 ppo lora", "trl-1.16 grpo lora"
+
+
+def _ratio(value: float, base: float | None) -> str:
+    return "" if base is None else f"{value / base:.2f}"
+
+
+def brief(f: dict[str, Any]) -> str:
+    """One line of progress, so that a long run that is cut off has told what it knew."""
+    if "error" in f:
+        return f"failed: {f['error']}"
+    return f"{f['seconds']:.2f} s, {f['update_mb']:.0f} MB, {f['whole_mb']:.0f} MB in all"
+
+
+def show_main(console: Console, results: dict[str, Any], title: str) -> None:
+    """Speed and memory of every subject, beside the reference and the floor."""
+    reference, floor = results.get(REFERENCE, {}), results.get(FLOOR, {})
+    table = Table(title=title, title_justify="left")
+    table.add_column("subject")
+    for column in (
+        "seconds",
+        "tokens/s",
+        "update MB",
+        "whole MB",
+        "tokens/s : 1.12 lora",
+        "update MB : 1.12 lora",
+        "time : grpo lora",
+        "trained",
+    ):
+        table.add_column(column, justify="right")
+    for name, f in results.items():
+        if "error" in f:
+            table.add_row(name, "failed: " + f["error"][:60])
+            continue
+        table.add_row(
+            name,
+            f"{f['seconds']:.2f}",
+            f"{f['tokens_per_second']:.0f}",
+            f"{f['update_mb']:.0f}",
+            f"{f['whole_mb']:.0f}",
+            _ratio(f["tokens_per_second"], reference.get("tokens_per_second")),
+            _ratio(f["update_mb"], reference.get("update_mb")),
+            _ratio(f["seconds"], floor.get("seconds")),
+            f"{f['trainable'] / 1e6:.2f}M",
+        )
+    console.print(table)
+
+
+def show_phases(console: Console, results: dict[str, Any]) -> None:
+    """Where our updates' time goes."""
+    ours = {name: f for name, f in results.items() if f.get("phases")}
+    names = list(dict.fromkeys(phase for f in ours.values() for phase in f["phases"]))
+    table = Table(title="share of the update", title_justify="left")
+    table.add_column("subject")
+    for column in (*names, "rest"):
+        table.add_column(column.replace("_", " "), justify="right")
+    for name, f in ours.items():
+        f["shares"] = {phase: f["phases"].get(phase, 0.0) / f["seconds"] for phase in names}
+        f["shares"]["rest"] = 1 - sum(f["shares"].values())
+        table.add_row(name, *(f"{share:.1%}" for share in f["shares"].values()))
+    if ours:
+        console.print(table)
+
+
+def show_clip(console: Console, result: dict[str, Any], title: str) -> None:
+    """What the correction costs."""
+    table = Table(title=title, title_justify="left")
+    for column in ("clipped", "wanted", "logged", "turn-ppo s", "st-ppo s", "extra"):
+        table.add_column(column, justify="left" if column == "clipped" else "right")
+    for case, f in result.items():
+        if case == "error":
+            table.add_row("failed: " + str(f)[:60])
+            continue
+        table.add_row(
+            case,
+            f"{f['clipped_wanted']:.1%}",
+            " / ".join(f"{share:.1%}" for share in f["clipped_logged"]),
+            f"{f['turn-ppo']:.2f}",
+            f"{f['st-ppo']:.2f}",
+            f"{f['extra_percent']:+.1f}%",
+        )
+    console.print(table)
+
+
+def show_passes(console: Console, results: dict[str, Any], title: str) -> None:
+    """One pass against two."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("backbone")
+    for column in ("one: s", "two: s", "two : one", "one: MB", "two: MB", "matmul TFLOP/s"):
+        table.add_column(column, justify="right")
+    for name, f in results.items():
+        if "error" in f:
+            table.add_row(name, "failed: " + f["error"][:60])
+            continue
+        peak = f["matrix_tflops"]
+        table.add_row(
+            name,
+            f"{f['one_seconds']:.2f}",
+            f"{f['two_seconds']:.2f}",
+            f"{f['time_ratio']:.3f}",
+            f"{f['one_mb']:.0f}",
+            f"{f['two_mb']:.0f}",
+            "" if peak is None else f"{peak:.0f}",
+        )
+    console.print(table)

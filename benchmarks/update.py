@@ -1,0 +1,233 @@
+"""Update speed and memory: our trainers, TRL 1.16's GRPO, TRL 1.12's PPO and AgileRL's LLMPPO.
+
+All get the same fixed batch of episodes, the same micro-batches and one optimizer step per batch, each
+in a process of its own, through its own `train()`. Measured is the update alone: from the first
+training forward to after the optimizer's step. Tokens per second count prompt and completion
+without padding, so whoever computes padding pays for it; `--equal` makes all episodes equally long
+and shows what is left without. With one thread on the CPU, seconds are the process's own (see
+`_update_probe.py`).
+
+    main     every subject on the batch; for ours also where the time goes
+    clip     the price of the clipping-bias correction: st-ppo against turn-ppo, in turn
+    passes   twice the rows in one pass through a LoRA backbone, against two passes
+
+    python benchmarks/update.py             # about 20 minutes on one thread, more with competitors
+    python benchmarks/update.py --quick     # under a minute
+    python benchmarks/update.py --device cuda --model qwen2.5-1.5b --lengths 2048 8192 --qlora
+
+The older and other packages run under interpreters of their own:
+
+    python -m venv trl112 && trl112/bin/pip install trl==1.12.0 transformers==5.23.0 peft==0.21.2
+    python -m venv agile && agile/bin/pip install "agilerl[cpu-llm]==2.58.0"
+    python benchmarks/update.py --competitor-python trl112=trl112/bin/python agilerl=agile/bin/python
+
+(the same torch as ours in the first; on CUDA "agilerl[llm]"). TRL 1.12 takes `gradient_checkpointing`
+and ignores it. Its value model is trained fully (`lora`, the way of its documentation) or, handed over
+as a PEFT model, by adapters (`lora+separate`). It keeps the logits of its generation, [batch,
+completion, vocabulary] in float32, until the next batch; they count as its memory, and
+`kept_logits_mb` says how much they are. Ours and AgileRL's share one backbone under `lora`.
+
+The last line is JSON with every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from _update_batch import Episode, make_episodes, tokens
+from _update_runs import clip_pairs, run, summarise
+from _update_tables import brief, show_clip, show_main, show_passes, show_phases
+from geometries import GEOMETRIES, save_random_model
+from rich.console import Console
+
+Job = dict[str, Any]
+VARIANTS = ("ppo", "turn-ppo", "s-ppo", "st-ppo")
+
+
+def subjects(options: argparse.Namespace) -> Iterator[tuple[str, str, Job]]:
+    """Name, interpreter and what differs from the common job."""
+    pythons = dict(pair.split("=", 1) for pair in options.competitor_python)
+
+    def ours(variant: str, tuning: str, checkpointing: bool = False) -> tuple[str, str, Job]:
+        name = f"ours {variant} {tuning}" + (" ckpt" if checkpointing else "")
+        job = {"variant": variant, "tuning": tuning, "checkpointing": checkpointing}
+        return name, sys.executable, {"kind": "ours", **job}
+
+    def other(
+        name: str, kind: str, tuning: str, checkpointing: bool = False
+    ) -> tuple[str, str, Job]:
+        python = pythons.get(kind, sys.executable)
+        name = f"{name} {tuning}" + (" ckpt" if checkpointing else "")
+        return name, python, {"kind": kind, "tuning": tuning, "checkpointing": checkpointing}
+
+    yield ours("st-ppo", "lora")
+    yield other("trl-1.16 grpo", "grpo", "lora")
+    if options.quick:
+        return
+    if "trl112" in pythons:
+        yield other("trl-1.12 ppo", "trl112", "lora")
+        yield other("trl-1.12 ppo", "trl112", "lora+separate")
+    if "agilerl" in pythons:
+        yield other("agilerl ppo", "agilerl", "lora")
+        yield other("agilerl ppo", "agilerl", "lora", True)
+    yield ours("st-ppo", "lora", True)
+    yield other("trl-1.16 grpo", "grpo", "lora", True)
+    yield ours("st-ppo", "lora+separate")
+    yield ours("st-ppo", "full")
+    if "trl112" in pythons:
+        yield other("trl-1.12 ppo", "trl112", "full")
+    if options.qlora:
+        yield ours("st-ppo", "qlora")
+    yield from (ours(variant, "lora") for variant in VARIANTS[:-1])
+
+
+def common_job(options: argparse.Namespace, folder: str, longest: int) -> tuple[Job, list[Episode]]:
+    """What all subjects share, and the batch, which is written where workers find it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    episodes = make_episodes(options.episodes, longest, tokenizer.eos_token_id, equal=options.equal)
+    path = Path(folder) / f"episodes-{longest}.json"
+    path.write_text(json.dumps(episodes))
+    job = {
+        "model": folder,
+        "episodes": str(path),
+        "num_episodes": options.episodes,
+        "longest": longest,
+        "micro": options.micro_batch,
+        "updates": options.repeats + options.warmup,
+        "device": options.device,
+        "threads": options.threads,
+        "dtype": "bfloat16" if options.device == "cuda" else "float32",
+        "variant": "st-ppo",
+        "tuning": "lora",
+        "checkpointing": False,
+        "paced": False,
+    }
+    return job, episodes
+
+
+def measure(
+    options: argparse.Namespace, console: Console, folder: str, longest: int
+) -> dict[str, Any]:
+    """All sections for one length of the longest episode."""
+    job, episodes = common_job(options, folder, longest)
+    result: dict[str, Any] = {"tokens": tokens(episodes)}
+    if "main" in options.only:
+        main = result["main"] = {}
+        for name, python, differs in subjects(options):
+            if options.subjects and name not in options.subjects:
+                continue
+            done = run(python, {**job, **differs})
+            main[name] = summarise(done, result["tokens"], options.warmup)
+            console.print(f"{name}: {brief(main[name])}", highlight=False, markup=False)
+        show_main(
+            console,
+            main,
+            f"{options.model}, {options.episodes} episodes up to {longest} tokens "
+            f"({result['tokens']} in all), micro-batches of {options.micro_batch}",
+        )
+        show_phases(console, main)
+    if "clip" in options.only:
+        length = min(longest, options.clip_length or max(128, longest // 4))
+        short, batch = common_job(options, folder, length)
+        result["clip"] = clip_pairs(sys.executable, short, batch, options.clip_repeats)
+        show_clip(console, result["clip"], f"clipping-bias correction, episodes up to {length}")
+    if "passes" in options.only:
+        passes = result["passes"] = {}
+        short = {**job, "kind": "passes", "longest": longest // 2, "updates": options.clip_repeats}
+        for tuning in ("lora", "qlora") if options.qlora else ("lora",):
+            passes[tuning] = run(sys.executable, {**short, "tuning": tuning})
+        title = f"{2 * options.micro_batch} rows of {longest // 2} tokens at once, or half of them twice"
+        show_passes(console, passes, title)
+        add_utilisation(options, console, result)
+    return result
+
+
+def add_utilisation(options: argparse.Namespace, console: Console, result: dict[str, Any]) -> None:
+    """On CUDA: each main subject's useful model FLOPs over the card's measured matrix peak.
+
+    Six FLOPs per backbone parameter and token count as useful for full training, four for LoRA (the
+    frozen weights need no gradient), twice for policy and critic; recomputation and padding do not.
+    """
+    peak = result["passes"].get("lora", {}).get("matrix_tflops")
+    if not peak or "main" not in result:
+        return
+    shape = GEOMETRIES[options.model]
+    hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
+    kept = 2 + 2 * int(shape["num_key_value_heads"]) / heads
+    layer = hidden * hidden * kept + 3 * hidden * int(shape["intermediate_size"])
+    body, head = layer * int(shape["num_hidden_layers"]), hidden * int(shape["vocab_size"])
+    for name, f in result["main"].items():
+        if "error" in f:
+            continue
+        flops = (6 if name.endswith("full") else 4) * ((1 if "grpo" in name else 2) * body + head)
+        f["of_matrix_peak"] = flops * f["tokens_per_second"] / (peak * 1e12)
+        console.print(f"{name}: {f['of_matrix_peak']:.1%} of the bf16 matrix peak")
+
+
+def parse() -> argparse.Namespace:
+    """Command line, with the defaults that depend on each other filled in."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", choices=list(GEOMETRIES))
+    parser.add_argument("--lengths", type=int, nargs="+", help="longest episodes, 512 to 8192")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--episodes", type=int, default=24)
+    parser.add_argument(
+        "--equal", action="store_true", help="all episodes equally long: no padding"
+    )
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--repeats", type=int, help="measured updates per subject")
+    parser.add_argument("--clip-repeats", type=int, help="pairs per case")
+    parser.add_argument("--clip-length", type=int, help="longest episode of the clip section")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--qlora", action="store_true", help="4-bit subjects too; slow on the CPU")
+    parser.add_argument("--quick", action="store_true", help="under a minute: tiny, no competitors")
+    sections = ["main", "clip", "passes"]
+    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
+    parser.add_argument("--subjects", nargs="+", help="only these of the main table, by name")
+    parser.add_argument(
+        "--competitor-python", nargs="*", default=[], metavar="NAME=PATH", help="trl112, agilerl"
+    )
+    options = parser.parse_args()
+    cuda = options.device == "cuda"
+    options.model = options.model or ("tiny" if options.quick else "small")
+    options.lengths = options.lengths or ([128] if options.quick else [512])
+    options.repeats = options.repeats or (3 if cuda else 1)
+    options.clip_repeats = options.clip_repeats or (1 if options.quick else 3)
+    options.warmup = int(cuda or options.model == "tiny")
+    if options.episodes % options.micro_batch:
+        parser.error("--episodes must be a multiple of --micro-batch")
+    return options
+
+
+def main() -> None:
+    """Run the sections and print the figures."""
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no worker outlives this
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(options.threads)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+        save_random_model(options.model, folder, dtype=dtype, device=options.device)
+        for longest in options.lengths:
+            results[str(longest)] = measure(options, console, folder, longest)
+    settings = {k: v for k, v in vars(options).items() if k != "competitor_python"}
+    print(json.dumps({**settings, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

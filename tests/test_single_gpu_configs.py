@@ -1,0 +1,129 @@
+"""Every YAML in scripts/configs parses, fits its card, and docs/single_gpu.md says what is computed."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from trl_stppo import STPPOConfig
+from trl_stppo.models.geometry import QWEN25
+from trl_stppo.models.memory import FITS, GIB, Setup, estimate, make_setup
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "scripts" / "configs").glob("*.yaml"))
+SINGLE_GPU = [path for path in CONFIGS if path.stem.startswith("single_gpu")]
+DOCS = (ROOT / "docs" / "single_gpu.md").read_text()
+# Keys that the configuration turns into others.
+RESOLVED = {"gradient_accumulation_steps", "total_episodes", "use_cpu", "report_to"}
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports a module of scripts/ or benchmarks/, and forgets it again."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent.parent == ROOT:
+            del sys.modules[name]
+
+
+def parse(path: Path, script: Any, folder: Path) -> tuple[Any, STPPOConfig, ModelConfig]:
+    """What train_stppo.py makes of a file; on the CPU, because a card may be missing."""
+    arguments = script("train_stppo").AgentArguments
+    parser = TrlParser((arguments, STPPOConfig, ModelConfig))
+    words = ["--config", str(path), "--use_cpu", "true", "--output_dir", str(folder)]
+    return parser.parse_args_and_config(words)
+
+
+def planned(args: STPPOConfig, model: ModelConfig) -> Setup:
+    """The set-up of one of the single-GPU files."""
+    size = re.search(r"Qwen2.5-(.*)-Instruct", model.model_name_or_path).group(1)
+    return make_setup(
+        QWEN25[size],
+        "qlora",
+        rank=model.lora_r,
+        rows=args.per_device_train_batch_size,
+        completion=args.max_completion_length,
+        accumulates=args.gradient_accumulation_steps > 1,
+        checkpointing=args.gradient_checkpointing,
+        optim=args.optim.value,
+        bias_buffers=1,
+        slots=args.generation_slots,
+    )
+
+
+def card(path: Path) -> int:
+    """GB of the card that a file is for."""
+    return int(re.search(r"(\d+)gb", path.stem).group(1))
+
+
+def test_there_is_a_file_for_each_card():
+    assert [card(path) for path in SINGLE_GPU] == [16, 24, 48, 80]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_key_arrives(path, script, tmp_path):
+    parsed = parse(path, script, tmp_path)
+    for key, value in yaml.safe_load(path.read_text()).items():
+        owners = [part for part in parsed if key in {f.name for f in fields(part)}]
+        assert owners, key
+        if key in RESOLVED | {"output_dir"}:
+            continue
+        found = getattr(owners[0], key)
+        found = getattr(found, "value", found)
+        assert found == value or found == [value], key
+
+
+@pytest.mark.parametrize("path", SINGLE_GPU, ids=lambda path: path.stem)
+def test_the_single_gpu_files_mean_qlora(path, script, tmp_path):
+    _, args, model = parse(path, script, tmp_path)
+    quantised, adapters = get_quantization_config(model), get_peft_config(model)
+    assert quantised.load_in_4bit
+    assert quantised.bnb_4bit_quant_type == "nf4"
+    assert quantised.bnb_4bit_use_double_quant
+    assert quantised.bnb_4bit_compute_dtype == torch.bfloat16
+    assert (adapters.r, adapters.target_modules) == (16, "all-linear")
+    assert args.bf16
+    assert args.gradient_checkpointing
+    assert (args.steps_per_generation, args.num_mini_batches) == (64, 4)
+
+
+@pytest.mark.parametrize("path", SINGLE_GPU, ids=lambda path: path.stem)
+def test_the_single_gpu_files_fit_and_the_docs_say_how_well(path, script, tmp_path):
+    _, args, model = parse(path, script, tmp_path)
+    peak = estimate(planned(args, model)).peak
+    assert peak <= FITS * card(path) * GIB
+    name = model.model_name_or_path.split("/")[1]
+    line = f"| `{path.name}` | {name} | {args.max_completion_length} | {peak / GIB:.1f} GiB |"
+    assert line in DOCS.splitlines()
+
+
+def test_the_table_of_the_docs_is_what_the_memory_model_computes(script):
+    expected = script("memory_table").table()
+    start = DOCS.splitlines().index(expected[0])
+    assert DOCS.splitlines()[start : start + len(expected) + 1] == [*expected, ""]
+
+
+def test_the_table_follows_the_memory_model(script):
+    table = script("memory_table")
+    assert table.longest(QWEN25["7B"], "qlora", 24) >= 4096
+    assert table.longest(QWEN25["32B"], "full", 80) == 0
+    for size in QWEN25.values():
+        for method in table.METHODS:
+            found = [table.longest(size, method, gb) for gb in table.CARDS]
+            assert found == sorted(found)
+            for gb, length in zip(table.CARDS, found, strict=True):
+                limit = FITS * gb * GIB
+                assert not length or table.peak(size, method, length) <= limit
+                assert length == 32768 or table.peak(size, method, max(1024, 2 * length)) > limit

@@ -1,0 +1,310 @@
+"""Reading trainers into the memory model, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen2ForCausalLM,
+)
+
+from tests.builders import LIMITS, TEXT, build, prompts
+from tests.fakes import char_tokenizer, tiny_config
+from trl_stppo import STPPOTrainer
+from trl_stppo.models.geometry import QWEN25
+from trl_stppo.models.memory import GIB, OVERHEAD, Setup, estimate
+from trl_stppo.trainer import memory
+
+LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def shape_config():
+    return tiny_config(char_tokenizer(), hidden_size=64, intermediate_size=128)
+
+
+def setup(tmp_path, arguments=None, **options) -> Setup:
+    arguments = {"model": Qwen2ForCausalLM(shape_config()), **(arguments or {})}
+    trainer = build(tmp_path, STPPOTrainer, arguments=arguments, **options)
+    return memory.setup_of(trainer)
+
+
+class TestSetup:
+    def test_full_fine_tuning(self, tmp_path):
+        found = setup(tmp_path, kl_coef=0.0)
+        shape = memory.geometry_of(shape_config())
+        assert found.geometry == found.critic_geometry == shape
+        assert (found.weights, found.critic_weights) == (
+            4 * shape.parameters,
+            4 * shape.critic_parameters,
+        )
+        assert found.trainable == shape.parameters
+        assert found.critic_trainable == shape.critic_parameters
+        assert found.full
+        assert found.critic_full
+        assert found.adapters == found.reference_weights == 0
+
+    def test_the_reference_is_counted(self, tmp_path):
+        found = setup(tmp_path, kl_coef=0.1)
+        assert found.reference_weights == found.weights
+
+    def test_a_shared_critic_adds_an_adapter_and_a_head(self, tmp_path):
+        found = setup(tmp_path, {"peft_config": LORA}, critic_lora_r=2)
+        shape = memory.geometry_of(shape_config())
+        assert found.weights == 4 * shape.parameters
+        assert found.critic_weights == 0
+        assert found.critic_geometry is None
+        assert found.trainable == shape.lora_parameters(4)
+        assert found.critic_trainable == shape.lora_parameters(2) + 64 + 1
+        assert found.adapters == 4 * (found.trainable + found.critic_trainable)
+        assert not found.full
+
+    def test_a_separate_critic_with_adapters(self, tmp_path):
+        config = shape_config()
+        config.num_labels = 1
+        value_model = get_peft_model(
+            AutoModelForSequenceClassification.from_config(config),
+            LoraConfig(r=2, target_modules="all-linear", task_type="SEQ_CLS"),
+        )
+        found = setup(tmp_path, {"peft_config": LORA, "value_model": value_model})
+        shape = memory.geometry_of(config)
+        # PEFT trains a copy of the head, which is an adapter too.
+        assert found.critic_weights == 4 * shape.critic_parameters
+        assert found.critic_trainable == shape.lora_parameters(2) + 64
+        assert found.adapters == 4 * (found.trainable + found.critic_trainable)
+        assert not found.critic_full
+
+    @pytest.mark.parametrize("double", [True, False])
+    def test_four_bit_weights_are_counted_to_the_byte(self, tmp_path, double):
+        pytest.importorskip("bitsandbytes")
+        config = tiny_config(char_tokenizer(), hidden_size=256, intermediate_size=1024)
+        Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+        found = setup(
+            tmp_path,
+            {
+                "model": str(tmp_path / "model"),
+                "peft_config": LORA,
+                "quantization_config": BitsAndBytesConfig(
+                    load_in_4bit=True,
+                    bnb_4bit_quant_type="nf4",
+                    bnb_4bit_use_double_quant=double,
+                ),
+            },
+        )
+        shape = memory.geometry_of(config)
+        layers, tables = len(shape.matrices) * shape.layers, 16 * 4
+        # The constants of double quantisation have a table of 256 values and an offset per matrix.
+        extra = layers * (tables + (256 * 4 + 4 if double else 0))
+        expected = shape.four_bit_weights(4, double=double) + extra
+        # Blocks of 256 constants are rounded up.
+        assert found.weights == pytest.approx(expected, abs=4 * layers if double else 0)
+        assert found.four_bit
+        assert found.trainable_bytes == 2
+
+    def test_settings(self, tmp_path):
+        found = setup(
+            tmp_path,
+            {"train_dataset": prompts(16)},
+            gradient_accumulation_steps=4,
+            num_mini_batches=2,
+            local_rollout_forward_batch_size=7,
+            max_completion_length=33,
+            optim="adamw_torch",
+            gradient_checkpointing=True,
+            variant="st-ppo",
+        )
+        assert (found.rows, found.completion, found.scoring_rows) == (4, 33, 7)
+        assert found.accumulates
+        assert found.checkpointing
+        assert found.optim == "adamw_torch"
+        assert found.bias_buffers == 1
+        assert found.slots == 16  # four micro-batches of four
+        assert found.device == "cpu"
+        assert found.weight_bytes == found.compute_bytes == 4
+
+    def test_the_extra_terms_wait_in_a_buffer_of_their_own(self, tmp_path):
+        assert setup(tmp_path, variant="st-ppo", entropy_coef=0.1).bias_buffers == 2
+        assert setup(tmp_path, variant="ppo", entropy_coef=0.1).bias_buffers == 0
+
+    def test_slots(self, tmp_path):
+        found = setup(tmp_path, dict(TEXT), generation_slots=3, **LIMITS)
+        assert found.slots == 3
+        answers = {"prompt_ids": [], "completion_ids": [], "logprobs": None}
+        played = {"rollout_func": lambda prompts, trainer: answers, "reward_funcs": None}
+        assert setup(tmp_path, played).slots == 0
+
+    def test_the_longest_prompt_is_that_of_the_dataset(self, tmp_path):
+        trainer = build(tmp_path, STPPOTrainer, arguments={"train_dataset": prompts(12)})
+        tokenizer = trainer.processing_class
+        rows = [
+            tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+            for row in trainer.train_dataset
+        ]
+        assert memory.longest_prompt(trainer) == max(len(tokenizer(r)["input_ids"]) for r in rows)
+        trainer.train_dataset = iter([])
+        assert memory.longest_prompt(trainer) == 0
+
+    def test_vllm_beside_it_takes_its_share(self, tmp_path):
+        trainer = build(tmp_path, STPPOTrainer)
+        trainer.use_vllm, trainer.vllm_mode = True, "colocate"
+        trainer.args.vllm_gpu_memory_utilization = 0.25
+        found = memory.setup_of(trainer, card=1000)
+        assert (found.other, found.slots) == (250, 0)
+
+
+class TestEstimate:
+    def test_of_a_trainer(self, tmp_path):
+        trainer = build(tmp_path, STPPOTrainer)
+        assert memory.estimate_of(trainer) == estimate(memory.setup_of(trainer))
+
+    def test_none_for_a_family_that_is_not_known(self, tmp_path, capsys):
+        tokenizer = char_tokenizer()
+        config = GPT2Config(
+            n_embd=16, n_layer=1, n_head=2, vocab_size=len(tokenizer), eos_token_id=1
+        )
+        trainer = build(
+            tmp_path,
+            STPPOTrainer,
+            arguments={"model": GPT2LMHeadModel(config), "processing_class": tokenizer},
+        )
+        assert memory.estimate_of(trainer) is None
+        memory.announce(trainer)
+        assert capsys.readouterr().out == ""
+
+
+FULL = Setup(
+    geometry=QWEN25["7B"],
+    weights=4 * QWEN25["7B"].parameters,
+    critic_weights=4 * QWEN25["7B"].critic_parameters,
+    trainable=QWEN25["7B"].parameters,
+    critic_trainable=QWEN25["7B"].critic_parameters,
+    full=True,
+    critic_full=True,
+    weight_bytes=4,
+    rows=4,
+    completion=4096,
+    checkpointing=False,
+    slots=16,
+)
+RANK = QWEN25["7B"].lora_parameters(16)
+QLORA = replace(
+    FULL,
+    weights=QWEN25["7B"].four_bit_weights(),
+    critic_weights=0,
+    trainable=RANK,
+    critic_trainable=RANK,
+    adapters=4 * RANK,
+    full=False,
+    critic_full=False,
+    four_bit=True,
+    weight_bytes=2,
+    trainable_bytes=2,
+    rows=1,
+    completion=256,
+    checkpointing=True,
+    optim="paged_adamw_8bit",
+    slots=1,
+)
+
+
+class TestReport:
+    def test_one_line_where_it_fits(self):
+        (line,) = memory.report(QLORA, 24 * GIB, "NVIDIA RTX 4090")
+        peak = estimate(QLORA).peak
+        assert line.startswith(f"memory: about {peak / GIB:.1f} GiB at the peak of the update (")
+        assert "weights 5.2" in line
+        assert line.endswith(") of 24.0 GiB on NVIDIA RTX 4090")
+
+    def test_a_warning_with_hints_where_it_does_not(self):
+        _, warning = memory.report(FULL, 80 * GIB, "a card")
+        assert "WARNING: this will probably not fit" in warning
+        told = [
+            "per_device_train_batch_size=1 with gradient_accumulation_steps times 4",
+            "gradient_checkpointing=True",
+            "QLoRA: load_in_4bit with LoRA",
+            "max_completion_length=2048",
+            "optim=paged_adamw_8bit",
+        ]
+        assert all(text in warning for text in told)
+        assert warning.index("QLoRA") < warning.index("gradient_checkpointing=True")
+
+    def test_hints_say_what_they_save(self):
+        found = dict(memory.hints(FULL))
+        now = estimate(FULL).peak
+        assert found["gradient_checkpointing=True"] == (
+            now - estimate(replace(FULL, checkpointing=True)).peak
+        )
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        line = memory.report(FULL, GIB, "")[1]
+        saved = found["gradient_checkpointing=True"] / GIB
+        assert f"gradient_checkpointing=True (saves {saved:.1f} GiB)" in line
+
+    def test_what_is_in_use_already_is_not_proposed(self):
+        assert memory.hints(QLORA) == []
+        assert "A smaller model is needed" in memory.report(QLORA, GIB, "")[1]
+
+    def test_slots_are_proposed_where_the_cache_is_the_peak(self):
+        setup = replace(QLORA, slots=64, completion=4096)
+        assert estimate(setup).phase == "rollout"
+        assert memory.hints(setup)[0][0] in ("generation_slots=32", "max_completion_length=2048")
+
+    def test_the_limit_is_092_of_the_card(self):
+        peak = estimate(QLORA).peak
+        assert len(memory.report(QLORA, round(peak / 0.92) + 1000, "")) == 1
+        assert len(memory.report(QLORA, round(peak / 0.92) - 1000, "")) == 2
+
+
+class TestAnnounce:
+    def test_it_compares_with_the_ram_on_a_cpu(self, tmp_path, capsys):
+        memory.announce(build(tmp_path, STPPOTrainer))
+        said = capsys.readouterr().out
+        assert said.startswith("memory: about ")
+        assert said.endswith("GiB on this machine's RAM\n")
+        assert said.count("\n") == 1
+
+    def test_it_warns_on_a_small_card(self, tmp_path, capsys, monkeypatch):
+        trainer = build(tmp_path, STPPOTrainer)
+        monkeypatch.setattr(memory, "capacity", lambda device: (GIB // 2, "a small card"))
+        memory.announce(trainer)
+        said = capsys.readouterr().out
+        assert "of 0.5 GiB on a small card\nmemory: WARNING" in said
+
+    def test_it_says_nothing_where_the_memory_is_not_known(self, tmp_path, capsys, monkeypatch):
+        trainer = build(tmp_path, STPPOTrainer)
+        monkeypatch.setattr(memory, "capacity", lambda device: None)
+        memory.announce(trainer)
+        assert capsys.readouterr().out == ""
+
+    def test_other_processes_say_nothing(self, tmp_path, capsys, monkeypatch):
+        trainer = build(tmp_path, STPPOTrainer)
+        monkeypatch.setattr(type(trainer.accelerator), "is_main_process", False)
+        memory.announce(trainer)
+        assert capsys.readouterr().out == ""
+
+    @pytest.mark.parametrize("name", ["capacity", "setup_of", "report"])
+    def test_it_never_raises(self, tmp_path, capsys, monkeypatch, name):
+        def fail(*args, **kwargs):
+            raise RuntimeError("broken")
+
+        trainer = build(tmp_path, STPPOTrainer)
+        monkeypatch.setattr(memory, name, fail)
+        memory.announce(trainer)
+        memory.announce(None)
+        assert capsys.readouterr().out == ""
+
+
+def test_ram_includes_what_the_process_holds():
+    size, name = memory.capacity(torch.device("cpu"))
+    assert size > GIB // 10
+    assert name == "this machine's RAM"
+    assert memory.capacity(torch.device("meta")) is None
+
+
+def test_the_overhead_of_a_cpu_is_that_of_the_libraries():
+    assert 0 < OVERHEAD["cpu"] < OVERHEAD["cuda"] < GIB

@@ -1,0 +1,218 @@
+"""PEFT adapters on one backbone: the reference's copy, the critic's own, switching, loading.
+
+The policy's adapter is called `default`, as TRL and PEFT's files expect. With it switched off the
+backbone is the reference, unless the adapter does something from the start: then a frozen copy, `ref`,
+is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .adapter_checks import (
+    CRITIC,
+    NEUTRAL_INITS,
+    POLICY,
+    REFERENCE,
+    SPLIT_INITS,
+    check_untouched_base,
+    is_lora,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def needs_reference_copy(model: Any, peft_config: Any) -> bool:
+    """Whether the policy starts elsewhere than at its backbone without adapters."""
+    if hasattr(model, "peft_config"):
+        return True  # it may come trained
+    if is_lora(peft_config):
+        return peft_config.init_lora_weights not in NEUTRAL_INITS
+    # LoRA's relatives have a switch for tests, with which they start at random.
+    switches = ("init_weights", "init_ia3_weights")
+    return any(getattr(peft_config, name, True) is False for name in switches)
+
+
+def add_reference_adapter(model: PreTrainedModel) -> None:
+    """Add a frozen copy of the policy's adapter, to which GRPOTrainer switches for the reference."""
+    config = _further_config(model.peft_config[POLICY])
+    model.add_adapter(REFERENCE, config)
+    _copy_adapter(model, POLICY, REFERENCE)
+    for name, parameter in model.named_parameters():
+        if REFERENCE in name.split("."):
+            parameter.requires_grad_(False)
+
+
+def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
+    """Add the critic's adapter beside the policy's.
+
+    Args:
+        model: the policy with its adapter.
+        rank: of the critic's adapter; `None` takes the policy's.
+
+    Raises:
+        ValueError: the policy's adapter is not LoRA, or leaves no backbone for a second one.
+    """
+    if CRITIC in model.peft_config:  # the caller has loaded one
+        own = getattr(model.peft_config[CRITIC], "r", None)
+        if rank not in (None, own):
+            raise ValueError(
+                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {own}. Leave "
+                f"critic_lora_r unset, or delete that adapter."
+            )
+        return
+    policy = model.peft_config[model.active_adapter]
+    model.add_adapter(CRITIC, critic_lora_config(model, rank))
+    if policy.init_lora_weights in SPLIT_INITS:
+        # What was moved out of the base weights belongs to the critic's backbone too.
+        _copy_adapter(model, POLICY, CRITIC)
+        model.peft_config[CRITIC].init_lora_weights = policy.init_lora_weights
+
+
+def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
+    """The policy's LoRA configuration, made safe for a second adapter on the same backbone."""
+    policy = model.peft_config[model.active_adapter]
+    if not is_lora(policy):
+        raise ValueError(
+            f"A shared critic needs a LoRA policy, but `peft_config` is a {type(policy).__name__}. "
+            f"Use LoraConfig, or pass `value_model` (or set value_model_name_or_path)."
+        )
+    check_untouched_base(policy, "the shared critic's backbone", "pass `value_model`")
+    config = _further_config(policy)
+    config.modules_to_save = None
+    config.ensure_weight_tying = False
+    if rank is not None:
+        if policy.init_lora_weights in SPLIT_INITS or policy.kasa_config:
+            raise ValueError(
+                f"`critic_lora_r={rank}` is not supported with "
+                f"init_lora_weights={policy.init_lora_weights!r} or KaSA: part of the base weights is in "
+                f"the adapter, so that the critic's must have the policy's shape. Leave it unset."
+            )
+        config.r = rank
+        config.rank_pattern, config.alpha_pattern = {}, {}
+        # Same scaling of the adapter's output as the policy's, whatever the rank.
+        ratio = rank / policy.r
+        config.lora_alpha = policy.lora_alpha * (ratio**0.5 if policy.use_rslora else ratio)
+    return config
+
+
+def _further_config(policy: Any) -> Any:
+    """A copy for one more adapter: what changes the base weights has happened already."""
+    config = copy.deepcopy(policy)
+    config.inference_mode = False
+    for name, value in (
+        ("bias", "none"),  # PEFT allows biases in one adapter only
+        ("init_lora_weights", True),
+        ("modules_to_tie", None),
+        ("target_modules_to_tie", None),
+    ):
+        if hasattr(config, name):
+            setattr(config, name, value)
+    return config
+
+
+def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
+    """Give one adapter the values and dtypes of another."""
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        if source in parts:
+            twin = ".".join(target if part == source else part for part in parts)
+            try:
+                copied = model.get_parameter(twin)
+            except AttributeError:
+                continue  # a part that this adapter does not have, such as modules_to_save
+            copied.data = parameter.detach().clone()
+
+
+@contextmanager
+def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
+    """Route through one adapter, past whatever other adapters hold, without touching `requires_grad`.
+
+    Args:
+        layers: adapter layers, and wrappers of modules that an adapter trains as a whole.
+        adapter: its name. A layer without it is left to the base weights.
+    """
+    previous = [layer._active_adapter for layer in layers]
+    for layer in layers:
+        layer._active_adapter = [adapter] if adapter in layer._get_available_adapters() else []
+    try:
+        yield
+    finally:
+        for layer, names in zip(layers, previous, strict=True):
+            layer._active_adapter = names
+
+
+def adapter_layers(model: PreTrainedModel) -> list[Any]:
+    """Every module that chooses between adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import AuxiliaryTrainingWrapper
+
+    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    return [module for module in model.modules() if isinstance(module, kinds)]
+
+
+def load_in_place(model: PreTrainedModel) -> None:
+    """Let checkpoints be loaded into the adapters as they are.
+
+    PEFT casts what it has loaded to float32, in parameters of its own making: a resumed QLoRA run would
+    go on in another precision, and the critic's gradients would go to parameters that nothing uses.
+    """
+    load = model.load_adapter
+
+    @functools.wraps(load)
+    def load_adapter(path: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        if adapter_name in model.peft_config:
+            _check_rank(model, Path(path), adapter_name)
+            kwargs["autocast_adapter_dtype"] = False
+        return load(path, adapter_name, *args, **kwargs)
+
+    model.load_adapter = load_adapter
+
+
+def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
+    file = folder / "adapter_config.json"
+    if not file.exists():
+        return
+    saved, own = (
+        json.loads(file.read_text()).get("r"),
+        getattr(model.peft_config[adapter], "r", None),
+    )
+    if saved == own:
+        return
+    option = "critic_lora_r" if adapter == CRITIC else "r of peft_config"
+    raise ValueError(
+        f"The adapter {adapter!r} in `{folder}` has rank {saved}, that of this run {own}. Resume with "
+        f"the rank of the checkpoint: set `{option}={saved}`."
+    )
+
+
+def restore_module_dtypes(model: PreTrainedModel) -> None:
+    """Give modules that an adapter trains as a whole the dtype of those around them again.
+
+    On a quantised base TRL casts all that is trained to bfloat16, after which a plain forward pass
+    through a float32 model fails at such a module.
+    """
+    from peft.utils import ModulesToSaveWrapper
+
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            module.modules_to_save.to(next(module.original_module.parameters()).dtype)
+
+
+def match_policy_dtype(model: PreTrainedModel, names: list[str]) -> None:
+    """Cast parameters as TRL casts the policy's adapter on a quantised base, to bfloat16."""
+    base = model.get_base_model()
+    if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
+        for name in names:
+            if "lora_magnitude_vector" not in name:
+                parameter = model.get_parameter(name)
+                parameter.data = parameter.data.to(torch.bfloat16)

@@ -1,0 +1,336 @@
+"""How much memory a training run takes, from shapes and settings alone.
+
+`Setup` says what is trained and how, `estimate` adds up what is alive in each phase. Sizes are bytes
+unless a name says otherwise. What is counted per layer follows what autograd keeps of transformers'
+Llama-like decoders with SDPA attention, as Korthikanti et al. 2022 (arXiv:2205.05198, Section 4.1) count
+it for theirs. `docs/single_gpu.md` gives the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .geometry import Geometry
+
+GIB = 2**30
+# Above this share of a card, fragmentation alone can end the run.
+FITS = 0.92
+# TRL 1.16 computes log-probabilities in tiles [tokens, vocabulary] (trl/kernels/chunked_logprob.py).
+TILE_TOKENS, TILE_VOCABULARY = 4096, 32768
+# Where a tile is folded in torch rather than Triton: float32 tables of its size that are alive at
+# once, and one of booleans, in the backward and in the forward pass.
+TORCH_TILE_BACKWARD, TORCH_TILE_FORWARD = 7 * 4 + 1, 3 * 4
+# The rollout's cache grows in steps, and one forward pass of it takes so many tokens
+# (generation/slots.py, generation/cached.py).
+CACHE_GROWTH, PREFILL_TOKENS = 1.5, 8192
+# Tables of [rows, vocabulary] while a token is drawn: logits, and three in float32 or two in float64.
+SAMPLER_BYTES = 16
+# What CUDA, cuBLAS and the kernels take of a card before the first tensor; on the CPU the libraries.
+OVERHEAD = {"cuda": round(0.7 * GIB), "cpu": round(0.6 * GIB)}
+# State per parameter; torch's own optimizers keep it in the parameter's dtype, here float32.
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit"), 8.0),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), 2.0),
+    **dict.fromkeys(("ademamix", "paged_ademamix_32bit"), 12.0),
+    **dict.fromkeys(("ademamix_8bit", "paged_ademamix_8bit"), 3.0),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit", "adagrad", "rmsprop", "rmsprop_bnb"), 4.0),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit", "rmsprop_bnb_8bit"), 1.0),
+    "adamw_torch_4bit": 1.0,
+    "rmsprop_bnb_32bit": 4.0,
+    "adafactor": 0.1,
+    "sgd": 0.0,
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One training run.
+
+    Attributes:
+        geometry: of the policy.
+        weights: bytes of the policy's backbone, as it is loaded.
+        trainable, critic_trainable: trained parameters (a count) of policy and critic.
+        adapters: bytes of all adapters and value heads that are not part of a backbone.
+        critic_weights: bytes of a separate critic's backbone; 0 where it shares the policy's.
+        reference_weights: bytes of a reference policy that is a model of its own.
+        critic_geometry: of a separate critic; default the policy's.
+        full: the policy's backbone itself is trained.
+        critic_full: the critic's backbone is trained.
+        four_bit: linear layers are dequantised for each use.
+        weight_bytes: per element of embeddings and residual stream: the loaded dtype.
+        compute_bytes: per element where matrices are multiplied: autocast's dtype.
+        trainable_bytes: per trained parameter.
+        rows: episodes per micro-batch.
+        prompt, completion: tokens of the longest episode.
+        accumulates: more than one micro-batch makes an optimizer step.
+        checkpointing: layers are computed again in the backward pass.
+        optim: name, as in TrainingArguments.
+        bias_buffers: gradients of the policy's size besides its own: 1 where the clipping bias is
+            measured, 2 with a loss-side KL or an entropy bonus too.
+        slots: episodes in flight in the rollout; 0 where another process or function plays them.
+        scoring_rows: episodes per pass of the critic before the update; 0 takes `rows`.
+        device: "cuda" or "cpu".
+        other: bytes that someone else holds: a colocated vLLM, reward models.
+        tile_tokens: tokens of one tile of log-probabilities.
+    """
+
+    geometry: Geometry
+    weights: int
+    trainable: int
+    critic_trainable: int
+    adapters: int = 0
+    critic_weights: int = 0
+    reference_weights: int = 0
+    critic_geometry: Geometry | None = None
+    full: bool = False
+    critic_full: bool = False
+    four_bit: bool = False
+    weight_bytes: int = 2
+    compute_bytes: int = 2
+    trainable_bytes: int = 4
+    rows: int = 1
+    prompt: int = 0
+    completion: int = 1024
+    accumulates: bool = True
+    checkpointing: bool = True
+    optim: str = "adamw_torch_fused"
+    bias_buffers: int = 0
+    slots: int = 0
+    scoring_rows: int = 0
+    device: str = "cuda"
+    other: int = 0
+    tile_tokens: int = TILE_TOKENS
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest episode."""
+        return self.prompt + self.completion
+
+
+def make_setup(geometry: Geometry, method: str, *, rank: int = 16, **settings: Any) -> Setup:
+    """The set-up of a run that is only planned.
+
+    Args:
+        geometry: of the policy, and of the critic where that is a model of its own.
+        method: "full" (weights in float32, a critic of its own), "lora" (in bfloat16) or "qlora",
+            both with adapters on all linear layers and the critic on the same backbone.
+        rank: of the adapters, policy and critic alike.
+        settings: other fields of `Setup`.
+    """
+    policy, critic = geometry.parameters, geometry.critic_parameters
+    full = Setup(
+        geometry=geometry,
+        weights=4 * policy,
+        critic_weights=4 * critic,
+        trainable=policy,
+        critic_trainable=critic,
+        full=True,
+        critic_full=True,
+        weight_bytes=4,
+    )
+    if method == "full":
+        return replace(full, **settings)
+    if method == "qlora":
+        return replace(make_qlora(full, rank), **settings)
+    if method != "lora":
+        raise ValueError(f"`method={method!r}`: allowed are 'full', 'lora' and 'qlora'.")
+    adapted = replace(make_qlora(full, rank), four_bit=False, weights=2 * policy)
+    # Adapters stay in float32 where the backbone is not quantised.
+    return replace(adapted, trainable_bytes=4, adapters=2 * adapted.adapters, **settings)
+
+
+def make_qlora(setup: Setup, rank: int = 16) -> Setup:
+    """The same run with four-bit weights, adapters in bfloat16 and a shared critic."""
+    shape = setup.geometry
+    if setup.full:
+        adapter = shape.lora_parameters(rank)
+        setup = replace(setup, trainable=adapter, critic_trainable=adapter + shape.hidden + 1)
+    return replace(
+        setup,
+        full=False,
+        critic_full=False,
+        four_bit=True,
+        weights=shape.four_bit_weights(),
+        critic_weights=0,
+        critic_geometry=None,
+        reference_weights=0,  # the backbone without its adapter
+        adapters=2 * (setup.trainable + setup.critic_trainable),
+        trainable_bytes=2,
+        weight_bytes=2,
+        compute_bytes=2,
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected memory, in bytes.
+
+    Attributes:
+        phases: what is alive at the worst moment of each phase, by name.
+        overhead: of the libraries, in every phase.
+    """
+
+    phases: Mapping[str, Mapping[str, int]]
+    overhead: int
+
+    @property
+    def phase(self) -> str:
+        """The phase with the peak."""
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What is alive at the peak, by name, without what is zero; the overhead included."""
+        parts = {**self.phases[self.phase], "overhead": self.overhead}
+        return {name: size for name, size in parts.items() if size}
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak, the overhead included."""
+        return sum(self.phases[self.phase].values()) + self.overhead
+
+    def table(self) -> list[str]:
+        """One line per phase, in GiB."""
+        lines = []
+        for name, parts in self.phases.items():
+            total = (sum(parts.values()) + self.overhead) / GIB
+            shown = ", ".join(f"{k} {v / GIB:.2f}" for k, v in parts.items() if v / GIB >= 0.005)
+            lines.append(f"{name}: {total:.2f} GiB ({shown}, overhead {self.overhead / GIB:.2f})")
+        return lines
+
+
+def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
+    """State of an optimizer after its first step; a name that is not known counts as AdamW."""
+    each = OPTIMIZERS.get(optim, 8.0)
+    if optim.startswith(("adamw_torch", "ademamix")) and not optim.endswith("bit"):
+        each *= element_bytes / 4
+    return round(parameters * each)
+
+
+def estimate(setup: Setup) -> Estimate:
+    """Add up what is alive in each phase."""
+    state = optimizer_bytes(
+        setup.optim, setup.trainable + setup.critic_trainable, setup.trainable_bytes
+    )
+    kept = {
+        "weights": setup.weights + setup.critic_weights + setup.reference_weights,
+        "adapters": setup.adapters,
+        # Paged states move to the host's memory while others need the card's.
+        "optimizer": 0 if setup.optim.startswith("paged") else state,
+        "others": setup.other,
+    }
+    step = {
+        **kept,
+        "gradients": _gradients(setup)[0],
+        "optimizer": state,
+        "step's tables": _step_tables(setup),
+    }
+    return Estimate(
+        {
+            "rollout": {**kept, **_rollout(setup)},
+            "scoring": {**kept, **_scoring(setup)},
+            "update": {**kept, **_update(setup)},
+            "optimizer step": step,
+        },
+        OVERHEAD[setup.device],
+    )
+
+
+def _gradients(setup: Setup) -> tuple[int, int]:
+    """Gradients in the middle of a mini-batch, and what one more backward pass adds for a moment."""
+    policy = setup.trainable * setup.trainable_bytes
+    critic = setup.critic_trainable * setup.trainable_bytes
+    # A buffer that accumulates is given all new gradients at once, and adds them afterwards.
+    fresh = max(critic, policy if setup.bias_buffers else 0) if setup.accumulates else 0
+    # Embeddings and head get a gradient of full size each before the two are added.
+    embedding = 2 * setup.geometry.vocab * setup.geometry.hidden * 4 if setup.full else 0
+    return policy * (1 + setup.bias_buffers) + critic, max(fresh, embedding)
+
+
+def _step_tables(setup: Setup) -> int:
+    """What the loops of an optimizer over all parameters at once take besides its state."""
+    in_loops = setup.optim in ("adamw_torch", "rmsprop", "adagrad")
+    trained = setup.trainable + setup.critic_trainable
+    return trained * setup.trainable_bytes if in_loops else 0
+
+
+def _update(setup: Setup) -> dict[str, int]:
+    """A micro-batch's graph: the critic's or the policy's, never both."""
+    tokens = setup.rows * setup.length
+    critic = setup.critic_geometry or setup.geometry
+    sides = [(setup.geometry, setup.full), (critic, setup.critic_full)]
+    graphs = [_graph(setup, shape, full, tokens) for shape, full in sides]
+    stored, layer = max(graphs, key=sum)
+    lasting, fresh = _gradients(setup)
+    # The head's tile comes before the layers' backward pass and the gradients that this makes.
+    tile = _tile(setup, backward=True)
+    if graphs[0][0] + tile > stored + layer + fresh:
+        return {"gradients": lasting, "activations": graphs[0][0], "log-probabilities": tile}
+    return {"gradients": lasting + fresh, "activations": stored + layer}
+
+
+def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int, int]:
+    """What a forward pass leaves for the backward pass, and what one layer of the latter takes."""
+    c, r = setup.compute_bytes, setup.weight_bytes
+    h, q, i = shape.hidden, shape.query, shape.intermediate
+    cast = r != c or (setup.trainable_bytes != c and not full)
+    kept = (1 + (r == 4)) * h * r  # the layer's input, and where it is not copied what follows
+    kept += 2 * h * 4 if r == 2 else 0  # norms compute in float32
+    kept += 2 * h * r if full else 0  # what a trained norm multiplies
+    kept += (5 if cast else 2) * h * c  # inputs of the linear layers, each its own copy if cast
+    kept += 5 * q * c + 4 * i * c  # queries, repeated keys and values, output twice; the MLP
+    working = 3 * i * c + 2 * h * r
+    matrices = sum(a * b for a, b in shape.matrices)
+    weights = matrices * c if r != c and not setup.four_bit else 0  # cast, and kept with the graph
+    largest = max(a * b for a, b in shape.matrices)
+    buffer = 2 * largest * c if setup.four_bit else 0
+    mask = setup.rows * setup.length**2 * (1 + c)
+    final = tokens * h * (r + c)
+    if setup.checkpointing:
+        inputs = tokens * shape.layers * h * r
+        cache = shape.layers * weights if full else 0  # autocast keeps casts of trained weights
+        return inputs + final + mask + cache, tokens * (kept + working) + weights + buffer
+    return shape.layers * (tokens * kept + weights) + final + mask, tokens * working + buffer
+
+
+def _tile(setup: Setup, *, backward: bool) -> int:
+    """Log-probabilities of one micro-batch, tile by tile."""
+    c, triton = setup.compute_bytes, setup.device == "cuda"
+    shape = setup.geometry
+    # Without Triton the prompt's positions are scored too, and thrown away.
+    tokens = setup.rows * (setup.completion if triton else setup.length)
+    columns = TILE_VOCABULARY if triton else min(TILE_VOCABULARY, shape.vocab)
+    each = c if triton else c + (TORCH_TILE_BACKWARD if backward else TORCH_TILE_FORWARD)
+    tile = min(tokens, setup.tile_tokens) * columns * each
+    weights = columns * shape.hidden * c if setup.weight_bytes != c else 0
+    hidden = tokens * shape.hidden * (c + (4 if backward else 0))
+    head = shape.vocab * shape.hidden * 4 if backward and setup.full else 0
+    return tile + weights + hidden + head
+
+
+def _working(setup: Setup, tokens: int) -> int:
+    """A forward pass without graph: the widest moment of one layer."""
+    shape, c, r = setup.geometry, setup.compute_bytes, setup.weight_bytes
+    widest = max(4 * shape.intermediate, 6 * shape.query + 4 * shape.key) * c
+    largest = max(a * b for a, b in shape.matrices) if setup.four_bit or r != c else 0
+    return tokens * (shape.hidden * (r + 4 + c) + widest) + largest * c
+
+
+def _rollout(setup: Setup) -> dict[str, int]:
+    shape, slots = setup.geometry, setup.slots
+    if not slots:
+        return {}
+    room = round(CACHE_GROWTH * setup.length) * (slots + 1)  # one slot takes the padding
+    cache = room * shape.cache_per_token(setup.compute_bytes)
+    tokens = min(PREFILL_TOKENS, slots * setup.length)
+    sampled = slots * shape.vocab * SAMPLER_BYTES
+    return {"KV cache": cache, "forward": _working(setup, tokens) + sampled}
+
+
+def _scoring(setup: Setup) -> dict[str, int]:
+    mask = setup.rows * setup.length**2 * (1 + setup.compute_bytes)
+    critic = _working(setup, max(setup.rows, setup.scoring_rows) * setup.length)
+    policy = max(_working(setup, setup.rows * setup.length), _tile(setup, backward=False))
+    return {"forward": max(policy, critic) + mask}

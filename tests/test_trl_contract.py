@@ -21,6 +21,7 @@ import pytest
 import transformers
 import trl
 from trl import GRPOTrainer
+from trl.kernels import chunked_logprob
 
 ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # pytest sets the path itself
@@ -114,9 +115,10 @@ def imported_helpers() -> dict[str, Any]:
     imports = [
         n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("trl.")
     ]
-    return {
+    found = {
         a.name: getattr(importlib.import_module(n.module), a.name) for n in imports for a in n.names
     }
+    return {name: value for name, value in found.items() if not inspect.ismodule(value)}
 
 
 @cache
@@ -204,6 +206,14 @@ def test_borrowed_attributes_are_still_set_upstream(name):
     assert name in written_by_upstream() or name in borrowed_methods(), (
         f"GRPOTrainer sets no `self.{name}` any more, which our trainers read. {TODO}"
     )
+
+
+def test_the_fused_head_reads_the_size_of_its_tiles_whenever_it_runs():
+    """`small_tiles` sets it around forward and backward passes."""
+    function = chunked_logprob.ChunkedLogProbFunction
+    for method in (function.forward, function.backward):
+        assert "TOKEN_CHUNK_SIZE" in inspect.getsource(method), TODO
+    assert list(inspect.signature(chunked_logprob._use_triton).parameters) == ["device"], TODO
 
 
 def test_every_private_attribute_we_read_is_listed_as_borrowed():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import torch
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.fakes import char_tokenizer, float64_policy
 from tests.scripted import EPISODES, logged, train
+from trl_stppo.trainer import forward
+from trl_stppo.trainer.forward import full_sequence
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
 CASES: dict[str, dict[str, Any]] = {
@@ -24,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
                             "critic_warmup_steps": 2, "whiten_rewards": True,
                             "ddp_find_unused_parameters": False},
+    # DDP exchanges buffers in every forward pass: both ranks must make equally many.
+    "groups of several lengths": {"variant": "st-ppo", "ragged": True},
 }  # fmt: skip
 FIGURES = (
     "loss",
@@ -45,6 +52,17 @@ FIGURES = (
 )
 
 
+@contextmanager
+def overhead(tokens: float | None) -> Iterator[None]:
+    """What one more pass is said to cost on the CPU; None leaves it."""
+    kept = forward.PASS_OVERHEAD["cpu"]
+    forward.PASS_OVERHEAD["cpu"] = kept if tokens is None else tokens
+    try:
+        yield
+    finally:
+        forward.PASS_OVERHEAD["cpu"] = kept
+
+
 def run(case: str, folder: Path) -> dict[str, Any]:
     """Three rollouts of eight episodes, two epochs of one mini-batch each: six steps."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -53,13 +71,21 @@ def run(case: str, folder: Path) -> dict[str, Any]:
         options["peft_config"] = LoraConfig(task_type="CAUSAL_LM", **LORA)
     if world > 1:
         options["ddp_backend"] = "gloo"
-    trainer, recorder = train(
-        folder,
-        per_device_train_batch_size=EPISODES // world,
-        num_ppo_epochs=2,
-        max_steps=6,
-        **options,
-    )
+    ragged = options.pop("ragged", False)
+    if ragged:
+        options["model"] = float64_policy(char_tokenizer())
+        options["model"].register_buffer("exchanged", torch.zeros(1))
+    with overhead(0.0 if ragged else None):
+        trainer, recorder = train(
+            folder,
+            per_device_train_batch_size=EPISODES // world,
+            num_ppo_epochs=2,
+            max_steps=6,
+            **options,
+        )
+        if ragged:
+            ids, mask, _ = full_sequence(recorder.batches[0])
+            assert len(trainer._parts(ids, mask, None)) > 1, "the case should be interesting"
     assert trainer.accelerator.num_processes == world
     assert isinstance(trainer.model_wrapped, DistributedDataParallel) is (world > 1)
     assert len(recorder.after) == 6

@@ -294,12 +294,14 @@ MORE = {
     "slots": 300,
     "scoring_rows": 4000,
     "other": 1,
+    "sampler": 1,
 }
 
 
 class TestMonotonic:
     def test_every_field_is_tried(self):
         rest = {"accumulates", "critic_full", "four_bit", "device", "tile_tokens"}  # below
+        rest |= {"slots_settable", "sampler_sleeps"}
         assert {f.name for f in fields(Setup)} == MORE.keys() | rest
 
     @pytest.mark.parametrize("name", MORE)
@@ -318,6 +320,15 @@ class TestMonotonic:
     @pytest.mark.parametrize("name", ["four_bit", "critic_full"])
     def test_dequantising_and_a_full_critic_take_more(self, name):
         assert estimate(replace(NARROW, **{name: True})).peak > estimate(NARROW).peak
+
+    def test_a_sampler_that_sleeps_is_there_in_the_rollout_alone(self):
+        awake, asleep = (
+            estimate(replace(SETUP, sampler=7, sampler_sleeps=sleeps)).phases
+            for sleeps in (False, True)
+        )
+        assert {name: parts["others"] for name, parts in awake.items()} == dict.fromkeys(awake, 7)
+        assert asleep["rollout"]["others"] == 7
+        assert {asleep[name]["others"] for name in asleep if name != "rollout"} == {0}
 
     def test_smaller_tiles_take_less(self):
         assert estimate(replace(SETUP, tile_tokens=100)).peak < estimate(SETUP).peak

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -9,9 +11,17 @@ from torch import nn
 
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.loss_reference import LossReference
-from tests.scripted import EPISODES, Float64Trainer, assert_same, logged, norm, train
+from tests.scripted import (
+    EPISODES,
+    Float64Trainer,
+    assert_same,
+    logged,
+    norm,
+    scripted_trainer,
+    train,
+)
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.clip_bias import has_dropout
+from trl_stppo.trainer.clip_bias import ClipBiasCorrection, has_dropout
 
 FIGURES = ("norm", "grad_norm", "scale", "cosine")
 FEW, MOST = {2, 5}, set(range(EPISODES))
@@ -150,6 +160,70 @@ def test_dropout_is_found_in_layers_and_in_attention():
     assert not has_dropout(nn.Sequential(attention))
     attention.attention_dropout = 0.1
     assert has_dropout(nn.Sequential(attention))
+
+
+@pytest.mark.parametrize("name", ["dropout", "attn_pdrop", "jitter_noise"])
+def test_rates_that_are_no_layers_are_found(name):
+    module = nn.Linear(2, 2)
+    setattr(module, name, 0.0)
+    assert not has_dropout(nn.Sequential(module))
+    setattr(module, name, 0.1)
+    assert has_dropout(nn.Sequential(module))
+
+
+def test_rates_by_adapter_are_found():
+    module = nn.Linear(2, 2)
+    module.rank_dropout = {"default": 0.0}
+    assert not has_dropout(module)
+    module.rank_dropout["default"] = 0.5
+    assert has_dropout(module)
+
+
+@pytest.mark.parametrize(("clipped", "own_pass"), [(0, False), (3, True)])
+def test_few_means_few_tokens_not_few_episodes(clipped, own_pass):
+    """One clipped episode of four: the one that holds most of the tokens, or a short one."""
+    weight = nn.Parameter(torch.ones(1))
+    correction = ClipBiasCorrection(
+        [weight], mode="share", power=1.0, target="update", repeatable=True
+    )
+    tokens = torch.tensor([90, 10, 10, 10])
+    terms = weight * torch.ones(4, 2)
+    is_clipped = torch.zeros(4, 2, dtype=torch.bool)
+    is_clipped[clipped, 1] = True
+    surrogate = SimpleNamespace(clipped=terms * is_clipped, is_clipped=is_clipped)
+    later = correction.observe(surrogate, torch.full((4, 2), 0.5), None, tokens)
+    if own_pass:
+        assert later.rows.tolist() == [clipped]
+        assert later.coefficient.tolist() == [[0.0, 0.5]]
+    assert (later is not None) is own_pass
+
+
+def test_a_step_that_was_interrupted_leaves_nothing_behind(tmp_path):
+    class Interrupted(Float64Trainer):
+        def _after_backward(self) -> None:
+            if not self.__dict__.get("stopped"):
+                self.stopped = True
+                assert self._later is not None
+                raise KeyboardInterrupt
+            super()._after_backward()
+
+    options = {
+        "variant": "st-ppo",
+        "stale_episodes": FEW,
+        "staleness": 0.9,
+        "beta": 0.1,
+        "learning_rate": 0.0,
+        "critic_learning_rate": 0.0,
+    }
+    clean, _ = train(tmp_path / "clean", **options)
+    trainer, _ = scripted_trainer(tmp_path / "again", trainer_class=Interrupted, **options)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer._step, trainer._buffered_inputs = 0, None  # upstream's own, as a new trainer has them
+    trainer.train()
+    names = [*figures(clean), "value/grad_norm", "policy/clip_fraction", "value/loss"]
+    for name in (n if "/" in n else f"clip_bias/{n}" for n in names):
+        assert logged(trainer, name) == pytest.approx(logged(clean, name), rel=1e-9), name
 
 
 def test_a_factor_of_the_sampler_reaches_the_bias(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 
 import pytest
@@ -346,9 +347,15 @@ def with_critic(model):
     return model
 
 
+def loaded_by_transformers(model):
+    model.add_adapter(lora())
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (loaded_by_transformers, "`model` carries an adapter that transformers has loaded"),
         (lambda model: trained_adapter(model, "other"), "active adapter of `model` is ['other']"),
         (frozen, "The adapter 'default' of `model` is frozen"),
         (with_reference, "`model` has an adapter 'ref'"),
@@ -362,6 +369,24 @@ def test_adapters_that_come_with_the_model_are_checked_too(make, message, kl_coe
         scripted_trainer(
             tmp_path, model=model, peft_config=None, kl_coef=kl_coef, critic_lora_r=2, **RUN
         )
+
+
+def test_a_copy_of_the_policy_loads_into_itself(tmp_path):
+    trainer, _ = scripted_trainer(
+        tmp_path, model=tiny_policy(char_tokenizer()), peft_config=lora(), **RUN
+    )
+    trainer.save_model()
+    twin = copy.deepcopy(trainer.model)
+    before = {n: p.clone() for n, p in trainer.model.named_parameters() if ".default." in n}
+    for model in (trainer.model, twin):
+        for name, parameter in model.named_parameters():
+            if ".default." in name:
+                parameter.data.fill_(7.0)
+    twin.load_adapter(str(tmp_path), "default")
+    for name, weight in before.items():
+        assert torch.equal(twin.get_parameter(name), weight), name
+        assert (trainer.model.get_parameter(name) == 7.0).all(), name
+    pickle.loads(pickle.dumps(trainer.model.load_adapter.__func__))
 
 
 def test_single_tokens_of_tied_embeddings_are_refused(tmp_path):

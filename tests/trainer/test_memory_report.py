@@ -154,8 +154,10 @@ class TestSetup:
         trainer = build(tmp_path, STPPOTrainer)
         trainer.use_vllm, trainer.vllm_mode = True, "colocate"
         trainer.args.vllm_gpu_memory_utilization = 0.25
+        trainer.args.vllm_enable_sleep_mode = True
         found = memory.setup_of(trainer, card=1000)
-        assert (found.other, found.slots) == (250, 0)
+        assert (found.other, found.sampler, found.slots) == (0, 250, 0)
+        assert found.sampler_sleeps
 
 
 class TestEstimate:
@@ -253,6 +255,23 @@ class TestReport:
         setup = replace(QLORA, slots=64, completion=4096)
         assert estimate(setup).phase == "rollout"
         assert memory.hints(setup)[0][0] in ("generation_slots=32", "max_completion_length=2048")
+
+    def test_options_that_would_be_refused_are_not_proposed(self, tmp_path):
+        """Slots of a single answer per prompt; 8-bit states on the CPU."""
+        setup = replace(QLORA, slots=64, completion=4096, slots_settable=False)
+        assert not any("slots" in text for text, _ in memory.hints(setup))
+        assert not any("paged" in text for text, _ in memory.hints(replace(FULL, device="cpu")))
+        assert not memory.setup_of(build(tmp_path, STPPOTrainer)).slots_settable
+        played = build(tmp_path, STPPOTrainer, arguments=dict(TEXT), **LIMITS)
+        assert memory.setup_of(played).slots_settable
+
+    def test_qlora_is_said_to_move_a_separate_critic(self):
+        assert "QLoRA: load_in_4bit with LoRA, critic on the same backbone" in dict(
+            memory.hints(FULL)
+        )
+        assert "QLoRA: load_in_4bit with LoRA" in dict(
+            memory.hints(replace(FULL, critic_weights=0, critic_full=False))
+        )
 
     def test_the_limit_is_092_of_the_card(self):
         peak = estimate(QLORA).peak

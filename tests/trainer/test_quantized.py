@@ -10,7 +10,12 @@ from peft import (
     get_peft_model,
     prepare_model_for_kbit_training,
 )
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    Qwen2ForCausalLM,
+)
 
 from tests.builders import LIMITS, Kept, build, logs, prompts
 from tests.fakes import CountEnv, char_tokenizer, tiny_config
@@ -356,3 +361,17 @@ def test_values_are_not_rounded_by_mixed_precision(checkpoint, tmp_path):
         figures = recorder.batches[-1][name]
         assert figures.dtype == torch.float32, name
         assert (figures != figures.bfloat16().float()).any(), name
+
+
+def test_a_value_model_in_four_bits_is_kept_trainable_too(checkpoint, tmp_path):
+    """On CPUs with AVX-512 bitsandbytes would repack it in the first rollout."""
+    critic = AutoModelForSequenceClassification.from_pretrained(
+        checkpoint, num_labels=1, quantization_config=BitsAndBytesConfig(load_in_4bit=True)
+    )
+    critic = get_peft_model(critic, LoraConfig(target_modules="all-linear", task_type="SEQ_CLS"))
+    layers = [m for m in critic.modules() if hasattr(m, "support_avx512bf16_for_cpu")]
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = True
+    build(tmp_path, arguments={"value_model": critic})
+    assert layers
+    assert not any(layer.support_avx512bf16_for_cpu for layer in layers)

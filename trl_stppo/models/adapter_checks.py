@@ -97,6 +97,11 @@ def check_policy_adapter(model: Any, peft_config: Any) -> None:
 
 def _check_given_adapters(model: Any) -> None:
     """Refuse a PeftModel whose adapter is not the one that TRL and the checkpoints expect."""
+    if not hasattr(model, "get_base_model"):
+        raise ValueError(
+            "`model` carries an adapter that transformers has loaded, which TRL would not train as one. "
+            "Load it with AutoPeftModelForCausalLM.from_pretrained(path, is_trainable=True)."
+        )
     if model.active_adapters != [POLICY]:
         raise ValueError(
             f"The active adapter of `model` is {model.active_adapters}; allowed: [{POLICY!r}], under "

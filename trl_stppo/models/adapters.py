@@ -8,8 +8,8 @@ is.
 from __future__ import annotations
 
 import copy
-import functools
 import json
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,16 +166,17 @@ def load_in_place(model: PreTrainedModel) -> None:
     PEFT casts what it has loaded to float32, in parameters of its own making: a resumed QLoRA run would
     go on in another precision, and the critic's gradients would go to parameters that nothing uses.
     """
-    load = model.load_adapter
+    # A method, not a closure: a copy of the model then loads into itself.
+    model.load_adapter = types.MethodType(_load_adapter, model)
 
-    @functools.wraps(load)
-    def load_adapter(path: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
-        if adapter_name in model.peft_config:
-            _check_rank(model, Path(path), adapter_name)
-            kwargs["autocast_adapter_dtype"] = False
-        return load(path, adapter_name, *args, **kwargs)
 
-    model.load_adapter = load_adapter
+def _load_adapter(
+    model: PreTrainedModel, path: Any, adapter_name: str, *args: Any, **kwargs: Any
+) -> Any:
+    if adapter_name in model.peft_config:
+        _check_rank(model, Path(path), adapter_name)
+        kwargs["autocast_adapter_dtype"] = False
+    return type(model).load_adapter(model, path, adapter_name, *args, **kwargs)
 
 
 def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:

@@ -72,7 +72,10 @@ class Setup:
         slots: episodes in flight in the rollout; 0 where another process or function plays them.
         scoring_rows: episodes per pass of the critic before the update; 0 takes `rows`.
         device: "cuda" or "cpu".
-        other: bytes that someone else holds: a colocated vLLM, reward models.
+        slots_settable: `generation_slots` is allowed in this run.
+        other: bytes that someone else holds, such as reward models.
+        sampler: bytes that a colocated vLLM holds, and
+        sampler_sleeps: whether it gives them back outside of the rollout.
         tile_tokens: tokens of one tile of log-probabilities.
     """
 
@@ -100,7 +103,10 @@ class Setup:
     slots: int = 0
     scoring_rows: int = 0
     device: str = "cuda"
+    slots_settable: bool = True
     other: int = 0
+    sampler: int = 0
+    sampler_sleeps: bool = False
     tile_tokens: int = TILE_TOKENS
 
     @property
@@ -219,8 +225,9 @@ def estimate(setup: Setup) -> Estimate:
         "adapters": setup.adapters,
         # Paged states move to the host's memory while others need the card's.
         "optimizer": 0 if setup.optim.startswith("paged") else state,
-        "others": setup.other,
+        "others": setup.other + (0 if setup.sampler_sleeps else setup.sampler),
     }
+    others = setup.other + setup.sampler
     step = {
         **kept,
         "gradients": _gradients(setup)[0],
@@ -229,7 +236,7 @@ def estimate(setup: Setup) -> Estimate:
     }
     return Estimate(
         {
-            "rollout": {**kept, **_rollout(setup)},
+            "rollout": {**kept, "others": others, **_rollout(setup)},
             "scoring": {**kept, **_scoring(setup)},
             "update": {**kept, **_update(setup)},
             "optimizer step": step,

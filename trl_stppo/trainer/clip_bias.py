@@ -40,11 +40,14 @@ class Later(NamedTuple):
 def has_dropout(model: nn.Module) -> bool:
     """Whether a second pass through the model may differ from the first."""
     for module in model.modules():
-        # Attention draws with a rate of its own, not from a layer.
-        name = "p" if isinstance(module, nn.Dropout) else "attention_dropout"
-        rate = getattr(module, name, 0.0)
-        if isinstance(rate, float) and rate > 0:
-            return True
+        for name, value in vars(module).items():
+            # Attention and routers draw with rates of their own; PEFT keeps one per adapter.
+            random = "drop" in name or "jitter" in name
+            rates = value.values() if isinstance(value, dict) else (value,)
+            if (random or (name == "p" and isinstance(module, nn.Dropout))) and any(
+                isinstance(rate, float) and rate > 0 for rate in rates
+            ):
+                return True
     return False
 
 
@@ -105,6 +108,11 @@ class ClipBiasCorrection:
         """Add the gradient of clipped terms, as they stand in the loss."""
         self._bias.add(loss, retain_graph=retain_graph)
 
+    def clear(self) -> None:
+        """Forget the mini-batch so far."""
+        self._bias.clear()
+        self._extra.clear()
+
     def finish(self, mean_over_processes: Reduce | None) -> tuple[float, dict[str, float]]:
         """Close the optimizer step: g is in `.grad`, reduced already.
 
@@ -124,7 +132,6 @@ class ClipBiasCorrection:
             "clip_bias/scale": float(scale),
             "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
         }
-        self._bias.clear()
         factor = 1.0
         if self._target == "update":
             factor = figures["clip_bias/scale"]
@@ -133,7 +140,7 @@ class ClipBiasCorrection:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
         self._extra.add_to_grad()
-        self._extra.clear()
+        self.clear()
         return factor, figures
 
     def _reduce(self, mean_over_processes: Reduce) -> None:

@@ -94,13 +94,14 @@ def _alternatives(setup: Setup) -> Iterable[tuple[str, Setup]]:
     if not setup.checkpointing:
         yield "gradient_checkpointing=True", replace(setup, checkpointing=True)
     if not setup.four_bit:
-        yield "QLoRA: load_in_4bit with LoRA", make_qlora(setup)
+        own = ", critic on the same backbone" if setup.critic_weights else ""
+        yield f"QLoRA: load_in_4bit with LoRA{own}", make_qlora(setup)
     if setup.completion >= 512:
         half = setup.completion // 2
         yield f"max_completion_length={half}", replace(setup, completion=half)
-    if not setup.optim.startswith("paged"):
+    if setup.device == "cuda" and not setup.optim.startswith("paged"):
         yield "optim=paged_adamw_8bit", replace(setup, optim="paged_adamw_8bit")
-    if setup.slots > 1:
+    if setup.slots > 1 and setup.slots_settable:
         half = setup.slots // 2
         yield f"generation_slots={half}", replace(setup, slots=half)
 
@@ -152,10 +153,13 @@ def setup_of(trainer: PPOTrainer, card: int = 0) -> Setup:
         optim=str(getattr(args.optim, "value", args.optim)),
         bias_buffers=_bias_buffers(args),
         slots=_slots(trainer),
+        slots_settable=trainer._rollout_plan.uses_engine,
         scoring_rows=args.local_rollout_forward_batch_size or 0,
         device="cuda" if on_cuda else "cpu",
         tile_tokens=TILE_TOKENS if on_cuda else TORCH_TILE_TOKENS,
-        other=_others(trainer, trained, card),
+        other=_others(trainer, trained),
+        sampler=_sampler(trainer, card),
+        sampler_sleeps=bool(args.vllm_enable_sleep_mode),
     )
 
 
@@ -175,15 +179,19 @@ def _slots(trainer: PPOTrainer) -> int:
     return min(batch, args.generation_slots or batch)
 
 
-def _others(trainer: PPOTrainer, trained: list[nn.Parameter], card: int) -> int:
-    """Reward models, a colocated vLLM, and the buckets in which DDP reduces gradients."""
+def _others(trainer: PPOTrainer, trained: list[nn.Parameter]) -> int:
+    """Reward models, and the buckets in which DDP reduces gradients."""
     scores = getattr(getattr(trainer, "_turn_reward_funcs", None), "funcs", None) or []
     total = _modules_size([*trainer.reward_funcs, *scores])
-    if trainer.use_vllm and trainer.vllm_mode == "colocate":
-        total += round(trainer.args.vllm_gpu_memory_utilization * card)
     if trainer.accelerator.num_processes > 1:
         total += _size(trained)
     return total
+
+
+def _sampler(trainer: PPOTrainer, card: int) -> int:
+    """What a colocated vLLM reserves."""
+    colocated = trainer.use_vllm and trainer.vllm_mode == "colocate"
+    return round(trainer.args.vllm_gpu_memory_utilization * card) if colocated else 0
 
 
 def _geometry(model: Any) -> Geometry:

@@ -1,7 +1,7 @@
 """The rollout half of `PPOTrainer`: from dataset rows to a batch with per-token advantages.
 
 Everything here runs once per rollout batch, inside GRPOTrainer's
-`_generate_and_score_completions`; the update half is in `ppo_trainer.py`.
+`_generate_and_score_completions`; the update half is in `update_phase.py`.
 """
 
 from __future__ import annotations

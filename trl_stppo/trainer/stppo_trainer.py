@@ -64,6 +64,12 @@ class STPPOTrainer(PPOTrainer):
             repeatable=not has_dropout(self.model),
         )
 
+    def _start_mini_batch(self) -> None:
+        super()._start_mini_batch()
+        self._later = None
+        if self._correction is not None:
+            self._correction.clear()
+
     def _combine(
         self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
     ) -> Tensor:

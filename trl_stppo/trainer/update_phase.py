@@ -52,11 +52,17 @@ class ActorCriticUpdate(ActorCriticRollout):
         accumulation = self.args.gradient_accumulation_steps
         if self._step % accumulation == 0:
             assert self._buffered_inputs is not None
+            self._start_mini_batch()
             first = self._step % steps
             # The buffer keeps its order, or the next shuffle would depend on how it was cut.
             self._window = group_by_length(self._buffered_inputs[first : first + accumulation])
             self._mini_batch = self._totals(self._window)
         return without_padding(self._window[self._step % accumulation])
+
+    def _start_mini_batch(self) -> None:
+        """Drop what a step that was interrupted has left behind."""
+        self._critic_grads.clear()
+        self._batch_metrics = MiniBatchMetrics()
 
     def _totals(self, window: list[Batch]) -> Tensor:
         """Episodes, policy tokens and value tokens of a mini-batch, over all processes: [3]."""

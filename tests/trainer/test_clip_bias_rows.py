@@ -127,29 +127,19 @@ def test_lora_and_the_fused_head_give_the_bias_of_the_first_pass(
     assert_same(one[2], other[2], 1e-5)
 
 
-def test_with_dropout_the_first_pass_serves(tmp_path):
+@pytest.mark.parametrize("disable", [False, True])
+def test_with_dropout_the_first_pass_serves(disable, tmp_path):
     """A second pass would draw anew, and measure the bias of another loss."""
-    lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.01, init_lora_weights=False)
-    passed = {}
-    for disable in (False, True):
-
-        class Kept(STPPOTrainer):
-            def _after_backward(self) -> None:
-                passed[disable] = self._later is not None  # noqa: B023
-                super()._after_backward()
-
-        trainer, _ = train(
-            tmp_path / str(disable),
-            trainer_class=Kept,
-            model=tiny_policy(char_tokenizer()),
-            peft_config=lora,
-            variant="st-ppo",
-            stale_episodes={2},
-            staleness=2.0,
-            disable_dropout=disable,
-        )
-        assert has_dropout(trainer.model) is not disable
-    assert passed == {False: False, True: True}
+    lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.3)
+    trainer, _ = train(
+        tmp_path,
+        trainer_class=STPPOTrainer,
+        model=tiny_policy(char_tokenizer()),
+        peft_config=lora,
+        variant="st-ppo",
+        disable_dropout=disable,
+    )
+    assert trainer._correction._repeatable is disable
 
 
 def test_dropout_is_found_in_layers_and_in_attention():
@@ -179,12 +169,14 @@ def test_rates_by_adapter_are_found():
     assert has_dropout(module)
 
 
-@pytest.mark.parametrize(("clipped", "own_pass"), [(0, False), (3, True)])
-def test_few_means_few_tokens_not_few_episodes(clipped, own_pass):
+@pytest.mark.parametrize(
+    ("clipped", "repeatable", "own_pass"), [(0, True, False), (3, True, True), (3, False, False)]
+)
+def test_few_means_few_tokens_not_few_episodes(clipped, repeatable, own_pass):
     """One clipped episode of four: the one that holds most of the tokens, or a short one."""
     weight = nn.Parameter(torch.ones(1))
     correction = ClipBiasCorrection(
-        [weight], mode="share", power=1.0, target="update", repeatable=True
+        [weight], mode="share", power=1.0, target="update", repeatable=repeatable
     )
     tokens = torch.tensor([90, 10, 10, 10])
     terms = weight * torch.ones(4, 2)
@@ -196,33 +188,42 @@ def test_few_means_few_tokens_not_few_episodes(clipped, own_pass):
         assert later.rows.tolist() == [clipped]
         assert later.coefficient.tolist() == [[0.0, 0.5]]
     assert (later is not None) is own_pass
+    weight.grad = torch.ones(1)
+    assert correction.finish(None)[1]["clip_bias/norm"] == (0.0 if own_pass else 0.5)
 
 
-def test_a_step_that_was_interrupted_leaves_nothing_behind(tmp_path):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_step_that_was_interrupted_leaves_nothing_behind(when, tmp_path):
+    """Stopped before or after the clipped episodes' own pass; then trained on-policy."""
+
     class Interrupted(Float64Trainer):
-        def _after_backward(self) -> None:
-            if not self.__dict__.get("stopped"):
-                self.stopped = True
-                assert self._later is not None
-                raise KeyboardInterrupt
-            super()._after_backward()
+        stopped = False
 
-    options = {
-        "variant": "st-ppo",
-        "stale_episodes": FEW,
-        "staleness": 0.9,
-        "beta": 0.1,
-        "learning_rate": 0.0,
-        "critic_learning_rate": 0.0,
-    }
-    clean, _ = train(tmp_path / "clean", **options)
-    trainer, _ = scripted_trainer(tmp_path / "again", trainer_class=Interrupted, **options)
+        def _after_backward(self) -> None:
+            if self.stopped:
+                return super()._after_backward()
+            self.stopped = True
+            assert self._later is not None
+            if when == "after":
+                super()._after_backward()
+            raise KeyboardInterrupt
+
+    options = {"variant": "st-ppo", "learning_rate": 0.0, "critic_learning_rate": 0.0}
+    clean, _ = train(tmp_path / "clean", staleness=0.0, **options)
+    trainer, _ = scripted_trainer(
+        tmp_path / "again",
+        trainer_class=Interrupted,
+        stale_episodes=FEW,
+        staleness=0.9,
+        **options,
+    )
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     trainer._step, trainer._buffered_inputs = 0, None  # upstream's own, as a new trainer has them
+    del trainer._generate_and_score_completions  # no longer stale
     trainer.train()
-    names = [*figures(clean), "value/grad_norm", "policy/clip_fraction", "value/loss"]
-    for name in (n if "/" in n else f"clip_bias/{n}" for n in names):
+    names = [f"clip_bias/{n}" for n in FIGURES]
+    for name in [*names, "value/grad_norm", "policy/clip_fraction", "value/loss"]:
         assert logged(trainer, name) == pytest.approx(logged(clean, name), rel=1e-9), name
 
 

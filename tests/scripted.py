@@ -42,6 +42,17 @@ DEFAULTS = {
     "disable_tqdm": True,
 }
 
+# Enough steps for every part of an adapter to move: the critic's head first, then its B, then A.
+STEPS = 4
+LEARNS = {
+    "trainer_class": STPPOTrainer,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "critic_learning_rate": 1e-2,
+    "num_ppo_epochs": 2,
+    "max_steps": STEPS,
+}
+
 # Options of `scripted_trainer` that are arguments of the trainer; all others are settings.
 ARGUMENTS = (
     "model",

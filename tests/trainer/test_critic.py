@@ -12,21 +12,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy
-from tests.scripted import assert_same, plain_logprobs, scripted_trainer, train
-from trl_stppo import STPPOTrainer
+from tests.scripted import LEARNS, STEPS, assert_same, plain_logprobs, scripted_trainer, train
 from trl_stppo.models.critic import SharedCritic
 
-STEPS = 4  # the head moves first, then its adapter's B, then A
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-SHARED = {
-    "trainer_class": STPPOTrainer,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
-    "num_ppo_epochs": 2,
-    "max_steps": STEPS,
-    "beta": 0.1,
-}
+SHARED = {**LEARNS, "beta": 0.1}
 
 
 def shared(folder, **options):

@@ -20,19 +20,12 @@ from peft.tuners.lora.config import KasaConfig, MontecloraConfig, VeloraConfig
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from tests.fakes import char_tokenizer, tiny_config, tiny_policy, tiny_value_model
-from tests.scripted import plain_logprobs, scripted_trainer
-from trl_stppo import STPPOTrainer
+from tests.scripted import LEARNS, STEPS, plain_logprobs, scripted_trainer
 
-STEPS = 4  # the critic's head moves first, then its adapter's B, then A
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 RUN = {
-    "trainer_class": STPPOTrainer,
+    **LEARNS,
     "staleness": 0.0,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
-    "num_ppo_epochs": 2,
-    "max_steps": STEPS,
     "save_strategy": "steps",
     "save_steps": 2,
 }

@@ -19,13 +19,12 @@ from transformers import (
 
 from tests.builders import LIMITS, Kept, build, logs, prompts
 from tests.fakes import CountEnv, char_tokenizer, tiny_config
-from tests.scripted import norm, scripted_trainer
+from tests.scripted import LEARNS, STEPS, norm, scripted_trainer
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.trainer import rollout_engine
 from trl_stppo.trainer.build import keep_trainable
 
 pytest.importorskip("bitsandbytes")
-STEPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -200,16 +199,7 @@ WAYS = {
 
 
 def quantised(folder, way, **options):
-    settings = {
-        "trainer_class": STPPOTrainer,
-        "optim": "adamw_torch",
-        "learning_rate": 1e-2,
-        "critic_learning_rate": 1e-2,
-        "num_ppo_epochs": 2,
-        "max_steps": STEPS,
-        "save_strategy": "steps",
-        "save_steps": 2,
-    }
+    settings = {**LEARNS, "save_strategy": "steps", "save_steps": 2}
     return scripted_trainer(folder, **{**settings, **way, **options})
 
 

@@ -10,20 +10,19 @@ from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
-from tests.scripted import logged, norm, play_script, policy_parameters, scripted_trainer, train
-from trl_stppo import STPPOTrainer
+from tests.scripted import (
+    LEARNS,
+    STEPS,
+    logged,
+    norm,
+    play_script,
+    policy_parameters,
+    scripted_trainer,
+    train,
+)
 from trl_stppo.models.critic import SeparateCritic
 from trl_stppo.trainer import forward
 
-STEPS = 4
-OPTIONS = {
-    "trainer_class": STPPOTrainer,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
-    "num_ppo_epochs": 2,
-    "max_steps": STEPS,
-}
 LORA = {"r": 4, "target_modules": "all-linear"}
 
 
@@ -53,7 +52,7 @@ def test_a_given_value_model_is_trained_in_place(tmp_path):
     given = value_model()
     before = state(given)
     reference = copy.deepcopy(given).eval()
-    trainer, recorder = train(tmp_path, model=policy(), value_model=given, **OPTIONS)
+    trainer, recorder = train(tmp_path, model=policy(), value_model=given, **LEARNS)
     assert isinstance(trainer.critic, SeparateCritic)
     assert not trainer.uses_shared_critic
     assert trainer.critic.model is given
@@ -69,7 +68,7 @@ def test_a_given_value_model_is_trained_in_place(tmp_path):
 
 def test_the_head_of_a_given_value_model_is_kept(tmp_path):
     given = value_model()
-    trainer, _ = scripted_trainer(tmp_path, model=policy(), value_model=given, **OPTIONS)
+    trainer, _ = scripted_trainer(tmp_path, model=policy(), value_model=given, **LEARNS)
     assert torch.equal(trainer.critic.model.score.weight, value_model().score.weight)
 
 
@@ -84,7 +83,7 @@ def test_a_peft_value_model_trains_its_adapter_and_head_only(checkpointing, tmp_
         model=policy(),
         value_model=given,
         gradient_checkpointing=checkpointing,
-        **OPTIONS,
+        **LEARNS,
     )
     assert changed(given, before) == trainable
     assert any("modules_to_save" in name for name in trainable)
@@ -105,7 +104,7 @@ def test_gradient_checkpointing_changes_no_gradient_of_a_separate_critic(tmp_pat
             model=policy(),
             value_model=critic,
             gradient_checkpointing=checkpointing,
-            **{**OPTIONS, "optim": "sgd"},
+            **{**LEARNS, "optim": "sgd"},
         )
         runs.append(recorder)
         calls.append(len(count))
@@ -122,7 +121,7 @@ def test_the_critic_can_be_named_in_the_configuration(tmp_path):
         model=policy(),
         value_model=None,
         value_model_name_or_path=str(tmp_path / "value"),
-        **{**OPTIONS, "critic_learning_rate": 0.0},
+        **{**LEARNS, "critic_learning_rate": 0.0},
     )
     saved = state(value_model(seed=5))
     assert changed(trainer.critic.model, saved) == set()
@@ -136,7 +135,7 @@ def test_a_head_that_the_named_checkpoint_lacks_starts_at_zero(tmp_path):
         model=policy(),
         value_model=None,
         value_model_name_or_path=str(tmp_path / "causal"),
-        **OPTIONS,
+        **LEARNS,
     )
     assert torch.count_nonzero(trainer.critic.model.score.weight) == 0
     embedding = policy(seed=5).get_input_embeddings().weight
@@ -145,7 +144,7 @@ def test_a_head_that_the_named_checkpoint_lacks_starts_at_zero(tmp_path):
 
 def test_by_default_the_critic_is_a_copy_of_the_policy_with_a_zero_head(tmp_path):
     initial = policy()
-    trainer, _ = scripted_trainer(tmp_path, model=policy(), value_model=None, **OPTIONS)
+    trainer, _ = scripted_trainer(tmp_path, model=policy(), value_model=None, **LEARNS)
     critic = trainer.critic.model
     assert torch.count_nonzero(critic.score.weight) == 0
     for name, weight in initial.model.named_parameters():
@@ -164,7 +163,7 @@ def test_a_lora_policy_may_have_a_separate_critic(tmp_path):
         model=policy(),
         value_model=value_model(),
         peft_config=LoraConfig(**LORA),
-        **OPTIONS,
+        **LEARNS,
     )
     assert list(trainer.model.peft_config) == ["default"]
     assert all(v.abs().max() > 0 for v in recorder.moved("critic", STEPS - 1).values())
@@ -205,7 +204,7 @@ def test_warm_up_leaves_the_policy_bit_identical(critic, max_grad_norm, tmp_path
         gradient_accumulation_steps=2,
         entropy_coef=0.01,
         **kind,
-        **OPTIONS,
+        **LEARNS,
     )
     watcher.trainer = trainer
     base = state(trainer.model)
@@ -234,7 +233,7 @@ def test_warm_up_regresses_on_monte_carlo_returns(tmp_path):
         critic_warmup_steps=2,
         lam=0.3,
         kl_coef=0.0,
-        **OPTIONS,
+        **LEARNS,
     )
     assert trainer.args.lam == 0.3
     number = {tuple(play_script([str(n)])["prompt_ids"][0]): n for n in range(8)}

@@ -48,6 +48,7 @@ __all__ = [
     "apply_chat_template",
     "disable_dropout_in_model",
     "disable_gradient_checkpointing",
+    "episode_tokens",
     "generation_model",
     "get_config_model_id",
     "group_by_length",
@@ -60,6 +61,7 @@ __all__ = [
     "release_environments",
     "reshuffle",
     "small_tiles",
+    "take_rows",
     "tool_suffix",
     "training_template",
 ]
@@ -246,9 +248,18 @@ def group_by_length(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(batches) == 1:
         return batches
     joined = _join(batches)
-    lengths = joined["prompt_mask"].sum(dim=1) + joined["completion_mask"].sum(dim=1)
-    order = lengths.argsort(stable=True)
-    return split_tensor_dict({k: _take(v, order) for k, v in joined.items()}, len(batches))
+    order = episode_tokens(joined).argsort(stable=True)
+    return split_tensor_dict(take_rows(joined, order), len(batches))
+
+
+def episode_tokens(batch: dict[str, Any]) -> Tensor:
+    """Tokens of prompt and completion of each episode, [B]."""
+    return batch["prompt_mask"].sum(dim=1) + batch["completion_mask"].sum(dim=1)
+
+
+def take_rows(batch: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+    """Some episodes of a batch, in this order; what does not belong to episodes stays as it is."""
+    return {key: _take(value, rows) for key, value in batch.items()}
 
 
 def _join(batches: list[dict[str, Any]]) -> dict[str, Any]:

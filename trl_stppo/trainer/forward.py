@@ -135,14 +135,3 @@ def without_padding(batch: Batch) -> Batch:
         else value
         for key, value in batch.items()
     }
-
-
-def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Some episodes of a micro-batch; what does not belong to episodes stays as it is."""
-    count = len(batch["completion_ids"])
-    return {
-        key: value[rows]
-        if isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
-        else value
-        for key, value in batch.items()
-    }

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..core import ClippedSurrogate
 from . import citations
+from ._trl import episode_tokens, take_rows
 from .clip_bias import ClipBiasCorrection, has_dropout
-from .forward import Batch, full_sequence, take_rows
+from .forward import Batch, full_sequence
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig, check_linear
 
@@ -74,8 +75,7 @@ class STPPOTrainer(PPOTrainer):
         self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
     ) -> Tensor:
         if self._correction is not None and self.model.training:
-            tokens = inputs["prompt_mask"].sum(dim=1) + inputs["completion_mask"].sum(dim=1)
-            later = self._correction.observe(surrogate, share, extra, tokens)
+            later = self._correction.observe(surrogate, share, extra, episode_tokens(inputs))
             if later is not None:
                 self._later = take_rows(inputs, later.rows), later.coefficient
             extra = None if extra is None else extra.detach()

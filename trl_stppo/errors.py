@@ -7,3 +7,15 @@ class TurnSpanError(ValueError):
 
 class EnvironmentContractError(TypeError):
     """An environment whose `reset` or `step` does not keep the contract the rollout relies on."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be resumed from: incomplete, damaged, or of another kind of run."""
+
+
+class CheckpointWriteError(RuntimeError):
+    """A checkpoint that could not be written; nothing half-written is left, older ones remain."""
+
+
+class NonFiniteError(RuntimeError):
+    """Losses or gradients that are not finite, too often in a row to go on."""

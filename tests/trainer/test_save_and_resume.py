@@ -17,6 +17,7 @@ from transformers import (
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import numbered_rows, scripted_trainer
 from trl_stppo import STPPOTrainer
+from trl_stppo.errors import CheckpointError
 from trl_stppo.models.critic import HEAD_FILE
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -170,7 +171,7 @@ def test_a_checkpoint_without_its_critic_is_refused(kind, tmp_path):
     run(kind, tmp_path, max_steps=2)
     checkpoint = tmp_path / "run" / "checkpoint-2"
     shutil.rmtree(checkpoint / "critic")
-    with pytest.raises(FileNotFoundError, match="does not hold the critic"):
+    with pytest.raises(CheckpointError, match="lacks the file 'critic/"):
         run(kind, tmp_path, resume=str(checkpoint))
 
 
@@ -179,7 +180,7 @@ def test_a_checkpoint_without_its_critic_is_refused(kind, tmp_path):
 )
 def test_a_checkpoint_with_another_kind_of_critic_is_refused(saved, wanted, tmp_path):
     run(saved, tmp_path, max_steps=2)
-    with pytest.raises((FileNotFoundError, ValueError)):
+    with pytest.raises(CheckpointError, match="comes from a run with"):
         run(wanted, tmp_path, resume=str(tmp_path / "run" / "checkpoint-2"))
 
 

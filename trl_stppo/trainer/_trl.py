@@ -83,6 +83,11 @@ OVERRIDDEN = {
     "_save": "wrapped",
     "_load_from_checkpoint": "wrapped",
     "_load_best_model": "wrapped",
+    "_save_checkpoint": "wrapped",
+    "_get_output_dir": "wrapped",
+    "_get_train_sampler": "wrapped",
+    "train": "wrapped",
+    "log": "wrapped",
 }
 
 BORROWED_ATTRIBUTES = (

@@ -18,21 +18,22 @@ ours hangs on a few wrapped methods, in the order in which a batch meets them (`
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..models.critic import CRITIC_FOLDER, Critic, SharedCritic
+from ..models.critic import Critic, SharedCritic
 from . import build, citations, display, plan, rollout_engine
 from ._trl import reference_needed
+from .checkpointing import ActorCriticCheckpoints
 from .gradients import StepHooks
+from .guards import Guards
 from .ppo_config import PPOConfig
+from .signals import without_upstreams
 from .turn_rewards import TurnRewardFuncs
-from .update_phase import ActorCriticUpdate
 
 
-class PPOTrainer(ActorCriticUpdate):
+class PPOTrainer(ActorCriticCheckpoints):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
     Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
@@ -123,6 +124,7 @@ class PPOTrainer(ActorCriticUpdate):
         with (
             reference_needed(args, reference.by_upstream, reference.model is not None),
             rewards.extended_weights(args),
+            without_upstreams(args),
         ):
             super().__init__(
                 model=model,
@@ -155,7 +157,9 @@ class PPOTrainer(ActorCriticUpdate):
         self._hooks: StepHooks | None = None
         self._init_rollout_state()
         self._init_update_state()
+        self._init_checkpoints()
         display.install_callbacks(self)
+        self._guards = Guards(self)
 
     # ---------------------------------------------------------------- optimizer
 
@@ -191,20 +195,15 @@ class PPOTrainer(ActorCriticUpdate):
         """
         display.print_episodes(self, first_batch_only=sampling)
 
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
-        super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            self.critic.save(Path(output_dir or self.args.output_dir) / CRITIC_FOLDER)
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the last `train()` ended before `max_steps`; None where it did not."""
+        return self._guards.stop_reason
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.critic.load(Path(resume_from_checkpoint) / CRITIC_FOLDER)
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        self.critic.load(Path(self.state.best_model_checkpoint) / CRITIC_FOLDER)
+    @property
+    def stop_signal(self) -> int | None:
+        """Number of the signal that ended the last `train()`; None where none did."""
+        return self._guards.stop_signal
 
     @property
     def uses_shared_critic(self) -> bool:

@@ -1,0 +1,15 @@
+"""What of a run's log has to be the same whenever the run is: everything but times and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MEASURED = ("perf/", "step_time", "train_runtime", "eval_runtime", "_per_second")
+
+
+def comparable(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of a trainer state's log without what is measured by the clock."""
+    return [
+        {name: value for name, value in entry.items() if not any(m in name for m in MEASURED)}
+        for entry in history
+    ]

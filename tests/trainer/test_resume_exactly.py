@@ -1,0 +1,101 @@
+"""A run that is resumed from any of its checkpoints ends bit for bit as the one that never stopped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.run_log import comparable
+from tests.scripted import numbered_rows, scripted_trainer, weights
+from trl_stppo import STPPOTrainer
+from trl_stppo.trainer import run_state
+
+LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.1}
+RUN = {
+    "trainer_class": STPPOTrainer,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "critic_learning_rate": 2e-2,
+    "lr_scheduler_type": "cosine",
+    "max_grad_norm": 0.5,
+    "rows": 16,  # two rollout batches an epoch
+    "shuffle_dataset": True,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,  # micro-batches of a rollout batch, two for each step
+    "num_mini_batches": 2,
+    "num_ppo_epochs": 2,
+    "max_steps": 12,  # an epoch and a half
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+# Each makes something matter that a checkpoint could forget.
+CASES = {
+    "separate critic": {},
+    "shared critic, dropout": {"lora": True, "disable_dropout": False, "critic_warmup_steps": 4},
+    "log seldom": {"logging_steps": 5, "beta": 0.1, "log_completions": True},
+    "moving reference": {"sync_ref_model": True, "ref_model_sync_steps": 3, "kl_coef": 0.3},
+    "evaluation": {"eval_strategy": "steps", "eval_steps": 4, "eval_rows": 6},
+}
+
+
+def build(case: str, folder) -> STPPOTrainer:
+    """The same trainer again and again."""
+    options = {**RUN, **CASES[case]}
+    tokenizer = char_tokenizer()
+    options["model"] = tiny_policy(tokenizer)
+    if options.pop("lora", False):
+        options["peft_config"] = LoraConfig(**LORA)
+    else:
+        options["value_model"] = tiny_value_model(tokenizer)
+    if "eval_rows" in options:
+        options["eval_dataset"] = numbered_rows(options.pop("eval_rows"))
+    torch.manual_seed(3)
+    trainer, recorder = scripted_trainer(folder, **options)
+    trainer.remove_callback(recorder)
+    return trainer
+
+
+@pytest.fixture(scope="module", params=CASES)
+def uninterrupted(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    trainer = build(request.param, folder)
+    result = trainer.train()
+    return request.param, folder, trainer, result
+
+
+# Rollout batches end at 4, 8 and 12, the epoch at 8; the others lie inside a batch or a PPO epoch.
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 7, 8, 9, 11])
+def test_every_checkpoint_continues_bit_for_bit(uninterrupted, step):
+    case, folder, reference, result = uninterrupted
+    resumed = build(case, folder)
+    again = resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert resumed.state.global_step == reference.state.global_step == 12
+    mine, theirs = weights(resumed), weights(reference)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    log, expected = comparable(resumed.state.log_history), comparable(reference.state.log_history)
+    assert log == expected
+    assert again.training_loss == result.training_loss
+
+
+def test_a_checkpoint_inside_a_rollout_batch_holds_it(uninterrupted):
+    _, folder, *_ = uninterrupted
+    for step, inside in ((3, True), (4, False), (5, True)):
+        file = run_state.state_file(folder / f"checkpoint-{step}", 0)
+        buffer = torch.load(file, weights_only=True)["buffer"]
+        assert (buffer is not None) == inside
+        if inside:
+            names = {"advantages", "returns", "values", "old_per_token_logps", "turn_index"}
+            assert len(buffer) == 4
+            assert names <= buffer[0].keys()
+
+
+def test_a_new_run_of_the_same_trainer_starts_over(tmp_path):
+    """`_step` and the buffer of a run that was stopped half-way are gone."""
+    trainer = build("separate critic", tmp_path)
+    trainer.args.max_steps = 3
+    trainer.train()
+    trainer.train()
+    assert trainer._step == 6
+    assert trainer.state.global_step == 3

@@ -1,0 +1,170 @@
+"""Checkpoint folders that exist whole or not at all.
+
+A checkpoint is written into a staging folder, described by a manifest, flushed to the disk and then
+renamed. Nothing that is called `checkpoint-<step>` is ever half written; what a killed process leaves
+behind is finished or thrown away by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+STAGING = ".incomplete"  # inside the output directory, on the same disk: renaming must be atomic
+TRASH = ".deleted"
+MANIFEST = "stppo_checkpoint.json"
+FORMAT = 1
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def seal(folder: Path, about: dict[str, Any]) -> None:
+    """Flush a written folder to the disk and list what is in it; the last thing done to it."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    manifest = {
+        "format": FORMAT,
+        **about,
+        "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in files},
+    }
+    for path in files:
+        _flush(path)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    _flush(folder / MANIFEST)
+
+
+def publish(staged: Path, final: Path) -> None:
+    """Put a sealed folder where checkpoints are looked for, in place of an older one if need be."""
+    if final.exists():
+        discard(final)
+    os.replace(staged, final)
+    shutil.rmtree(staged.parent, ignore_errors=True)
+    _flush(final.parent)
+
+
+def discard(folder: Path) -> None:
+    """Delete a checkpoint so that a kill half-way leaves nothing that looks like one."""
+    trash = folder.parent / TRASH
+    shutil.rmtree(trash, ignore_errors=True)
+    os.replace(folder, trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def tidy(run_dir: Path) -> None:
+    """Finish or throw away what a killed process has left in an output directory."""
+    staging = run_dir / STAGING
+    for folder in staging.glob("checkpoint-*"):
+        if complaint(folder) is None:
+            publish(folder, run_dir / folder.name)
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(run_dir / TRASH, ignore_errors=True)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or none that this version can read.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"`resume_from_checkpoint={str(folder)!r}` is not a folder. Pass the path of a "
+            f"checkpoint-<step> folder, or True for the newest one in output_dir."
+        )
+    if not path.is_file():
+        raise CheckpointError(
+            f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it, and its "
+            f"rollout and critic are not known. Resume from a checkpoint of this trainer, or start a "
+            f"new run from its policy alone (model={str(folder)!r}, without resume_from_checkpoint)."
+        )
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"`{path}` is damaged ({error}). Resume from another one.") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}. Resume with "
+            f"the version of trl_stppo that wrote it."
+        )
+    return manifest
+
+
+def complaint(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, None if every file is there in its full size."""
+    try:
+        files: dict[str, int] = read_manifest(folder)["files"]
+    except CheckpointError as error:
+        return str(error)
+    for name, size in files.items():
+        path = folder / name
+        if not path.is_file():
+            return (
+                f"`{folder}` lacks the file {name!r}, which was there when it was written. Restore it, "
+                f"or resume from another checkpoint."
+            )
+        if path.stat().st_size != size:
+            return (
+                f"`{path}` has {path.stat().st_size} bytes; it was written with {size}. Restore it, or "
+                f"resume from another checkpoint."
+            )
+    return None
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Folders named as checkpoints, oldest step first."""
+    if not run_dir.is_dir():
+        return []
+    found = [(m, p) for p in run_dir.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
+    return [path for _, path in sorted((int(m.group(1)), p) for m, p in found)]
+
+
+def last_complete(run_dir: Path) -> Path:
+    """The newest checkpoint that can be resumed from.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    complaints: list[str] = []
+    for folder in reversed(checkpoints(run_dir)):
+        problem = complaint(folder)
+        if problem is None:
+            if complaints:
+                logger.warning("Resuming from %s. Passed over: %s", folder, " ".join(complaints))
+            return folder
+        complaints.append(problem)
+    raise CheckpointError(
+        f"`resume_from_checkpoint=True`, but `{run_dir}` holds no checkpoint to resume from"
+        + (": " + " ".join(complaints) if complaints else ". Start without it, or pass a path.")
+    )
+
+
+def prune(run_dir: Path, limit: int | None, best: str | None) -> None:
+    """Delete the oldest checkpoints beyond `limit`, never the newest or the best one."""
+    if limit is None or limit <= 0:
+        return
+    found = checkpoints(run_dir)
+    protected = {found[-1].resolve()} if found else set()
+    if best is not None:
+        protected.add(Path(best).resolve())
+    spare = [folder for folder in found if folder.resolve() not in protected]
+    for folder in spare[: max(0, len(found) - max(limit, len(protected)))]:
+        discard(folder)
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file, or a folder's entries, to the disk."""
+    if os.name == "nt":
+        return  # Windows flushes only what is open for writing
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,211 @@
+"""What a run holds besides weights and optimizers, as plain data, and which runs may go on with it.
+
+Upstream's checkpoints leave out where the rollout buffer stands: a run resumed in the middle of a block
+would play new episodes and stay out of step. Here each process writes its buffer (log-probabilities,
+values and advantages included), the sampler's position and the figures that were not logged yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..models.critic import SeparateCritic
+
+if TYPE_CHECKING:
+    from .ppo_trainer import PPOTrainer
+
+logger = logging.getLogger(__name__)
+
+# Must be equal: the data would be other data, or weights and moments would not fit.
+FIXED = (
+    *("trainer", "variant", "critic", "adapter", "rows", "seed", "shuffle"),
+    *("batch", "episodes_per_prompt", "epochs", "mini_batches"),
+)
+# May differ only where a rollout begins: the buffer is cut for so many processes and micro-batches.
+CUT = ("processes", "micro_batches")
+
+
+def plain(value: Any) -> Any:
+    """Data that can be read back without running code: tensors, numbers, text, lists and dicts."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()  # a view would drag its whole storage along
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) or hasattr(value, "appendleft"):
+        return [plain(item) for item in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def state_file(folder: Path, process: int) -> Path:
+    """Where a process keeps its state."""
+    return folder / f"run_state_{process}.pt"
+
+
+def collect(trainer: PPOTrainer, sampler_state: Tensor | None) -> dict[str, Any]:
+    """The state of this process between two optimizer steps."""
+    logs = {key: value for key, value in trainer._logs.items() if key != "images"}
+    state = {
+        "buffer": trainer._buffered_inputs if _inside_rollout(trainer) else None,
+        "metrics": trainer._metrics,
+        "logs": logs,
+        "loss": trainer._tr_loss,
+        "total_loss": trainer._total_loss_scalar,
+        "last_logged": trainer._globalstep_last_logged,
+        "sampler": sampler_state,
+        "guards": trainer._guards.state_dict() if hasattr(trainer, "_guards") else {},
+    }
+    return {key: plain(value) for key, value in state.items()}
+
+
+def restore(trainer: PPOTrainer, state: dict[str, Any]) -> None:
+    """Put back what `collect` took, except the sampler's part."""
+    device = trainer.accelerator.device
+    trainer._step = trainer.state.global_step * trainer.args.gradient_accumulation_steps
+    buffer = state["buffer"]
+    trainer._buffered_inputs = None if buffer is None else [_to(part, device) for part in buffer]
+    for mode, figures in state["metrics"].items():
+        trainer._metrics[mode].update(figures)
+    for key, entries in state["logs"].items():
+        if isinstance(entries, dict):
+            for name, values in entries.items():
+                trainer._logs[key][name].extend(values)
+        else:
+            trainer._logs[key].extend(entries)
+    trainer._tr_loss = state["loss"].to(device)
+    trainer._total_loss_scalar = state["total_loss"]
+    trainer._globalstep_last_logged = state["last_logged"]
+    if hasattr(trainer, "_guards"):
+        trainer._guards.load_state_dict(state["guards"])
+
+
+def _to(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in part.items()}
+
+
+# -------------------------------------------------------------------- which runs
+
+
+def about(trainer: PPOTrainer) -> dict[str, Any]:
+    """What the manifest says of the run: its identity, its cut into batches, its settings."""
+    args = trainer.args
+    rows, micro_batches = trainer.train_dataset, args.steps_per_generation
+    assert micro_batches is not None  # GRPOConfig has filled it in
+    return {
+        "global_step": trainer.state.global_step,
+        "inside_rollout": _inside_rollout(trainer),
+        "resumable": not args.save_only_model,
+        "identity": {
+            "trainer": type(trainer).config_class.__name__,
+            "variant": getattr(args, "variant", None),
+            "critic": _critic(trainer),
+            "adapter": _adapter(trainer.model),
+            "rows": len(rows) if hasattr(rows, "__len__") else None,
+            "seed": args.seed,
+            "shuffle": bool(args.shuffle_dataset),
+            "batch": args.generation_batch_size,
+            "episodes_per_prompt": trainer.num_generations,
+            "epochs": trainer.num_iterations,
+            "mini_batches": micro_batches // args.gradient_accumulation_steps,
+        },
+        "cut": {
+            "processes": trainer.accelerator.num_processes,
+            "micro_batches": micro_batches,
+        },
+        "settings": _settings(args),
+    }
+
+
+def _inside_rollout(trainer: PPOTrainer) -> bool:
+    """Whether the rollout batch in the buffer still has updates to give."""
+    return trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
+
+
+def _critic(trainer: PPOTrainer) -> str:
+    if not isinstance(trainer.critic, SeparateCritic):
+        return "shared"
+    adapter = _adapter(trainer.critic.model)
+    return "separate" if adapter is None else f"separate, {adapter['type']} of rank {adapter['r']}"
+
+
+def _adapter(model: Any) -> dict[str, Any] | None:
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is None:
+        return None
+    targets = getattr(config, "target_modules", None)
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    named = sorted(targets) if isinstance(targets, (set, list, tuple)) else targets
+    return {"type": str(kind), "r": getattr(config, "r", None), "target_modules": named}
+
+
+def _settings(args: Any) -> dict[str, Any]:
+    """The settings of the algorithm: ours, and those of TRL and transformers that move weights."""
+    inherited = {f.name for base in type(args).__mro__ for f in _fields(base) if _is_ours(base)}
+    inherited |= {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
+    inherited |= {"optim", "lr_scheduler_type", "max_grad_norm", "temperature", "max_steps"}
+    values = {name: getattr(args, name) for name in sorted(inherited)}
+    values = {name: getattr(value, "value", value) for name, value in values.items()}
+    simple = (bool, int, float, str, type(None))
+    return {name: value for name, value in values.items() if isinstance(value, simple)}
+
+
+def _fields(cls: type) -> tuple[Any, ...]:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
+    """Refuse a checkpoint that this trainer could not go on from; say what else is new.
+
+    Raises:
+        CheckpointError: names the field, both values, and what to do.
+    """
+    if not saved["resumable"]:
+        raise CheckpointError(
+            f"`{folder}` was written with save_only_model=True and has no optimizer state. Start a new "
+            f"run from its policy (model={str(folder)!r}), or save with save_only_model=False."
+        )
+    for field in FIXED:
+        was, now = saved["identity"].get(field), present["identity"][field]
+        if was != now:
+            raise CheckpointError(
+                f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}. Resume "
+                f"with what it was saved with, or start a new run from its policy alone "
+                f"(model={str(folder)!r}, without resume_from_checkpoint)."
+            )
+    for field in CUT:
+        was, now = saved["cut"].get(field), present["cut"][field]
+        if was != now and saved["inside_rollout"]:
+            raise CheckpointError(
+                f"`{folder}` was saved in the middle of a rollout batch with {field}={was!r}; this run "
+                f"has {field}={now!r} and cannot share it out in the same way. Resume with {field}="
+                f"{was!r}, or from a checkpoint at the end of a rollout batch."
+            )
+        if was != now:
+            logger.warning(
+                "%s: %s was %r and is %r now. The run goes on with a new rollout batch; it will not "
+                "equal the uninterrupted run bit for bit.",
+                folder, field, was, now,
+            )  # fmt: skip
+    changed = [
+        f"{name}: {saved['settings'][name]!r} -> {value!r}"
+        for name, value in present["settings"].items()
+        if name in saved["settings"] and saved["settings"][name] != value
+    ]
+    if changed:
+        logger.warning("%s: the run goes on with new settings: %s", folder, "; ".join(changed))

@@ -56,6 +56,7 @@ class LossReference:
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         length = batch["completion_ids"].size(1)
         new, entropies = plain_logprobs(self.model, ids, mask, length)
+        self.logprobs, self.entropies = new, entropies
         lengths = batch["loss_mask"].sum(dim=1).tolist()
         self.clipped = self.unclipped = self.kl = self.entropy = 0.0
         for b in range(len(ids)):

@@ -6,7 +6,12 @@ goes in, float32 comes out; nothing here waits for a GPU.
 """
 
 from trl_stppo.core.advantages import token_gae, turn_gae, whiten
-from trl_stppo.core.clip_bias import NORMALIZATION_MODES, cosine, normalization_scale
+from trl_stppo.core.clip_bias import (
+    NORMALIZATION_MODES,
+    cosine,
+    logit_space_square,
+    normalization_scale,
+)
 from trl_stppo.core.losses import (
     KL_ESTIMATORS,
     LOSS_TYPES,
@@ -44,6 +49,7 @@ __all__ = [
     "cosine",
     "kl_penalty",
     "log_importance_ratio",
+    "logit_space_square",
     "masked_mean",
     "masked_sum",
     "normalization_scale",

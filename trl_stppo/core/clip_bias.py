@@ -11,7 +11,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from trl_stppo.core.masking import check_choice
+from trl_stppo.core.masking import check_choice, zero_off_mask
 
 NORMALIZATION_MODES = ("none", "triggered", "floor", "relative", "share")
 
@@ -96,6 +96,39 @@ def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) 
     # Dividing twice, because the product of two small norms may vanish where neither does.
     value = torch.where((a == 0) | (b == 0), 0.0, product / a / b).clamp(-1.0, 1.0)
     return _like_inputs(value, dot, norm_a, norm_b)
+
+
+def logit_space_square(
+    coefficient: Tensor, logprobs: Tensor, entropies: Tensor, loss_mask: Tensor
+) -> Tensor:
+    """Squared norm of a gradient in the space of the logits, tokens taken as orthogonal.
+
+    A term with derivative c_t with respect to log p(y_t) has the gradient c_t (onehot(y_t) - p_t) in
+    the logits of token t, whose squared norm is c_t^2 (1 - 2 p_y + sum_v p_v^2). The fused head keeps
+    no table of probabilities, so sum p^2 is replaced by exp(-entropy), which it never falls below and
+    equals where p is uniform over its support.
+
+    Only the ratio of two such norms means anything for the parameters behind the logits, and only as
+    far as kept and clipped tokens are alike: `docs/algorithm.md` has the measured agreement.
+
+    Args:
+        coefficient: [B, T] float, c_t.
+        logprobs: [B, T] float, log p(y_t), nats.
+        entropies: [B, T] float, of p_t, nats.
+        loss_mask: [B, T] bool, True = counts.
+
+    Returns:
+        [] float, detached, in at least float32.
+
+    Source: this package's own.
+    """
+    wide = torch.promote_types(logprobs.dtype, torch.float32)
+    chosen = zero_off_mask(logprobs.detach().to(wide), loss_mask).exp()
+    collision = (-zero_off_mask(entropies.detach().to(wide), loss_mask)).exp()
+    # Never below the part of the chosen token alone, so that rounding cannot make it negative.
+    per_token = torch.maximum(1.0 - 2.0 * chosen + collision, (1.0 - chosen).square())
+    weight = zero_off_mask(coefficient.detach().to(wide), loss_mask).square()
+    return (weight * per_token).sum()
 
 
 def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:

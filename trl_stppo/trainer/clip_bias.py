@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..core import ClippedSurrogate
+from ..core import ClippedSurrogate, logit_space_square
 from ..core.clip_bias import cosine, normalization_scale
 from .gradients import GradientBuffer, Reduce, grad_norm
+from .metrics import wide
 
 # A pass of their own costs the clipped episodes a forward and a backward pass, the other way costs
 # all episodes of the micro-batch a backward pass, which takes at least as long as a forward one.
@@ -150,3 +151,47 @@ class ClipBiasCorrection:
         for buffer, flag in zip((self._bias, self._extra), anywhere.tolist(), strict=True):
             if flag > 0:
                 buffer.reduce(mean_over_processes)
+
+
+class ClipBiasEstimate:
+    """The norms of g and C in the space of the logits: no gradient of the model is needed for them.
+
+    They are known before the last backward pass of a mini-batch, and where an engine shards gradients
+    or steps inside the backward pass there are no others. Their unit is not the exact norms'.
+
+    Args:
+        device: where the sums are kept.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._squares = wide(torch.zeros(2, device=device))
+
+    def observe(
+        self,
+        surrogate: ClippedSurrogate,
+        share: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        """Take in a micro-batch: [B, T] each; `surrogate` with its graph down to `logprobs`."""
+        squares = []
+        for terms in (surrogate.kept, surrogate.clipped):
+            (coefficient,) = torch.autograd.grad((terms * share).sum(), logprobs, retain_graph=True)
+            squares.append(logit_space_square(coefficient, logprobs, entropies, loss_mask))
+        self._squares = self._squares + wide(torch.stack(squares))
+
+    def clear(self) -> None:
+        """Forget the mini-batch so far."""
+        self._squares = torch.zeros_like(self._squares)
+
+    def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
+        """Estimates of the norms of g and C over the whole mini-batch, [] each.
+
+        Args:
+            sum_over_processes: adds a tensor up.
+            num_processes: by which gradients are divided when they are averaged.
+        """
+        kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
+        self.clear()
+        return kept, clipped

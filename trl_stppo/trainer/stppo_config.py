@@ -17,6 +17,7 @@ VARIANTS = {
 }
 # Modes whose scale has the unit of one over a gradient, so that they cannot multiply an update.
 GRADIENT_UNIT_MODES = ("triggered", "floor")
+ESTIMATORS = ("exact", "logits")
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
 # ... except these relatives, which keep state that depends on the learning rate, or step early.
@@ -54,8 +55,13 @@ class STPPOConfig(PPOConfig):
         clip_bias_power (`float`): exponent of `"share"`.
         clip_bias_target (`str`): what the scale multiplies, `"gradient"` or `"update"`. Adam divides
             a constant gradient scale out again; the update is what it cannot undo.
+        clip_bias_estimator (`str`, *optional*): `"exact"`, from the gradients themselves, or
+            `"logits"`, an estimate of the two norms' ratio that needs no second gradient. Default:
+            exact, except where DeepSpeed or FSDP shards the gradients.
         log_clip_bias (`bool`, *optional*): measure the norm of the clipping bias also where it is not
             corrected, at the price of a second backward pass. Default: only where it is corrected.
+        max_clip_bias_ratio (`float`, *optional*): stop the run, with a checkpoint, when
+            `clip_bias/norm` over `clip_bias/grad_norm` exceeds it for `collapse_patience` steps.
 
     Source: arXiv:2511.20718v1, Sections 4 and 5; modes `"floor"`, `"relative"`, `"share"` and the
     target `"update"` are this package's own.
@@ -75,8 +81,14 @@ class STPPOConfig(PPOConfig):
     )
     clip_bias_power: float = field(default=1.0, metadata={"help": "Exponent of 'share'."})
     clip_bias_target: str = field(default="update", metadata={"help": "'gradient' or 'update'."})
+    clip_bias_estimator: str | None = field(
+        default=None, metadata={"help": "'exact' or 'logits'; exact unless gradients are sharded."}
+    )
     log_clip_bias: bool | None = field(
         default=None, metadata={"help": "Measure the clipping bias where it is not corrected."}
+    )
+    max_clip_bias_ratio: float | None = field(
+        default=None, metadata={"help": "Stop when norm(C) / norm(g) stays above it."}
     )
 
     def __post_init__(self) -> None:
@@ -125,11 +137,21 @@ class STPPOConfig(PPOConfig):
     def _check_clip_bias(self) -> None:
         mode = self.clip_bias_normalization
         if self.log_clip_bias is None:
-            self.log_clip_bias = mode != "none"
+            self.log_clip_bias = mode != "none" or self.max_clip_bias_ratio is not None
         elif not self.log_clip_bias and mode != "none":
             raise ValueError(
                 f"`log_clip_bias=False` contradicts `clip_bias_normalization={mode!r}`, which measures "
                 f"it anyway. Leave it unset."
+            )
+        if self.max_clip_bias_ratio is not None and not self.log_clip_bias:
+            raise ValueError(
+                f"`max_clip_bias_ratio={self.max_clip_bias_ratio}` contradicts `log_clip_bias=False`: what "
+                f"is not measured has no limit. Leave log_clip_bias unset."
+            )
+        if self.max_clip_bias_ratio is not None and self.max_clip_bias_ratio <= 0:
+            raise ValueError(
+                f"`max_clip_bias_ratio={self.max_clip_bias_ratio}`: must satisfy "
+                f"max_clip_bias_ratio > 0 or None."
             )
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
@@ -137,6 +159,13 @@ class STPPOConfig(PPOConfig):
             raise ValueError(
                 f"`clip_bias_target={self.clip_bias_target!r}`: allowed are 'gradient' and 'update'."
             )
+        if self.clip_bias_estimator not in (None, *ESTIMATORS):
+            raise ValueError(
+                f"`clip_bias_estimator={self.clip_bias_estimator!r}`: allowed are "
+                f"{', '.join(map(repr, ESTIMATORS))}, or None to let the engine decide."
+            )
+        if self.clip_bias_estimator == "logits":
+            self.check_estimator()
         if mode == "triggered" and not (self.max_grad_norm or 0.0) > 0:
             raise ValueError(
                 f"`clip_bias_normalization='triggered'` needs `max_grad_norm` > 0, got "
@@ -145,6 +174,15 @@ class STPPOConfig(PPOConfig):
             )
         if self.clip_bias_target == "update" and mode != "none":
             self._check_update_target()
+
+    def check_estimator(self) -> None:
+        """Refuse what the estimate in the space of the logits cannot do."""
+        if self.clip_bias_normalization != "none" and self.clip_bias_target == "gradient":
+            raise ValueError(
+                "`clip_bias_target='gradient'` needs the exact gradients, but only the estimate in the "
+                "space of the logits is to be had (clip_bias_estimator='logits', or an engine that "
+                "shards gradients). Set clip_bias_target='update'."
+            )
 
     def _check_update_target(self) -> None:
         if self.clip_bias_normalization in GRADIENT_UNIT_MODES:

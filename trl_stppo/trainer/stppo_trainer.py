@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import ClippedSurrogate
+from ..core import ClippedSurrogate, normalization_scale
 from . import citations
 from ._trl import episode_tokens, take_rows
-from .clip_bias import ClipBiasCorrection, has_dropout
+from .clip_bias import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .forward import Batch, full_sequence
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig, check_linear
@@ -43,8 +43,17 @@ class STPPOTrainer(PPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._correction: ClipBiasCorrection | None = None
+        self._estimate: ClipBiasEstimate | None = None
         self._later: tuple[Batch, Tensor] | None = None
         super().__init__(*args, **kwargs)
+        if self._estimates:
+            self.args.check_estimator()
+
+    @property
+    def _estimates(self) -> bool:
+        """Whether the norms are estimated; gradients that are sharded are nowhere to be had whole."""
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        return (self.args.clip_bias_estimator or ("logits" if sharded else "exact")) == "logits"
 
     def _scales_updates(self) -> bool:
         args = self.args
@@ -54,6 +63,9 @@ class STPPOTrainer(PPOTrainer):
         if self._scales_updates():
             check_linear(type(optimizer).__name__)
         if not self.args.log_clip_bias:
+            return
+        self._estimate = ClipBiasEstimate(self.accelerator.device)
+        if self._estimates:
             return
         critic = {id(p) for p in self.critic.parameters()}
         groups = optimizer.param_groups
@@ -68,8 +80,37 @@ class STPPOTrainer(PPOTrainer):
     def _start_mini_batch(self) -> None:
         super()._start_mini_batch()
         self._later = None
-        if self._correction is not None:
-            self._correction.clear()
+        for bias in (self._correction, self._estimate):
+            if bias is not None:
+                bias.clear()
+
+    def _observe(
+        self,
+        surrogate: ClippedSurrogate,
+        share: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        if self._estimate is None or not self.model.training:
+            return
+        self._estimate.observe(surrogate, share, logprobs, entropies, loss_mask)
+        if self.accelerator.sync_gradients:  # the last micro-batch; DeepSpeed steps inside backward
+            self._use_estimate(self._estimate)
+
+    def _use_estimate(self, estimate: ClipBiasEstimate) -> None:
+        """Log what the estimate says; where there is nothing better, scale the step by it."""
+        kept, clipped = estimate.finish(self._sum_over_processes, self.accelerator.num_processes)
+        share = normalization_scale(kept, clipped, "share")
+        figures = {"estimated_share": share, "is_estimate": float(self._estimates)}
+        if self._estimates:
+            mode, power = self.args.clip_bias_normalization, self.args.clip_bias_power
+            scale = normalization_scale(kept, clipped, mode, power)
+            figures |= {"norm": clipped, "grad_norm": kept, "scale": scale}
+            if self._scales_updates() and self._hooks is not None:
+                self._hooks.update_scale = float(scale)
+        for name, value in figures.items():
+            self._batch_metrics.add_scalar(f"clip_bias/{name}", value)
 
     def _combine(
         self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None

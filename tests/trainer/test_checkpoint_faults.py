@@ -1,0 +1,216 @@
+"""A checkpoint that cannot be written, read or gone on from: a clear error, and nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.run_log import comparable
+from tests.scripted import numbered_rows, scripted_trainer, weights
+from trl_stppo import STPPOTrainer
+from trl_stppo.errors import CheckpointError, CheckpointWriteError
+from trl_stppo.trainer import checkpoint_files, run_state
+
+RUN = {
+    "trainer_class": STPPOTrainer,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_mini_batches": 2,
+    "num_ppo_epochs": 2,
+    "max_steps": 6,  # a rollout batch and a half
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+
+
+def build(folder, rank=4, **options):
+    tokenizer = char_tokenizer()
+    torch.manual_seed(3)
+    if rank:
+        lora = LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        arguments = {"peft_config": lora}
+    else:
+        arguments = {"value_model": tiny_value_model(tokenizer)}
+    arguments["model"] = tiny_policy(tokenizer)
+    return scripted_trainer(folder, **{**RUN, **arguments, **options})[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    trainer = build(folder)
+    trainer.train()
+    return folder, trainer
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "message"),
+    [
+        (4, {"variant": "ppo"}, "a run with variant='s-ppo'; this one has variant='ppo'"),
+        (4, {"rank": 2}, r"adapter=\{'type': 'LORA', 'r': 4"),
+        (4, {"rank": 0}, "critic='shared'; this one has critic='separate'"),
+        (4, {"seed": 7}, "seed=42; this one has seed=7"),
+        (4, {"rows": 24}, "rows=8; this one has rows=24"),
+        (4, {"per_device_train_batch_size": 8, "rows": 16}, "rows=8; this one has rows=16"),
+        (4, {"num_ppo_epochs": 3}, "epochs=2; this one has epochs=3"),
+        (4, {"num_mini_batches": 1}, "mini_batches=2; this one has mini_batches=1"),
+        (
+            3,
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+            "in the middle of a rollout batch with micro_batches=2; this run has micro_batches=4",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_kind_of_run_is_refused(step, options, message, finished, tmp_path):
+    folder, _ = finished
+    trainer = build(tmp_path, **options)
+    before = weights(trainer)
+    with pytest.raises(CheckpointError, match=message):
+        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert all(torch.equal(w, before[n]) for n, w in weights(trainer).items()), "nothing changed"
+    assert trainer.state.global_step == 0
+
+
+def test_another_cut_goes_on_at_the_end_of_a_rollout_batch_and_says_so(finished, tmp_path, caplog):
+    folder, _ = finished
+    trainer = build(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    assert "micro_batches was 2 and is 4 now" in caplog.text
+    assert trainer.state.global_step == 6
+    assert trainer._step == 12
+
+
+def test_changed_settings_are_named(finished, tmp_path, caplog):
+    folder, _ = finished
+    trainer = build(tmp_path, kl_coef=0.2, learning_rate=5e-3)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
+    assert "goes on with new settings: kl_coef: 0.05 -> 0.2; learning_rate: 0.01 -> 0.005" in (
+        caplog.text
+    )
+
+
+def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path):
+    """The newest one lacks a file, so that the one before it continues the run."""
+    source, reference = finished
+    folder = tmp_path / "copy"
+    shutil.copytree(source, folder)
+    (folder / "checkpoint-6" / "critic" / "value_head.safetensors").unlink()
+    trainer = build(folder)
+    trainer.train(resume_from_checkpoint=True)
+    theirs = weights(reference)
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(trainer).items())
+    assert checkpoint_files.complaint(folder / "checkpoint-6") is None, "written again"
+
+
+@pytest.mark.parametrize(
+    "missing", ["critic/value_head.safetensors", "optimizer.pt", "run_state_0.pt"]
+)
+def test_a_deleted_file_is_named(missing, finished, tmp_path):
+    folder = tmp_path / "checkpoint-4"
+    shutil.copytree(finished[0] / "checkpoint-4", folder)
+    (folder / missing).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks the file '{missing}'"):
+        build(tmp_path).train(resume_from_checkpoint=str(folder))
+
+
+def test_a_checkpoint_without_optimizer_is_refused(tmp_path):
+    trainer = build(tmp_path, save_only_model=True, max_steps=1)
+    trainer.train()
+    with pytest.raises(CheckpointError, match="save_only_model=True and has no optimizer state"):
+        build(tmp_path).train(resume_from_checkpoint=True)
+
+
+# ------------------------------------------------------------------------- disk full
+
+
+class FullDisk:
+    """Lets so many bytes be written by torch.save, then none."""
+
+    def __init__(self, monkeypatch, calls: int) -> None:
+        self.left, self.original = calls, torch.save
+        monkeypatch.setattr(torch, "save", self)
+
+    def __call__(self, state, path, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            with open(path, "wb") as file:
+                file.write(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return self.original(state, path, *args, **kwargs)
+
+
+@pytest.mark.parametrize("calls", [0, 2, 4])
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_path, monkeypatch):
+    """The error names path, cause and remedy; what is there continues bit for bit."""
+    reference = build(tmp_path / "reference", save_strategy="no")
+    reference.train()
+    folder = tmp_path / "run"
+    trainer = build(folder, save_steps=3)
+    save = trainer._save_checkpoint
+
+    def full_at_six(model, trial):
+        if trainer.state.global_step == 6:
+            FullDisk(monkeypatch, calls)
+        save(model, trial)
+
+    trainer._save_checkpoint = full_at_six
+    with pytest.raises(
+        CheckpointWriteError, match="checkpoint of step 6 could not be written"
+    ) as e:
+        trainer.train()
+    assert "No space left on device" in str(e.value)
+    assert "newest complete checkpoint is " + str(folder / "checkpoint-3") in str(e.value)
+    monkeypatch.undo()
+    assert sorted(p.name for p in folder.glob("*check*")) == ["checkpoint-3"]
+    assert not (folder / checkpoint_files.STAGING).exists()
+    resumed = build(folder, save_steps=3)
+    resumed.train(resume_from_checkpoint=True)
+    theirs = weights(reference)
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
+    assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
+
+
+# ----------------------------------------------------------------- limits and best model
+
+
+def test_limit_and_best_model_are_honoured(tmp_path):
+    trainer = build(
+        tmp_path,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_episode/score",
+        greater_is_better=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_dataset=numbered_rows(),
+    )
+    trainer.train()  # the scripted score never improves: the first one stays the best
+    names = [folder.name for folder in checkpoint_files.checkpoints(tmp_path)]
+    assert names == ["checkpoint-1", "checkpoint-6"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    resumed = build(tmp_path, max_steps=6)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert resumed.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+
+
+def test_the_state_is_read_without_running_code(finished):
+    """`weights_only` loads it, whatever environments and reward functions have logged."""
+    path = run_state.state_file(finished[0] / "checkpoint-5", 0)
+    state = torch.load(path, weights_only=True)
+    assert state["buffer"] is not None
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": [1, 2.5, None, True, "x"]}, [(1, 2)], torch.arange(3), object(), {1: object()}]
+)
+def test_anything_becomes_plain(value, tmp_path):
+    torch.save(run_state.plain(value), tmp_path / "x.pt")
+    torch.load(tmp_path / "x.pt", weights_only=True)

@@ -1,0 +1,121 @@
+"""Killed with SIGKILL again and again, in every phase, and resumed: the run ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kill_run import PHASES, STEPS, PhaseFile
+from tests.run_log import comparable
+from tests.trainer.test_two_processes import free_port
+from trl_stppo.trainer.checkpoint_files import checkpoints, complaint
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = PHASES[1:-1]
+LIMIT_SECONDS = 300
+
+
+def start(folder: Path, kind: str, processes: int) -> subprocess.Popen:
+    """A run in a session of its own, so that all of its processes can be killed at once."""
+    launch = []
+    if processes > 1:
+        port = f"--master_port={free_port()}"
+        launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", port]
+    with open(folder / "output.txt", "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, *launch, "-m", "tests.kill_run", str(folder), kind],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def finish(process: subprocess.Popen, folder: Path) -> None:
+    assert process.wait(timeout=LIMIT_SECONDS) == 0, (folder / "output.txt").read_text()[-3000:]
+
+
+def kill_in(process: subprocess.Popen, folder: Path, phase: str, draw: random.Random) -> str:
+    """Wait until the run has been in a phase a few times, then kill it there. Says where it was."""
+    marks = PhaseFile(folder / "phase")
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (folder / "started").exists():
+        assert process.poll() is None, (folder / "output.txt").read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    visits, inside = draw.randint(1, 3), False
+    while visits and process.poll() is None and time.monotonic() < deadline:
+        now = marks.get() == phase
+        visits -= now and not inside
+        inside = now
+        time.sleep(0.0002)
+    time.sleep(draw.uniform(0.0, 0.01))
+    where = marks.get()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    (folder / "started").unlink()
+    return where
+
+
+def kill_repeatedly(folder: Path, kind: str, processes: int, kills: int) -> Counter[str]:
+    """Kill a run so many times, then let it end."""
+    draw, where = random.Random(0), Counter[str]()
+    for number in range(kills):
+        process = start(folder, kind, processes)
+        place = kill_in(process, folder, TARGETS[number % len(TARGETS)], draw)
+        where[place] += 1
+        broken = [c for f in checkpoints(folder / "run") if (c := complaint(f)) is not None]
+        assert not broken, f"after a kill in {place}"
+        if place == "finished":
+            break
+    finish(start(folder, kind, processes), folder)
+    return where
+
+
+@pytest.fixture(scope="module", params=["shared", "separate"])
+def reference(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reference")
+    finish(start(folder, request.param, 1), folder)
+    return request.param, folder
+
+
+def assert_same_end(folder: Path, reference: Path) -> None:
+    mine, theirs = (torch.load(f / "weights.pt") for f in (folder, reference))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    logs = [comparable(json.loads((f / "log.json").read_text())) for f in (folder, reference)]
+    assert logs[0] == logs[1]
+    steps = [entry["step"] for entry in logs[0] if "loss" in entry]
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS, "no line twice, none missing"
+
+
+@pytest.mark.slow
+def test_fifty_kills(reference, tmp_path):
+    kind, folder = reference
+    where = kill_repeatedly(tmp_path, kind, 1, 25)
+    print(f"\n{kind}: killed in {dict(where)}")
+    assert_same_end(tmp_path, folder)
+    assert sum(where.values()) == 25
+    assert set(TARGETS) <= set(where), "every phase was hit"
+
+
+@pytest.mark.slow
+def test_kills_of_two_processes(tmp_path):
+    ends = []
+    for name, kills in (("reference", 0), ("killed", 8)):
+        folder = tmp_path / name
+        folder.mkdir()
+        ends.append(folder)
+        where = kill_repeatedly(folder, "shared", 2, kills)
+        print(f"\n{name}: killed in {dict(where)}")
+    assert_same_end(ends[1], ends[0])

@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from trl_stppo.statistics import wilson_interval
-
-SUCCESS = "episode/success_rate"
+SUCCESS, SCORE = "episode/success_rate", "episode/score"
 # Panels of the figure: title, axis label, metric, whether the axis starts at zero.
 PANELS = (
     ("success of rollouts", "share of episodes", SUCCESS),
@@ -59,14 +57,24 @@ class ProgressLines(TrainerCallback):
         )
 
 
-def comparison_table(before: dict[str, float], after: dict[str, float], episodes: int) -> None:
+def comparison_table(before: dict[str, float], after: dict[str, float]) -> None:
     """Held-out success before and after, with 95 % intervals."""
-    table = Table(title=f"Held-out questions, {episodes} episodes, sampled as in training")
-    for column in ("", "success", "95 % interval", "turns", "valid actions"):
+    table = Table(title=f"Held-out rows, {after['eval_episodes']} episodes")
+    success = f"eval_{SUCCESS}" in after
+    for column in (
+        "",
+        "success" if success else "score",
+        "95 % interval",
+        "turns",
+        "valid actions",
+    ):
         table.add_column(column, justify="right" if column else "left")
     for name, metrics in (("before", before), ("after", after)):
-        rate = metrics[f"eval_{SUCCESS}"]
-        low, high = wilson_interval(round(rate * episodes), episodes)
+        # Reward functions alone say nothing about success.
+        shown = SUCCESS if f"eval_{SUCCESS}" in metrics else SCORE
+        rate, low, high = (
+            metrics.get(f"eval_{shown}{bound}", float("nan")) for bound in ("", "_low", "_high")
+        )
         table.add_row(
             name,
             f"{rate:.3f}",

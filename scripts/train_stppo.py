@@ -14,6 +14,7 @@ import importlib
 import json
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,7 +44,10 @@ class AgentArguments(ScriptArguments):
         environment (`str`, *optional*): `module:factory` of an environment (tools or text).
         environment_kwargs (`str`, *optional*): JSON object of arguments for the factory.
         reward_funcs (`list[str]`, *optional*): `module:function` of reward functions.
-        eval_episodes (`int`): held-out episodes before and after; 0 for none.
+        eval_episodes (`int`): held-out rows to evaluate on, before and after; 0 for none. How they
+            are sampled is in STPPOConfig's `eval_temperature` and its like.
+        eval_environment, eval_environment_kwargs (`str`, *optional*): likewise, of evaluation; where
+            neither is set, those of training.
         live_lines (`bool`): one short line per logging step instead of TRL's dictionaries.
     """
 
@@ -58,6 +62,12 @@ class AgentArguments(ScriptArguments):
     )
     reward_funcs: list[str] | None = field(default=None, metadata={"help": "module:function ..."})
     eval_episodes: int = field(default=0, metadata={"help": "Held-out episodes before and after."})
+    eval_environment: str | None = field(
+        default=None, metadata={"help": "module:factory of evaluation; default environment."}
+    )
+    eval_environment_kwargs: str | None = field(
+        default=None, metadata={"help": "JSON object of arguments for eval_environment."}
+    )
     live_lines: bool = field(default=True, metadata={"help": "One short line per logging step."})
 
 
@@ -71,12 +81,23 @@ def load_object(path: str) -> Any:
 
 def load_environment(args: AgentArguments) -> Callable[[], Any] | None:
     """The environment factory that the flags name, with its arguments bound."""
-    if args.environment in (None, "none"):
+    return factory_of(args.environment, args.environment_kwargs)
+
+
+def load_eval_environment(args: AgentArguments) -> Callable[[], Any] | None:
+    """The one of evaluation; None for that of training."""
+    path, arguments = args.eval_environment, args.eval_environment_kwargs
+    if path is None and arguments is None:
         return None
-    factory = load_object(args.environment)
-    if args.environment_kwargs is None:
-        return factory
-    return functools.partial(factory, **json.loads(args.environment_kwargs))
+    return factory_of(args.environment if path is None else path, arguments)
+
+
+def factory_of(path: str | None, arguments: str | None) -> Callable[[], Any] | None:
+    """The factory `module:factory`, with arguments bound that are written as a JSON object."""
+    if path in (None, "none"):
+        return None
+    factory = load_object(str(path))
+    return factory if arguments is None else functools.partial(factory, **json.loads(arguments))
 
 
 def load_splits(args: AgentArguments) -> tuple[Dataset, Dataset | None]:
@@ -113,6 +134,7 @@ def make_trainer(
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
         environment_factory=load_environment(args),
+        eval_environment_factory=load_eval_environment(args),
     )
 
 
@@ -125,12 +147,15 @@ def main(args: AgentArguments, training_args: STPPOConfig, model_args: ModelConf
     before = trainer.evaluate() if args.eval_episodes else {}
     if lines:
         lines.start(before)
-    trainer.train()
+    resume = training_args.resume_from_checkpoint
+    trainer.train(resume_from_checkpoint=True if resume in ("true", "True") else resume)
+    if trainer.stop_signal:  # there is a checkpoint; whoever sent it wants the machine
+        sys.exit(128 + trainer.stop_signal)
     after = trainer.evaluate() if args.eval_episodes else {}
     trainer.save_model()
     if trainer.accelerator.is_main_process:
         if args.eval_episodes:
-            comparison_table(before, after, args.eval_episodes)
+            comparison_table(before, after)
         figure = plot_curves(
             trainer.state.log_history, output_dir / "curves.png", training_args.variant
         )

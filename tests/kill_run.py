@@ -20,7 +20,6 @@ from transformers import TrainerCallback
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import weights
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.trainer import checkpoint_files
 
 PHASES = ("other", "rollout", "update", "optimizer", "saving", "evaluating", "finished")
 STEPS = 160
@@ -102,8 +101,10 @@ class MarkedTrainer(STPPOTrainer):
 
     def _generate_and_score_completions(self, *args, **kwargs):
         inner = super()._generate_and_score_completions
-        return self._marked("rollout", inner, *args, **kwargs) if self.model.training else inner(
-            *args, **kwargs
+        return (
+            self._marked("rollout", inner, *args, **kwargs)
+            if self.model.training
+            else inner(*args, **kwargs)
         )
 
     def _save_checkpoint(self, *args, **kwargs):
@@ -115,7 +116,9 @@ class MarkedTrainer(STPPOTrainer):
 
 def build(folder: Path, kind: str) -> MarkedTrainer:
     tokenizer = char_tokenizer()
-    rows = [{"prompt": [{"role": "user", "content": f"{i}"}], "letter": "abc"[i % 3]} for i in range(48)]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{i}"}], "letter": "abc"[i % 3]} for i in range(48)
+    ]
     torch.manual_seed(5)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     settings = {**SETTINGS, "gradient_accumulation_steps": 4 // world}
@@ -148,9 +151,7 @@ def main() -> None:
         trainer.phase.set("other")
         trainer.add_callback(MarksOptimizer(trainer.phase))
         (folder / "started").touch()
-    found = checkpoint_files.checkpoints(folder / "run")
-    staged = (folder / "run" / checkpoint_files.STAGING).glob(f"*/{checkpoint_files.MANIFEST}")
-    trainer.train(resume_from_checkpoint=bool(found or list(staged)))
+    trainer.train(resume_from_checkpoint="auto")
     if main_process:
         torch.save(weights(trainer), folder / "weights.pt")
         (folder / "log.json").write_text(json.dumps(trainer.state.log_history))

@@ -32,8 +32,8 @@ RULES = {
         {"transformers", "peft", "safetensors"},
     ),
     "trainer": (
-        {"trainer", "models", "rollout", "generation", "core", "errors", "version"},
-        {"torch", "transformers", "accelerate"},
+        {"trainer", "models", "rollout", "generation", "core", "errors", "statistics", "version"},
+        {"torch", "transformers", "accelerate", "numpy"},
         {"datasets", "rich", "peft", "safetensors"},
     ),
     "__init__": ({"version", "trainer"}, set(), set()),

@@ -1,10 +1,19 @@
-"""Wilson's interval against values worked out by hand and a brute-force search."""
+"""Intervals against values worked out by hand, tables, and plain loops."""
 
 import math
+import random
+import statistics
 
 import pytest
 
-from trl_stppo.statistics import wilson_interval
+from trl_stppo.statistics import (
+    LARGE,
+    effective_trials,
+    mean_interval,
+    rate_interval,
+    student_quantile,
+    wilson_interval,
+)
 
 
 def test_half_of_a_hundred():
@@ -31,3 +40,81 @@ def test_certainty_stays_inside_the_unit_interval():
 def test_impossible_counts_are_refused(successes, trials):
     with pytest.raises(ValueError, match="successes"):
         wilson_interval(successes, trials)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    # Any table of Student's distribution, two-sided 95 %.
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)],
+)
+def test_students_quantiles_are_those_of_the_tables(degrees, quantile):
+    assert student_quantile(0.95, degrees) == pytest.approx(quantile, abs=6e-4)
+
+
+def test_students_expansion_joins_its_series():
+    """And the density, integrated by plain addition, has the mass that was asked for."""
+    gap = student_quantile(0.95, LARGE) - student_quantile(0.95, LARGE + 1)
+    before = student_quantile(0.95, LARGE - 1) - student_quantile(0.95, LARGE)
+    assert gap == pytest.approx(before, rel=0.02)
+    for degrees in (5, 8):
+        top, steps = student_quantile(0.9, degrees), 20_000
+        constant = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2)
+        constant /= math.sqrt(degrees * math.pi)
+        points = ((i + 0.5) * top / steps for i in range(steps))
+        mass = sum((1 + t * t / degrees) ** (-(degrees + 1) / 2) for t in points)
+        assert 2 * constant * mass * top / steps == pytest.approx(0.9, abs=1e-6)
+
+
+def test_an_interval_of_single_values_is_the_textbooks():
+    values = [0.0, 1.0, 2.0, 0.0, 40.0]
+    low, high = mean_interval(values, [1.0] * 5)
+    half = 2.7764451 * statistics.stdev(values) / math.sqrt(5)
+    assert (low, high) == pytest.approx((8.6 - half, 8.6 + half))
+
+
+def test_an_interval_of_equal_clusters_is_that_of_their_means():
+    means = [1.0, 4.0, 2.5]
+    interval = mean_interval([4 * m for m in means], [4.0] * 3)
+    assert interval == pytest.approx(mean_interval(means, [1.0] * 3))
+
+
+def test_uneven_clusters_against_a_plain_loop():
+    totals, counts = [3.0, 0.0, 5.0, 9.0], [2.0, 0.0, 3.0, 1.0]
+    mean = 17.0 / 6.0
+    squares = (3 - 2 * mean) ** 2 + (5 - 3 * mean) ** 2 + (9 - mean) ** 2
+    half = 4.3026527 * math.sqrt(3 / 2 * squares) / 6.0
+    assert mean_interval(totals, counts) == pytest.approx((mean - half, mean + half))
+    assert mean_interval([1.0, 0.0], [2.0, 0.0]) is None
+
+
+def test_single_trials_have_wilsons_interval():
+    wins = [1.0, 0.0, 1.0, 1.0]
+    assert rate_interval(wins, [1.0] * 4) == pytest.approx(wilson_interval(3, 4))
+
+
+def test_clusters_count_by_how_far_they_agree():
+    # Rows that always or never succeed: an episode more says nothing more.
+    assert effective_trials([4.0, 0.0, 4.0], [4.0] * 3) == pytest.approx(3.0)
+    # By hand: R = 1/2, sum((s - 2)^2) = 2, so 12^2 / 4 / 2 = 18, but there were only 12.
+    assert effective_trials([1.0, 2.0, 3.0], [4.0] * 3) == 12.0
+    # R = 1/2, sum((s - 2)^2) = 8: 144 / 4 / 8.
+    assert effective_trials([0.0, 2.0, 4.0], [4.0] * 3) == pytest.approx(4.5)
+    # Nothing but successes: the rows are what was drawn.
+    assert rate_interval([4.0, 4.0], [4.0] * 2) == pytest.approx(wilson_interval(2, 2))
+    with pytest.raises(ValueError, match="no trial"):
+        effective_trials([0.0], [0.0])
+
+
+def test_intervals_over_clusters_cover_what_they_should():
+    """Rows of different difficulty, four episodes each; treating episodes as rows covers too little."""
+    draw = random.Random(0)
+    clustered = naive = 0
+    for _ in range(400):
+        rows = [draw.betavariate(0.6, 0.9) for _ in range(40)]
+        wins = [float(sum(draw.random() < p for _ in range(4))) for p in rows]
+        low, high = rate_interval(wins, [4.0] * 40)
+        clustered += low <= 0.4 <= high
+        low, high = wilson_interval(sum(wins), 160)
+        naive += low <= 0.4 <= high
+    assert 0.92 <= clustered / 400 <= 0.98
+    assert naive / 400 < 0.85

@@ -1,18 +1,27 @@
-"""Small statistics for evaluation."""
+"""Small statistics for evaluation: 95 % intervals of rates and means, for clustered trials too.
+
+Several episodes of one dataset row are no independent trials: a hard row stays hard. Where rows have
+several, the row is the unit that was drawn; `docs/evaluation.md` gives the formulas.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+# Beyond so many degrees of freedom the series of Student's distribution becomes its expansion.
+LARGE = 400
 
 
 def wilson_interval(
-    successes: int, trials: int, z: float = 1.959963984540054
+    successes: float, trials: float, z: float = 1.959963984540054
 ) -> tuple[float, float]:
     """Wilson score interval of a proportion.
 
     Args:
         successes: number of successes, 0 <= successes <= trials.
-        trials: number of trials, >= 1.
+        trials: number of trials, >= 1; a fraction where it is an effective number.
         z: normal quantile; the default gives 95 %.
 
     Returns:
@@ -31,3 +40,112 @@ def wilson_interval(
     center = (rate + square / 2) / (1 + square)
     half = z / (1 + square) * math.sqrt(rate * (1 - rate) / trials + square / (4 * trials))
     return max(0.0, center - half), min(1.0, center + half)
+
+
+def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> float:
+    """How many independent trials tell as much about a rate as these clusters of trials do.
+
+    The trials of n clusters with success counts s and sizes m have the rate R = sum(s) / sum(m), whose
+    variance is sum((s - R m)^2) / sum(m)^2; a binomial with as much variance has
+    sum(m)^2 R (1 - R) / sum((s - R m)^2) trials. With one trial per cluster that is n, and with
+    clusters that agree within themselves it is n too. Where nothing varies, every cluster counts once.
+
+    Args:
+        successes: per cluster; those of clusters without a trial are ignored.
+        trials: per cluster.
+
+    Returns:
+        At least 1 and at most the number of trials.
+
+    Raises:
+        ValueError: no trial at all.
+
+    Source: the ratio estimator's variance (Cochran 1977, Sampling Techniques, 3rd ed., 9A.2), and the
+    effective sample size of Kish 1965, Survey Sampling.
+    """
+    clusters = [(s, m) for s, m in zip(successes, trials, strict=True) if m > 0]
+    if not clusters:
+        raise ValueError("`trials` has no trial; there is no rate.")
+    total = math.fsum(m for _, m in clusters)
+    rate = math.fsum(s for s, _ in clusters) / total
+    spread = math.fsum((s - rate * m) ** 2 for s, m in clusters)
+    if spread <= 1e-18 * total or not 0.0 < rate < 1.0:
+        return float(len(clusters))
+    return min(total, max(1.0, total * total * rate * (1.0 - rate) / spread))
+
+
+def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of a success rate over clusters of trials: Wilson's, on effective trials.
+
+    Args:
+        successes: per cluster (a dataset row).
+        trials: per cluster. With one each this is `wilson_interval` of the sums.
+    """
+    count = effective_trials(successes, trials)
+    rate = math.fsum(successes) / math.fsum(trials)
+    return wilson_interval(min(count, max(0.0, rate * count)), count)
+
+
+def mean_interval(
+    totals: Sequence[float], counts: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Student's interval of a mean over clusters of values.
+
+    The mean M = sum(totals) / sum(counts) of n clusters has the half width
+    t(n - 1) sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, or
+    equally many, that is the usual t-interval of the values, or of the clusters' means.
+
+    Args:
+        totals: sum of the values of each cluster.
+        counts: number of values of each cluster; clusters without any are ignored.
+        confidence: probability of the interval.
+
+    Returns:
+        Lower and upper bound; None for fewer than two clusters.
+    """
+    clusters = [(t, c) for t, c in zip(totals, counts, strict=True) if c > 0]
+    n = len(clusters)
+    if n < 2:
+        return None
+    count = math.fsum(c for _, c in clusters)
+    mean = math.fsum(t for t, _ in clusters) / count
+    spread = math.fsum((t - mean * c) ** 2 for t, c in clusters)
+    half = student_quantile(confidence, n - 1) * math.sqrt(n / (n - 1) * spread) / count
+    return mean - half, mean + half
+
+
+def student_quantile(confidence: float, degrees: int) -> float:
+    """The t with P(-t < T < t) = confidence, T of Student's distribution.
+
+    Args:
+        confidence: 0 < confidence < 1.
+        degrees: of freedom, >= 1.
+
+    Source: Abramowitz and Stegun 26.7.3, 26.7.4 (inverted by bisection) and 26.7.5.
+    """
+    if degrees > LARGE:
+        z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+        third = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        return z + (z**3 + z) / (4 * degrees) + third / degrees**2
+    low, high = 0.0, math.pi / 2  # of the angle, whose tangent may be any number
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _student_mass(middle, degrees) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.tan((low + high) / 2) * math.sqrt(degrees)
+
+
+def _student_mass(angle: float, degrees: int) -> float:
+    """P(-t < T < t) where t = tan(angle) sqrt(degrees)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    if degrees == 1:
+        return 2 * angle / math.pi
+    term = cosine if odd else 1.0
+    total = term
+    for k in range(3 if odd else 2, degrees - 1, 2):
+        term *= (k - 1) / k * cosine * cosine
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

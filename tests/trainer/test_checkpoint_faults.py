@@ -110,6 +110,16 @@ def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path):
     assert checkpoint_files.complaint(folder / "checkpoint-6") is None, "written again"
 
 
+def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path, finished):
+    first = build(tmp_path, max_steps=2)
+    first.train(resume_from_checkpoint="auto")
+    assert first.state.global_step == 2
+    second = build(tmp_path)
+    second.train(resume_from_checkpoint="auto")
+    theirs = weights(finished[1])
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(second).items())
+
+
 @pytest.mark.parametrize(
     "missing", ["critic/value_head.safetensors", "optimizer.pt", "run_state_0.pt"]
 )

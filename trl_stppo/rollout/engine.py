@@ -71,6 +71,7 @@ class RolloutEngine:
         backend: Backend,
         seed: tuple[int, ...] = (0,),
         first_row: int = 0,
+        names: Sequence[tuple[int, ...]] | None = None,
     ) -> tuple[list[Episode], RolloutRecord]:
         """Play one episode per row.
 
@@ -81,6 +82,7 @@ class RolloutEngine:
             backend: samples the turns.
             seed: names the randomness of this rollout.
             first_row: number of the first row among those of all processes.
+            names: name the randomness of each episode, in place of its number among all rows.
 
         Returns:
             The ended episodes in the order of the rows, and what the trainer needs to know of them.
@@ -90,7 +92,10 @@ class RolloutEngine:
             RuntimeError: every episode fails, or a backend breaks its promises.
         """
         episodes, indices = self._episodes(rows, prompts)
-        loop = EpisodeLoop(self, episodes, indices, renderer, backend, seed, first_row)
+        if names is None:
+            names = [(first_row + row,) for row in range(len(rows))]
+        seeds = [(*seed, *name) for name in names]
+        loop = EpisodeLoop(self, episodes, indices, renderer, backend, seeds)
         loop.play()
         self._report(episodes)
         record = record_of(episodes, [self.drivers[e.name].type_name for e in episodes])

@@ -35,13 +35,12 @@ class EpisodeLoop:
         indices: list[int],
         renderer: ChatRenderer,
         backend: Backend,
-        seed: tuple[int, ...],
-        first_row: int,
+        seeds: list[tuple[int, ...]],
     ) -> None:
         self._engine, self._limits = engine, engine.limits
         self._indices = indices
         self._renderer, self._backend = renderer, backend
-        self._seed, self._first_row = seed, first_row
+        self._seeds = seeds
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, str] = {}
@@ -133,7 +132,7 @@ class EpisodeLoop:
     def _episode_seed(self, episode: Episode) -> int:
         """A stable number for environments that ask for one, below 2**31."""
         number = 0
-        for part in (*self._seed, self._first_row + episode.row):
+        for part in self._seeds[episode.row]:
             number = (number * 1_000_003 + part + 1) % (2**31 - 1)
         return number
 
@@ -188,7 +187,7 @@ class EpisodeLoop:
                 episode.row,
                 episode.prompt_ids + episode.ids,
                 episode.turn_limit(self._limits),
-                (*self._seed, self._first_row + episode.row, episode.num_turns),
+                (*self._seeds[episode.row], episode.num_turns),
             )
         )
 

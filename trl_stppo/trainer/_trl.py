@@ -26,7 +26,12 @@ from trl.chat_template_utils import (
 )
 from trl.data_utils import apply_chat_template
 from trl.kernels import chunked_logprob
-from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
+from trl.models.utils import (
+    disable_gradient_checkpointing,
+    prepare_deepspeed,
+    prepare_fsdp,
+    unwrap_model_for_generation,
+)
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import (
     add_fused_lm_head,
@@ -35,6 +40,8 @@ from trl.trainer.utils import (
     shuffle_sequence_dict,
     split_tensor_dict,
 )
+
+from .engines import whole_weights
 
 __all__ = [
     "BORROWED_ATTRIBUTES",
@@ -55,6 +62,7 @@ __all__ = [
     "max_context_tokens",
     "new_token_limit",
     "parse_response",
+    "prepare_for_engine",
     "prepare_reference",
     "prepare_tool_tokenizer",
     "reference_needed",
@@ -80,9 +88,17 @@ OVERRIDDEN = {
     "_compute_loss": "replaced",
     "training_step": "wrapped",
     "create_optimizer": "wrapped",
+    "create_accelerator_and_postprocess": "wrapped",
+    "_prepare_for_training": "wrapped",
     "_save": "wrapped",
     "_load_from_checkpoint": "wrapped",
     "_load_best_model": "wrapped",
+    "evaluate": "wrapped",
+    "predict": "wrapped",
+    "evaluation_loop": "wrapped",
+    "prediction_step": "replaced",
+    "get_eval_dataloader": "wrapped",
+    "get_test_dataloader": "replaced",
     "_save_checkpoint": "wrapped",
     "_get_output_dir": "wrapped",
     "_get_train_sampler": "wrapped",
@@ -94,7 +110,13 @@ BORROWED_ATTRIBUTES = (
     "_buffered_inputs",
     "_metrics",
     "_logs",
+    "_pending_metrics",
+    "_pending_extra_logs",
+    "_signature_columns",
     "_step",
+    "_tr_loss",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
     "_tokenizer",
     "_get_tool_suffix_ids",
     "aux_loss_enabled",
@@ -177,12 +199,15 @@ def new_token_limit(trainer: GRPOTrainer, max_new_tokens: int) -> Iterator[None]
 @contextmanager
 def generation_model(trainer: GRPOTrainer) -> Iterator[Any]:
     """The policy, unwrapped and ready to generate, as GRPOTrainer's own generation gets it."""
-    with unwrap_model_for_generation(
-        trainer.model_wrapped,
-        trainer.accelerator,
-        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-        gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-    ) as model:
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        whole_weights(trainer.accelerator, model),
+    ):
         yield model
 
 
@@ -298,3 +323,12 @@ def prepare_reference(
         model, temperature=temperature, cast_lm_head_to_fp32=args.cast_lm_head_to_fp32
     )
     return model
+
+
+def prepare_for_engine(model: PreTrainedModel | nn.Module, trainer: GRPOTrainer) -> Any:
+    """Place a frozen model as GRPOTrainer places the reference that it makes itself."""
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        return prepare_fsdp(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)

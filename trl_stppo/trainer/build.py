@@ -17,21 +17,22 @@ from ..models.critic import (
     critic_from_checkpoint,
     critic_from_policy,
 )
-from ._trl import SyncRefModelCallback, disable_dropout_in_model, prepare_reference
+from . import engine_checks, engines
+from ._trl import (
+    SyncRefModelCallback,
+    disable_dropout_in_model,
+    prepare_for_engine,
+    prepare_reference,
+)
 from .ppo_config import PPOConfig
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
 
-def check_engine(trainer: PPOTrainer) -> None:
+def check_engine(trainer: PPOTrainer, value_model: Any, reference: ReferencePlan) -> None:
     """Refuse ways to run on which gradients or generation would go wrong without a word."""
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        raise ValueError(
-            "DeepSpeed and FSDP are not supported yet: they shard or step gradients before the critic's "
-            "and the clipping bias are known. Use one process, or plain DDP (accelerate launch "
-            "--multi_gpu), with LoRA or QLoRA where memory is short."
-        )
+    engine_checks.check(trainer, value_model, reference)
     if hasattr(trainer.model, "peft_config"):
         adapter_checks.check_loaded_policy(trainer.model)
 
@@ -68,6 +69,11 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     if not is_peft:
         if isinstance(model, str):
             return ReferencePlan(by_upstream=True)
+        if engines.is_partitioned(model):
+            raise ValueError(
+                "A policy that ZeRO-3 has loaded in pieces cannot be copied for the reference. Pass the "
+                "policy by name, pass `ref_model`, or set kl_coef=0.0 and beta=0.0."
+            )
         return ReferencePlan(model=copy.deepcopy(model))
     config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config
     adapter_checks.check_untouched_base(
@@ -88,7 +94,7 @@ def install_reference(trainer: PPOTrainer, plan: ReferencePlan) -> None:
         return
     args = trainer.args
     reference = prepare_reference(plan.model, temperature=trainer.temperature, args=args)
-    trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+    trainer.ref_model = prepare_for_engine(reference, trainer)
     trainer.beta = 1.0  # upstream's sign that reference logprobs are wanted
     if args.sync_ref_model:
         trainer.add_callback(
@@ -124,9 +130,12 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
         critic = _separate(value_model, trainer)
     elif args.value_model_name_or_path is not None:
         kwargs = dict(args.model_init_kwargs or {})
-        critic = _separate(critic_from_checkpoint(args.value_model_name_or_path, **kwargs), trainer)
+        with engines.unpartitioned():
+            model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
+        critic = _separate(model, trainer)
     elif is_peft:
         critic = SharedCritic(policy, args.critic_lora_r)
+        critic.head.to(trainer.accelerator.device)  # an engine moves the policy only later
         # The critic's forward bypasses DDP's; its gradients are reduced by us.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)
         if args.disable_dropout:
@@ -135,7 +144,9 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
         critic = _separate(critic_from_policy(policy), trainer)
     if trainer.accelerator.num_processes > 1:
         for parameter in critic.parameters():
-            torch.distributed.broadcast(parameter.data, src=0)
+            value = parameter.data.to(trainer.accelerator.device)
+            torch.distributed.broadcast(value, src=0)
+            parameter.data.copy_(value)
     return critic
 
 
@@ -156,7 +167,8 @@ def _separate(model: Any, trainer: PPOTrainer) -> SeparateCritic:
     if args.disable_dropout:
         disable_dropout_in_model(model)
     if args.gradient_checkpointing:
-        kwargs = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+        # Upstream asks for reentrant checkpoints of a LoRA policy under ZeRO-3.
+        kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": False}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         if hasattr(model, "peft_config"):
             model.enable_input_require_grads()

@@ -85,8 +85,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         """Train, from the start or exactly from where a checkpoint was written.
 
         Args:
-            resume_from_checkpoint: folder of a checkpoint, or True for the newest complete one in
-                `output_dir`.
+            resume_from_checkpoint: folder of a checkpoint; True for the newest complete one in
+                `output_dir`; "auto" for the same, or a new run where there is none.
             *args: as `transformers.Trainer.train` takes them.
             **kwargs: likewise.
 
@@ -97,21 +97,24 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             CheckpointError: the checkpoint is incomplete, damaged, or of another kind of run; nothing
                 has been changed then.
         """
-        self._resume_folder = None
+        folder = None
         if resume_from_checkpoint:
             folder = self._checkpoint_to_resume(resume_from_checkpoint)
+        if folder is not None:
             saved = checkpoint_files.read_manifest(folder)
             run_state.check_same_run(folder, saved, run_state.about(self))
-            self._resume_folder, resume_from_checkpoint = folder, str(folder)
-        output = super().train(resume_from_checkpoint or None, *args, **kwargs)
+        self._resume_folder = folder
+        output = super().train(None if folder is None else str(folder), *args, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _checkpoint_to_resume(self, wanted: str | bool) -> Path:
+    def _checkpoint_to_resume(self, wanted: str | bool) -> Path | None:
         run_dir = Path(self.args.output_dir)
         if self.accelerator.is_local_main_process:
             checkpoint_files.tidy(run_dir)
         self.accelerator.wait_for_everyone()
-        if isinstance(wanted, bool):
+        if wanted == "auto" and not checkpoint_files.checkpoints(run_dir):
+            return None
+        if isinstance(wanted, bool) or wanted == "auto":
             return checkpoint_files.last_complete(run_dir)
         problem = checkpoint_files.complaint(Path(wanted))
         if problem is not None:

@@ -74,6 +74,17 @@ def check_refused(config: PPOConfig) -> None:
                 f"`{name}={getattr(config, name)!r}` is not supported; allowed: None or {only!r}. "
                 f"Rename the adapter, or pass `ref_model`."
             )
+    if config.enable_jit_checkpoint and not config.save_on_signal:
+        raise ValueError(
+            "`enable_jit_checkpoint=True` contradicts `save_on_signal=False`: both say what SIGTERM does. "
+            "Set only save_on_signal."
+        )
+    if (config.metric_for_best_model or "").removeprefix("eval_") == "loss":
+        raise ValueError(
+            f"`metric_for_best_model={config.metric_for_best_model!r}`: evaluation plays episodes and "
+            f"computes no loss. Use 'episode/score' (the default), 'episode/success_rate', or another "
+            f"figure of docs/evaluation.md."
+        )
     if config.stop_token not in (None, "eos"):
         raise ValueError(f"`stop_token={config.stop_token!r}`: allowed are None and 'eos'.")
     if config.stop_token is not None and config.stop_token_id is not None:
@@ -113,16 +124,34 @@ def check_values(config: PPOConfig, ratio_levels: tuple[str, ...]) -> None:
         "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
         "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
         "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
+        "eval_temperature": (lambda v: v is None or v >= 0, "eval_temperature >= 0 or None"),
+        "eval_top_p": (lambda v: v is None or 0 < v <= 1, "0 < eval_top_p <= 1 or None"),
+        "eval_top_k": (lambda v: v is None or v >= 0, "eval_top_k >= 0 or None"),
         "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
         "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
+        "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
+        "collapse_patience": (lambda v: v >= 1, "collapse_patience >= 1"),
+        "min_valid_action_rate": (
+            lambda v: v is None or 0 < v <= 1,
+            "0 < min_valid_action_rate <= 1 or None",
+        ),
     }
-    for name in ("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"):
+    for name in (
+        *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
+        *("num_generations_eval", "eval_max_completion_length"),
+    ):
         limits[name] = (lambda v: v is None or v >= 1, f"{name} >= 1 or None")
-    for name in ("env_timeout_seconds", "episode_timeout_seconds"):
+    for name in ("target_kl", "min_reward_std", "env_timeout_seconds", "episode_timeout_seconds"):
         limits[name] = (lambda v: v is None or v > 0, f"{name} > 0 or None")
     for name, (valid, rule) in limits.items():
         if not valid(getattr(config, name)):
             raise ValueError(f"`{name}={getattr(config, name)}`: must satisfy {rule}.")
+    for name in ("eval_top_p", "eval_top_k"):
+        if config.eval_temperature == 0 and getattr(config, name) is not None:
+            raise ValueError(
+                f"`{name}={getattr(config, name)}` has no effect with `eval_temperature=0`, which takes "
+                f"the likeliest token. Leave {name} unset, or set eval_temperature above 0."
+            )
     rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
     if config.critic_warmup_steps % rollout_steps != 0:
         raise ValueError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, TrainerCallback
 
+from .evaluation_settings import evaluation_settings, undisturbed
 from .memory import announce
 
 if TYPE_CHECKING:
@@ -75,19 +74,15 @@ def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    loader = (
-        trainer.get_eval_dataloader()
-        if trainer.eval_dataset is not None
-        else trainer.get_train_dataloader()
-    )
-    was_training = trainer.model.training
-    kept = trainer._metrics, copy.deepcopy(trainer._logs)
-    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-    trainer.model.eval()
     table = Table("prompt", "completion", "score", title=f"step {trainer.state.global_step}")
-    try:
-        for rows in loader:
-            batch = trainer._prepare_inputs(rows)
+    with undisturbed(trainer), evaluation_settings(trainer):
+        rows = trainer.eval_dataset
+        first = next(iter(rows)) if isinstance(rows, dict) else None
+        held_out = rows is not None
+        loader = trainer.get_eval_dataloader(first) if held_out else trainer.get_train_dataloader()
+        trainer.model.eval()
+        for inputs in loader:
+            batch = trainer._prepare_inputs(inputs)
             prompts = trainer._tokenizer.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
             texts = trainer._tokenizer.batch_decode(
                 batch["completion_ids"], skip_special_tokens=True
@@ -96,8 +91,5 @@ def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:
                 table.add_row(prompt, text, f"{score:.3g}")
             if first_batch_only:
                 break
-    finally:
-        trainer.model.train(was_training)
-        trainer._metrics, trainer._logs = kept
     if trainer.accelerator.is_main_process:
         Console().print(table)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
 from ..models.critic import Critic
+from . import engines
 from ._trl import GRPOTrainer, small_tiles
 from .ppo_config import PPOConfig
 
@@ -42,9 +43,10 @@ class ActorCriticForward(GRPOTrainer):
         compute_aux_loss: bool = False,
         **images: Any,
     ) -> Logprobs:
-        # One group, where a router's loss is no sum over rows, or where DDP exchanges something in
-        # every forward pass and another process may have another number of groups.
-        whole = compute_aux_loss or isinstance(model, nn.parallel.DistributedDataParallel)
+        # One group, where a router's loss is no sum over rows, or where DDP or an engine exchanges
+        # something in every pass and another process may have another number of groups.
+        exchanges = isinstance(model, nn.parallel.DistributedDataParallel)
+        whole = compute_aux_loss or exchanges or engines.is_sharded(self.accelerator)
         overhead = float("inf") if whole else None
         parts = self._parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
@@ -83,7 +85,7 @@ class ActorCriticForward(GRPOTrainer):
         values = []
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)
-            with self.accelerator.autocast():
+            with engines.autocast(self):
                 values.append(self.critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)
 

@@ -7,6 +7,7 @@ must not be clipped together with it therefore waits here until the optimizer st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,10 @@ class GradientBuffer:
             grad = self._grads[i]
             grad = torch.zeros_like(parameter) if grad is None else grad
             self._grads[i] = reduce(grad)
+
+    def tensors(self) -> list[Tensor | None]:
+        """The gradients so far, in the order of the parameters; None where nothing was added."""
+        return list(self._grads)
 
     def norm(self) -> Tensor:
         """L2 norm over all parameters, [] in at least float32; 0 when empty."""
@@ -106,16 +111,39 @@ def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     return l2_norm([p.grad for p in parameters], like=parameters[0])
 
 
-class StepHooks:
+class UpdateScale:
+    """A factor on the learning rate of the policy for exactly one optimizer step.
+
+    Attributes:
+        update_scale: set before the step; scheduler, logging and the next step see nothing of it.
+            Decoupled weight decay scales along with the rate.
+    """
+
+    def __init__(self) -> None:
+        self.update_scale: float = 1.0
+        self._saved: list[float | Tensor] = []
+
+    def _scale(self, groups: list[dict[str, Any]]) -> None:
+        self._saved = [group["lr"] for group in groups]
+        if self.update_scale != 1.0:
+            for group in groups:
+                group["lr"] = group["lr"] * self.update_scale
+
+    def _restore(self, groups: list[dict[str, Any]]) -> None:
+        for group, rate in zip(groups, self._saved, strict=True):
+            group["lr"] = rate
+
+
+class StepHooks(UpdateScale):
     """What has to happen around one optimizer step, and be undone before anyone looks.
 
     Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the
-    policy's groups is multiplied by `update_scale`. Afterwards both are restored, so that scheduler,
-    logging and the next step see nothing. Decoupled weight decay scales along with the rate.
+    policy's groups is multiplied by `update_scale`. Afterwards both are restored.
 
     Args:
-        optimizer: the unwrapped optimizer.
+        optimizer: the unwrapped optimizer, which steps policy and critic.
         critic_buffer: gradient of the critic, already reduced and clipped.
+        scales: whether `update_scale` will be used.
 
     Raises:
         ValueError: one parameter group mixes critic and policy while the update is to be scaled.
@@ -124,7 +152,7 @@ class StepHooks:
     def __init__(
         self, optimizer: torch.optim.Optimizer, critic_buffer: GradientBuffer, *, scales: bool
     ) -> None:
-        self.update_scale: float = 1.0
+        super().__init__()
         self._critic = critic_buffer
         critic_ids = {id(p) for p in critic_buffer.parameters}
         self._policy_groups: list[int] = []
@@ -137,21 +165,18 @@ class StepHooks:
                     "`optimizers` puts critic and policy parameters into one group, but "
                     "`clip_bias_target='update'` scales the policy's alone. Use one group for each."
                 )
-        self._saved: list[float | Tensor] = []
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
+    def _policy(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        return [optimizer.param_groups[i] for i in self._policy_groups]
+
     def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._critic.add_to_grad()
-        groups = optimizer.param_groups
-        self._saved = [groups[i]["lr"] for i in self._policy_groups]
-        if self.update_scale != 1.0:
-            for i in self._policy_groups:
-                groups[i]["lr"] = groups[i]["lr"] * self.update_scale
+        self._scale(self._policy(optimizer))
 
     def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        for i, rate in zip(self._policy_groups, self._saved, strict=True):
-            optimizer.param_groups[i]["lr"] = rate
+        self._restore(self._policy(optimizer))
         for parameter in self._critic.parameters:
             parameter.grad = None
         self._critic.clear()

@@ -63,6 +63,20 @@ class PPOConfig(GRPOConfig):
         missing_eos_penalty (`float`, *optional*): subtracted from the score of an episode whose last
             turn does not end in EOS.
 
+        > Guards (docs/reliability.md)
+
+        target_kl (`float`, *optional*): once `policy/approx_kl` of a mini-batch exceeds it, in nats,
+            neither its step nor the rest of its rollout batch moves the weights.
+        max_consecutive_skips (`int`): optimizer steps in a row that may be skipped, because a loss or
+            a gradient is not finite, until the run saves a checkpoint and raises.
+        min_valid_action_rate (`float`, *optional*): stop the run, with a checkpoint, when
+            `turns/valid_action_rate` stays below it.
+        min_reward_std (`float`, *optional*): likewise for `reward_std` of the rollout batch.
+        collapse_patience (`int`): how many rollout batches (or optimizer steps, for a limit of steps)
+            in a row must miss such a limit.
+        save_on_signal (`bool`): on SIGTERM or the first SIGINT, finish the optimizer step, save a
+            checkpoint and return. Takes the place of `enable_jit_checkpoint`.
+
         > Multi-turn rollout
 
         max_turns (`int`, *optional*): turns per episode. The last one is still played; TRL's
@@ -82,6 +96,12 @@ class PPOConfig(GRPOConfig):
         generation_slots (`int`, *optional*): episodes in flight at once; default all of the batch.
         turn_reward_weights (`list[float]`, *optional*): of `turn_reward_funcs`; default 1 each.
 
+        > Evaluation (docs/evaluation.md; None is as in training)
+
+        eval_temperature (`float`, *optional*): of sampling in evaluation; 0 takes the likeliest token.
+        eval_top_p, eval_top_k (*optional*): likewise.
+        eval_max_completion_length (`int`, *optional*): tokens of a whole episode in evaluation.
+
         `vllm_importance_sampling_mode` also takes `"turn_truncate"` (the default) and `"turn_mask"`:
         TRL's own default drops long episodes as a whole for small drifts of many tokens.
     """
@@ -98,6 +118,13 @@ class PPOConfig(GRPOConfig):
         default=None, metadata={"help": "Micro-batches per rollout batch."}
     )
     max_steps: int = field(default=-1, metadata={"help": "Optimizer steps; -1 for whole epochs."})
+
+    num_generations_eval: int | None = field(
+        default=None, metadata={"help": "Episodes per row in evaluation; default num_generations."}
+    )
+    metric_for_best_model: str | None = field(
+        default=None, metadata={"help": "A figure of evaluation; default 'episode/score'."}
+    )
 
     # Defaults of the parents that are changed.
     num_generations: int | None = field(default=1, metadata={"help": "Episodes per prompt."})
@@ -161,6 +188,26 @@ class PPOConfig(GRPOConfig):
         default=None, metadata={"help": "Subtracted from the score when the episode lacks EOS."}
     )
 
+    # Guards.
+    target_kl: float | None = field(
+        default=None, metadata={"help": "KL in nats beyond which a rollout batch is left alone."}
+    )
+    max_consecutive_skips: int = field(
+        default=3, metadata={"help": "Steps in a row that may be skipped as not finite."}
+    )
+    min_valid_action_rate: float | None = field(
+        default=None, metadata={"help": "Stop when turns/valid_action_rate stays below it."}
+    )
+    min_reward_std: float | None = field(
+        default=None, metadata={"help": "Stop when reward_std stays below it."}
+    )
+    collapse_patience: int = field(
+        default=5, metadata={"help": "How often in a row a limit is missed until the run stops."}
+    )
+    save_on_signal: bool = field(
+        default=True, metadata={"help": "On SIGTERM or SIGINT save a checkpoint and stop."}
+    )
+
     # Multi-turn rollout.
     max_turns: int | None = field(default=None, metadata={"help": "Turns per episode."})
     max_turn_tokens: int | None = field(default=None, metadata={"help": "Sampled tokens per turn."})
@@ -194,6 +241,20 @@ class PPOConfig(GRPOConfig):
         metadata={"help": "'{turn,token,sequence}_{truncate,mask}': correction of the sampler."},
     )
 
+    # Evaluation.
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "In evaluation; 0 is greedy; default temperature."}
+    )
+    eval_top_p: float | None = field(
+        default=None, metadata={"help": "In evaluation; default top_p."}
+    )
+    eval_top_k: int | None = field(
+        default=None, metadata={"help": "In evaluation, 0 for all; default top_k."}
+    )
+    eval_max_completion_length: int | None = field(
+        default=None, metadata={"help": "In evaluation; default max_completion_length."}
+    )
+
     # Names that PPO scripts set.
     stop_token: str | None = field(
         default=None, metadata={"help": "'eos' or None; EOS always ends."}
@@ -223,7 +284,13 @@ class PPOConfig(GRPOConfig):
         single = self.num_generations == 1
         if single:
             self.num_generations = SingleGeneration(1)
+        # Each repetition is an episode of its own, so evaluation batches need not hold whole groups.
+        repetitions, self.num_generations_eval = self.num_generations_eval, 1
+        metric_given = self.metric_for_best_model is not None
         super().__post_init__()
+        self.num_generations_eval = repetitions
+        if self.metric_for_best_model == "loss" and not metric_given:
+            self.metric_for_best_model, self.greater_is_better = "episode/score", True
         if single:
             self.num_generations = 1
         self._resolve_schedule(mini_batches)

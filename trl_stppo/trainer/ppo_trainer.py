@@ -23,17 +23,19 @@ from typing import Any
 import torch
 
 from ..models.critic import Critic, SharedCritic
-from . import build, citations, display, plan, rollout_engine
+from . import build, citations, display, engines, plan, rollout_engine
 from ._trl import reference_needed
 from .checkpointing import ActorCriticCheckpoints
-from .gradients import StepHooks
+from .evaluation import AgentEvaluation
+from .evaluation_settings import check_best_metric, plan_evaluation
+from .gradients import StepHooks, UpdateScale
 from .guards import Guards
 from .ppo_config import PPOConfig
 from .signals import without_upstreams
 from .turn_rewards import TurnRewardFuncs
 
 
-class PPOTrainer(ActorCriticCheckpoints):
+class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
     Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
@@ -59,6 +61,8 @@ class PPOTrainer(ActorCriticCheckpoints):
             its context: they are called as reward functions are, with one prompt (everything before
             the turn) and one completion (the turn) per turn.
         turn_reward_processing_classes: tokenizers of the reward models among them.
+        eval_environment_factory: makes the environments of evaluation, in the form of
+            `environment_factory` and of the same kinds. Default: the same factory, other instances.
 
     Raises:
         ValueError: an argument or option that cannot work; the message names the fix.
@@ -98,6 +102,7 @@ class PPOTrainer(ActorCriticCheckpoints):
         data_collator: Any = None,
         turn_reward_funcs: Any = None,
         turn_reward_processing_classes: Any = None,
+        eval_environment_factory: Any = None,
     ) -> None:
         args = (
             args if args is not None else plan.default_config(self.config_class, model, self._name)
@@ -109,6 +114,8 @@ class PPOTrainer(ActorCriticCheckpoints):
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         plan.check_eval_dataset(eval_dataset, rollout)
+        evaluation = plan_evaluation(args, eval_environment_factory, rollout)
+        check_best_metric(args, eval_dataset)
         rewards = plan.plan_rewards(
             args,
             reward_funcs,
@@ -128,7 +135,7 @@ class PPOTrainer(ActorCriticCheckpoints):
         ):
             super().__init__(
                 model=model,
-                reward_funcs=rewards.funcs,
+                reward_funcs=list(rewards.funcs),  # upstream appends those of environments
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -142,9 +149,10 @@ class PPOTrainer(ActorCriticCheckpoints):
                 rollout_func=rollout_func,
                 environment_factory=rollout.tool_environments,
             )
-        build.check_engine(self)
+        build.check_engine(self, value_model, reference)
         build.keep_trainable(self.model)
         self._engine = rollout_engine.build_engine(self)
+        self._eval_engine = rollout_engine.build_eval_engine(self, evaluation)
         rollout_engine.take_over(self, len(rewards.funcs))
         self._turn_reward_funcs = TurnRewardFuncs(
             self, turn_reward_funcs, turn_reward_processing_classes, args.turn_reward_weights
@@ -154,9 +162,11 @@ class PPOTrainer(ActorCriticCheckpoints):
         build.install_reference(self, reference)
         build.install_stop_token(self)
         self.critic: Critic = build.build_critic(self, value_model)
-        self._hooks: StepHooks | None = None
+        self._hooks: UpdateScale | None = None
+        self._critic_optimizer: engines.CriticOptimizer | None = None
         self._init_rollout_state()
         self._init_update_state()
+        self._init_evaluation()
         self._init_checkpoints()
         display.install_callbacks(self)
         self._guards = Guards(self)
@@ -164,7 +174,10 @@ class PPOTrainer(ActorCriticCheckpoints):
     # ---------------------------------------------------------------- optimizer
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Upstream's optimizer for the policy, plus one group for the critic."""
+        """Upstream's optimizer for the policy, plus one group for the critic.
+
+        With DeepSpeed or FSDP2 the critic has an optimizer of its own.
+        """
         parameters = self.critic.parameters()
         for parameter in parameters:
             parameter.requires_grad_(
@@ -174,10 +187,23 @@ class PPOTrainer(ActorCriticCheckpoints):
         for parameter in parameters:
             parameter.requires_grad_(True)
         if self._hooks is None:
-            build.add_critic_group(optimizer, parameters, self.args, self.lr_scheduler)
-            self._hooks = StepHooks(optimizer, self._critic_grads, scales=self._scales_updates())
+            if engines.is_sharded(self.accelerator):
+                self._hooks = engines.take_critic_out(self, optimizer)
+            else:
+                build.add_critic_group(optimizer, parameters, self.args, self.lr_scheduler)
+                scales = self._scales_updates()
+                self._hooks = StepHooks(optimizer, self._critic_grads, scales=scales)
             self._after_optimizer(optimizer)
         return optimizer
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Upstream's; before anything is wrapped, the reference among it."""
+        super().create_accelerator_and_postprocess()
+        engines.keep_precision(self.accelerator)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        with engines.preparing(self):
+            return super()._prepare_for_training(*args, **kwargs)
 
     def _scales_updates(self) -> bool:
         return False
@@ -198,12 +224,12 @@ class PPOTrainer(ActorCriticCheckpoints):
     @property
     def stop_reason(self) -> str | None:
         """Why the last `train()` ended before `max_steps`; None where it did not."""
-        return self._guards.stop_reason
+        return self._guards.ending.reason
 
     @property
     def stop_signal(self) -> int | None:
-        """Number of the signal that ended the last `train()`; None where none did."""
-        return self._guards.stop_signal
+        """Number of the signal that came during the last `train()`; None where none did."""
+        return self._guards.ending.signal
 
     @property
     def uses_shared_critic(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..generation.batched import BatchedBackend, GenerateBatch
 from ..generation.cached import CachedBackend
 from ..generation.collective import CollectiveBackend
-from ..generation.protocol import Backend
+from ..generation.protocol import Backend, TurnRequest
 from ..generation.sampling import SamplingSettings
 from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
@@ -21,7 +22,7 @@ from ..rollout.episode import Limits
 from ..rollout.text_driver import TextDriver
 from ..rollout.tool_driver import ToolDriver, ToolFormat
 from ..rollout.workers import EnvironmentCalls
-from . import plan
+from . import engines, plan
 from ._trl import (
     generation_model,
     max_context_tokens,
@@ -42,16 +43,42 @@ def build_engine(trainer: PPOTrainer) -> RolloutEngine | None:
     Raises:
         ValueError: the chat template cannot grow by appending.
     """
-    rollout, args = trainer._rollout_plan, trainer.args
+    rollout = trainer._rollout_plan
     if not rollout.uses_engine:
         return None
     if rollout.text and trainer.chat_template is None:
         _make_template_grow(trainer)
+    return _assembled(trainer, rollout, _limits(trainer))
+
+
+def build_eval_engine(trainer: PPOTrainer, rollout: plan.RolloutPlan) -> RolloutEngine | None:
+    """The engine that evaluates, with environments of its own, so that those of training stay as they are.
+
+    Args:
+        trainer: that has its own engine already.
+        rollout: with the factories of evaluation.
+    """
+    if trainer._engine is None:
+        return None
+    limits, tokens = _limits(trainer), trainer.args.eval_max_completion_length
+    if tokens is not None:
+        limits = dataclasses.replace(limits, max_completion_tokens=tokens)
+    shared = rollout is trainer._rollout_plan
+    engine = _assembled(trainer, rollout, limits, probes_play=not shared)
+    weakref.finalize(trainer, engine.close)
+    return engine
+
+
+def _assembled(
+    trainer: PPOTrainer, rollout: plan.RolloutPlan, limits: Limits, *, probes_play: bool = True
+) -> RolloutEngine:
+    args = trainer.args
     return assemble(
         rollout,
         plan.renderer(trainer),
         tool_format(trainer._tokenizer, trainer.chat_template, trainer.chat_template_kwargs),
-        _limits(trainer),
+        limits,
+        probes_play=probes_play,
         env_workers=args.env_workers,
         isolated=args.env_isolation == "process",
         on_env_error=args.on_env_error,
@@ -67,6 +94,7 @@ def assemble(
     *,
     env_workers: int = 32,
     isolated: bool = False,
+    probes_play: bool = True,
     **on_error: Any,
 ) -> RolloutEngine:
     """An engine with a driver for every factory.
@@ -78,10 +106,12 @@ def assemble(
         limits: of an episode.
         env_workers: synchronous environments that run at the same time.
         isolated: give each environment a process of its own.
+        probes_play: whether the instances that were looked at may play; False where they play elsewhere.
         on_error: `on_env_error` and `env_error_penalty` of the engine.
     """
     calls = EnvironmentCalls(env_workers)
-    pool = EnvironmentPool({**rollout.text, **rollout.tools}, rollout.probes, isolate=isolated)
+    players = rollout.probes if probes_play else None
+    pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
     drivers: dict[str | None, Driver] = {}
     for name in rollout.text:
@@ -232,6 +262,29 @@ def _settings(trainer: PPOTrainer) -> tuple[SamplingSettings | None, str | None]
     )
 
 
+def sample_answers(
+    trainer: PPOTrainer, prompt_ids: list[list[int]], seeds: list[tuple[int, ...]]
+) -> list[list[int]]:
+    """One answer per prompt from the training weights, each from its own seed.
+
+    `generate` draws for a whole batch at once, so that an answer depends on its neighbours.
+    """
+    limit = trainer.generation_config.max_new_tokens
+    answers: dict[int, list[int]] = {}
+    with turn_backend(trainer) as backend:
+        rows = enumerate(zip(prompt_ids, seeds, strict=True))
+        waiting = [TurnRequest(key, ids, limit, seed) for key, (ids, seed) in rows]
+        size = backend.capacity or len(waiting)
+        for start in range(0, len(waiting), size):
+            for request in waiting[start : start + size]:
+                backend.add(request)
+            while backend.busy:
+                for result in backend.step():
+                    answers[result.key] = result.ids
+                    backend.release(result.key)
+    return [answers[key] for key in range(len(prompt_ids))]
+
+
 def _generate_batch(trainer: PPOTrainer) -> GenerateBatch:
     """TRL's own generation call, whatever it uses."""
 
@@ -246,6 +299,8 @@ def _generate_batch(trainer: PPOTrainer) -> GenerateBatch:
 
 def is_collective(trainer: PPOTrainer) -> bool:
     """Whether a generation call involves other processes, so that all must make it together."""
-    if not trainer.use_vllm or trainer.accelerator.num_processes == 1:
+    if trainer.accelerator.num_processes == 1:
         return False
+    if not trainer.use_vllm:
+        return engines.shards_weights(trainer.accelerator) and why_not_cached(trainer) is not None
     return trainer.vllm_mode == "server" or trainer.args.vllm_tensor_parallel_size > 1

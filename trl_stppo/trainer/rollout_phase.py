@@ -22,6 +22,7 @@ from ..rollout.record import RolloutRecord
 from . import plan, rollout_engine
 from ._trl import disable_gradient_checkpointing
 from .estimate import Estimates, EstimateSettings, estimate
+from .evaluation_rows import Name
 from .forward import ActorCriticForward, full_sequence
 from .reports import RolloutMetrics
 from .turn_rewards import TurnRewardFuncs, turns_in_context
@@ -34,6 +35,7 @@ class ActorCriticRollout(ActorCriticForward):
 
     _rollout_plan: plan.RolloutPlan
     _engine: RolloutEngine | None
+    _eval_engine: RolloutEngine | None
     _turn_reward_funcs: TurnRewardFuncs
     environments: list[Any] | None
     _repeated_reward: int | None
@@ -48,7 +50,10 @@ class ActorCriticRollout(ActorCriticForward):
         self._local_rewards = torch.zeros(0)
         self._rollout_metrics = RolloutMetrics()
         self._rollout_seconds = 0.0
-        self._eval_rollouts = (-1, 0)  # optimizer step, rollouts since
+        # Names of the episodes of an evaluation batch; None where the rows are no evaluation data.
+        self._names: list[Name] | None = None
+        # Rows of an evaluation batch that only fill it up.
+        self._repeated: set[int] = set()
         self.last_scores: list[float] = []
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
@@ -65,16 +70,22 @@ class ActorCriticRollout(ActorCriticForward):
 
     def _play_episodes(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The rollout_func that plays environments and tools."""
+        engine = self._engine if self.model.training else self._eval_engine
+        assert engine is not None
         assert self._engine is not None
         with rollout_engine.turn_backend(self) as backend:
-            self._episodes, self._record = self._engine.run(
+            self._episodes, self._record = engine.run(
                 self._columns,
                 prompts,
                 plan.renderer(self),
                 backend,
                 self._rollout_seed(),
                 self.accelerator.process_index * len(prompts),
+                self._names,
             )
+        # Reward columns are known by the classes of the training environments.
+        drivers = self._engine.drivers
+        self._record.env_types = [drivers[e.name].type_name for e in self._episodes]
         if self._rollout_plan.tools:
             self.environments = [episode.env for episode in self._episodes]
         result = rollout_result(self._episodes)
@@ -89,13 +100,12 @@ class ActorCriticRollout(ActorCriticForward):
         return {e.row for e in self._episodes or [] if e.lost or not e.num_turns}
 
     def _rollout_seed(self) -> tuple[int, ...]:
-        """Names this rollout: the same after a resume, another one for every batch."""
+        """Names this rollout: the same after a resume, another one for every training batch."""
         step = self.state.global_step
         if self.model.training:
             return (self.args.seed, 0, step, self._step % self.args.gradient_accumulation_steps)
-        last, count = self._eval_rollouts
-        self._eval_rollouts = (step, count + 1 if step == last else 0)
-        return (self.args.seed, 1, *self._eval_rollouts)
+        # Evaluations repeat their episodes, so that two of the same weights agree.
+        return (self.args.seed, 1) if self._names is not None else (self.args.seed, 1, step)
 
     def _play_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """The user's rollout_func, with its turn record taken out and checked."""
@@ -148,16 +158,20 @@ class ActorCriticRollout(ActorCriticForward):
         self._local_rewards = rewards[first : first + len(prompts)]
         return rewards
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
-        """One rollout batch: TRL's, with turns, values and per-token advantages added."""
-        mode = "train" if self.model.training else "eval"
-        started = time.perf_counter()
+    def _play_and_score(self, inputs: list[dict[str, Any]]) -> Batch:
+        """TRL's rollout batch, with the record of its turns beside it."""
         self._columns = inputs
         self._rows, self._prompt_ids = plan.rows_with_prompts(
             inputs, self._tokenizer, self._rollout_plan
         )
         self._record, self._episodes, self.environments = RolloutRecord(), None, None
-        batch = super()._generate_and_score_completions(self._rows)
+        return super()._generate_and_score_completions(self._rows)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        """One rollout batch: TRL's, with turns, values and per-token advantages added."""
+        mode = "train" if self.model.training else "eval"
+        started = time.perf_counter()
+        batch = self._play_and_score(inputs)
         per_prompt = self.num_generations if mode == "train" else self.num_generations_eval
         if per_prompt == 1:
             self._metrics[mode].pop("frac_reward_zero_std", None)
@@ -203,7 +217,12 @@ class ActorCriticRollout(ActorCriticForward):
         if not self._turn_reward_funcs.funcs:
             return
         turns = turns_in_context(self._tokenizer, self._rows, batch, self._record, self._episodes)
-        sums = self._turn_reward_funcs.pay(turns, self._record, self.state)
+        self._log_turn_rewards(
+            self._turn_reward_funcs.pay(turns, self._record, self.state, self._repeated)
+        )
+
+    def _log_turn_rewards(self, sums: dict[str, tuple[float, int]]) -> None:
+        """Log means, of sums and counts of this process by name."""
         mode = "train" if self.model.training else "eval"
         # Sorted, so that all processes reduce the same figure, also one that only some have.
         for name in sorted(set(gather_object(list(sums)))):

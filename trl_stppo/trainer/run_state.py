@@ -65,7 +65,7 @@ def collect(trainer: PPOTrainer, sampler_state: Tensor | None) -> dict[str, Any]
         "total_loss": trainer._total_loss_scalar,
         "last_logged": trainer._globalstep_last_logged,
         "sampler": sampler_state,
-        "guards": trainer._guards.state_dict() if hasattr(trainer, "_guards") else {},
+        "guards": trainer._guards.state_dict(),
     }
     return {key: plain(value) for key, value in state.items()}
 
@@ -87,8 +87,7 @@ def restore(trainer: PPOTrainer, state: dict[str, Any]) -> None:
     trainer._tr_loss = state["loss"].to(device)
     trainer._total_loss_scalar = state["total_loss"]
     trainer._globalstep_last_logged = state["last_logged"]
-    if hasattr(trainer, "_guards"):
-        trainer._guards.load_state_dict(state["guards"])
+    trainer._guards.load_state_dict(state["guards"])
 
 
 def _to(part: dict[str, Any], device: torch.device) -> dict[str, Any]:

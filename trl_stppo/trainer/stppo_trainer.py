@@ -102,7 +102,10 @@ class STPPOTrainer(PPOTrainer):
         """Log what the estimate says; where there is nothing better, scale the step by it."""
         kept, clipped = estimate.finish(self._sum_over_processes, self.accelerator.num_processes)
         share = normalization_scale(kept, clipped, "share")
-        figures = {"estimated_share": share, "is_estimate": float(self._estimates)}
+        figures: dict[str, Tensor | float] = {
+            "estimated_share": share,
+            "is_estimate": float(self._estimates),
+        }
         if self._estimates:
             mode, power = self.args.clip_bias_normalization, self.args.clip_bias_power
             scale = normalization_scale(kept, clipped, mode, power)

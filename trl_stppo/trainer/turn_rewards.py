@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +141,11 @@ class TurnRewardFuncs:
                 )
 
     def pay(
-        self, turns: list[Turn], record: RolloutRecord, state: Any
+        self,
+        turns: list[Turn],
+        record: RolloutRecord,
+        state: Any,
+        unlogged: Collection[int] = (),
     ) -> dict[str, tuple[float, int]]:
         """Add each turn's rewards to the record.
 
@@ -149,6 +153,7 @@ class TurnRewardFuncs:
             turns: of the rollout batch.
             record: gets `turn_rewards`, on top of those that are there.
             state: the trainer's, which functions get as `trainer_state`.
+            unlogged: episodes whose rewards are paid, but not in the figures to be logged.
 
         Returns:
             What is to be logged, sum and count by name: the rewards of each function, and what the
@@ -172,6 +177,7 @@ class TurnRewardFuncs:
             for turn, reward in zip(turns, rewards, strict=True):
                 if reward is not None:
                     record.turn_rewards[turn.episode][turn.number] += weight * reward
+                if reward is not None and turn.episode not in unlogged:
                     log_metric(f"rewards/{_name(func)}/turn_mean", reward)
         return sums
 

@@ -23,6 +23,7 @@ from ..core import (
 from ._trl import group_by_length, reshuffle, small_tiles
 from .forward import full_sequence, without_padding
 from .gradients import GradientBuffer
+from .guards import Guards
 from .reports import MiniBatchMetrics
 from .rollout_phase import ActorCriticRollout
 
@@ -33,6 +34,7 @@ class ActorCriticUpdate(ActorCriticRollout):
     """GRPOTrainer whose update trains policy and critic, any split of a mini-batch being the same."""
 
     _critic_grads: GradientBuffer
+    _guards: Guards
 
     def _init_update_state(self) -> None:
         self._critic_grads = GradientBuffer(self.critic.parameters())
@@ -41,6 +43,11 @@ class ActorCriticUpdate(ActorCriticRollout):
         self._batch_metrics = MiniBatchMetrics()
         self._update_seconds = 0.0
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Upstream's training loop, under guard."""
+        with self._guards.watching():
+            return super().train(*args, **kwargs)
+
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
@@ -48,6 +55,8 @@ class ActorCriticUpdate(ActorCriticRollout):
         new_rollout = self._step % (steps * self.num_iterations) == 0
         if self._step % steps == 0 and not new_rollout and self._buffered_inputs is not None:
             self._buffered_inputs = reshuffle(self._buffered_inputs)
+        if new_rollout or self._buffered_inputs is None:
+            self._guards.start_rollout()
         super()._prepare_inputs(generation_batch)
         accumulation = self.args.gradient_accumulation_steps
         if self._step % accumulation == 0:
@@ -63,6 +72,7 @@ class ActorCriticUpdate(ActorCriticRollout):
         """Drop what a step that was interrupted has left behind."""
         self._critic_grads.clear()
         self._batch_metrics = MiniBatchMetrics()
+        self._guards.start_mini_batch()
 
     def _totals(self, window: list[Batch]) -> Tensor:
         """Episodes, policy tokens and value tokens of a mini-batch, over all processes: [3]."""
@@ -81,6 +91,8 @@ class ActorCriticUpdate(ActorCriticRollout):
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Loss of one micro-batch: its share of the mini-batch's, so that any split is the same."""
         training = self.model.training
+        if training and self._guards.rollout_stopped:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         totals = self._mini_batch if training else self._totals([inputs])
         value_loss = self.args.vf_coef * self._value_loss(inputs, totals)
         if training and self._warming_up:
@@ -88,6 +100,8 @@ class ActorCriticUpdate(ActorCriticRollout):
         loss = self._policy_loss(model, inputs, totals) + value_loss
         if not training:
             self._flush_metrics("eval")
+        elif self.is_deepspeed_enabled:
+            self._guards.check_before_backward(loss)
         return loss
 
     def _value_loss(self, inputs: Batch, totals: Tensor) -> Tensor:
@@ -132,7 +146,18 @@ class ActorCriticUpdate(ActorCriticRollout):
         )
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, share, totals)
         self._batch_metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
+        self._observe(surrogate, share, logprobs, entropies, loss_mask)
         return self._combine(inputs, surrogate, share, extra)
+
+    def _observe(
+        self,
+        surrogate: ClippedSurrogate,
+        share: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        """For subclasses that watch the surrogate's terms, [B, T] each."""
 
     def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
         """Log of policy over old policy, at the chosen level, [B, T]."""
@@ -202,13 +227,19 @@ class ActorCriticUpdate(ActorCriticRollout):
         with small_tiles(self.accelerator.device):  # of backward passes too
             loss = super().training_step(*args, **kwargs)
             self._after_backward()
-        if self.accelerator.sync_gradients:
+        self._guards.add_loss(loss)
+        if self.accelerator.sync_gradients and self._guards.inspect():
             self._before_optimizer_step()
         self._update_seconds += time.perf_counter() - started - self._rollout_seconds
         self._rollout_seconds = 0.0
-        if self.accelerator.sync_gradients:
-            self._flush_metrics("train")
+        if self.accelerator.sync_gradients and not self._guards.admit(self._flush_metrics("train")):
+            self._drop_gradients()
         return loss
+
+    def _drop_gradients(self) -> None:
+        """Make the optimizer's next step one that changes nothing: it passes over what has none."""
+        self.model.zero_grad(set_to_none=True)
+        self._start_mini_batch()
 
     def _after_backward(self) -> None:
         """For subclasses that need another gradient once the micro-batch's graph is gone."""
@@ -222,7 +253,9 @@ class ActorCriticUpdate(ActorCriticRollout):
         norm = self._critic_grads.clip_(limit)
         self._batch_metrics.add_scalar("value/grad_norm", norm)
 
-    def _flush_metrics(self, mode: str) -> None:
+    def _flush_metrics(self, mode: str) -> dict[str, float]:
         seconds, self._update_seconds = self._update_seconds, 0.0
-        for name, value in self._batch_metrics.flush(self.accelerator.gather, seconds).items():
+        figures = self._batch_metrics.flush(self.accelerator.gather, seconds)
+        for name, value in figures.items():
             self._metrics[mode][name].append(value)
+        return figures

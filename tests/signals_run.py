@@ -1,0 +1,32 @@
+"""A training that an outside process interrupts. Started by `trainer/test_signals.py`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from tests.scripted import LEARNS, Float64Trainer, scripted_trainer
+
+RUN = {**LEARNS, "trainer_class": Float64Trainer, "num_ppo_epochs": 3, "max_steps": 7}
+
+
+class Slow(TrainerCallback):
+    """Says when a step begins and gives the other process time to interrupt the first one."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        print(f"BEGIN {state.global_step + 1}", flush=True)
+        if state.global_step == 1:
+            time.sleep(1.0)
+
+
+def main() -> None:
+    trainer, _ = scripted_trainer(sys.argv[1], callbacks=[Slow()], **RUN)
+    trainer.train()
+    print(f"RETURNED {trainer.state.global_step} {trainer.stop_signal}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

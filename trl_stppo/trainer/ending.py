@@ -1,0 +1,159 @@
+"""How a run ends before its last step: with a checkpoint and one last message, on all processes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
+
+from ..errors import NonFiniteError
+from .checkpoint_files import checkpoints
+from .signals import StopSignals
+from .skipped import FOLDER
+
+if TYPE_CHECKING:
+    from .update_phase import ActorCriticUpdate
+
+logger = logging.getLogger(__name__)
+
+
+class Ending:
+    """Collects reasons to stop, and lets the run stop where a checkpoint can resume exactly.
+
+    Args:
+        trainer: its `train()` runs inside `signals.watching()`.
+
+    Attributes:
+        signals: SIGTERM and SIGINT of this process.
+        reason: why the last `train()` ended early, None where it did not.
+        broken: what was not finite once too often, None while the run may go on.
+    """
+
+    def __init__(self, trainer: ActorCriticUpdate) -> None:
+        self._trainer = trainer
+        self.signals = StopSignals(trainer.args.save_on_signal)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a run."""
+        self.reason: str | None = None
+        self.broken: str | None = None
+        self._agreed = 0
+
+    @property
+    def signal(self) -> int | None:
+        """Number of the signal that the run has got, None without."""
+        return self._agreed or self.signals.received
+
+    def received(self) -> Tensor:
+        """This process's signal, 0 for none, [] int64 on the device."""
+        return torch.tensor(self.signals.received or 0, device=self._trainer.accelerator.device)
+
+    def agree(self, everyone: list[int]) -> None:
+        """Take in what the processes have received; one of them is enough."""
+        self._agreed = max(everyone)
+
+    def agree_now(self) -> None:
+        """Ask all processes what they have received."""
+        self.agree(self._trainer.accelerator.gather(self.received().reshape(1)).tolist())
+
+    def is_due(self) -> bool:
+        """Whether the run ends here, as all processes know."""
+        if self._trainer.accelerator.num_processes == 1:
+            self._agreed = self.signals.received or 0
+        if self.broken is not None:
+            self.reason = f"not finite: {self.broken}"
+        if self._agreed and self.reason is None:
+            self.reason = f"signal {signal.Signals(self._agreed).name}"
+        return self.reason is not None
+
+    def raise_if_broken(self) -> None:
+        """End a run whose steps are skipped one after the other; its checkpoint has been written.
+
+        Raises:
+            NonFiniteError: on all processes.
+        """
+        if self.broken is None:
+            return
+        self._trainer.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
+        count = self._trainer.args.max_consecutive_skips
+        *older, last = self._checkpoints()
+        raise NonFiniteError(
+            f"{_sentence(self.broken)} was not finite at step {self._trainer.state.global_step}, the "
+            f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
+            f"of them moved the weights; the run as it stood before them is saved in {last} (the "
+            f"checkpoint before it: {older[-1] if older else 'none'}). {self._advice()}"
+        )
+
+    def before_backward(self, what: str) -> NonFiniteError:
+        """The same end for an engine that cannot leave a step out."""
+        found = self._checkpoints()
+        return NonFiniteError(
+            f"{_sentence(what)} was not finite at step {self._trainer.state.global_step + 1}. DeepSpeed "
+            f"steps inside the backward pass and cannot leave a step out, so the run ends before it. The "
+            f"last checkpoint is {found[-1] if found else 'none'}. {self._advice()}"
+        )
+
+    def _checkpoints(self) -> list[Path]:
+        return checkpoints(Path(self._trainer.args.output_dir))
+
+    def _advice(self) -> str:
+        return (
+            f"The batches lie in {Path(self._trainer.args.output_dir) / FOLDER}. Where their losses are "
+            f"finite and the gradients are not, try a smaller learning_rate or max_grad_norm, or "
+            f"bf16=False; where a few batches are at fault, resume with a larger max_consecutive_skips; "
+            f"where every batch is, go back to an older checkpoint."
+        )
+
+    def say(self) -> None:
+        """The last message of a run that ended early and in order."""
+        if self.reason is None or not self._trainer.accelerator.is_main_process:
+            return
+        state, found = self._trainer.state, self._checkpoints()
+        logger.warning(
+            "Training stopped after step %d of %d: %s. Checkpoint: %s. To go on: "
+            "train(resume_from_checkpoint=True).",
+            state.global_step, state.max_steps, self.reason, found[-1] if found else "none",
+        )  # fmt: skip
+
+
+class EndingCallback(TrainerCallback):
+    """Ends a run at the end of an optimizer step, where its state is one that can be resumed."""
+
+    def __init__(self, ending: Ending, trainer: ActorCriticUpdate) -> None:
+        self._ending, self._trainer = ending, trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and leave. An evaluation that is due waits: a signal leaves little time."""
+        if self._ending.is_due():
+            control.should_training_stop = control.should_save = True
+            # After a signal the checkpoint keeps what is not logged yet, for the run that goes on.
+            control.should_log = control.should_log or not self._ending.signal
+            control.should_evaluate = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The end of the next step may be a long rollout away."""
+        # Upstream decides itself, after this, whether to save the best model.
+        if not self._trainer.is_in_train or args.save_strategy == SaveStrategy.BEST:
+            return
+        self._ending.agree_now()
+        if self._ending.is_due():
+            control.should_training_stop = control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The place to raise: the checkpoint is there."""
+        self._ending.raise_if_broken()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say why."""
+        self._ending.say()
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,253 @@
+"""What cannot be trained with DeepSpeed or FSDP, refused when the trainer is built.
+
+The tables below are the ones of `docs/distributed.md`; `tests/trainer/test_engines.py` holds both
+against what happens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from .engines import engine_name, is_partitioned, is_sharded, shards_weights
+
+if TYPE_CHECKING:
+    from .build import ReferencePlan
+    from .ppo_trainer import PPOTrainer
+
+# Engine -> policy -> critics that it trains. "copied" is made from the policy's weights, "named" by
+# `value_model_name_or_path`, "given" passed as `value_model`, "shared" an adapter of a LoRA policy.
+CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
+    "ZeRO-1": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
+    "ZeRO-2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
+    "ZeRO-3": {"full": ("named", "given"), "LoRA": ("named", "given")},
+    "FSDP2": {"full": ("copied", "named", "given"), "LoRA": ("named", "given")},
+}
+WHY_NOT = {
+    "copied": "the policy's weights may be in pieces, so that none can be copied",
+    "shared": "the critic's passes through the policy's layers would need weights that are in pieces",
+}
+HOW = {
+    "copied": "no value model",
+    "named": "value_model_name_or_path",
+    "given": "value_model",
+    "shared": "no value model",
+}
+# Each element of the weights is stepped by itself, so that steps on pieces are steps on the whole.
+ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+# Parts of DeepSpeed's configuration, and why not.
+DEEPSPEED_SECTIONS = {
+    "optimizer": "set `optim`, `learning_rate` and `weight_decay`",
+    "scheduler": "set `lr_scheduler_type` and `warmup_steps`",
+    "tensor_parallel": "remove it",
+    "sequence_parallel_size": "remove it",
+}
+DEEPSPEED_OPTIONS = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+    "zenflow",
+    "mics_shard_size",
+    "zero_hpz_partition_size",
+)
+
+
+def check(trainer: PPOTrainer, value_model: Any, reference: ReferencePlan) -> None:
+    """Raise ValueError for a combination that would train wrongly, or not at all.
+
+    Args:
+        trainer: as GRPOTrainer's constructor has left it.
+        value_model: the constructor's argument.
+        reference: where the reference comes from.
+    """
+    engine = engine_name(trainer.accelerator)
+    if not is_sharded(trainer.accelerator):
+        return
+    if engine not in CRITICS:
+        raise ValueError(
+            f"{engine} is not supported. Allowed: {', '.join(CRITICS)} and DDP; the files in "
+            f"scripts/accelerate_configs/ set each of them up."
+        )
+    if trainer.is_deepspeed_enabled:
+        _check_deepspeed(trainer.accelerator.state.deepspeed_plugin.deepspeed_config)
+    else:
+        _check_fsdp(trainer.accelerator.state.fsdp_plugin)
+    _check_parallelism(trainer, engine)
+    _check_critic(trainer, engine, value_model)
+    _check_optimizer(trainer, engine)
+    if shards_weights(trainer.accelerator):
+        _check_whole_weights(trainer, engine, reference)
+    if engine == "ZeRO-3":
+        _check_zero3(trainer, reference)
+
+
+def _refuse(what: str, engine: str, why: str, instead: str) -> ValueError:
+    return ValueError(f"{what} is not supported with {engine}: {why}. {instead}")
+
+
+def _check_deepspeed(config: dict[str, Any]) -> None:
+    for section, instead in DEEPSPEED_SECTIONS.items():
+        if config.get(section) not in (None, {}, 1):
+            raise _refuse(
+                f"`{section}` in DeepSpeed's configuration",
+                "this trainer",
+                "the trainer's own settings would not be followed",
+                f"Instead, {instead}.",
+            )
+    zero = config.get("zero_optimization", {})
+    for part in ("offload_optimizer", "offload_param"):
+        device = (zero.get(part) or {}).get("device", "none")
+        if device not in (None, "none"):
+            raise _refuse(
+                f"`{part}` to {device!r}",
+                "DeepSpeed here",
+                "it replaces the optimizer, and has not been tested",
+                "Set its device to 'none'; a higher ZeRO stage, LoRA or more GPUs save memory too.",
+            )
+    for option in DEEPSPEED_OPTIONS:
+        if zero.get(option) not in (None, False, 1, -1):
+            raise _refuse(
+                f"`zero_optimization.{option}`", "DeepSpeed here", "it is untested", "Remove it."
+            )
+
+
+def _check_fsdp(plugin: Any) -> None:
+    options = {
+        "fsdp_offload_params": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
+        "fsdp_cpu_ram_efficient_loading": bool(plugin.cpu_ram_efficient_loading),
+        "fsdp_activation_checkpointing": bool(plugin.activation_checkpointing),
+    }
+    instead = {
+        "fsdp_activation_checkpointing": "Set it to false and `gradient_checkpointing=True`.",
+    }
+    for name, on in options.items():
+        if on:
+            raise _refuse(
+                f"`{name}: true`",
+                "FSDP2 here",
+                "critic and reference are made from whole weights on every process",
+                instead.get(name, "Set it to false."),
+            )
+
+
+def _check_parallelism(trainer: PPOTrainer, engine: str) -> None:
+    config = getattr(trainer.accelerator, "parallelism_config", None)
+    sizes = ("tp_size", "cp_size", "sp_size", "dp_replicate_size")
+    if config is not None and any((getattr(config, size, 1) or 1) > 1 for size in sizes):
+        raise _refuse(
+            "`parallelism_config`",
+            engine,
+            "episodes are dealt out to all processes alike",
+            "Leave it unset: data parallelism over all processes.",
+        )
+
+
+def _check_critic(trainer: PPOTrainer, engine: str, value_model: Any) -> None:
+    is_peft = hasattr(trainer.model, "peft_config")
+    policy = "LoRA" if is_peft else "full"
+    if value_model is not None:
+        kind = "given"
+    elif trainer.args.value_model_name_or_path is not None:
+        kind = "named"
+    else:
+        kind = "shared" if is_peft else "copied"
+    allowed = CRITICS[engine][policy]
+    if kind not in allowed:
+        ways = " or ".join(dict.fromkeys(HOW[k] for k in allowed))
+        raise _refuse(
+            f"A {kind} critic of a {'LoRA' if is_peft else 'fully trained'} policy",
+            engine,
+            WHY_NOT[kind],
+            f"Pass {ways}; or use DDP, ZeRO-1 or ZeRO-2.",
+        )
+    if isinstance(value_model, nn.Module) and is_partitioned(value_model):
+        raise _refuse(
+            "A `value_model` that was loaded in pieces",
+            engine,
+            "each process needs the whole critic",
+            "Load it before the configuration object is made, or set value_model_name_or_path.",
+        )
+
+
+def _check_optimizer(trainer: PPOTrainer, engine: str) -> None:
+    args = trainer.args
+    if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
+        raise _refuse(
+            "An optimizer of your own",
+            engine,
+            "the engine needs to build it",
+            f"Set `optim` to one of {', '.join(ELEMENTWISE)}.",
+        )
+    optim = str(getattr(args.optim, "value", args.optim))
+    if optim not in ELEMENTWISE:
+        raise _refuse(
+            f"`optim={optim!r}`",
+            engine,
+            "it would see flat pieces of the weights, and has not been tested on them",
+            f"Allowed: {', '.join(ELEMENTWISE)}.",
+        )
+    corrects = getattr(args, "clip_bias_normalization", "none") != "none"
+    for name, value, instead in (
+        ("clip_bias_target", "gradient" if corrects else None, "update"),
+        ("clip_bias_estimator", "exact", "logits"),
+    ):
+        if value is not None and getattr(args, name, None) == value:
+            raise _refuse(
+                f"`{name}={value!r}`",
+                engine,
+                "the gradient is in pieces inside the engine",
+                f"Use {name}={instead!r}.",
+            )
+
+
+def _check_whole_weights(trainer: PPOTrainer, engine: str, reference: ReferencePlan) -> None:
+    args = trainer.args
+    if getattr(trainer.model, "quantization_method", None) or any(
+        getattr(trainer.model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)
+    ):
+        raise _refuse(
+            "A quantised policy",
+            engine,
+            "its packed weights cannot be cut into pieces and gathered without further settings",
+            "Use DDP, ZeRO-1 or ZeRO-2.",
+        )
+    if args.sync_ref_model:
+        raise _refuse(
+            "`sync_ref_model=True`",
+            engine,
+            "policy and reference are cut into different pieces",
+            "Use DDP, ZeRO-1 or ZeRO-2.",
+        )
+    if trainer.use_transformers_continuous_batching:
+        raise _refuse(
+            "`use_transformers_continuous_batching=True`",
+            engine,
+            "processes that generate different numbers of tokens would wait for each other for ever",
+            "Leave it off.",
+        )
+
+
+def _check_zero3(trainer: PPOTrainer, reference: ReferencePlan) -> None:
+    if not trainer.args.ds3_gather_for_generation and not trainer.use_vllm:
+        raise _refuse(
+            "`ds3_gather_for_generation=False`",
+            "ZeRO-3",
+            "processes that generate different numbers of tokens would wait for each other for ever",
+            "Leave it True.",
+        )
+    if reference.adapter:
+        raise _refuse(
+            "A policy whose adapter does something from the start, with a KL to it,",
+            "ZeRO-3",
+            "the adapter's weights may be in pieces, so that none can be copied",
+            "Merge the adapter first, pass `ref_model`, or set kl_coef=0.0 and beta=0.0.",
+        )
+    models = [func for func in trainer.reward_funcs if isinstance(func, nn.Module)]
+    if models:
+        raise _refuse(
+            "A reward model",
+            "ZeRO-3",
+            "it would be cut into pieces along with the policy, which is untested",
+            "Call it in a reward function, or use ZeRO-2.",
+        )

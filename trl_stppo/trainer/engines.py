@@ -1,0 +1,235 @@
+"""Training with sharded gradients: DeepSpeed's ZeRO and FSDP2.
+
+Both own the policy's backward pass: when it ends its gradients are reduced and in pieces, and under
+DeepSpeed the step has been taken. The critic therefore stays outside of them. It is replicated on
+every process, its gradient is reduced by us as under DDP, and it is stepped by an optimizer of its
+own. What they cannot do with that is refused in `engine_checks.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import TrainerCallback
+from transformers.integrations import deepspeed as hf_deepspeed
+
+from .gradients import GradientBuffer, UpdateScale
+
+if TYPE_CHECKING:
+    from .ppo_trainer import PPOTrainer
+
+
+def engine_name(accelerator: Any) -> str:
+    """What steps the policy: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2"."""
+    deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
+    fsdp = getattr(accelerator.state, "fsdp_plugin", None)
+    if deepspeed is not None:
+        return f"ZeRO-{deepspeed.zero_stage}"
+    if fsdp is not None:
+        return f"FSDP{fsdp.fsdp_version}"
+    return "DDP" if accelerator.num_processes > 1 else "one process"
+
+
+def is_sharded(accelerator: Any) -> bool:
+    """Whether no process sees the policy's whole gradient."""
+    return engine_name(accelerator).startswith(("ZeRO", "FSDP"))
+
+
+def shards_weights(accelerator: Any) -> bool:
+    """Whether a forward pass of the policy gathers weights, so that all processes must make it."""
+    return engine_name(accelerator) in ("ZeRO-3", "FSDP1", "FSDP2")
+
+
+class EngineStepHooks(UpdateScale):
+    """`UpdateScale` for an optimizer that an engine steps, DeepSpeed once for every shard.
+
+    Args:
+        optimizer: the unwrapped optimizer, which holds the policy alone.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        optimizer.register_step_pre_hook(lambda o, *_: self._scale(o.param_groups))
+        optimizer.register_step_post_hook(lambda o, *_: self._restore(o.param_groups))
+
+
+class CriticOptimizer:
+    """The optimizer of a critic that stays outside of the engine.
+
+    Args:
+        optimizer: over the critic's parameters.
+        buffer: their gradient; reduced and clipped when `step` is called.
+        rate: the learning rate of the coming step.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        buffer: GradientBuffer,
+        rate: Callable[[], float | Tensor],
+    ) -> None:
+        self._optimizer, self._buffer, self._rate = optimizer, buffer, rate
+
+    def step(self) -> None:
+        """Step with the gradient in the buffer, and empty it; without one nothing changes."""
+        self._buffer.add_to_grad()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._buffer.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `torch.optim.Optimizer.state_dict`; equal on all processes."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `torch.optim.Optimizer.load_state_dict`."""
+        self._optimizer.load_state_dict(state)
+
+
+class _EndOfMiniBatch(TrainerCallback):
+    """Steps the critic where the loop steps the policy, or, with DeepSpeed, would."""
+
+    def __init__(self, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Gradients that are not to be used have been dropped by now."""
+        assert self._trainer._critic_optimizer is not None
+        self._trainer._critic_optimizer.step()
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """The factor holds for one step."""
+        assert self._trainer._hooks is not None
+        self._trainer._hooks.update_scale = 1.0
+
+
+def take_critic_out(trainer: PPOTrainer, optimizer: torch.optim.Optimizer) -> EngineStepHooks:
+    """Give the critic an optimizer of its own, of the same kind as the policy's.
+
+    Args:
+        trainer: gets it as `_critic_optimizer`.
+        optimizer: the policy's.
+
+    Returns:
+        The hooks for the policy's optimizer.
+    """
+    args = trainer.args
+    kind, options = trainer.get_optimizer_cls_and_kwargs(args)
+    options |= {"lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
+
+    def rate() -> float | Tensor:
+        """Follows the policy's schedule."""
+        group = trainer.optimizer.param_groups[0]
+        start = group.get("initial_lr", 0.0)
+        return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
+
+    own = kind(trainer._critic_grads.parameters, **options)
+    trainer._critic_optimizer = CriticOptimizer(own, trainer._critic_grads, rate)
+    trainer.add_callback(_EndOfMiniBatch(trainer))
+    return EngineStepHooks(optimizer)
+
+
+@contextmanager
+def preparing(trainer: PPOTrainer) -> Iterator[None]:
+    """Surrounds upstream's wrapping of the policy by the engine.
+
+    Raises:
+        ValueError: there was a training run before; neither engine can wrap a policy twice.
+    """
+    accelerator = trainer.accelerator
+    if not is_sharded(accelerator):
+        yield
+        return
+    if trainer._critic_optimizer is not None:
+        raise ValueError(
+            f"`train()` was called a second time on the same trainer. {engine_name(accelerator)} wraps a "
+            f"policy only once: make a new trainer, and pass resume_from_checkpoint to go on from a "
+            f"checkpoint."
+        )
+    # DeepSpeed casts whatever lies in the policy's module, the adapter of a shared critic too.
+    inside = trainer.critic.parameters() if trainer.uses_shared_critic else []
+    kept = [(parameter, parameter.detach().clone()) for parameter in inside]
+    yield
+    for parameter, value in kept:
+        parameter.data = value.to(parameter.device)
+    if trainer.is_deepspeed_enabled:
+        _pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
+
+
+def keep_precision(accelerator: Any) -> None:
+    """Let FSDP2 compute in bfloat16 but neither add up gradients in it nor round log-probabilities."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    policy = getattr(plugin, "mixed_precision_policy", None)
+    if plugin is not None and policy is not None and policy.param_dtype == torch.bfloat16:
+        plugin.mixed_precision_policy = dataclasses.replace(
+            policy, reduce_dtype=torch.float32, output_dtype=torch.float32
+        )
+
+
+def _pass_over_empty_steps(engine: Any) -> None:
+    """Keep DeepSpeed from stepping where the loss has no graph: warm-up, or a rollout that is over.
+
+    It would fail, or move the weights by what its moments hold.
+    """
+    backward = engine.backward
+
+    def backward_if_any(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if loss.grad_fn is not None:
+            backward(loss, *args, **kwargs)
+
+    engine.backward = backward_if_any
+
+
+@contextmanager
+def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
+    """Keep FSDP2's weights gathered, so that each process can call the model as often as it likes."""
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    root: Any = model
+    units = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    root.set_reshard_after_forward(False)
+    for unit in units:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.reshard()
+        # As accelerate sets them up: the root and the head are used again at once, going backward.
+        root.set_reshard_after_forward(bool(accelerator.state.fsdp_plugin.reshard_after_forward))
+        root.set_reshard_after_forward(False, recurse=False)
+        head = root.get_output_embeddings()
+        if isinstance(head, FSDPModule):
+            head.set_reshard_after_forward(False, recurse=False)
+
+
+@contextmanager
+def unpartitioned() -> Iterator[None]:
+    """Load models whole, also under ZeRO-3, which makes transformers load them in pieces."""
+    kept = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed._hf_deepspeed_config_weak_ref = None
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = kept
+
+
+def is_partitioned(model: nn.Module) -> bool:
+    """Whether this process holds only a piece of the model's weights (ZeRO-3)."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def autocast(trainer: Any) -> Any:
+    """Mixed precision for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
+    if trainer.is_deepspeed_enabled and trainer.args.bf16:
+        return torch.autocast(trainer.accelerator.device.type, dtype=torch.bfloat16)
+    return trainer.accelerator.autocast()

@@ -1,0 +1,245 @@
+"""What a training run watches by itself, so that one can leave it alone; see `docs/reliability.md`.
+
+Three answers, from mild to final: a step is skipped (its gradient is not finite, or the policy has gone
+as far from the rollout batch as `target_kl` allows); the run is stopped with a checkpoint and returns
+(collapse, signal); it is stopped with a checkpoint and raises (`max_consecutive_skips`).
+
+A skipped step drops all gradients before the optimizer is called. Optimizers leave alone what has no
+gradient: weights, moments and step counts stay bit for bit. Scheduler and `global_step` go on counting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from . import skipped
+from .collapse import CollapseWatch
+from .ending import Ending, EndingCallback
+
+if TYPE_CHECKING:
+    from .update_phase import ActorCriticUpdate
+
+logger = logging.getLogger(__name__)
+
+# What every process tests before it may step.
+KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
+
+
+@dataclasses.dataclass
+class GuardState:
+    """What a resumed run has to know.
+
+    Attributes:
+        skipped_steps: not finite, in all.
+        consecutive_skips: of these, those since the last step that was taken.
+        kl_stopped_steps: beyond `target_kl`, in all.
+        rollout_stopped: whether the rest of this rollout batch is not to move the weights.
+    """
+
+    skipped_steps: int = 0
+    consecutive_skips: int = 0
+    kl_stopped_steps: int = 0
+    rollout_stopped: bool = False
+
+
+class Guards:
+    """One per trainer. All processes come to the same verdicts, from figures that all of them have.
+
+    Args:
+        trainer: complete but for its callbacks.
+
+    Attributes:
+        ending: why and how the run ends early.
+
+    Raises:
+        ValueError: an option that the engine leaves no room for.
+    """
+
+    def __init__(self, trainer: ActorCriticUpdate) -> None:
+        if trainer.is_deepspeed_enabled and trainer.args.target_kl is not None:
+            raise ValueError(
+                f"`target_kl={trainer.args.target_kl}` is not supported with DeepSpeed, which steps "
+                f"inside the backward pass, before the KL of the mini-batch is known. Set "
+                f"target_kl=None, or use DDP."
+            )
+        self._trainer = trainer
+        self._policy: list[tuple[str, nn.Parameter]] | None = None
+        self._collapse = CollapseWatch(trainer.args)
+        self.ending = Ending(trainer)
+        trainer.add_callback(EndingCallback(self.ending, trainer))
+        self._reset()
+
+    def _reset(self) -> None:
+        self._state = GuardState()
+        self._collapse.strikes = {}
+        self._new_rollout = False
+        self.start_mini_batch()
+        self.ending.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data for a checkpoint, the same on all processes."""
+        return {**dataclasses.asdict(self._state), "strikes": dict(self._collapse.strikes)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`; what it does not hold starts at zero."""
+        counts = dict(state)
+        self._collapse.strikes = dict(counts.pop("strikes", {}))
+        self._state = GuardState(**counts)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a whole `train()`: start afresh, and handle signals."""
+        self._reset()
+        with self.ending.signals.watching():
+            yield
+
+    def start_rollout(self) -> None:
+        """A new rollout batch: everything may move again."""
+        self._state.rollout_stopped = False
+        self._new_rollout = True
+
+    @property
+    def rollout_stopped(self) -> bool:
+        """Whether the rest of the rollout batch is not to move the weights."""
+        return self._state.rollout_stopped
+
+    def start_mini_batch(self) -> None:
+        """Forget an interrupted step."""
+        self._losses: list[Tensor] = []
+        self._faults = ""
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Take in a micro-batch's loss, detached."""
+        self._losses.append(loss)
+
+    def check_before_backward(self, loss: Tensor) -> None:
+        """Stop for a loss that is not finite, where the engine would step with its gradient.
+
+        Raises:
+            NonFiniteError: on all processes.
+        """
+        flag = (~loss.detach().isfinite()).long().reshape(1)
+        everyone = self._trainer.accelerator.gather(flag).tolist()
+        if any(everyone):
+            self._faults = f"{KINDS[0]} ({_processes(everyone)})"
+            self._losses.append(loss.detach())
+            self._count_skip()
+            raise self.ending.before_backward(self._faults)
+
+    def inspect(self) -> bool:
+        """Whether what the backward passes left is finite everywhere and wanted: one small gather.
+
+        Comes before clipping, which would spread one NaN to every gradient.
+        """
+        trainer = self._trainer
+        device = trainer.accelerator.device
+        # DeepSpeed has taken the policy's step by now.
+        policy = [] if trainer.is_deepspeed_enabled else self._policy_parameters()
+        faults = [
+            _broken(self._losses, device),
+            _broken((p.grad for _, p in policy), device),
+            _broken([trainer._critic_grads.norm()], device),
+        ]
+        own = torch.stack([*(fault.long() for fault in faults), self.ending.received()])
+        *columns, signals = trainer.accelerator.gather(own.unsqueeze(0)).T.tolist()
+        self.ending.agree(signals)
+        pairs = zip(KINDS, columns, strict=True)
+        self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
+        return not self._faults and not self._state.rollout_stopped
+
+    def admit(self, figures: dict[str, float]) -> bool:
+        """The verdict on the step.
+
+        Args:
+            figures: of the mini-batch, over all processes.
+
+        Returns:
+            Whether the optimizer may have its gradient.
+        """
+        state = self._state
+        if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
+            self._faults = "the gradient of the clipped terms"
+        admitted = False
+        if self._faults:
+            self._count_skip()
+        elif state.rollout_stopped or self._too_far(figures):
+            state.rollout_stopped = True
+            state.kl_stopped_steps += 1
+        else:
+            state.consecutive_skips = 0
+            admitted = True
+        self._watch(figures)
+        self._log()
+        self._losses = []
+        return admitted
+
+    def _too_far(self, figures: dict[str, float]) -> bool:
+        target = self._trainer.args.target_kl
+        return target is not None and figures.get("policy/approx_kl", 0.0) > target
+
+    def _count_skip(self) -> None:
+        trainer, state = self._trainer, self._state
+        state.skipped_steps += 1
+        state.consecutive_skips += 1
+        if state.skipped_steps <= skipped.MAX_FILES:
+            about = {
+                "not_finite": self._faults,
+                "losses": [float(loss) for loss in self._losses],
+                "gradients": skipped.non_finite_names(self._policy_parameters()),
+            }
+            skipped.save(trainer, trainer._window, about)
+        if trainer.accelerator.is_main_process:
+            step = trainer.state.global_step + 1
+            logger.warning("Step %d is skipped, not finite: %s.", step, self._faults)
+        if state.consecutive_skips >= trainer.args.max_consecutive_skips:
+            self.ending.broken = self._faults
+            state.consecutive_skips = 0  # a resumed run counts anew
+
+    def _policy_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        if self._policy is None:
+            critic = {id(p) for p in self._trainer._critic_grads.parameters}
+            named = self._trainer.model.named_parameters()
+            self._policy = [(n, p) for n, p in named if p.requires_grad and id(p) not in critic]
+        return self._policy
+
+    def _watch(self, figures: dict[str, float]) -> None:
+        step = self._trainer.state.global_step + 1
+        found = None if self._faults else self._collapse.mini_batch(figures, step)
+        if self._new_rollout:
+            found = self._collapse.rollout(self._trainer._metrics["train"], step) or found
+        self._new_rollout = False
+        if found is not None:
+            self.ending.reason = found
+            self._collapse.strikes = {}  # a resumed run counts anew
+
+    def _log(self) -> None:
+        """Totals so far; upstream would average what is appended over several steps."""
+        figures = self._trainer._metrics["train"]
+        figures["guard/skipped_steps"] = [self._state.skipped_steps]
+        if self._trainer.args.target_kl is not None:
+            figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]
+
+
+def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
+    """Whether an element is not finite, or so large that the norm overflows; [] bool."""
+    sound = [torch.ones((), dtype=torch.bool, device=device)]
+    for tensor in tensors:
+        if tensor is not None:
+            part = getattr(tensor, "to_local", lambda whole=tensor: whole)()  # of a sharded one
+            dtype = torch.promote_types(part.dtype, torch.float32)
+            norm = torch.linalg.vector_norm(part, dtype=dtype)
+            sound.append(norm.isfinite().to(device))
+    return ~torch.stack(sound).all()
+
+
+def _processes(flags: list[int]) -> str:
+    ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
+    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(ranks)}"

@@ -1,0 +1,78 @@
+"""SIGTERM and SIGINT during a training: the first one asks for a stop, it does not kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+NOTICE = (
+    "\n{name} received: the training stops after the current optimizer step and saves a checkpoint. "
+    "A further SIGINT (Ctrl-C) stops it at once, without one.\n"
+)
+Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class StopSignals:
+    """Remembers the first signal until the training has come to a place where it can stop.
+
+    transformers' `enable_jit_checkpoint` is not used: it saves on the process that got the signal, while
+    the others wait for its gradients, and between a gradient and its step, where nothing can resume
+    exactly.
+
+    Args:
+        enabled: False leaves all signals as they are.
+
+    Attributes:
+        received: the first signal's number, None before it comes.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._kept: dict[int, Handler] = {}
+        self.received: int | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Handle signals inside the block; Python allows it in the main thread only."""
+        self.received = None
+        if not self._enabled or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                handler = signal.getsignal(number)
+                # A background job has SIGINT ignored; None is a handler that is not Python's.
+                if handler not in (signal.SIG_IGN, None):
+                    self._kept[number] = handler
+                    signal.signal(number, self._receive)
+            yield
+        finally:
+            for kept, handler in self._kept.items():
+                signal.signal(kept, handler)
+            self._kept = {}
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+            # Not `print`: the signal may have interrupted one.
+            os.write(2, NOTICE.format(name=signal.Signals(number).name).encode())
+        elif number == signal.SIGINT:
+            previous = self._kept[number]
+            if not callable(previous):
+                raise KeyboardInterrupt
+            previous(number, frame)
+
+
+@contextmanager
+def without_upstreams(args: Any) -> Iterator[None]:
+    """Keep transformers from installing its handler for `enable_jit_checkpoint`; ours does its work."""
+    wanted, args.enable_jit_checkpoint = args.enable_jit_checkpoint, False
+    try:
+        yield
+    finally:
+        args.enable_jit_checkpoint = wanted

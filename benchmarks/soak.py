@@ -11,6 +11,7 @@ last line is JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -62,9 +63,7 @@ def summarise(samples: list[dict[str, Any]]) -> dict[str, Any]:
     for name in HELD:
         values = [sample[name] for sample in samples]
         cuts = [len(values) * i // 4 for i in range(5)]
-        quarters = [
-            statistics.fmean(values[a:b] or values) for a, b in zip(cuts, cuts[1:], strict=False)
-        ]
+        quarters = [statistics.fmean(values[a:b] or values) for a, b in itertools.pairwise(cuts)]
         growth = quarters[3] / quarters[2] - 1
         result[name] = {
             "quarters": quarters,

@@ -88,6 +88,26 @@ def test_another_cut_goes_on_at_the_end_of_a_rollout_batch_and_says_so(finished,
     assert trainer._step == 12
 
 
+def of_two_processes(source, folder):
+    """A checkpoint as two processes would have written it."""
+    shutil.copytree(source, folder)
+    path = folder / checkpoint_files.MANIFEST
+    path.write_text(path.read_text().replace('"processes": 1', '"processes": 2'))
+    return str(folder)
+
+
+def test_another_number_of_processes(finished, tmp_path, caplog):
+    """The rest of a rollout batch cannot be shared out anew; the next one can."""
+    inside = of_two_processes(finished[0] / "checkpoint-3", tmp_path / "checkpoint-3")
+    with pytest.raises(CheckpointError, match="processes=2; this run has processes=1"):
+        build(tmp_path).train(resume_from_checkpoint=inside)
+    trainer = build(tmp_path)
+    outside = of_two_processes(finished[0] / "checkpoint-4", tmp_path / "checkpoint-4")
+    trainer.train(resume_from_checkpoint=outside)
+    assert "processes was 2 and is 1 now" in caplog.text
+    assert trainer.state.global_step == 6
+
+
 def test_changed_settings_are_named(finished, tmp_path, caplog):
     folder, _ = finished
     trainer = build(tmp_path, kl_coef=0.2, learning_rate=5e-3)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ LIMIT_SECONDS = 300
 
 
 def start(folder: Path, kind: str, processes: int) -> subprocess.Popen:
-    """A run in a session of its own, so that all of its processes can be killed at once."""
+    """One run, on one process or several."""
     launch = []
     if processes > 1:
         port = f"--master_port={free_port()}"
@@ -38,7 +39,6 @@ def start(folder: Path, kind: str, processes: int) -> subprocess.Popen:
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
 
 
@@ -62,7 +62,11 @@ def kill_in(process: subprocess.Popen, folder: Path, phase: str, draw: random.Ra
         time.sleep(0.0002)
     time.sleep(draw.uniform(0.0, 0.01))
     where = marks.get()
-    os.killpg(process.pid, signal.SIGKILL)
+    if process.poll() is None:  # torchrun's workers live in sessions of their own
+        launcher = psutil.Process(process.pid)
+        for victim in [*launcher.children(recursive=True), launcher]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
     process.wait()
     (folder / "started").unlink()
     return where

@@ -66,7 +66,7 @@ def uninterrupted(request, tmp_path_factory):
 
 
 # Rollout batches end at 4, 8 and 12, the epoch at 8; the others lie inside a batch or a PPO epoch.
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 7, 8, 9, 11])
+@pytest.mark.parametrize("step", [1, 3, 4, 6, 8, 9, 12])
 def test_every_checkpoint_continues_bit_for_bit(uninterrupted, step):
     case, folder, reference, result = uninterrupted
     resumed = build(case, folder)

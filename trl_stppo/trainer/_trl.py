@@ -102,6 +102,7 @@ OVERRIDDEN = {
     "_save_checkpoint": "wrapped",
     "_get_output_dir": "wrapped",
     "_get_train_sampler": "wrapped",
+    "_init_training_state": "wrapped",
     "train": "wrapped",
     "log": "wrapped",
 }

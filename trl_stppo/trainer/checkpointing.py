@@ -121,6 +121,13 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             raise CheckpointError(problem)
         return Path(wanted)
 
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, num_train_epochs: int, *args: Any
+    ) -> tuple[int, int]:
+        where = super()._init_training_state(max_steps, steps_per_epoch, num_train_epochs, *args)
+        # Upstream would take one step more than there are, from a run's last checkpoint.
+        return where if self.state.global_step < max_steps else (num_train_epochs, 0)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._load_beside_policy(Path(resume_from_checkpoint))

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from ..errors import CheckpointError, CheckpointWriteError
 from ..models.critic import CRITIC_FOLDER
 from . import checkpoint_files, run_state
+from .engines import CriticOptimizer
 from .update_phase import ActorCriticUpdate
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class RunStateCallback(TrainerCallback):
             path = run_state.state_file(folder, 0)
         saved = torch.load(path, map_location="cpu", weights_only=True)
         run_state.restore(trainer, saved)
+        if trainer._critic_optimizer is not None:
+            moments = torch.load(folder / CRITIC_OPTIMIZER, map_location="cpu", weights_only=True)
+            trainer._critic_optimizer.load_state_dict(moments)
         if trainer.is_deepspeed_enabled:  # which loads the policy itself
             trainer._load_beside_policy(folder)
         if trainer._train_generator is not None and saved["sampler"] is not None:
@@ -63,6 +67,8 @@ class RunStateCallback(TrainerCallback):
 
 class ActorCriticCheckpoints(ActorCriticUpdate):
     """GRPOTrainer whose checkpoints hold all of a run and are written in one piece."""
+
+    _critic_optimizer: CriticOptimizer | None
 
     def _init_checkpoints(self) -> None:
         self._staging: Path | None = None
@@ -212,6 +218,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         folder.mkdir(parents=True, exist_ok=True)
         state = run_state.collect(self, self._run_state.sampler_state())
         torch.save(state, run_state.state_file(folder, self.accelerator.process_index))
+        if self.args.should_save and self._critic_optimizer is not None:
+            torch.save(self._critic_optimizer.state_dict(), folder / CRITIC_OPTIMIZER)
         if self.args.should_save and self.args.sync_ref_model and self.ref_model is not None:
             reference = self.accelerator.unwrap_model(self.ref_model)
             torch.save(reference.state_dict(), folder / REFERENCE)

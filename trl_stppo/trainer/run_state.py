@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..models.critic import SeparateCritic
+from .engines import engine_name, is_sharded
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Must be equal: the data would be other data, or weights and moments would not fit.
 FIXED = (
-    *("trainer", "variant", "critic", "adapter", "rows", "seed", "shuffle"),
+    *("trainer", "variant", "critic", "adapter", "engine", "rows", "seed", "shuffle"),
     *("batch", "episodes_per_prompt", "epochs", "mini_batches"),
 )
 # May differ only where a rollout begins: the buffer is cut for so many processes and micro-batches.
@@ -99,7 +100,7 @@ def _to(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 def about(trainer: PPOTrainer) -> dict[str, Any]:
     """What the manifest says of the run: its identity, its cut into batches, its settings."""
-    args = trainer.args
+    args, accelerator = trainer.args, trainer.accelerator
     rows, micro_batches = trainer.train_dataset, args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has filled it in
     return {
@@ -111,6 +112,7 @@ def about(trainer: PPOTrainer) -> dict[str, Any]:
             "variant": getattr(args, "variant", None),
             "critic": _critic(trainer),
             "adapter": _adapter(trainer.model),
+            "engine": engine_name(accelerator) if is_sharded(accelerator) else None,
             "rows": len(rows) if hasattr(rows, "__len__") else None,
             "seed": args.seed,
             "shuffle": bool(args.shuffle_dataset),
@@ -120,7 +122,7 @@ def about(trainer: PPOTrainer) -> dict[str, Any]:
             "mini_batches": micro_batches // args.gradient_accumulation_steps,
         },
         "cut": {
-            "processes": trainer.accelerator.num_processes,
+            "processes": accelerator.num_processes,
             "micro_batches": micro_batches,
         },
         "settings": _settings(args),
@@ -187,8 +189,15 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
                 f"with what it was saved with, or start a new run from its policy alone "
                 f"(model={str(folder)!r}, without resume_from_checkpoint)."
             )
+    trained_by = saved["identity"]["engine"] or ""
     for field in CUT:
         was, now = saved["cut"].get(field), present["cut"][field]
+        if was != now and field == "processes" and trained_by.startswith("ZeRO"):
+            raise CheckpointError(
+                f"`{folder}` was saved by {was} processes; this run has {now}. {trained_by} keeps its "
+                f"optimizer's state in as many pieces. Resume with {was} processes, or start a new run "
+                f"from the policy alone."
+            )
         if was != now and saved["inside_rollout"]:
             raise CheckpointError(
                 f"`{folder}` was saved in the middle of a rollout batch with {field}={was!r}; this run "

@@ -6,6 +6,8 @@ OFFLINE := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 DEMO_FLAGS ?=
 # The demo's matrices are small: a second thread costs more than it brings.
 DEMO_THREADS ?= 1
+# So do those of the tests, which run in so many processes instead.
+TEST_PROCESSES ?= 2
 
 .PHONY: install demo test test-slow lint format check clean
 
@@ -21,7 +23,7 @@ demo: install
 	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)
 
 test: install
-	$(OFFLINE) $(BIN)/python -m pytest
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-slow: install
 	$(OFFLINE) $(BIN)/python -m pytest -m slow

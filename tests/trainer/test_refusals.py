@@ -11,7 +11,6 @@ from tests.builders import build, prompts, quick_config, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from trl_stppo import PPOConfig
 from trl_stppo.models.critic import SharedCritic
-from trl_stppo.trainer.build import check_engine
 from trl_stppo.trainer.stppo_config import check_linear
 
 
@@ -23,14 +22,6 @@ def test_a_reward_model_that_returns_nan_is_named(tmp_path):
     trainer = build(tmp_path, arguments=arguments)
     with pytest.raises(ValueError, match=r"reward model .* returned NaN"):
         trainer.train()
-
-
-@pytest.mark.parametrize("engine", ["is_deepspeed_enabled", "is_fsdp_enabled"])
-def test_sharded_engines_are_refused(tmp_path, engine):
-    trainer = build(tmp_path)
-    setattr(trainer, engine, True)
-    with pytest.raises(ValueError, match="DeepSpeed and FSDP are not supported yet"):
-        check_engine(trainer)
 
 
 @pytest.mark.parametrize("role", ["reward_model", "model"])

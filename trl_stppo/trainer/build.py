@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
 
-def check_engine(trainer: PPOTrainer, value_model: Any, reference: ReferencePlan) -> None:
+def check_engine(
+    trainer: PPOTrainer, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
+) -> None:
     """Refuse ways to run on which gradients or generation would go wrong without a word."""
-    engine_checks.check(trainer, value_model, reference)
+    engine_checks.check(trainer, value_model, reference, turn_reward_funcs)
     if hasattr(trainer.model, "peft_config"):
         adapter_checks.check_loaded_policy(trainer.model)
 

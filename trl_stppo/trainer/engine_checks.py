@@ -43,23 +43,27 @@ DEEPSPEED_SECTIONS = {
     "tensor_parallel": "remove it",
     "sequence_parallel_size": "remove it",
 }
-DEEPSPEED_OPTIONS = (
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
-    "zenflow",
-    "mics_shard_size",
-    "zero_hpz_partition_size",
-)
+# Options of its ZeRO section that are untested, and the value that leaves each of them off.
+DEEPSPEED_OPTIONS = {
+    "zero_quantized_weights": False,
+    "zero_quantized_nontrainable_weights": False,
+    "zero_quantized_gradients": False,
+    "zenflow": None,
+    "mics_shard_size": -1,
+    "zero_hpz_partition_size": 1,
+}
 
 
-def check(trainer: PPOTrainer, value_model: Any, reference: ReferencePlan) -> None:
+def check(
+    trainer: PPOTrainer, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
+) -> None:
     """Raise ValueError for a combination that would train wrongly, or not at all.
 
     Args:
         trainer: as GRPOTrainer's constructor has left it.
         value_model: the constructor's argument.
         reference: where the reference comes from.
+        turn_reward_funcs: the constructor's argument.
     """
     engine = engine_name(trainer.accelerator)
     if not is_sharded(trainer.accelerator):
@@ -77,9 +81,9 @@ def check(trainer: PPOTrainer, value_model: Any, reference: ReferencePlan) -> No
     _check_critic(trainer, engine, value_model)
     _check_optimizer(trainer, engine)
     if shards_weights(trainer.accelerator):
-        _check_whole_weights(trainer, engine, reference)
+        _check_whole_weights(trainer, engine)
     if engine == "ZeRO-3":
-        _check_zero3(trainer, reference)
+        _check_zero3(trainer, reference, turn_reward_funcs)
 
 
 def _refuse(what: str, engine: str, why: str, instead: str) -> ValueError:
@@ -105,8 +109,8 @@ def _check_deepspeed(config: dict[str, Any]) -> None:
                 "it replaces the optimizer, and has not been tested",
                 "Set its device to 'none'; a higher ZeRO stage, LoRA or more GPUs save memory too.",
             )
-    for option in DEEPSPEED_OPTIONS:
-        if zero.get(option) not in (None, False, 1, -1):
+    for option, plain in DEEPSPEED_OPTIONS.items():
+        if zero.get(option) not in (None, plain):
             raise _refuse(
                 f"`zero_optimization.{option}`", "DeepSpeed here", "it is untested", "Remove it."
             )
@@ -129,6 +133,13 @@ def _check_fsdp(plugin: Any) -> None:
                 "critic and reference are made from whole weights on every process",
                 instead.get(name, "Set it to false."),
             )
+    if "FULL_STATE_DICT" not in str(plugin.state_dict_type):
+        raise _refuse(
+            f"`fsdp_state_dict_type` {plugin.state_dict_type}",
+            "FSDP2 here",
+            "save_model() would write nothing",
+            "Set it to FULL_STATE_DICT.",
+        )
 
 
 def _check_parallelism(trainer: PPOTrainer, engine: str) -> None:
@@ -201,7 +212,7 @@ def _check_optimizer(trainer: PPOTrainer, engine: str) -> None:
             )
 
 
-def _check_whole_weights(trainer: PPOTrainer, engine: str, reference: ReferencePlan) -> None:
+def _check_whole_weights(trainer: PPOTrainer, engine: str) -> None:
     args = trainer.args
     if getattr(trainer.model, "quantization_method", None) or any(
         getattr(trainer.model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)
@@ -228,7 +239,7 @@ def _check_whole_weights(trainer: PPOTrainer, engine: str, reference: ReferenceP
         )
 
 
-def _check_zero3(trainer: PPOTrainer, reference: ReferencePlan) -> None:
+def _check_zero3(trainer: PPOTrainer, reference: ReferencePlan, turn_reward_funcs: Any) -> None:
     if not trainer.args.ds3_gather_for_generation and not trainer.use_vllm:
         raise _refuse(
             "`ds3_gather_for_generation=False`",
@@ -243,8 +254,10 @@ def _check_zero3(trainer: PPOTrainer, reference: ReferencePlan) -> None:
             "the adapter's weights may be in pieces, so that none can be copied",
             "Merge the adapter first, pass `ref_model`, or set kl_coef=0.0 and beta=0.0.",
         )
-    models = [func for func in trainer.reward_funcs if isinstance(func, nn.Module)]
-    if models:
+    turns = (
+        turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]
+    )
+    if any(isinstance(func, str | nn.Module) for func in [*trainer.reward_funcs, *turns]):
         raise _refuse(
             "A reward model",
             "ZeRO-3",

@@ -128,7 +128,7 @@ def take_critic_out(trainer: PPOTrainer, optimizer: torch.optim.Optimizer) -> En
     def rate() -> float | Tensor:
         """Follows the policy's schedule."""
         group = trainer.optimizer.param_groups[0]
-        start = group.get("initial_lr", 0.0)
+        start = group.get("initial_lr", args.learning_rate)
         return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
 
     own = kind(trainer._critic_grads.parameters, **options)
@@ -230,6 +230,7 @@ def is_partitioned(model: nn.Module) -> bool:
 
 def autocast(trainer: Any) -> Any:
     """Mixed precision for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
-    if trainer.is_deepspeed_enabled and trainer.args.bf16:
-        return torch.autocast(trainer.accelerator.device.type, dtype=torch.bfloat16)
+    accelerator = trainer.accelerator
+    if trainer.is_deepspeed_enabled and accelerator.mixed_precision == "bf16":
+        return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
     return trainer.accelerator.autocast()

@@ -149,7 +149,7 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
                 rollout_func=rollout_func,
                 environment_factory=rollout.tool_environments,
             )
-        build.check_engine(self, value_model, reference)
+        build.check_engine(self, value_model, reference, turn_reward_funcs)
         build.keep_trainable(self.model)
         self._engine = rollout_engine.build_engine(self)
         self._eval_engine = rollout_engine.build_eval_engine(self, evaluation)

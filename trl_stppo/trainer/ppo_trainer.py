@@ -2,7 +2,7 @@
 
 GRPOTrainer drives the loop (data, generation, tools, environments, vLLM, checkpoints, Hub). What is
 ours hangs on a few wrapped methods, in the order in which a batch meets them (`forward.py`,
-`rollout_phase.py`, `update_phase.py`; here is how a trainer is built and saved):
+`rollout_phase.py`, `update_phase.py`; here is how a trainer is built):
 
     rows            _generate_and_score_completions   one rollout batch, TRL's way
       -> turns      build_turn_batch                  where the turns are, what they earned
@@ -11,9 +11,11 @@ ours hangs on a few wrapped methods, in the order in which a batch meets them (`
     micro-batches   _prepare_inputs                   new mini-batches every epoch
       -> critic     _value_loss                       its gradient waits in a buffer of its own
       -> policy     _policy_loss                      clipped surrogate, plus extra terms
-    optimizer step  training_step                     reduce, clip, log
+    optimizer step  training_step                     guards.py, reduce, clip, log
+    checkpoint      _save_checkpoint                  checkpointing.py, all of a run or nothing
+    evaluation      evaluate                          evaluation.py, every episode once
 
-`_compute_loss` is the one upstream method that is replaced rather than wrapped.
+DeepSpeed and FSDP are in `engines.py`. `_compute_loss` is the one upstream method that is replaced rather than wrapped.
 """
 
 from __future__ import annotations
@@ -150,7 +152,6 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
                 environment_factory=rollout.tool_environments,
             )
         build.check_engine(self, value_model, reference, turn_reward_funcs)
-        build.keep_trainable(self.model)
         self._engine = rollout_engine.build_engine(self)
         self._eval_engine = rollout_engine.build_eval_engine(self, evaluation)
         rollout_engine.take_over(self, len(rewards.funcs))
@@ -159,17 +160,22 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
         )
         # Column of the reward table that only repeats, for the log, what the turns have earned.
         self._repeated_reward = rewards.repeated
-        build.install_reference(self, reference)
-        build.install_stop_token(self)
-        self.critic: Critic = build.build_critic(self, value_model)
-        self._hooks: UpdateScale | None = None
-        self._critic_optimizer: engines.CriticOptimizer | None = None
+        self._add_models(value_model, reference)
         self._init_rollout_state()
         self._init_update_state()
         self._init_evaluation()
         self._init_checkpoints()
         display.install_callbacks(self)
         self._guards = Guards(self)
+
+    def _add_models(self, value_model: Any, reference: build.ReferencePlan) -> None:
+        """What stands beside the policy: reference, critic and, later, the critic's optimizer."""
+        build.keep_trainable(self.model)
+        build.install_reference(self, reference)
+        build.install_stop_token(self)
+        self.critic: Critic = build.build_critic(self, value_model)
+        self._hooks: UpdateScale | None = None
+        self._critic_optimizer: engines.CriticOptimizer | None = None
 
     # ---------------------------------------------------------------- optimizer
 

@@ -25,7 +25,7 @@ class ProgressLines(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self._console = Console(highlight=False)
-        self._started = time.monotonic()
+        self._started, self._first_step = time.monotonic(), 0
         self._metrics: dict[str, float] = {}
         for callback in list(trainer.callback_handler.callbacks):
             if isinstance(callback, ProgressCallback | PrinterCallback):
@@ -41,13 +41,18 @@ class ProgressLines(TrainerCallback):
         self._console.print("  step        success   clip      KL     ‖C‖  scale   tok/s   left")
         self._started = time.monotonic()
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A resumed run has steps behind it that took none of this one's time."""
+        self._first_step = state.global_step
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print when a new rollout has been trained on."""
         if not state.is_world_process_zero or not logs or "policy/clip_fraction" not in logs:
             return
         self._metrics |= {k: v for k, v in logs.items() if v is not None}
         spent = time.monotonic() - self._started
-        left = spent / max(1, state.global_step) * (state.max_steps - state.global_step)
+        done = max(1, state.global_step - self._first_step)
+        left = spent / done * (state.max_steps - state.global_step)
         get = lambda name: self._metrics.get(name, float("nan"))  # noqa: E731
         self._console.print(
             f"{state.global_step:5d}/{state.max_steps:<5d}  {get(SUCCESS):7.3f}"

@@ -147,8 +147,7 @@ def main(args: AgentArguments, training_args: STPPOConfig, model_args: ModelConf
     before = trainer.evaluate() if args.eval_episodes else {}
     if lines:
         lines.start(before)
-    resume = training_args.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=True if resume in ("true", "True") else resume)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     if trainer.stop_signal:  # there is a checkpoint; whoever sent it wants the machine
         sys.exit(128 + trainer.stop_signal)
     after = trainer.evaluate() if args.eval_episodes else {}

@@ -61,6 +61,7 @@ ARGUMENTS = (
     "peft_config",
     "quantization_config",
     "rollout_func",
+    "train_dataset",
     "eval_dataset",
     "callbacks",
 )
@@ -218,9 +219,9 @@ def scripted_trainer(
     recorder = Recorder()
     trainer = trainer_class(
         args=STPPOConfig(output_dir=str(folder), **{**DEFAULTS, **options}),
-        train_dataset=numbered_rows(rows),
         processing_class=tokenizer,
         **{
+            "train_dataset": numbered_rows(rows),
             "rollout_func": play_script,
             **arguments,
             "callbacks": [recorder, *arguments.get("callbacks", [])],

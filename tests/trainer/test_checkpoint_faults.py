@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
@@ -229,6 +231,83 @@ def test_limit_and_best_model_are_honoured(tmp_path):
     resumed = build(tmp_path, max_steps=6)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert resumed.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+
+
+BEST = {
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_episode/score",
+    "greater_is_better": True,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+}
+
+
+def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path):
+    options = {**BEST, "eval_dataset": numbered_rows(), "save_total_limit": 2}
+    build(tmp_path / "here", max_steps=3, **options).train()
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    trainer = build(tmp_path / "there", **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-1")
+    names = [folder.name for folder in checkpoint_files.checkpoints(tmp_path / "there")]
+    assert names == ["checkpoint-1", "checkpoint-6"]
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_the_last_checkpoint_of_a_run_that_ended_early_is_kept(ends_early, tmp_path):
+    """Upstream deletes all but the best one at the end, where only one is to be kept."""
+    trainer = build(tmp_path, **BEST, eval_dataset=numbered_rows(), save_total_limit=1)
+    if ends_early:
+        trainer.add_callback(SendsSignal(step=4))
+    trainer.train()
+    names = [folder.name for folder in checkpoint_files.checkpoints(tmp_path)]
+    assert names == (["checkpoint-1", "checkpoint-4"] if ends_early else ["checkpoint-1"])
+
+
+class SendsSignal(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self._step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
+    trainer = build(tmp_path, max_steps=2, save_steps=100)
+    trainer.add_callback(SendsSignal(step=2))
+    trainer.train()
+    assert (trainer.stop_reason, trainer.stop_signal) == (None, signal.SIGTERM)
+    assert checkpoint_files.last_complete(tmp_path).name == "checkpoint-2"
+
+
+def test_a_signal_saves_once_and_leaves_out_the_evaluation_of_an_epochs_end(tmp_path):
+    trainer = build(
+        tmp_path, save_strategy="epoch", eval_strategy="epoch", eval_dataset=numbered_rows()
+    )
+    trainer.add_callback(SendsSignal(step=3))
+    saved, save = [], trainer._save_checkpoint
+    trainer._save_checkpoint = lambda *args: (saved.append(trainer.state.global_step), save(*args))
+    trainer.evaluate = lambda *args, **kwargs: pytest.fail("there is no time for this")
+    trainer.train()
+    assert saved == [3]
+
+
+def test_no_secret_and_nothing_that_is_no_setting_of_the_algorithm_is_written(tmp_path):
+    trainer = build(tmp_path, max_steps=1, hub_token="hf_secret", save_total_limit=3)
+    trainer.train()
+    folder = tmp_path / "checkpoint-1"
+    text = (folder / checkpoint_files.MANIFEST).read_text()
+    assert "hf_secret" not in text
+    settings = checkpoint_files.read_manifest(folder)["settings"]
+    assert {"kl_coef", "variant", "learning_rate", "gamma"} <= settings.keys()
+    assert not any(
+        "token" in n and n not in ("stop_token", "stop_token_id", "max_turn_tokens")
+        for n in settings
+    )
+    assert not {"output_dir", "save_total_limit", "run_name"} & settings.keys()
+    kept = torch.load(folder / "training_args.bin", weights_only=False)
+    assert kept.save_total_limit == 3
 
 
 def test_the_state_is_read_without_running_code(finished):

@@ -165,6 +165,15 @@ def test_pruning_spares_the_newest_and_the_best(limit, best, kept, tmp_path):
     assert (tmp_path / "checkpoint-notes").exists()
 
 
+def test_a_run_that_went_back_keeps_its_own(tmp_path):
+    """Steps 5 and 6 are of the branch that it left."""
+    for step in (2, 5, 6, 3):
+        save(tmp_path, step)
+    assert last_complete(tmp_path).name == "checkpoint-3"
+    prune(tmp_path, 2, None)
+    assert sorted(complete(tmp_path)) == ["checkpoint-3", "checkpoint-6"]
+
+
 def test_a_deletion_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 1)
     kill_at(monkeypatch, 3)  # after the rename, while files go

@@ -91,6 +91,24 @@ def test_a_checkpoint_inside_a_rollout_batch_holds_it(uninterrupted):
             assert names <= buffer[0].keys()
 
 
+@pytest.mark.parametrize("step", [2, 4, 6, 9, 12])
+def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, tmp_path):
+    """Sixteen rows are two rollout batches: three passes and a half, each in an order of its own."""
+
+    def stream_run(folder, **options):
+        rows = numbered_rows(16).to_iterable_dataset()
+        settings = {**RUN, "num_mini_batches": 1, "max_steps": 14, "save_total_limit": None}
+        return scripted_trainer(folder, **{**settings, "train_dataset": rows, **options})[0]
+
+    reference = stream_run(tmp_path)
+    reference.train()
+    resumed = stream_run(tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    theirs = weights(reference)
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
+    assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
+
+
 def test_a_new_run_of_the_same_trainer_starts_over(tmp_path):
     """`_step` and the buffer of a run that was stopped half-way are gone."""
     trainer = build("separate critic", tmp_path)

@@ -103,6 +103,8 @@ OVERRIDDEN = {
     "_get_output_dir": "wrapped",
     "_get_train_sampler": "wrapped",
     "_init_training_state": "wrapped",
+    "_finalize_training": "wrapped",
+    "_push_from_checkpoint": "wrapped",
     "train": "wrapped",
     "log": "wrapped",
 }

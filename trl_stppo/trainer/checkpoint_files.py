@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     manifest = {
         "format": FORMAT,
+        "saved_at": time.time(),
         **about,
         "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in files},
     }
@@ -119,15 +121,31 @@ def complaint(folder: Path) -> str | None:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Folders named as checkpoints, oldest step first."""
+    """Folders named as checkpoints, oldest first.
+
+    By time, not by step: after a run has gone back to an older checkpoint, those of the branch that
+    it left have higher steps.
+    """
     if not run_dir.is_dir():
         return []
     found = [(m, p) for p in run_dir.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
-    return [path for _, path in sorted((int(m.group(1)), p) for m, p in found)]
+    return [path for *_, path in sorted((_saved_at(p), int(m.group(1)), p) for m, p in found)]
 
 
-def last_complete(run_dir: Path) -> Path:
+def _saved_at(folder: Path) -> float:
+    """When a checkpoint was written, in seconds; copies keep it."""
+    try:
+        return float(read_manifest(folder)["saved_at"])
+    except (CheckpointError, KeyError):
+        return folder.stat().st_mtime
+
+
+def last_complete(run_dir: Path, wanted: str | bool = True) -> Path:
     """The newest checkpoint that can be resumed from.
+
+    Args:
+        run_dir: where they are.
+        wanted: the argument to which this is the answer.
 
     Raises:
         CheckpointError: there is none.
@@ -141,7 +159,7 @@ def last_complete(run_dir: Path) -> Path:
             return folder
         complaints.append(problem)
     raise CheckpointError(
-        f"`resume_from_checkpoint=True`, but `{run_dir}` holds no checkpoint to resume from"
+        f"`resume_from_checkpoint={wanted!r}`, but `{run_dir}` holds no checkpoint to resume from"
         + (": " + " ".join(complaints) if complaints else ". Start without it, or pass a path.")
     )
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from datasets import IterableDataset
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -26,23 +25,42 @@ REFERENCE = "reference.pt"
 
 
 class RunStateCallback(TrainerCallback):
-    """Puts the run's state back once upstream has set up its own, and watches the sampler."""
+    """Puts the run's state back once upstream has set up its own, and watches the place in the rows.
+
+    Attributes:
+        saved: this process's state in the checkpoint that the run goes on from, until it is put back.
+    """
 
     def __init__(self, trainer: PPOTrainer) -> None:
         self._trainer = trainer
+        self.saved: dict[str, Any] | None = None
         self._epoch_start: Tensor | None = None
+        self._passes = self._pass_start = 0
+        self._continues = False
+
+    def read(self, folder: Path | None) -> None:
+        """Take in the checkpoint's state; None for a run that starts."""
+        self.saved, self._passes, self._pass_start = None, 0, 0
+        self._continues = folder is not None
+        if folder is None:
+            return
+        path = run_state.state_file(folder, self._trainer.accelerator.process_index)
+        if not path.is_file():  # fewer processes wrote it, at the end of a rollout batch
+            path = run_state.state_file(folder, 0)
+        self.saved = torch.load(path, map_location="cpu", weights_only=True)
+        self._passes, self._pass_start = self.saved["passes"] - 1, self.saved["pass_start"]
+
+    def place_in_stream(self) -> tuple[int, int]:
+        """Passes over a stream that are over, and batches of the present one that are used."""
+        updates = self._trainer.state.global_step - self._pass_start
+        return self._passes, updates * self._trainer.args.gradient_accumulation_steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start over, or go on from the checkpoint."""
-        trainer = self._trainer
-        folder = trainer._resume_folder
-        if folder is None:
+        trainer, saved, folder = self._trainer, self.saved, self._trainer._resume_folder
+        if saved is None or folder is None:
             trainer._step, trainer._buffered_inputs = 0, None
             return
-        path = run_state.state_file(folder, trainer.accelerator.process_index)
-        if not path.is_file():  # fewer processes wrote it, at the end of a rollout batch
-            path = run_state.state_file(folder, 0)
-        saved = torch.load(path, map_location="cpu", weights_only=True)
         run_state.restore(trainer, saved)
         if trainer._critic_optimizer is not None:
             moments = torch.load(folder / CRITIC_OPTIMIZER, map_location="cpu", weights_only=True)
@@ -51,18 +69,24 @@ class RunStateCallback(TrainerCallback):
             trainer._load_beside_policy(folder)
         if trainer._train_generator is not None and saved["sampler"] is not None:
             trainer._train_generator.set_state(saved["sampler"])
+        self.saved = None
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remember the sampler's state from before it draws the epoch's order."""
         generator = self._trainer._train_generator
         self._epoch_start = None if generator is None else generator.get_state()
+        self._passes += 1
+        if not self._continues:
+            self._pass_start = state.global_step
+        self._continues = False
 
-    def sampler_state(self) -> Tensor | None:
-        """The state from which a resumed run draws the order of the epoch it is in."""
+    def place(self) -> dict[str, Any]:
+        """Where in the rows the run is, for `run_state.collect`."""
         generator, epoch = self._trainer._train_generator, self._trainer.state.epoch or 0.0
-        if generator is None:
-            return None
-        return generator.get_state() if epoch == int(epoch) else self._epoch_start
+        sampler = self._epoch_start
+        if generator is not None and epoch == int(epoch):  # the next epoch draws from here
+            sampler = generator.get_state()
+        return {"sampler": sampler, "passes": self._passes, "pass_start": self._pass_start}
 
 
 class ActorCriticCheckpoints(ActorCriticUpdate):
@@ -73,6 +97,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
     def _init_checkpoints(self) -> None:
         self._staging: Path | None = None
         self._resume_folder: Path | None = None
+        self._last_checkpoint: Path | None = None  # that this run has written or come from
         self._run_state = RunStateCallback(self)
         self.add_callback(self._run_state)
 
@@ -104,12 +129,17 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
                 has been changed then.
         """
         folder = None
-        if resume_from_checkpoint:
-            folder = self._checkpoint_to_resume(resume_from_checkpoint)
+        # A command line knows no types.
+        wanted = {"true": True, "false": False}.get(
+            str(resume_from_checkpoint).lower(), resume_from_checkpoint
+        )
+        if wanted:
+            folder = self._checkpoint_to_resume(wanted)
         if folder is not None:
             saved = checkpoint_files.read_manifest(folder)
             run_state.check_same_run(folder, saved, run_state.about(self))
-        self._resume_folder = folder
+        self._resume_folder = self._last_checkpoint = folder
+        self._run_state.read(folder)
         output = super().train(None if folder is None else str(folder), *args, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
 
@@ -121,7 +151,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         if wanted == "auto" and not checkpoint_files.checkpoints(run_dir):
             return None
         if isinstance(wanted, bool) or wanted == "auto":
-            return checkpoint_files.last_complete(run_dir)
+            return checkpoint_files.last_complete(run_dir, wanted)
         problem = checkpoint_files.complaint(Path(wanted))
         if problem is not None:
             raise CheckpointError(problem)
@@ -131,8 +161,20 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self, max_steps: int, steps_per_epoch: int, num_train_epochs: int, *args: Any
     ) -> tuple[int, int]:
         where = super()._init_training_state(max_steps, steps_per_epoch, num_train_epochs, *args)
-        # Upstream would take one step more than there are, from a run's last checkpoint.
-        return where if self.state.global_step < max_steps else (num_train_epochs, 0)
+        self._find_best_checkpoint(Path(self.args.output_dir))
+        if self.state.global_step >= max_steps:  # upstream would take one step more than there are
+            return num_train_epochs, 0
+        streams = isinstance(self.train_dataset, IterableDataset)
+        if self._resume_folder is None or not streams or self.args.ignore_data_skip:
+            return where
+        return self._run_state.place_in_stream()  # upstream takes a stream for one endless pass
+
+    def _find_best_checkpoint(self, run_dir: Path) -> None:
+        """Its path, wherever the run's folder is now."""
+        best = self.state.best_global_step
+        path = run_dir / f"checkpoint-{best}"
+        if best and (best == self.state.global_step or path.is_dir()):
+            self.state.best_model_checkpoint = str(path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -177,9 +219,13 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             shutil.rmtree(staging, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         try:
-            with self._saving_into(staging):
+            self._staging = staging
+            try:
                 super()._save_checkpoint(model, trial)
-            self._save_run_state(staging / name, final)
+            finally:
+                self._staging = None
+            self._find_best_checkpoint(run_dir)
+            self._save_run_state(staging / name)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 checkpoint_files.seal(staging / name, run_state.about(self))
@@ -188,6 +234,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_local_main_process and (staging / name).is_dir():
             checkpoint_files.publish(staging / name, final)
+        self._last_checkpoint = final
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(final))
@@ -195,28 +242,37 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             best = self.state.best_model_checkpoint
             checkpoint_files.prune(run_dir, self.args.save_total_limit, best)
 
-    @contextmanager
-    def _saving_into(self, staging: Path) -> Iterator[None]:
-        """Let upstream write elsewhere, and neither upload nor delete: that comes after the rename."""
-        args = self.args
-        kept = args.push_to_hub, args.save_total_limit
-        self._staging, args.push_to_hub, args.save_total_limit = staging, False, None
-        try:
-            yield
-        finally:
-            self._staging = None
-            args.push_to_hub, args.save_total_limit = kept
+    def _push_from_checkpoint(self, output_dir: str) -> None:
+        if self._staging is None:  # else it is uploaded under its final name
+            super()._push_from_checkpoint(output_dir)
 
-    def _save_run_state(self, folder: Path, final: Path) -> None:
+    def _finalize_training(self, *args: Any) -> Any:
+        """Upstream's, which would delete the last checkpoint beside the best: of a run that ended early too."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            result = super()._finalize_training(*args)
+        finally:
+            self.args.save_total_limit = limit
+        best = self.state.best_model_checkpoint
+        if (
+            limit == 1
+            and best is not None
+            and self.args.should_save
+            and not self._guards.ending.reason
+        ):
+            for folder in checkpoint_files.checkpoints(Path(best).parent):
+                if folder.resolve() != Path(best).resolve():
+                    checkpoint_files.discard(folder)
+        return result
+
+    def _save_run_state(self, folder: Path) -> None:
         """What upstream leaves out: each process writes its own part."""
-        if self.state.best_model_checkpoint == str(folder):
-            self.state.best_model_checkpoint = str(final)
         if self.args.should_save:
             self.state.save_to_json(str(folder / "trainer_state.json"))
         if self.args.save_only_model:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        state = run_state.collect(self, self._run_state.sampler_state())
+        state = run_state.collect(self, self._run_state.place())
         torch.save(state, run_state.state_file(folder, self.accelerator.process_index))
         if self.args.should_save and self._critic_optimizer is not None:
             torch.save(self._critic_optimizer.state_dict(), folder / CRITIC_OPTIMIZER)
@@ -228,7 +284,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         """Clear the half-written folder away, which also frees its space, and say what is left."""
         shutil.rmtree(staging, ignore_errors=True)
         older = checkpoint_files.checkpoints(run_dir)
-        free = shutil.disk_usage(run_dir).free / 2**30
+        free = shutil.disk_usage(run_dir if run_dir.is_dir() else Path.cwd()).free / 2**30
         return CheckpointWriteError(
             f"The checkpoint of step {self.state.global_step} could not be written to `{run_dir}`: "
             f"{type(error).__name__}: {error}. {free:.2f} GiB are free there. Nothing half-written is "

@@ -13,7 +13,6 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from ..errors import NonFiniteError
-from .checkpoint_files import checkpoints
 from .signals import StopSignals
 from .skipped import FOLDER
 
@@ -69,7 +68,8 @@ class Ending:
             self._agreed = self.signals.received or 0
         if self.broken is not None:
             self.reason = f"not finite: {self.broken}"
-        if self._agreed and self.reason is None:
+        state = self._trainer.state
+        if self._agreed and self.reason is None and state.global_step < state.max_steps:
             self.reason = f"signal {signal.Signals(self._agreed).name}"
         return self.reason is not None
 
@@ -83,25 +83,20 @@ class Ending:
             return
         self._trainer.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
         count = self._trainer.args.max_consecutive_skips
-        *older, last = self._checkpoints()
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._trainer.state.global_step}, the "
             f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
-            f"of them moved the weights; the run as it stood before them is saved in {last} (the "
-            f"checkpoint before it: {older[-1] if older else 'none'}). {self._advice()}"
+            f"of them moved the weights; the run as it stood before them is saved in "
+            f"{self._trainer._last_checkpoint}. {self._advice()}"
         )
 
     def before_backward(self, what: str) -> NonFiniteError:
         """The same end for an engine that cannot leave a step out."""
-        found = self._checkpoints()
         return NonFiniteError(
             f"{_sentence(what)} was not finite at step {self._trainer.state.global_step + 1}. DeepSpeed "
             f"steps inside the backward pass and cannot leave a step out, so the run ends before it. The "
-            f"last checkpoint is {found[-1] if found else 'none'}. {self._advice()}"
+            f"last checkpoint is {self._trainer._last_checkpoint or 'none'}. {self._advice()}"
         )
-
-    def _checkpoints(self) -> list[Path]:
-        return checkpoints(Path(self._trainer.args.output_dir))
 
     def _advice(self) -> str:
         return (
@@ -115,11 +110,11 @@ class Ending:
         """The last message of a run that ended early and in order."""
         if self.reason is None or not self._trainer.accelerator.is_main_process:
             return
-        state, found = self._trainer.state, self._checkpoints()
+        state, last = self._trainer.state, self._trainer._last_checkpoint
+        how = "" if last is None else " To go on: train(resume_from_checkpoint=True)."
         logger.warning(
-            "Training stopped after step %d of %d: %s. Checkpoint: %s. To go on: "
-            "train(resume_from_checkpoint=True).",
-            state.global_step, state.max_steps, self.reason, found[-1] if found else "none",
+            "Training stopped after step %d of %d: %s. Checkpoint: %s.%s",
+            state.global_step, state.max_steps, self.reason, last or "none", how,
         )  # fmt: skip
 
 
@@ -128,10 +123,18 @@ class EndingCallback(TrainerCallback):
 
     def __init__(self, ending: Ending, trainer: ActorCriticUpdate) -> None:
         self._ending, self._trainer = ending, trainer
+        self._stepped = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing has been done yet that a checkpoint could save."""
+        self._stepped = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and leave. An evaluation that is due waits: a signal leaves little time."""
-        if self._ending.is_due():
+        self._stepped = True
+        due = self._ending.is_due()
+        control.should_save = control.should_save or bool(self._ending.signal)
+        if due:
             control.should_training_stop = control.should_save = True
             # After a signal the checkpoint keeps what is not logged yet, for the run that goes on.
             control.should_log = control.should_log or not self._ending.signal
@@ -140,11 +143,17 @@ class EndingCallback(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The end of the next step may be a long rollout away."""
         # Upstream decides itself, after this, whether to save the best model.
-        if not self._trainer.is_in_train or args.save_strategy == SaveStrategy.BEST:
+        outside = not self._trainer.is_in_train or not self._stepped
+        if outside or args.save_strategy == SaveStrategy.BEST:
             return
         self._ending.agree_now()
         if self._ending.is_due():
             control.should_training_stop = control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaving the loop counts as the end of an epoch; what is to be saved has been."""
+        if self._ending.reason is not None:
+            control.should_evaluate = control.should_save = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The place to raise: the checkpoint is there."""

@@ -108,9 +108,9 @@ def check_best_metric(args: PPOConfig, eval_dataset: Any) -> None:
     )
     if rest is None or rest == "loss":
         raise ValueError(
-            f"`metric_for_best_model={metric!r}` is no metric of the evaluation datasets {names}. Name "
-            f"the dataset and a figure of docs/evaluation.md, for example "
-            f"'eval_{names[0]}_episode/score'."
+            f"`metric_for_best_model={metric!r}` (the default with load_best_model_at_end is "
+            f"'episode/score') is no metric of the evaluation datasets {names}. Name the dataset and a "
+            f"figure of docs/evaluation.md, for example 'eval_{names[0]}_episode/score'."
         )
 
 

@@ -229,7 +229,7 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the last `train()` ended before `max_steps`; None where it did not."""
+        """Why a guard or a signal ended the last `train()` early; None where none did."""
         return self._guards.ending.reason
 
     @property

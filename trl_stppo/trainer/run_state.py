@@ -7,7 +7,6 @@ values and advantages included), the sampler's position and the figures that wer
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,8 +54,8 @@ def state_file(folder: Path, process: int) -> Path:
     return folder / f"run_state_{process}.pt"
 
 
-def collect(trainer: PPOTrainer, sampler_state: Tensor | None) -> dict[str, Any]:
-    """The state of this process between two optimizer steps."""
+def collect(trainer: PPOTrainer, data: dict[str, Any]) -> dict[str, Any]:
+    """The state of this process between two optimizer steps; `data` says where in the rows it is."""
     logs = {key: value for key, value in trainer._logs.items() if key != "images"}
     state = {
         "buffer": trainer._buffered_inputs if _inside_rollout(trainer) else None,
@@ -65,14 +64,14 @@ def collect(trainer: PPOTrainer, sampler_state: Tensor | None) -> dict[str, Any]
         "loss": trainer._tr_loss,
         "total_loss": trainer._total_loss_scalar,
         "last_logged": trainer._globalstep_last_logged,
-        "sampler": sampler_state,
+        **data,
         "guards": trainer._guards.state_dict(),
     }
     return {key: plain(value) for key, value in state.items()}
 
 
 def restore(trainer: PPOTrainer, state: dict[str, Any]) -> None:
-    """Put back what `collect` took, except the sampler's part."""
+    """Put back what `collect` took, except the place in the rows."""
     device = trainer.accelerator.device
     trainer._step = trainer.state.global_step * trainer.args.gradient_accumulation_steps
     buffer = state["buffer"]
@@ -153,21 +152,15 @@ def _adapter(model: Any) -> dict[str, Any] | None:
 
 def _settings(args: Any) -> dict[str, Any]:
     """The settings of the algorithm: ours, and those of TRL and transformers that move weights."""
-    inherited = {f.name for base in type(args).__mro__ for f in _fields(base) if _is_ours(base)}
-    inherited |= {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
-    inherited |= {"optim", "lr_scheduler_type", "max_grad_norm", "temperature", "max_steps"}
-    values = {name: getattr(args, name) for name in sorted(inherited)}
+    names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
+    names |= {"optim", "lr_scheduler_type", "max_grad_norm", "temperature"}
+    for base in type(args).__mro__:
+        if base.__module__.split(".")[0] == __name__.split(".")[0]:
+            names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits
+    values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, type(None))
     return {name: value for name, value in values.items() if isinstance(value, simple)}
-
-
-def _fields(cls: type) -> tuple[Any, ...]:
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.split(".")[0] == __name__.split(".")[0]
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:

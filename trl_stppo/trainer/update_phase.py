@@ -7,6 +7,7 @@ Everything here runs once per micro-batch, around GRPOTrainer's `_prepare_inputs
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class ActorCriticUpdate(ActorCriticRollout):
 
     _critic_grads: GradientBuffer
     _guards: Guards
+    _last_checkpoint: Path | None
 
     def _init_update_state(self) -> None:
         self._critic_grads = GradientBuffer(self.critic.parameters())

@@ -97,7 +97,10 @@ def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:
             assert names == [name for name in one["after"][step] if name.startswith(part)]
             gap = norm([one["after"][step][n] - weights[n] for n in names])
             moved = norm([weights[n] - expected["after"][0][n] for n in names])
-            assert gap <= TOLERANCE.get(case, 1e-5) * moved + 1e-12, f"{part} step {step}"
+            rounding = 1e-12
+            if step == 0 and case in TOLERANCE:  # DeepSpeed has cast the weights
+                rounding = 2**-8 * norm([weights[n] for n in names])
+            assert gap <= TOLERANCE.get(case, 1e-5) * moved + rounding, f"{part} step {step}"
     last, other = one["after"][-1], two["after"][-1]
     assert all(torch.equal(last[name], other[name]) for name in last)
     moved = norm([last[name] - one["after"][0][name] for name in last])

@@ -247,7 +247,10 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             super()._push_from_checkpoint(output_dir)
 
     def _finalize_training(self, *args: Any) -> Any:
-        """Upstream's, which would delete the last checkpoint beside the best: of a run that ended early too."""
+        """Upstream's, but for its deleting all checkpoints beside the best where one is to be kept.
+
+        That would be the one from which a run that ended early is to go on.
+        """
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             result = super()._finalize_training(*args)

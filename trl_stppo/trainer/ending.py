@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from ..errors import NonFiniteError
+from .checkpoint_files import checkpoints
 from .signals import StopSignals
 from .skipped import FOLDER
 
@@ -82,12 +83,14 @@ class Ending:
         if self.broken is None:
             return
         self._trainer.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
-        count = self._trainer.args.max_consecutive_skips
+        count, last = self._trainer.args.max_consecutive_skips, self._trainer._last_checkpoint
+        assert last is not None
+        older = [folder for folder in checkpoints(last.parent) if folder != last]
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._trainer.state.global_step}, the "
             f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
-            f"of them moved the weights; the run as it stood before them is saved in "
-            f"{self._trainer._last_checkpoint}. {self._advice()}"
+            f"of them moved the weights; the run as it stood before them is saved in {last} (the "
+            f"checkpoint before it: {older[-1] if older else 'none'}). {self._advice()}"
         )
 
     def before_backward(self, what: str) -> NonFiniteError:

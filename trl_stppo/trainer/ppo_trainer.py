@@ -15,7 +15,8 @@ ours hangs on a few wrapped methods, in the order in which a batch meets them (`
     checkpoint      _save_checkpoint                  checkpointing.py, all of a run or nothing
     evaluation      evaluate                          evaluation.py, every episode once
 
-DeepSpeed and FSDP are in `engines.py`. `_compute_loss` is the one upstream method that is replaced rather than wrapped.
+DeepSpeed and FSDP are in `engines.py`. `_compute_loss` is the one upstream method that is replaced
+rather than wrapped.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class STPPOTrainer(PPOTrainer):
         entropies: Tensor,
         loss_mask: Tensor,
     ) -> None:
-        if self._estimate is None or not self.model.training:
+        if self._estimate is None:
             return
         self._estimate.observe(surrogate, share, logprobs, entropies, loss_mask)
         if self.accelerator.sync_gradients:  # the last micro-batch; DeepSpeed steps inside backward
@@ -118,7 +118,7 @@ class STPPOTrainer(PPOTrainer):
     def _combine(
         self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
     ) -> Tensor:
-        if self._correction is not None and self.model.training:
+        if self._correction is not None:
             later = self._correction.observe(surrogate, share, extra, episode_tokens(inputs))
             if later is not None:
                 self._later = take_rows(inputs, later.rows), later.coefficient

@@ -92,17 +92,13 @@ class ActorCriticUpdate(ActorCriticRollout):
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Loss of one micro-batch: its share of the mini-batch's, so that any split is the same."""
-        training = self.model.training
-        if training and self._guards.rollout_stopped:
+        if self._guards.rollout_stopped:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        totals = self._mini_batch if training else self._totals([inputs])
-        value_loss = self.args.vf_coef * self._value_loss(inputs, totals)
-        if training and self._warming_up:
+        value_loss = self.args.vf_coef * self._value_loss(inputs, self._mini_batch)
+        if self._warming_up:
             return value_loss.requires_grad_()  # the policy rests; its gradient stays None
-        loss = self._policy_loss(model, inputs, totals) + value_loss
-        if not training:
-            self._flush_metrics("eval")
-        elif self.is_deepspeed_enabled:
+        loss = self._policy_loss(model, inputs, self._mini_batch) + value_loss
+        if self.is_deepspeed_enabled:
             self._guards.check_before_backward(loss)
         return loss
 
@@ -115,8 +111,7 @@ class ActorCriticUpdate(ActorCriticRollout):
                 values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
             )
             loss = per_token.sum() / totals[2].clamp(min=1) * self.accelerator.num_processes
-            if self.model.training:
-                self._critic_grads.add(self.args.vf_coef * loss)
+            self._critic_grads.add(self.args.vf_coef * loss)
         self._batch_metrics.add_value(per_token, clipped, value_mask)
         return loss.detach()
 
@@ -219,7 +214,7 @@ class ActorCriticUpdate(ActorCriticRollout):
             entropy = entropies.masked_fill(~loss_mask, 0.0).sum() / totals[1].clamp(min=1)
             terms.append(-self.args.entropy_coef * entropy * self.accelerator.num_processes)
         if self.aux_loss_enabled:
-            steps = self.args.gradient_accumulation_steps if self.model.training else 1
+            steps = self.args.gradient_accumulation_steps
             terms.append(self.router_aux_loss_coef * aux_loss / steps)
         return sum(terms[1:], terms[0]) if terms else None
 
@@ -234,7 +229,7 @@ class ActorCriticUpdate(ActorCriticRollout):
             self._before_optimizer_step()
         self._update_seconds += time.perf_counter() - started - self._rollout_seconds
         self._rollout_seconds = 0.0
-        if self.accelerator.sync_gradients and not self._guards.admit(self._flush_metrics("train")):
+        if self.accelerator.sync_gradients and not self._guards.admit(self._flush_metrics()):
             self._drop_gradients()
         return loss
 
@@ -255,9 +250,9 @@ class ActorCriticUpdate(ActorCriticRollout):
         norm = self._critic_grads.clip_(limit)
         self._batch_metrics.add_scalar("value/grad_norm", norm)
 
-    def _flush_metrics(self, mode: str) -> dict[str, float]:
+    def _flush_metrics(self) -> dict[str, float]:
         seconds, self._update_seconds = self._update_seconds, 0.0
         figures = self._batch_metrics.flush(self.accelerator.gather, seconds)
         for name, value in figures.items():
-            self._metrics[mode][name].append(value)
+            self._metrics["train"][name].append(value)
         return figures

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import IterableDataset
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -164,7 +163,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self._find_best_checkpoint(Path(self.args.output_dir))
         if self.state.global_step >= max_steps:  # upstream would take one step more than there are
             return num_train_epochs, 0
-        streams = isinstance(self.train_dataset, IterableDataset)
+        streams = not hasattr(self.train_dataset, "__len__")
         if self._resume_folder is None or not streams or self.args.ignore_data_skip:
             return where
         return self._run_state.place_in_stream()  # upstream takes a stream for one endless pass

@@ -87,6 +87,23 @@ def test_repetitions_widen_the_interval_and_dropped_episodes_are_left_out():
     assert figures["rows"] == 3
 
 
+def test_an_agent_that_is_never_judged_has_failed_where_others_are_judged():
+    """Searching until the turns are over must not raise the rate."""
+    run = EvaluationRun(["paid"])
+    judge, silent = {"env_type": "Judge"}, {"env_type": "Silent"}
+    run.episodes = [
+        episode((0, 0), success=True, stop_reason="terminated", **judge),
+        episode((1, 0), success=False, stop_reason="terminated", **judge),
+        episode((2, 0), stop_reason="max_turns", **judge),
+        episode((3, 0), stop_reason="token_budget", **judge),
+        episode((4, 0), stop_reason="env_error", **judge),
+        episode((5, 0), stop_reason="max_turns", **silent),
+    ]
+    figures = run.figures(lambda parts: parts)
+    assert figures["episode/success_rate"] == 1 / 4
+    assert figures["episode/success_known"] == 4 / 6
+
+
 def test_processes_are_joined_by_name_and_filled_up_rows_count_once():
     names = [[(0, 0), (1, 0)], [(2, 0), (0, 0)]]
     runs = [EvaluationRun([], process=(p, 2)) for p in (0, 1)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
+from tests.fakes import CountEnv
 from trl_stppo import PPOTrainer, STPPOTrainer
 from trl_stppo.rollout.record import StopReason
 
@@ -42,6 +43,29 @@ LOGGED = (
     "perf/env_seconds",
     "perf/peak_memory_gb",
 )
+
+
+class SureOfHalf(CountEnv):
+    """Solved after two turns, but for the rows whose episode never comes to an end."""
+
+    def reset(self, letter: str = "a", **row: object) -> tuple[str, dict]:
+        self.turns = 2 if letter == "a" else 99
+        return super().reset(letter, **row)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        text, reward, done, truncated, _ = super().step(action)
+        return text, reward, done, truncated, {"success": True} if done else {}
+
+
+def test_running_out_of_turns_is_no_success(tmp_path):
+    """Three of the eight episodes are judged; the others are cut off before."""
+    arguments = {
+        "environment_factory": SureOfHalf,
+        "train_dataset": prompts(letter=list("aaabbbbb")),
+    }
+    figures = logs(train(tmp_path, STPPOTrainer, arguments=arguments, max_steps=1, **LIMITS))
+    assert figures["stop_reason/max_turns"] == 5 / 8
+    assert figures["episode/success_rate"] == 3 / 8
 
 
 def test_a_text_environment_trains_and_logs_everything_that_is_promised(tmp_path):

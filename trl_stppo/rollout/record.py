@@ -7,7 +7,7 @@ or text. Python lists only: tensors begin in `rollout/batch.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -33,6 +33,34 @@ class StopReason(StrEnum):
 FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
 # Reasons after which nothing can follow: the state is worth nothing and is never bootstrapped.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT, *FAILURES)
+# Ends at which the agent has used up what it had, whether or not its environment has judged it.
+USED_UP = (
+    *(StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.TOKEN_BUDGET),
+    StopReason.MALFORMED_LIMIT,
+)
+
+
+def judged(
+    success: Sequence[bool | None],
+    stop_reasons: Sequence[str | None],
+    env_types: Sequence[str | None],
+    judges: Collection[str | None],
+) -> list[bool | None]:
+    """Success, where an agent that never came to be judged by a judging environment has failed.
+
+    Without it an agent that searches until its turns are over would improve its rate by it.
+
+    Args:
+        success: per episode what its environment has said.
+        stop_reasons: per episode.
+        env_types: per episode.
+        judges: environments that have said of some episode whether it succeeded.
+    """
+    entries = zip(success, stop_reasons, env_types, strict=True)
+    return [
+        False if said is None and reason in USED_UP and kind in judges else said
+        for said, reason, kind in entries
+    ]
 
 
 @dataclass

@@ -239,6 +239,7 @@ class AgentEvaluation(ActorCriticUpdate):
             reward=sum(given) if given else math.nan,
             valid_actions=valid,
             stop_reason=None if reason is None else reason.value,
+            env_type=None if record.env_types is None else record.env_types[row],
             tool_calls=0 if episode is None else episode.tool_calls,
             tool_failures=0 if episode is None else episode.tool_failures,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import stdev
 from typing import Any
 
-from ..rollout.record import StopReason
+from ..rollout.record import StopReason, judged
 from ..statistics import mean_interval, rate_interval
 from .evaluation_rows import Name
 
@@ -36,7 +36,7 @@ class PlayedEpisode:
         reward: weighted sum of these, NaN where all returned None.
         valid_actions: whether the environment could read the action, of each turn; None where it does
             not say.
-        stop_reason: None where no engine played.
+        stop_reason, env_type: None where no engine played.
         tool_calls, tool_failures: counts.
     """
 
@@ -51,6 +51,7 @@ class PlayedEpisode:
     reward: float
     valid_actions: tuple[bool, ...] | None = None
     stop_reason: str | None = None
+    env_type: str | None = None
     tool_calls: int = 0
     tool_failures: int = 0
 
@@ -131,7 +132,15 @@ def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
     """Score and success, with their intervals."""
     result: dict[str, float] = {}
     counted = [e for e in every if e.counted]
-    known = [(e, float(e.success)) for e in counted if e.success is not None]
+    judges = {e.env_type for e in counted if e.success is not None}
+    success = judged(
+        [e.success for e in counted],
+        [e.stop_reason for e in counted],
+        [e.env_type for e in counted],
+        judges,
+    )
+    verdicts = zip(counted, success, strict=True)
+    known = [(e, float(said)) for e, said in verdicts if said is not None]
     if known:
         totals, counts = _by_row(known)
         low, high = rate_interval(totals, counts)

@@ -18,7 +18,7 @@ from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
 from ..rollout.engine import RolloutEngine
 from ..rollout.episode import Episode, rollout_result
 from ..rollout.func import read_rollout
-from ..rollout.record import RolloutRecord
+from ..rollout.record import RolloutRecord, judged
 from . import plan, rollout_engine
 from ._trl import disable_gradient_checkpointing
 from .estimate import Estimates, EstimateSettings, estimate
@@ -339,6 +339,7 @@ class ActorCriticRollout(ActorCriticForward):
         estimates: Estimates,
         seconds: float,
     ) -> None:
+        self._judge_unjudged()
         figures = self._rollout_metrics.collect(
             batch,
             turns,
@@ -356,6 +357,17 @@ class ActorCriticRollout(ActorCriticForward):
         for _ in range(min(count, len(self._logs["advantages"]))):
             self._logs["advantages"].pop()  # upstream's are relative to a group
         self._logs["advantages"].extend(self.accelerator.gather(shown).tolist())
+
+    def _judge_unjudged(self) -> None:
+        """Count who has used up turns or tokens as failed, where environments judge at all."""
+        if self._episodes is None:
+            return
+        record = self._record
+        success, types = record.success or [], record.env_types or []
+        own = sorted({kind for kind, said in zip(types, success, strict=True) if said is not None})
+        judges = {kind for kinds in gather_object([own]) for kind in kinds}
+        reasons = [episode.stop_reason for episode in self._episodes]
+        record.success = judged(success, reasons, types, judges)
 
     def _exchange(self, said: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """Three numbers of every process."""

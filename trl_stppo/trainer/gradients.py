@@ -50,10 +50,6 @@ class GradientBuffer:
             grad = torch.zeros_like(parameter) if grad is None else grad
             self._grads[i] = reduce(grad)
 
-    def tensors(self) -> list[Tensor | None]:
-        """The gradients so far, in the order of the parameters; None where nothing was added."""
-        return list(self._grads)
-
     def norm(self) -> Tensor:
         """L2 norm over all parameters, [] in at least float32; 0 when empty."""
         return l2_norm(self._grads, like=self.parameters[0])

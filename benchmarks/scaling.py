@@ -13,45 +13,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
+from _launch import launch
 from _scaling_worker import MARK
 from geometries import save_random_model
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).parent
 FLOAT_BYTES = 4
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run(processes: int, job: dict[str, Any]) -> dict[str, Any]:
-    """Train on so many processes with one thread each; returns what process 0 says."""
-    launch: list[str] = []
-    if processes > 1:
-        launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-        launch.append(f"--master_port={free_port()}")
-    result = subprocess.run(
-        [sys.executable, *launch, str(HERE / "_scaling_worker.py"), json.dumps(job)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = [line for line in result.stdout.splitlines() if line.startswith(MARK)]
-    if result.returncode or not lines:
-        raise SystemExit(f"{processes} processes failed:\n{result.stderr[-3000:]}")
+    """Train on so many processes; returns what process 0 says."""
+    output = launch("_scaling_worker.py", job, processes).splitlines()
+    lines = [line for line in output if line.startswith(MARK)]
     parsed: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
     return parsed
 

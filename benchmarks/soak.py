@@ -13,46 +13,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from _launch import launch
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).parent
 HELD = ("memory_mb", "threads", "files")
 # Growth from the third to the fourth quarter of the run, of their means, that counts as flat.
 TOLERANCE = {"memory_mb": 0.03, "threads": 0.05, "files": 0.02}
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def soak(folder: Path, processes: int, seconds: float, every: int) -> list[list[dict[str, Any]]]:
     """Run; returns the samples of each process."""
     job = {"folder": str(folder), "seconds": seconds, "every": every}
-    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-    command = [sys.executable, *launch, f"--master_port={free_port()}"]
-    result = subprocess.run(
-        [*command, str(HERE / "_soak_worker.py"), json.dumps(job)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        raise SystemExit(f"the run failed:\n{result.stderr[-3000:]}")
+    launch("_soak_worker.py", job, processes)
     files = [folder / f"rank{rank}.jsonl" for rank in range(processes)]
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +17,10 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 
 from tests.engine_run import CASES, ENGINES
+from tests.launch import ROOT, on_two_processes
 from tests.scripted import norm
-from tests.trainer.test_two_processes import free_port
 from trl_stppo.trainer import engine_checks
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "scripts" / "accelerate_configs").glob("*.yaml"))
 DOCS = (ROOT / "docs" / "distributed.md").read_text()
 DEEPSPEED = [name for name in ENGINES if name.startswith("ZeRO")]
@@ -66,24 +64,10 @@ TOLERANCE = {"bfloat16": 0.05, "bfloat16, LoRA": 0.1, "quantised, LoRA": 0.05}
 def launch(folder: Path, engines: list[str], cases: list[str]) -> list[dict[Any, Any]]:
     """What both ranks say of each engine and case."""
     folder.mkdir(exist_ok=True)
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    job = [str(folder), json.dumps(engines), json.dumps(cases)]
     bin_folder = str(Path(sys.executable).parent)  # DeepSpeed looks for ninja there
-    result = subprocess.run(
-        [sys.executable, *launcher, "-m", "tests.engine_run", *job],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-8000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+    path = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    jobs = json.dumps(engines), json.dumps(cases)
+    return on_two_processes("tests.engine_run", folder, *jobs, timeout=900, environment=path)
 
 
 def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-import torch
 
 from tests.evaluation_run import CASES, ROWS, evaluated, figures_of
-from tests.trainer.test_two_processes import ROOT, free_port
+from tests.launch import on_two_processes
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """The results of both ranks."""
     folder = tmp_path_factory.mktemp("two")
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    result = subprocess.run(
-        [sys.executable, *launch, "-m", "tests.evaluation_run", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
+    return on_two_processes("tests.evaluation_run", folder, weights_only=False)
 
 
 @pytest.mark.parametrize("case", CASES)

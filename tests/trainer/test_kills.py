@@ -17,26 +17,22 @@ import pytest
 import torch
 
 from tests.kill_run import PHASES, SETTINGS, STEPS, PhaseFile
+from tests.launch import ENVIRONMENT, ROOT, launcher
 from tests.run_log import comparable
-from tests.trainer.test_two_processes import free_port
 from trl_stppo.trainer.checkpoint_files import checkpoints, complaint
 
-ROOT = Path(__file__).resolve().parents[2]
 TARGETS = PHASES[1:-1]
 LIMIT_SECONDS = 300
 
 
 def start(folder: Path, kind: str, processes: int) -> subprocess.Popen:
     """One run, on one process or several."""
-    launch = []
-    if processes > 1:
-        port = f"--master_port={free_port()}"
-        launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", port]
+    launch = launcher(processes) if processes > 1 else []
     with open(folder / "output.txt", "ab") as output:
         return subprocess.Popen(
             [sys.executable, *launch, "-m", "tests.kill_run", str(folder), kind],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **ENVIRONMENT},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

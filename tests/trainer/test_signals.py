@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +14,10 @@ from transformers import TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from tests.guards_run import CASES
+from tests.launch import ENVIRONMENT, ROOT, on_two_processes
 from tests.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
 from tests.signals_run import RUN
-from tests.trainer.test_two_processes import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -166,7 +163,7 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.signals_run", str(tmp_path)],
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -192,17 +189,7 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
 def ranks(tmp_path_factory):
     """The results of both ranks."""
     folder = tmp_path_factory.mktemp("two")
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    result = subprocess.run(
-        [sys.executable, *launch, "-m", "tests.guards_run", str(folder)],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+    return on_two_processes("tests.guards_run", folder, timeout=150)
 
 
 def moved(result: dict, step: int) -> bool:

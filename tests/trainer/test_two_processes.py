@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.distributed_run import CASES, run
+from tests.launch import on_two_processes
 from tests.scripted import norm
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """The results of both ranks."""
     folder = tmp_path_factory.mktemp("two")
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    result = subprocess.run(
-        [sys.executable, *launch, "-m", "tests.distributed_run", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+    return on_two_processes("tests.distributed_run", folder)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from tests.collective_run import LETTERS, TURNS, RowEnv, RowTools, trained
 from tests.fakes import char_tokenizer
-from tests.trainer.test_two_processes import ROOT, free_port
+from tests.launch import on_two_processes
 
 # Of each process by nature: what it measured on its own clock and memory.
 OWN = ("step_time", "train_runtime", "perf/peak_memory_gb")
@@ -20,17 +16,8 @@ OWN = ("step_time", "train_runtime", "perf/peak_memory_gb")
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    result = subprocess.run(
-        [sys.executable, *launch, "-m", "tests.collective_run", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,  # a dead-lock ends here
-    )
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
+    # A dead-lock ends at the time limit.
+    return on_two_processes("tests.collective_run", folder, timeout=200, weights_only=False)
 
 
 @pytest.mark.parametrize("case", ["text", "tools", "server", "slow"])

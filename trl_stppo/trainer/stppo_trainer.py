@@ -16,6 +16,7 @@ from ..core import ClippedSurrogate, normalization_scale
 from . import citations
 from ._trl import episode_tokens, take_rows
 from .clip_bias import ClipBiasCorrection, ClipBiasEstimate, has_dropout
+from .engines import is_sharded
 from .forward import Batch, full_sequence
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig, check_linear
@@ -52,7 +53,7 @@ class STPPOTrainer(PPOTrainer):
     @property
     def _estimates(self) -> bool:
         """Whether the norms are estimated; gradients that are sharded are nowhere to be had whole."""
-        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        sharded = is_sharded(self.accelerator)
         return (self.args.clip_bias_estimator or ("logits" if sharded else "exact")) == "logits"
 
     def _scales_updates(self) -> bool:

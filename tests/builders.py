@@ -26,6 +26,7 @@ QUICK = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
+CRITICS = "critic_learning_rate"  # not for trainers without a critic
 # A text environment, and settings that leave its episodes room for two turns.
 TEXT = {"environment_factory": CountEnv}
 LIMITS = {"max_turns": 3, "max_turn_tokens": 6, "max_completion_length": 60}
@@ -33,7 +34,8 @@ LIMITS = {"max_turns": 3, "max_turn_tokens": 6, "max_completion_length": 60}
 
 def quick_config(folder: Any, config: type[PPOConfig] = STPPOConfig, **options: Any) -> PPOConfig:
     """A configuration whose training takes a second."""
-    return config(output_dir=str(folder), **{**QUICK, **options})
+    quick = {k: v for k, v in QUICK.items() if config._TRAINER != "STGRPOTrainer" or k != CRITICS}
+    return config(output_dir=str(folder), **{**quick, **options})
 
 
 def prompts(count: int = 8, **columns: Any) -> Dataset:

@@ -9,7 +9,7 @@ import pytest
 import trl_stppo
 from trl_stppo.trainer._trl import GRPOConfig, GRPOTrainer
 
-NAMES = ["PPOConfig", "PPOTrainer", "STPPOConfig", "STPPOTrainer"]
+NAMES = [f"{kind}{part}" for kind in ("PPO", "STGRPO", "STPPO") for part in ("Config", "Trainer")]
 
 
 def test_public_names_are_exactly_these():

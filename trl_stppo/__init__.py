@@ -13,14 +13,26 @@ from .version import __version__
 _LAZY = {
     "PPOConfig": "trl_stppo.trainer.ppo_config",
     "PPOTrainer": "trl_stppo.trainer.ppo_trainer",
+    "STGRPOConfig": "trl_stppo.trainer.stgrpo_config",
+    "STGRPOTrainer": "trl_stppo.trainer.stgrpo_trainer",
     "STPPOConfig": "trl_stppo.trainer.stppo_config",
     "STPPOTrainer": "trl_stppo.trainer.stppo_trainer",
 }
-__all__ = ["PPOConfig", "PPOTrainer", "STPPOConfig", "STPPOTrainer", "__version__"]
+__all__ = [
+    "PPOConfig",
+    "PPOTrainer",
+    "STGRPOConfig",
+    "STGRPOTrainer",
+    "STPPOConfig",
+    "STPPOTrainer",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from .trainer.ppo_config import PPOConfig
     from .trainer.ppo_trainer import PPOTrainer
+    from .trainer.stgrpo_config import STGRPOConfig
+    from .trainer.stgrpo_trainer import STGRPOTrainer
     from .trainer.stppo_config import STPPOConfig
     from .trainer.stppo_trainer import STPPOTrainer
 

@@ -5,7 +5,7 @@ means "counts", and what lies under a False can never reach a result or a gradie
 goes in, float32 comes out; nothing here waits for a GPU.
 """
 
-from trl_stppo.core.advantages import token_gae, turn_gae, whiten
+from trl_stppo.core.advantages import GROUP_SCALES, group_advantages, token_gae, turn_gae, whiten
 from trl_stppo.core.clip_bias import (
     NORMALIZATION_MODES,
     cosine,
@@ -36,6 +36,7 @@ from trl_stppo.core.turns import (
 )
 
 __all__ = [
+    "GROUP_SCALES",
     "KL_ESTIMATORS",
     "LOSS_TYPES",
     "NORMALIZATION_MODES",
@@ -47,6 +48,7 @@ __all__ = [
     "clipped_surrogate",
     "clipped_value_loss",
     "cosine",
+    "group_advantages",
     "kl_penalty",
     "log_importance_ratio",
     "logit_space_square",

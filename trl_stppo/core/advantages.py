@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trl_stppo.core.masking import (
+    check_choice,
     check_float,
     check_like,
     check_mask,
@@ -23,6 +24,8 @@ from trl_stppo.core.masking import (
 from trl_stppo.core.turns import broadcast_turns, num_turns, reduce_turns, turn_starts
 
 WHITEN_EPS = 1e-8
+GROUP_EPS = 1e-4  # TRL's
+GROUP_SCALES = ("group", "batch", "none")
 
 
 def token_gae(
@@ -226,3 +229,44 @@ def _gae_over_steps(
         advantages = advantages + factor * tail
         shift, factor = 2 * shift, factor * factor
     return advantages, advantages + values
+
+
+def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Tensor:
+    """Each episode's score against the mean of the episodes that share its prompt.
+
+        A = (score - mean(group)) / (std + 1e-4)
+
+    Args:
+        scores: [N, G] float, reward units: N prompts, G episodes each.
+        counts: [N, G] bool, False for an episode without a score: mean and deviation leave it out.
+        scale: whose standard deviation (unbiased; 0 for fewer than two episodes) divides: the
+            `"group"`'s, the whole `"batch"`'s, or `"none"`.
+
+    Returns:
+        [N, G] float, 0 where `counts` is False. Float32 for half precision input.
+
+    Raises:
+        ValueError: an unknown `scale`, wrong dtypes or shapes.
+
+    Source: Shao et al. 2024, arXiv:2402.03300, Section 4.1; `"batch"` and `"none"` as in TRL 1.16.
+    """
+    check_choice("scale", scale, GROUP_SCALES)
+    check_float(scores=scores)
+    check_mask("counts", counts)
+    check_like("counts", counts, scores=scores)
+    scores = zero_off_mask(upcast(scores), counts)
+    centred = zero_off_mask(scores - _mean(scores, counts, dim=1), counts)
+    if scale == "none":
+        return centred
+    if scale == "group":
+        squares, number = centred.square().sum(dim=1, keepdim=True), counts.sum(1, keepdim=True)
+    else:
+        from_mean = zero_off_mask(scores - _mean(scores, counts), counts)
+        squares, number = from_mean.square().sum(), counts.sum()
+    deviation = (squares / (number - 1).clamp(min=1)).sqrt()
+    return centred / (deviation + GROUP_EPS)
+
+
+def _mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of what counts; x is 0 elsewhere."""
+    return x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)

@@ -86,6 +86,30 @@ class Critic(ABC):
             yield
 
 
+class NoCritic(Critic):
+    """Stands in its place where a method has none: nothing to train, to save or to load."""
+
+    parameter_names: tuple[str, ...] = ()
+
+    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """There are none."""
+        raise NotImplementedError("This trainer has no critic, and so no values.")
+
+    def score(self, hidden: Tensor) -> Tensor:
+        """There are no values."""
+        raise NotImplementedError("This trainer has no critic, and so no values.")
+
+    def parameters(self) -> list[nn.Parameter]:
+        """None."""
+        return []
+
+    def save(self, folder: Path) -> None:
+        """Nothing is written."""
+
+    def load(self, folder: Path) -> None:
+        """Nothing is read."""
+
+
 class SharedCritic(Critic):
     """Adapter `critic` and a scalar head on the policy's own backbone.
 

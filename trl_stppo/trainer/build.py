@@ -12,6 +12,7 @@ from torch import nn
 from ..models import adapter_checks, adapters
 from ..models.critic import (
     Critic,
+    NoCritic,
     SeparateCritic,
     SharedCritic,
     critic_from_checkpoint,
@@ -114,6 +115,8 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
     policy's backbone, else a second backbone with the policy's weights.
     """
     args, policy = trainer.args, trainer.model
+    if not trainer.has_critic:
+        return _no_critic(policy, value_model)
     if value_model is not None and args.value_model_name_or_path is not None:
         raise ValueError("`value_model` and `value_model_name_or_path` were both given; pass one.")
     is_peft = hasattr(policy, "peft_config")
@@ -150,6 +153,18 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
             torch.distributed.broadcast(value, src=0)
             parameter.data.copy_(value)
     return critic
+
+
+def _no_critic(policy: Any, value_model: Any) -> NoCritic:
+    if value_model is not None:
+        raise ValueError(
+            f"`value_model` is a {type(value_model).__name__}, but group-relative advantages need no "
+            f"critic. Leave it out, or use STPPOTrainer."
+        )
+    if hasattr(policy, "peft_config"):
+        adapters.restore_module_dtypes(policy)
+        adapters.load_in_place(policy)
+    return NoCritic()
 
 
 def keep_trainable(model: nn.Module) -> None:

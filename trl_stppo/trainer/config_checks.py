@@ -44,7 +44,7 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 def check_refused(config: PPOConfig) -> None:
     """Raise ValueError for options that cannot work here, and name what can."""
     for name, (allowed, why, instead) in REFUSED.items():
-        if getattr(config, name) != allowed:
+        if name not in config._HONOURS and getattr(config, name) != allowed:
             raise ValueError(
                 f"`{name}={getattr(config, name)!r}` is not supported by {type(config).__name__}: "
                 f"{why}. Allowed: {allowed!r}; {instead}."
@@ -84,6 +84,11 @@ def check_refused(config: PPOConfig) -> None:
             f"`metric_for_best_model={config.metric_for_best_model!r}`: evaluation plays episodes and "
             f"computes no loss. Use 'episode/score' (the default), 'episode/success_rate', or another "
             f"figure of docs/evaluation.md."
+        )
+    if config.rollout_staleness and config.use_vllm:
+        raise ValueError(
+            f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`, which "
+            f"keeps weights of its own. Set one of the two back."
         )
     if config.stop_token not in (None, "eos"):
         raise ValueError(f"`stop_token={config.stop_token!r}`: allowed are None and 'eos'.")
@@ -127,6 +132,7 @@ def check_values(config: PPOConfig, ratio_levels: tuple[str, ...]) -> None:
         "eval_temperature": (lambda v: v is None or v >= 0, "eval_temperature >= 0 or None"),
         "eval_top_p": (lambda v: v is None or 0 < v <= 1, "0 < eval_top_p <= 1 or None"),
         "eval_top_k": (lambda v: v is None or v >= 0, "eval_top_k >= 0 or None"),
+        "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
         "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
         "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
         "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),

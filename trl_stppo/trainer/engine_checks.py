@@ -78,8 +78,16 @@ def check(
     else:
         _check_fsdp(trainer.accelerator.state.fsdp_plugin)
     _check_parallelism(trainer, engine)
-    _check_critic(trainer, engine, value_model)
+    if trainer.has_critic:
+        _check_critic(trainer, engine, value_model)
     _check_optimizer(trainer, engine)
+    if trainer.args.rollout_staleness:
+        raise _refuse(
+            f"`rollout_staleness={trainer.args.rollout_staleness}`",
+            engine,
+            "the engine holds the weights, and older ones could not be put in their place",
+            "Set it to 0, or use DDP.",
+        )
     if shards_weights(trainer.accelerator):
         _check_whole_weights(trainer, engine)
     if engine == "ZeRO-3":

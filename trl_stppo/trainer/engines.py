@@ -102,8 +102,8 @@ class _EndOfMiniBatch(TrainerCallback):
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Gradients that are not to be used have been dropped by now."""
-        assert self._trainer._critic_optimizer is not None
-        self._trainer._critic_optimizer.step()
+        if self._trainer._critic_optimizer is not None:
+            self._trainer._critic_optimizer.step()
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """The factor holds for one step."""
@@ -131,8 +131,9 @@ def take_critic_out(trainer: PPOTrainer, optimizer: torch.optim.Optimizer) -> En
         start = group.get("initial_lr", args.learning_rate)
         return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
 
-    own = kind(trainer._critic_grads.parameters, **options)
-    trainer._critic_optimizer = CriticOptimizer(own, trainer._critic_grads, rate)
+    if trainer.has_critic:
+        own = kind(trainer._critic_grads.parameters, **options)
+        trainer._critic_optimizer = CriticOptimizer(own, trainer._critic_grads, rate)
     trainer.add_callback(_EndOfMiniBatch(trainer))
     return EngineStepHooks(optimizer)
 
@@ -148,7 +149,7 @@ def preparing(trainer: PPOTrainer) -> Iterator[None]:
     if not is_sharded(accelerator):
         yield
         return
-    if trainer._critic_optimizer is not None:
+    if trainer._hooks is not None:
         raise ValueError(
             f"`train()` was called a second time on the same trainer. {engine_name(accelerator)} wraps a "
             f"policy only once: make a new trainer, and pass resume_from_checkpoint to go on from a "

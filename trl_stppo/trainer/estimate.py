@@ -35,6 +35,7 @@ class Estimates:
         rewards: reward units, as they enter GAE.
         raw_advantages: before whitening.
         advantages: as they enter the loss; 0 off `loss_mask`.
+        values: the critic's, before the update.
         returns: regression targets; meaningful on `value_mask`.
         value_mask: bool, where the critic regresses.
     """
@@ -42,6 +43,7 @@ class Estimates:
     rewards: Tensor
     raw_advantages: Tensor
     advantages: Tensor
+    values: Tensor
     returns: Tensor
     value_mask: Tensor
 
@@ -87,4 +89,5 @@ def estimate(
         )
         value_mask = loss_mask
     advantages = whiten(raw, loss_mask, reduce=reduce) if settings.whiten_advantages else raw
-    return Estimates(rewards, raw, advantages.masked_fill(~loss_mask, 0.0), returns, value_mask)
+    advantages = advantages.masked_fill(~loss_mask, 0.0)
+    return Estimates(rewards, raw, advantages, values, returns, value_mask)

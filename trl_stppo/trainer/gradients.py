@@ -52,6 +52,8 @@ class GradientBuffer:
 
     def norm(self) -> Tensor:
         """L2 norm over all parameters, [] in at least float32; 0 when empty."""
+        if not self.parameters:
+            return torch.zeros(())
         return l2_norm(self._grads, like=self.parameters[0])
 
     def dot_grad(self) -> Tensor:

@@ -94,6 +94,9 @@ class PPOConfig(GRPOConfig):
             left out of the batch's figures too.
         env_error_penalty (`float`): reward units.
         generation_slots (`int`, *optional*): episodes in flight at once; default all of the batch.
+        rollout_staleness (`int`): updates, of a rollout batch each, by which the policy that plays is
+            behind the one that is trained. Above 0 it makes a run as off-policy as an asynchronous
+            pipeline on purpose, to see whether it still learns.
         turn_reward_weights (`list[float]`, *optional*): of `turn_reward_funcs`; default 1 each.
 
         > Evaluation (docs/evaluation.md; None is as in training)
@@ -108,6 +111,8 @@ class PPOConfig(GRPOConfig):
 
     _TRAINER: ClassVar[str] = "PPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
+    # Options that are refused here and that a subclass honours.
+    _HONOURS: ClassVar[tuple[str, ...]] = ()
 
     # Inherited; named so that the type checker knows what the aliases resolve into.
     gradient_accumulation_steps: int = field(
@@ -232,6 +237,9 @@ class PPOConfig(GRPOConfig):
     )
     generation_slots: int | None = field(
         default=None, metadata={"help": "Episodes in flight at once; default the whole batch."}
+    )
+    rollout_staleness: int = field(
+        default=0, metadata={"help": "Updates by which the policy that plays is behind."}
     )
     turn_reward_weights: list[float] | None = field(
         default=None, metadata={"help": "Weights of turn_reward_funcs; default 1 each."}

@@ -35,6 +35,7 @@ from .gradients import StepHooks, UpdateScale
 from .guards import Guards
 from .ppo_config import PPOConfig
 from .signals import without_upstreams
+from .stale import StalePolicies
 from .turn_rewards import TurnRewardFuncs
 
 
@@ -74,6 +75,7 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
     """
 
     config_class = PPOConfig
+    has_critic = True
     _tag_names = ["trl", "ppo"]  # noqa: RUF012 (upstream's form)
     _name = "PPO"
     _paper = {  # noqa: RUF012
@@ -175,8 +177,14 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
         build.install_reference(self, reference)
         build.install_stop_token(self)
         self.critic: Critic = build.build_critic(self, value_model)
+        self._stale = StalePolicies(self._policy_parameters(), self.args.rollout_staleness)
         self._hooks: UpdateScale | None = None
         self._critic_optimizer: engines.CriticOptimizer | None = None
+
+    def _policy_parameters(self) -> list[torch.nn.Parameter]:
+        """What is trained of the policy; a shared critic is not part of it."""
+        critic = {id(parameter) for parameter in self.critic.parameters()}
+        return [p for p in self.model.parameters() if p.requires_grad and id(p) not in critic]
 
     # ---------------------------------------------------------------- optimizer
 

@@ -71,10 +71,15 @@ class MiniBatchMetrics:
 
 
 class RolloutMetrics:
-    """Figures of one rollout batch."""
+    """Figures of one rollout batch.
 
-    def __init__(self) -> None:
+    Args:
+        values: whether there is a critic to report on.
+    """
+
+    def __init__(self, *, values: bool) -> None:
         self._sums = RatioOfSums()
+        self._values = values
 
     def collect(
         self,
@@ -106,7 +111,8 @@ class RolloutMetrics:
         sums.add("advantage/mean", advantages.sum(), mask.sum())
         sums.add("_square", advantages.square().sum(), mask.sum())
         sums.maximum("advantage/max_abs", advantages.abs().max())
-        self._explained_variance(batch["values"], estimates)
+        if self._values:
+            self._explained_variance(estimates)
         sums.add(
             "perf/rollout_tokens_per_second", turns.action_mask.sum(), seconds_of(seconds, device)
         )
@@ -117,7 +123,8 @@ class RolloutMetrics:
         result = sums.flush(gather)
         variance = result.pop("_square") - result["advantage/mean"] ** 2
         result["advantage/std"] = max(variance, 0.0) ** 0.5
-        result["value/explained_variance"] = _explained(result)
+        if self._values:
+            result["value/explained_variance"] = _explained(result)
         return result
 
     def _turns(self, turns: TurnBatch, episodes: Tensor) -> None:
@@ -156,14 +163,14 @@ class RolloutMetrics:
         self._sums.add("sampling/sampling_logp_difference/mean", gap.sum(), mask.sum())
         self._sums.maximum("sampling/sampling_logp_difference/max", gap.max())
 
-    def _explained_variance(self, values: Tensor, estimates: Estimates) -> None:
+    def _explained_variance(self, estimates: Estimates) -> None:
         """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""
         mask, sums = estimates.value_mask, self._sums
         count = mask.sum()
         returns = wide(estimates.returns).masked_fill(~mask, 0.0)
-        errors = wide(estimates.returns - values).masked_fill(~mask, 0.0)
+        errors = wide(estimates.returns - estimates.values).masked_fill(~mask, 0.0)
         sums.add("value/return_mean", returns.sum(), count)
-        sums.add("value/mean", wide(values).masked_fill(~mask, 0.0).sum(), count)
+        sums.add("value/mean", wide(estimates.values).masked_fill(~mask, 0.0).sum(), count)
         sums.add("_return_square", returns.square().sum(), count)
         sums.add("_error_mean", errors.sum(), count)
         sums.add("_error_square", errors.square().sum(), count)

@@ -7,6 +7,7 @@ Everything here runs once per rollout batch, inside GRPOTrainer's
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from .estimate import Estimates, EstimateSettings, estimate
 from .evaluation_rows import Name
 from .forward import ActorCriticForward, full_sequence
 from .reports import RolloutMetrics
+from .stale import StalePolicies
 from .turn_rewards import TurnRewardFuncs, turns_in_context
 
 Batch = dict[str, Any]
@@ -33,10 +35,12 @@ Batch = dict[str, Any]
 class ActorCriticRollout(ActorCriticForward):
     """GRPOTrainer whose rollout batches carry turns, values, returns and per-token advantages."""
 
+    has_critic: bool
     _rollout_plan: plan.RolloutPlan
     _engine: RolloutEngine | None
     _eval_engine: RolloutEngine | None
     _turn_reward_funcs: TurnRewardFuncs
+    _stale: StalePolicies
     environments: list[Any] | None
     _repeated_reward: int | None
     _buffered_inputs: list[Batch] | None
@@ -48,7 +52,7 @@ class ActorCriticRollout(ActorCriticForward):
         self._episodes: list[Episode] | None = None
         self._prompt_ids: list[list[int]] | None = None
         self._local_rewards = torch.zeros(0)
-        self._rollout_metrics = RolloutMetrics()
+        self._rollout_metrics = RolloutMetrics(values=self.has_critic)
         self._rollout_seconds = 0.0
         # Names of the episodes of an evaluation batch; None where the rows are no evaluation data.
         self._names: list[Name] | None = None
@@ -171,7 +175,9 @@ class ActorCriticRollout(ActorCriticForward):
         """One rollout batch: TRL's, with turns, values and per-token advantages added."""
         mode = "train" if self.model.training else "eval"
         started = time.perf_counter()
-        batch = self._play_and_score(inputs)
+        with self._stale.playing() if mode == "train" else nullcontext():
+            batch = self._play_and_score(inputs)
+            self._add_old_logprobs(batch)
         per_prompt = self.num_generations if mode == "train" else self.num_generations_eval
         if per_prompt == 1:
             self._metrics[mode].pop("frac_reward_zero_std", None)
@@ -182,18 +188,8 @@ class ActorCriticRollout(ActorCriticForward):
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._correct_sampler(batch)
             kl = self._reward_kl(batch)
-            values, final_values = self._rollout_values(batch)
-            estimates = estimate(
-                turns,
-                scores.to(values.dtype),
-                values,
-                final_values,
-                kl,
-                batch["loss_mask"],
-                self._estimate_settings(),
-                self._sum_over_processes,
-            )
-        batch["values"], batch["returns"] = values, estimates.returns
+            estimates = self._advantages(batch, turns, scores, kl)
+        batch["values"], batch["returns"] = estimates.values, estimates.returns
         batch["advantages"], batch["value_mask"] = estimates.advantages, estimates.value_mask
         seconds = time.perf_counter() - started
         if mode == "train":
@@ -286,23 +282,43 @@ class ActorCriticRollout(ActorCriticForward):
         for name, value in (("min", low), ("mean", sums[0] / sums[1]), ("max", high)):
             figures[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value.item()]
 
+    def _add_old_logprobs(self, batch: Batch) -> None:
+        """The log-probabilities of the policy that has played, where they are needed and TRL has none."""
+        needed = self.args.kl_coef != 0.0 or self.args.rollout_staleness
+        if not needed or "old_per_token_logps" in batch:
+            return
+        ids, mask, length = full_sequence(batch)
+        kwargs = self.args.gradient_checkpointing_kwargs
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, kwargs):
+            batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, length, batch_size=self._chunk_size()
+            )
+
     def _reward_kl(self, batch: Batch) -> Tensor | None:
-        """Per-token KL to the reference [B, T], making the old logprobs if TRL did not."""
+        """Per-token KL to the reference, [B, T]."""
         if self.args.kl_coef == 0.0:
             return None
-        if "old_per_token_logps" not in batch:
-            ids, mask, length = full_sequence(batch)
-            with disable_gradient_checkpointing(
-                self.model, self.args.gradient_checkpointing_kwargs
-            ):
-                batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
-                    self.model, ids, mask, length, batch_size=self._chunk_size()
-                )
         return kl_penalty(
             batch["old_per_token_logps"],
             batch["ref_per_token_logps"],
             self.args.kl_estimator,
             loss_mask=batch["turn_index"] >= 0,
+        )
+
+    def _advantages(
+        self, batch: Batch, turns: TurnBatch, scores: Tensor, kl: Tensor | None
+    ) -> Estimates:
+        """From scores [B] to per-token advantages, by way of the critic."""
+        values, final_values = self._rollout_values(batch)
+        return estimate(
+            turns,
+            scores.to(values.dtype),
+            values,
+            final_values,
+            kl,
+            batch["loss_mask"],
+            self._estimate_settings(),
+            self._sum_over_processes,
         )
 
     def _rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,7 @@ def collect(trainer: PPOTrainer, data: dict[str, Any]) -> dict[str, Any]:
         "last_logged": trainer._globalstep_last_logged,
         **data,
         "guards": trainer._guards.state_dict(),
+        "stale": trainer._stale.state_dict(),
     }
     return {key: plain(value) for key, value in state.items()}
 
@@ -88,6 +89,7 @@ def restore(trainer: PPOTrainer, state: dict[str, Any]) -> None:
     trainer._total_loss_scalar = state["total_loss"]
     trainer._globalstep_last_logged = state["last_logged"]
     trainer._guards.load_state_dict(state["guards"])
+    trainer._stale.load_state_dict(state["stale"])
 
 
 def _to(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -134,6 +136,8 @@ def _inside_rollout(trainer: PPOTrainer) -> bool:
 
 
 def _critic(trainer: PPOTrainer) -> str:
+    if not trainer.has_critic:
+        return "none"
     if not isinstance(trainer.critic, SeparateCritic):
         return "shared"
     adapter = _adapter(trainer.critic.model)

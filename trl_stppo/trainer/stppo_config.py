@@ -69,6 +69,7 @@ class STPPOConfig(PPOConfig):
 
     _TRAINER: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
+    _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
 
     variant: str | None = field(
         default="st-ppo", metadata={"help": f"One of {', '.join(VARIANTS)}."}
@@ -106,12 +107,12 @@ class STPPOConfig(PPOConfig):
             self.importance_sampling_level = self.importance_sampling_level or "turn"
             self.clip_bias_normalization = self.clip_bias_normalization or "none"
             return
-        if self.variant not in VARIANTS:
+        if self.variant not in self._VARIANTS:
             raise ValueError(
-                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, VARIANTS))}, or None to "
+                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None to "
                 f"set importance_sampling_level and clip_bias_normalization freely."
             )
-        level, corrected = VARIANTS[self.variant]
+        level, corrected = self._VARIANTS[self.variant]
         if self.importance_sampling_level is None:
             self.importance_sampling_level = level
         elif self.importance_sampling_level != level:
@@ -129,7 +130,7 @@ class STPPOConfig(PPOConfig):
             f"{expected!r}. Choose the variant that fits: "
             + ", ".join(
                 f"{variant!r} = {level} ratio, correction {'on' if on else 'off'}"
-                for variant, (level, on) in VARIANTS.items()
+                for variant, (level, on) in self._VARIANTS.items()
             )
             + "; or set variant=None."
         )

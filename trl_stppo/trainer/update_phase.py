@@ -94,7 +94,9 @@ class ActorCriticUpdate(ActorCriticRollout):
         """Loss of one micro-batch: its share of the mini-batch's, so that any split is the same."""
         if self._guards.rollout_stopped:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        value_loss = self.args.vf_coef * self._value_loss(inputs, self._mini_batch)
+        value_loss = torch.zeros((), device=self.accelerator.device)
+        if self.has_critic:
+            value_loss = self.args.vf_coef * self._value_loss(inputs, self._mini_batch)
         if self._warming_up:
             return value_loss.requires_grad_()  # the policy rests; its gradient stays None
         loss = self._policy_loss(model, inputs, self._mini_batch) + value_loss
@@ -243,6 +245,11 @@ class ActorCriticUpdate(ActorCriticRollout):
 
     def _before_optimizer_step(self) -> None:
         """All gradients of the mini-batch are there; upstream clips the policy's afterwards."""
+        if self.has_critic:
+            self._finish_critic()
+
+    def _finish_critic(self) -> None:
+        """Reduce and clip the critic's gradient, which waits for the optimizer's step."""
         if self.accelerator.num_processes > 1:
             self._critic_grads.reduce(self._mean_over_processes)
         limit = self.args.critic_max_grad_norm

@@ -1,0 +1,125 @@
+"""`rollout_staleness`: episodes played by the policy of so many updates ago, in training alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.builders import build, logs
+from tests.fakes import char_tokenizer, tiny_policy
+from tests.run_log import comparable
+from tests.scripted import LEARNS, scripted_trainer, weights
+from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.stale import StalePolicies
+
+EPOCHS, UPDATES = 2, 4
+RUN = {
+    **LEARNS,
+    "num_ppo_epochs": EPOCHS,
+    "max_steps": EPOCHS * UPDATES,
+    "kl_coef": 0.0,
+    "staleness": 0.0,  # of the old log-probabilities alone, without `rollout_staleness`
+}
+LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+
+
+class Watching(STPPOTrainer):
+    """Notes the policy's weights whenever episodes are played, and after each update."""
+
+    def __init__(self, *args, **kwargs):
+        self.played, self.trained = [], []
+        super().__init__(*args, **kwargs)
+
+    def _policy(self):
+        return torch.cat([p.detach().flatten().clone() for p in self._policy_parameters()])
+
+    def _play_and_score(self, inputs):
+        if self.model.training:
+            self.played.append(self._policy())
+        return super()._play_and_score(inputs)
+
+    def _advantages(self, *args):
+        if self.model.training:
+            self.trained.append(self._policy())  # the weights are back
+        return super()._advantages(*args)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 9])
+def test_the_policy_of_so_many_updates_ago_plays(staleness, tmp_path):
+    options = {**RUN, "trainer_class": Watching, "rollout_staleness": staleness}
+    trainer, _ = scripted_trainer(tmp_path, **options)
+    trainer.train()
+    assert len(trainer.played) == len(trainer.trained) == UPDATES
+    for update, played in enumerate(trainer.played):
+        assert torch.equal(played, trainer.trained[max(0, update - staleness)])
+    assert not torch.equal(trainer.trained[0], trainer.trained[-1])
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_ratios_are_taken_to_the_policy_that_has_played(adapters, tmp_path):
+    class Ratios(Watching):
+        def _log_ratio(self, inputs, logprobs):
+            ratio = super()._log_ratio(inputs, logprobs)
+            self.largest = [*getattr(self, "largest", []), float(ratio.abs().max())]
+            return ratio
+
+    options = {**RUN, "trainer_class": Ratios, "num_ppo_epochs": 1, "max_steps": 4}
+    for staleness in (0, 1):
+        if adapters:
+            options |= {"model": tiny_policy(char_tokenizer()), "peft_config": LoraConfig(**LORA)}
+        trainer, _ = scripted_trainer(tmp_path, **options, rollout_staleness=staleness)
+        trainer.train()
+        first, *later = trainer.largest
+        assert first < 1e-5  # before the first update there is no older policy
+        assert all((ratio > 1e-4) == bool(staleness) for ratio in later)
+
+
+def test_an_unchanged_policy_is_never_stale(tmp_path):
+    runs = []
+    for staleness in (0, 3):
+        options = {**RUN, "learning_rate": 0.0, "rollout_staleness": staleness}
+        trainer, _ = scripted_trainer(tmp_path, **options)
+        trainer.train()
+        assert logs(trainer)["policy/approx_kl"] == pytest.approx(0.0, abs=1e-9)
+        runs.append(weights(trainer))
+    # The critic learns the same from both.
+    assert all(torch.allclose(runs[0][name], runs[1][name], atol=1e-6) for name in runs[0])
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_a_resumed_run_has_the_same_past(step, tmp_path):
+    options = {**LEARNS, "max_steps": 8, "rollout_staleness": 2, "save_strategy": "steps"}
+    options |= {"save_steps": 1, "staleness": 0.0}
+    whole, _ = scripted_trainer(tmp_path, **options)
+    whole.train()
+    resumed, _ = scripted_trainer(tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    mine, theirs = weights(resumed), weights(whole)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+
+
+def test_an_error_while_playing_brings_the_weights_back():
+    weight = torch.nn.Parameter(torch.ones(2))
+    past = StalePolicies([weight], 1)
+    with past.playing():
+        pass
+    with torch.no_grad():
+        weight.fill_(2.0)
+
+    def fail():
+        with past.playing():
+            assert weight.tolist() == [1.0, 1.0]
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert weight.tolist() == [2.0, 2.0]
+
+
+def test_what_cannot_be_stale_says_so(tmp_path):
+    with pytest.raises(ValueError, match="`rollout_staleness=-1`: must satisfy rollout_staleness"):
+        build(tmp_path, rollout_staleness=-1)
+    with pytest.raises(ValueError, match=r"`rollout_staleness=2` is not supported with `use_vllm"):
+        build(tmp_path, rollout_staleness=2, use_vllm=True)

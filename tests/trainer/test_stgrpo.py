@@ -1,0 +1,187 @@
+"""STGRPOTrainer: GRPO's advantages under ST-PPO's ratio and correction, and no trace of a critic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from tests.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_config, share_of_a
+from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
+from tests.run_log import comparable
+from tests.scripted import weights
+from trl_stppo import STGRPOConfig, STGRPOTrainer
+
+GROUP = {"num_generations": 4, "num_mini_batches": 1, "gradient_accumulation_steps": 2}
+
+
+def paid_by_count(completions, **columns):
+    """A reward function with different rewards within most groups."""
+    return share_of_a(completions)
+
+
+class KeptGroups(STGRPOTrainer):
+    def _log_rollout(self, mode, batch, turns, scores, kl, estimates, seconds):
+        self.kept = (batch, turns, estimates)
+        super()._log_rollout(mode, batch, turns, scores, kl, estimates, seconds)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        ("grpo", {"num_iterations": 3}),
+        ("grpo", {"scale_rewards": "batch", "beta": 0.1}),
+        ("grpo", {"scale_rewards": "none", "loss_type": "dr_grpo"}),
+        ("gspo", {"num_iterations": 2}),
+    ],
+)
+def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path):
+    # Of several epochs only the first rollout: dealing episodes anew draws random numbers.
+    steps = options.get("num_iterations", 6)
+    settings = {**QUICK, **options, "num_generations": 4, "max_steps": steps, "learning_rate": 1e-2}
+    for name in ("critic_learning_rate", "num_mini_batches", "num_ppo_epochs"):
+        del settings[name]
+    settings |= {"steps_per_generation": 2, "disable_dropout": True}
+    settings = {"loss_type": "grpo", "num_iterations": 1, **settings}
+    tokenizer, trained = char_tokenizer(), []
+    tiny_policy(tokenizer).save_pretrained(tmp_path / "policy")
+    for trainer_class, config_class in (
+        (GRPOTrainer, GRPOConfig),
+        (STGRPOTrainer, STGRPOConfig),
+    ):
+        own = {"variant": variant}
+        if trainer_class is GRPOTrainer:
+            own = {"importance_sampling_level": "token" if variant == "grpo" else "sequence"}
+        trainer = trainer_class(
+            model=str(tmp_path / "policy"),  # by name: GRPOTrainer loads its reference by it
+            reward_funcs=paid_by_count,
+            args=config_class(output_dir=str(tmp_path), **settings, **own),
+            train_dataset=prompts(),
+            processing_class=tokenizer,
+        )
+        start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        trainer.train()
+        trained.append((trainer, start))
+    (theirs, start), (ours, _) = trained
+    moved = 0.0
+    for (name, p), q in zip(theirs.model.named_parameters(), ours.model.parameters(), strict=True):
+        moved = max(moved, float((p - start[name]).abs().max()))
+        assert torch.allclose(p, q, atol=2e-5), name
+    assert moved > 1e-2
+    log, expected = logs(ours), logs(theirs)
+    for name in ("reward", "reward_std", "frac_reward_zero_std", "completions/mean_length"):
+        assert log[name] == pytest.approx(expected[name], abs=1e-6)
+    if "beta" in options:
+        assert log["kl"] == pytest.approx(expected["kl"], rel=1e-3)
+
+
+def test_nothing_of_a_critic_is_left(tmp_path):
+    trainer = build(tmp_path, STGRPOTrainer, **GROUP, save_strategy="steps", save_steps=2)
+    trainer.train()
+    assert trainer.critic.parameters() == []
+    assert not any(name.startswith("value/") for name in logs(trainer))
+    assert len(trainer.optimizer.param_groups) == 2  # with and without weight decay
+    assert not list(tmp_path.rglob("critic"))
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_resumed_run_ends_like_the_whole_one(step, tmp_path):
+    options = {**GROUP, **LIMITS, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    options |= {"num_iterations": 2, "num_ppo_epochs": None}
+    runs = []
+    for resume in (None, str(tmp_path / f"checkpoint-{step}")):
+        trainer = build(tmp_path, STGRPOTrainer, arguments=TEXT, **options)
+        trainer.train(resume_from_checkpoint=resume)
+        runs.append(trainer)
+    whole, resumed = runs
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed).items())
+    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+
+
+class Uneven(CountEnv):
+    """Pays the row's `paid`, in halves by turn; breaks where it is None."""
+
+    def reset(self, *, paid, **row):
+        if paid is None:
+            raise OSError("broken on purpose")
+        self._paid, self._turns = paid, 0
+        return "", {}
+
+    def step(self, action):
+        self._turns += 1
+        return "go on", self._paid / 2, self._turns == 2, False, {}
+
+
+def test_turn_rewards_count_and_failed_episodes_do_not(tmp_path):
+    """Every row is a prompt of its own, so rows are repeated by hand: four neighbours are a group."""
+
+    class Dealt(KeptGroups):
+        def _play_and_score(self, inputs):
+            paid = [1.0, 3.0, None, 5.0, 2.0, 2.0, 2.0, 2.0]
+            rows = [{**row, "paid": paid[i % 8]} for i, row in enumerate(inputs)]
+            return super()._play_and_score(rows)
+
+    trainer = build(
+        tmp_path, Dealt, arguments={"environment_factory": Uneven}, **GROUP, **LIMITS, max_steps=1
+    )
+    trainer.train()
+    batch, turns, estimates = trainer.kept
+    unit = 2.0 + 1e-4
+    expected = torch.tensor([-2.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]) / unit
+    mask = batch["loss_mask"]
+    assert not mask[2].any()
+    wanted = expected[:, None] * mask
+    assert torch.allclose(estimates.advantages, wanted.to(estimates.advantages), atol=1e-6)
+    assert turns.turn_rewards[0].sum() == pytest.approx(1.0)
+
+
+def test_the_pieces_of_the_paper_are_in(tmp_path):
+    options = {**GROUP, **LIMITS, "max_steps": 6, "num_ppo_epochs": 3, "learning_rate": 3e-2}
+    trainer = build(
+        tmp_path, STGRPOTrainer, arguments={"reward_funcs": paid_by_count, **TEXT}, **options
+    )
+    assert trainer.args.importance_sampling_level == "turn"
+    assert trainer.args.clip_bias_normalization == "share"
+    trainer.train()
+    scales = [e["clip_bias/scale"] for e in trainer.state.log_history if "clip_bias/scale" in e]
+    assert len(scales) == 6
+    assert min(scales) < 1.0
+
+
+def test_evaluation_works(tmp_path):
+    trainer = build(
+        tmp_path,
+        STGRPOTrainer,
+        arguments={**TEXT, "eval_dataset": prompts(3)},
+        **GROUP,
+        **LIMITS,
+        num_generations_eval=1,
+    )
+    assert trainer.evaluate()["eval_episodes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"critic_learning_rate": 1e-4},
+            "`critic_learning_rate=0.0001` is not supported by STGRPO",
+        ),
+        ({"gamma": 0.9}, "`gamma=0.9` is not supported"),
+        ({"kl_coef": 0.1}, "beta is the KL in the loss"),
+        ({"num_generations": 1}, "`num_generations=1`: an advantage relative to a group"),
+        ({"scale_rewards": "all"}, "`scale_rewards='all'`: allowed are 'group', 'batch', 'none'"),
+        ({"variant": "st-ppo"}, "`variant='st-ppo'`: allowed are 'grpo', 'gspo'"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation"),
+    ],
+)
+def test_what_needs_a_critic_is_refused(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        quick_config(tmp_path, STGRPOConfig, **{"num_generations": 4, **options})
+
+
+def test_a_value_model_is_refused(tmp_path):
+    value_model = tiny_value_model(char_tokenizer())
+    with pytest.raises(ValueError, match=r"`value_model` is a .*group-relative advantages need no"):
+        build(tmp_path, STGRPOTrainer, arguments={"value_model": value_model}, **GROUP)

@@ -1,0 +1,58 @@
+"""Episodes that are a few updates old, as asynchronous pipelines have them, but exactly so old."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class StalePolicies:
+    """The policy's weights before each of its last updates, kept in main memory.
+
+    Args:
+        parameters: the policy's trainable parameters, fixed for the object's life.
+        staleness: updates (rollout batches) by which the policy that plays is behind; 0 keeps nothing.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
+        self._parameters = list(parameters)
+        self._staleness = staleness
+        self._past: deque[list[Tensor]] = deque(maxlen=staleness + 1)
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """Surrounds one rollout: within, the policy has the weights of `staleness` updates ago.
+
+        The first rollouts, before which there were fewer updates, are played by the first policy.
+        """
+        if not self._staleness:
+            yield
+            return
+        present = self._copies()
+        self._past.append(present)
+        self._load(self._past[0])
+        try:
+            yield
+        finally:
+            self._load(present)
+
+    def state_dict(self) -> list[list[Tensor]]:
+        """The weights of past updates, oldest first."""
+        return list(self._past)
+
+    def load_state_dict(self, state: list[list[Tensor]]) -> None:
+        """Restore what `state_dict` returned."""
+        self._past.clear()
+        self._past.extend(state)
+
+    def _copies(self) -> list[Tensor]:
+        return [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
+
+    @torch.no_grad()
+    def _load(self, weights: list[Tensor]) -> None:
+        for parameter, value in zip(self._parameters, weights, strict=True):
+            parameter.copy_(value)

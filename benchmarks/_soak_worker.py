@@ -24,7 +24,7 @@ import yaml
 from transformers import TrainerCallback
 
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.envs import SearchEnv
+from trl_stppo.envs import StdlibSearchEnv
 from trl_stppo.envs.stdlib_docs import stdlib_search_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +34,7 @@ HANG_SECONDS = 2.0
 FAULTS = {"error": 0.05, "hang": 0.02, "garbage": 0.02, "exit": 0.01}
 
 
-class FailingSearch(SearchEnv):
+class FailingSearch(StdlibSearchEnv):
     """The demo's environment, of which one episode in ten goes wrong in its reset or a step."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_stppo.envs.retrieval import Passage, Retriever
-from trl_stppo.envs.search import SearchEnv
+from trl_stppo.envs.search import StdlibSearchEnv
 from trl_stppo.envs.stdlib_docs import QUESTIONS, TWO_HOP_KINDS, Entry, entries, is_held_out
 
 GENERIC_QUERIES = ("module", "class", "function", "method", "base")
@@ -178,7 +178,7 @@ def demonstrate(task: Task, mixture: Mixture, rng: random.Random) -> list[dict]:
     Returns:
         the conversation: user and assistant messages in turn, from the question to the last action.
     """
-    env = SearchEnv(task.retriever)
+    env = StdlibSearchEnv(task.retriever)
     env.reset(answers=[task.answer])
     messages = [{"role": "user", "content": task.question}]
     seen = 0  # how many passages of the path have been shown

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from search_demonstrations import GENERIC_QUERIES, GIVE_UP
-from trl_stppo.envs.search import SearchEnv
+from trl_stppo.envs.search import StdlibSearchEnv
 
 
 class Episode:
@@ -20,7 +20,7 @@ class Episode:
 
     def __init__(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
         self.row = row
-        self.env = SearchEnv()
+        self.env = StdlibSearchEnv()
         self.env.reset(**row)
         self.tokens: list[int] = tokenizer.apply_chat_template(
             row["prompt"], add_generation_prompt=True, return_dict=False

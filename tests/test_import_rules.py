@@ -16,14 +16,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What environments and their adapters play, and how they look a tool over.
 ENV_PACKAGES = {
-    *("bm25s", "datasets"),
+    *("bm25s", "datasets", "faiss", "sentence_transformers"),
     *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld", "transformers"),
 }
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
-    "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
+    "envs": ({"envs", "errors"}, {"numpy"}, ENV_PACKAGES),
+    "data": ({"data", "envs", "errors"}, set(), {"datasets"}),
+    "rewards": ({"envs"}, set(), set()),
     "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
     "rollout": ({"rollout", "generation", "core", "envs", "errors"}, {"torch"}, {"dill"}),
     "models": (
@@ -127,7 +129,9 @@ HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
     [
         ("trl_stppo", HEAVY | {"torch"}),
         ("trl_stppo.core", HEAVY),
-        ("trl_stppo.envs", HEAVY | {"torch", "bm25s"}),
+        ("trl_stppo.envs", HEAVY | {"torch", "bm25s", "numpy"}),
+        ("trl_stppo.data", HEAVY | {"torch"}),
+        ("trl_stppo.rewards", HEAVY | {"torch", "bm25s"}),
         ("trl_stppo.rollout.engine", HEAVY | {"torch"}),
         ("trl_stppo.models.small", {"trl", "peft", "datasets"}),
     ],

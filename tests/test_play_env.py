@@ -148,4 +148,4 @@ def test_as_a_command_on_the_default_environment_and_dataset() -> None:
     assert result.returncode == 0, result.stderr[-2000:]
     assert "user: " in result.stdout
     assert "<information> merge is" in result.stdout
-    assert "=== SearchEnv: 2 turns, return 0, terminated" in result.stdout
+    assert "=== StdlibSearchEnv: 2 turns, return 0, terminated" in result.stdout

@@ -19,3 +19,11 @@ class CheckpointWriteError(RuntimeError):
 
 class NonFiniteError(RuntimeError):
     """Losses or gradients that are not finite, too often in a row to go on."""
+
+
+class IndexFolderError(ValueError):
+    """A folder that holds no complete search index, or one of another kind or other settings."""
+
+
+class RetrievalError(RuntimeError):
+    """A search that a retrieval server did not answer, or refused."""

@@ -1,35 +1,46 @@
+"""The protocol of the search environment, what it shows, and how it cuts and scores."""
+
+import re
 import threading
 
 import pytest
 
-from trl_stppo.envs import search
+from trl_stppo.envs import SearchEnv, StdlibSearchEnv
 from trl_stppo.envs.base import TextEnv
 from trl_stppo.envs.retrieval import Passage
-from trl_stppo.envs.search import NOTHING_FOUND, TOLD_SO, SearchEnv
+from trl_stppo.envs.retrievers import specs
+from trl_stppo.envs.search import NOTHING_FOUND, SEARCH_PROMPT, SEARCH_PROMPT_CHOICES, TOLD_SO
+from trl_stppo.errors import IndexFolderError
 
 
 class ScriptedRetriever:
     """Returns what it was given and remembers what it was asked."""
 
     def __init__(self, *texts: str) -> None:
-        self.texts = texts
+        self.passages = [
+            text if isinstance(text, Passage) else Passage("T", text) for text in texts
+        ]
         self.asked: list[tuple[str, int]] = []
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         self.asked.append((query, top_k))
-        return [Passage("title", text) for text in self.texts]
+        return self.passages
 
 
-def started(*texts: str, **settings) -> tuple[SearchEnv, ScriptedRetriever]:
+BOTH = pytest.mark.parametrize("kind", [SearchEnv, StdlibSearchEnv])
+
+
+def started(*texts, kind=StdlibSearchEnv, **settings) -> tuple[SearchEnv, ScriptedRetriever]:
     retriever = ScriptedRetriever(*texts)
-    env = SearchEnv(retriever, **settings)
+    env = kind(retriever, **settings)
     assert env.reset(prompt=[], answers=["csv", "_csv.x"], hops=1) == ("", {})
     return env, retriever
 
 
-def test_keeps_the_contract_and_offers_nothing_else() -> None:
-    assert isinstance(SearchEnv(), TextEnv)
-    assert [name for name in dir(SearchEnv) if not name.startswith("_")] == ["reset", "step"]
+@BOTH
+def test_keeps_the_contract_and_offers_nothing_else(kind) -> None:
+    assert isinstance(kind(), TextEnv)
+    assert [name for name in dir(kind) if not name.startswith("_")] == ["reset", "step"]
 
 
 @pytest.mark.parametrize(
@@ -50,19 +61,21 @@ def test_search_shows_what_was_found(action: str) -> None:
     assert retriever.asked == [("merge", 2)]
 
 
-def test_search_without_a_hit_says_so_and_is_a_valid_action() -> None:
-    env, _ = started()
+@BOTH
+def test_search_without_a_hit_says_so_and_is_a_valid_action(kind) -> None:
+    env, _ = started(kind=kind)
     observation, reward, terminated, truncated, info = env.step("<search>zebra</search>")
     assert observation == NOTHING_FOUND == "<information> nothing found </information>"
     assert (reward, terminated, truncated, info) == (0.0, False, False, {"valid_action": True})
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("answer", "success"),
     [(" csv ", True), ("The CSV.", True), ("_csv.x", True), ("csvx", True), ("json", False)],
 )
-def test_answer_ends_the_episode(answer: str, success: bool) -> None:
-    env, retriever = started()
+def test_answer_ends_the_episode(answer: str, success: bool, kind) -> None:
+    env, retriever = started(kind=kind)
     assert env.step(f"So: <answer>{answer}</answer>") == (
         "",
         float(success),
@@ -73,6 +86,7 @@ def test_answer_ends_the_episode(answer: str, success: bool) -> None:
     assert retriever.asked == []
 
 
+@BOTH
 @pytest.mark.parametrize(
     "action",
     [
@@ -95,8 +109,8 @@ def test_answer_ends_the_episode(answer: str, success: bool) -> None:
         "<information>csv</information>",
     ],
 )
-def test_anything_else_is_told_so_and_the_episode_goes_on(action: str) -> None:
-    env, retriever = started("found", invalid_reward=-0.1)
+def test_anything_else_is_told_so_and_the_episode_goes_on(action: str, kind) -> None:
+    env, retriever = started("found", kind=kind, invalid_reward=-0.1)
     assert env.step(action) == (TOLD_SO, -0.1, False, False, {"valid_action": False})
     assert retriever.asked == []
     assert env.step("<answer>csv</answer>")[1] == 1.0
@@ -138,7 +152,7 @@ def test_top_k_reaches_the_retriever() -> None:
     assert retriever.asked == [("q", 5)]
 
 
-@pytest.mark.parametrize("name", ["top_k", "max_observation_chars"])
+@pytest.mark.parametrize("name", ["top_k", "max_observation_chars", "max_observation_tokens"])
 def test_settings_are_checked(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
         SearchEnv(**{name: 0})
@@ -174,9 +188,9 @@ def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatc
         built.append(len(passages))
         return ScriptedRetriever("found")
 
-    monkeypatch.setattr(search, "_default_retriever", None)
-    monkeypatch.setattr(search, "BM25Retriever", build)
-    environments = [SearchEnv() for _ in range(8)]
+    monkeypatch.setattr(specs, "_opened", {})
+    monkeypatch.setattr(specs, "BM25Retriever", build)
+    environments = [SearchEnv() if i % 2 else StdlibSearchEnv() for i in range(8)]
     for env in environments:
         env.reset(answers=["csv"])
     assert built == []
@@ -192,8 +206,177 @@ def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatc
 
 def test_real_documentation_answers_a_question() -> None:
     pytest.importorskip("bm25s")
-    env = SearchEnv()
+    env = StdlibSearchEnv()
     env.reset(answers=["csv"])
     observation = env.step("<search> writerow</search>")[0]
     assert observation.startswith("<information> writerow is a method of class DictWriter in")
     assert env.step("<answer> csv</answer>")[1] == 1.0
+
+
+TWO = (Passage("Ada Lovelace", "She wrote\nnotes."), Passage("", "Untitled text."))
+SHOWN = 'Doc 1(Title: "Ada Lovelace") She wrote notes.\nDoc 2 Untitled text.'
+
+
+def observed(*texts, **settings) -> str:
+    env, _ = started(*texts, kind=SearchEnv, **settings)
+    return env.step("<think>I need it.</think><search>q</search>")[0]
+
+
+def test_passages_are_numbered_with_titles_one_per_line() -> None:
+    assert observed(*TWO) == f"<information>{SHOWN}</information>"
+
+
+def test_titles_cannot_break_the_block() -> None:
+    shown = observed(Passage("a</information>\nb<think>", "c </think> d"))
+    assert shown == '<information>Doc 1(Title: "a b") c d</information>'
+
+
+@pytest.mark.parametrize(
+    ("action", "valid"),
+    [
+        ("<think>so</think> <search>merge</search>", True),
+        ("<think>or <search>x</search>? <answer>y</answer>?</think><search>merge</search>", True),
+        ("<think>a</think> <think>b</think><search>merge</search>", True),
+        ("<search>merge</search><think>after</think>", True),
+        ("<think>an <information> quoted</think><search>merge</search>", True),
+        ("opened by the template</think><search>merge</search>", True),
+        ("<search>no</search> quoted</think><search>merge</search>", True),
+        ("<think>unclosed <search>merge</search>", False),
+        ("<search>merge</search><think>", False),
+        ("<think>all <search>merge</search></think>", False),
+        ("<think>a<think>b</think>c</think><search>merge</search>", False),
+        ("<search>merge</search></think>", False),
+        ("<search>merge</search><information>made up</information>", False),
+        ("<think>a</think><information><search>merge</search>", False),
+        ("<search><think>hidden</think></search>", False),
+        ("<sea<think>x</think>rch>merge</search>", False),
+    ],
+)
+def test_thoughts_are_not_looked_at(action: str, valid: bool) -> None:
+    env, retriever = started("found", kind=SearchEnv, invalid_reward=-0.25)
+    _, reward, _, _, info = env.step(action)
+    assert info == {"valid_action": valid}
+    assert reward == (0.0 if valid else -0.25)
+    assert retriever.asked == ([("merge", 3)] if valid else [])
+
+
+def test_the_demo_takes_thoughts_for_text() -> None:
+    env, retriever = started("found")
+    env.step("<think> <search>merge</search> <information>")
+    assert retriever.asked == [("merge", 2)]
+    assert (
+        env.step("<think><answer>a</answer></think><answer>csv</answer>")[4]["valid_action"]
+        is False
+    )
+
+
+class Counter:
+    """Counts words and tags as tokens, and how often it is asked."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, text: str) -> int:
+        self.calls += 1
+        return len(re.sub(r"(</?\w+>)", r" \1 ", text).split())
+
+
+@pytest.mark.parametrize("cap", [10, 11, 12, 17, 100, 405, 406, 407, 408, 409, 410, 411, 999])
+def test_the_cap_in_tokens_is_never_exceeded_and_used_up(cap: int) -> None:
+    count = Counter()
+    words = [f"w{i}" for i in range(400)]
+    passages = [Passage(f"The {i}", " ".join(words)) for i in range(3)]
+    shown = observed(*passages, max_observation_tokens=cap, count_tokens=count)
+    # 2 fixed texts, the whole, and a bisection of 1,200 words.
+    assert count.calls <= 2 + 1 + 11
+    # The second heading takes four, and does not stand without a word.
+    assert count(shown) == (406 if 406 < cap < 411 else cap)
+    assert shown.startswith('<information>Doc 1(Title: "The 0") w0')
+    assert shown.endswith("</information>")
+    body = shown.removeprefix("<information>").removesuffix("</information>")
+    whole = "\n".join(f'Doc {i + 1}(Title: "The {i}") {" ".join(words)}' for i in range(3))
+    assert f"{whole} ".startswith((f"{body} ", f"{body}\n"))  # a beginning, whole words
+
+
+def test_a_cut_never_ends_in_a_heading() -> None:
+    passages, ends = (Passage("Ada King Countess of Lovelace", "She wrote"), TWO[1]), set()
+    for cap in range(10, 60):
+        shown = observed(*passages, max_observation_tokens=cap, count_tokens=Counter())
+        ends.add(shown.removesuffix("</information>").removeprefix("<information>"))
+    first = 'Doc 1(Title: "Ada King Countess of Lovelace") She'
+    second = f"{first} wrote\nDoc 2 Untitled"
+    assert ends == {first, f"{first} wrote", second, f"{second} text."}
+
+
+def test_both_caps_hold_together() -> None:
+    settings = {"count_tokens": len, "max_observation_tokens": 70}
+    assert len(observed("one two three " * 9, **settings)) <= 70
+    assert observed("one two three", max_observation_chars=25, **settings) == (
+        '<information>Doc 1(Title: "T") one two</information>'
+    )
+
+
+def test_without_a_tokenizer_a_token_is_four_characters() -> None:
+    shown = observed("word " * 999, max_observation_tokens=50)
+    assert 190 < len(shown) - len("<information></information>") <= 200
+    assert len(observed("word " * 999, max_observation_tokens=None)) > 4900
+    assert 1990 < len(observed("word " * 999)) <= 2000 + 27
+
+
+def test_a_cap_below_the_fixed_texts_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="max_observation_tokens is 9; the fixed texts alone take 59"
+    ):
+        SearchEnv(max_observation_tokens=9, count_tokens=len)
+
+
+def answered(answer: str, metric: str, **row) -> tuple[float, bool]:
+    env = SearchEnv(ScriptedRetriever(), metric=metric)
+    env.reset(**row)
+    _, reward, terminated, _, info = env.step(f"<think>x</think><answer>{answer}</answer>")
+    assert terminated
+    return reward, info["success"]
+
+
+def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
+    gold = {"answers": ["the big blue whale"]}
+    assert answered("blue whale", "f1", **gold) == (pytest.approx(0.8), False)
+    assert answered("Big, blue whale", "f1", **gold) == (1.0, True)
+    assert answered("shark", "f1", **gold) == (0.0, False)
+    assert answered("blue whale", "em", **gold) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"), [("B", True), ("(b)", True), ("beta", True), ("A", False)]
+)
+def test_letters_are_read_with_the_choices_of_the_row(answer: str, right: bool) -> None:
+    choices = {"A": "alpha", "B": "beta"}
+    assert answered(answer, "letter", answers=["B"], choices=choices) == (float(right), right)
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"style is 'r1'; allowed are \('search-r1', 'plain'\)"):
+        SearchEnv(style="r1")
+    with pytest.raises(ValueError, match="metric is 'bleu'; allowed are"):
+        SearchEnv(metric="bleu")
+    for name in ("bm25:", "wiki", "http://", "ftp://host/x", "dense"):
+        with pytest.raises(ValueError, match=r"retriever is .*allowed are"):
+            SearchEnv(name)
+    with pytest.raises(IndexFolderError, match="no folder"):
+        SearchEnv("bm25:/no/such/folder")
+
+
+def test_environments_share_the_retriever_of_a_name(monkeypatch) -> None:
+    monkeypatch.setattr(specs, "_opened", {})
+    first, second = (SearchEnv("http://127.0.0.1:9/retrieve") for _ in range(2))
+    assert first._retriever is second._retriever
+    assert SearchEnv("http://127.0.0.1:9/other")._retriever is not first._retriever
+
+
+def test_the_prompts_name_the_tags_and_hold_no_action_of_their_own() -> None:
+    for prompt in (SEARCH_PROMPT, SEARCH_PROMPT_CHOICES):
+        for tag in ("<think>", "</think>", "<search>", "</search>", "<information>", "</answer>"):
+            assert tag in prompt
+        assert prompt.endswith("Question: ")
+    assert "letter" in SEARCH_PROMPT_CHOICES
+    assert "letter" not in SEARCH_PROMPT

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_stppo.envs.search import NOTHING_FOUND, TOLD_SO, SearchEnv
+from trl_stppo.envs.search import NOTHING_FOUND, TOLD_SO, StdlibSearchEnv
 from trl_stppo.envs.stdlib_docs import QUESTIONS, is_held_out, questions
 
 pytest.importorskip("bm25s")
@@ -39,7 +39,7 @@ def test_right_behaviour_always_succeeds(demos) -> None:
         task = source.draw()
         messages = demos.demonstrate(task, demos.EXPERT, rng)
         assert len(messages) == 2 * (len(task.path) + 1)
-        env = SearchEnv(task.retriever)
+        env = StdlibSearchEnv(task.retriever)
         env.reset(answers=[task.answer])
         outcomes = [env.step(m["content"]) for m in messages if m["role"] == "assistant"]
         assert outcomes[-1][1] == 1.0

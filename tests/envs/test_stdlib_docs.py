@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from trl_stppo.envs import stdlib_docs
-from trl_stppo.envs.search import SearchEnv
+from trl_stppo.envs.search import StdlibSearchEnv
 from trl_stppo.envs.stdlib_docs import MAX_WORDS, entries, is_held_out, passages, questions
 
 
@@ -92,7 +92,7 @@ def test_unknown_split_is_refused() -> None:
         questions("validation")  # type: ignore[arg-type]
 
 
-def _oracle(row: dict, env: SearchEnv) -> float:
+def _oracle(row: dict, env: StdlibSearchEnv) -> float:
     """Search the asked name, then what the first passage says; answer from the last passage."""
     env.reset(**row)
     name = row["name"]
@@ -111,7 +111,7 @@ def _oracle(row: dict, env: SearchEnv) -> float:
 def test_searching_the_asked_name_leads_to_the_answer(split: stdlib_docs.Split) -> None:
     pytest.importorskip("bm25s")
     rows = questions(split)
-    env = SearchEnv()
+    env = StdlibSearchEnv()
     assert sum(_oracle(row, env) for row in rows) / len(rows) >= 0.97
 
 

@@ -2,6 +2,6 @@
 
 from .base import TextEnv
 from .check import check_env
-from .search import SearchEnv
+from .search import SearchEnv, StdlibSearchEnv
 
-__all__ = ["SearchEnv", "TextEnv", "check_env"]
+__all__ = ["SearchEnv", "StdlibSearchEnv", "TextEnv", "check_env"]

@@ -13,9 +13,9 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 @dataclass(frozen=True)
 class Passage:
-    """One thing that can be found. Both fields are searched; readers are shown `text` alone.
+    """One thing that can be found. Both fields are searched.
 
-    So `text` has to name what it is about.
+    Where readers are shown `text` alone, it has to name what it is about.
     """
 
     title: str
@@ -62,7 +62,7 @@ class BM25Retriever:
             )
         self._passages = tuple(passages)
         self._known_words = {word for document in corpus for word in document}
-        self._index: Any = _import_bm25s().BM25()
+        self._index: Any = import_bm25s().BM25()
         self._index.index(corpus, show_progress=False)
 
     def search(self, query: str, top_k: int) -> list[Passage]:
@@ -78,6 +78,10 @@ class BM25Retriever:
         Raises:
             ValueError: `top_k` is smaller than 1.
         """
+        return [passage for passage, _ in self.ranked(query, top_k)]
+
+    def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
+        """As `search`, with scores."""
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}; it must be at least 1. Ask for 1 passage or more.")
         known = [word for word in words(query) if word in self._known_words]
@@ -86,15 +90,15 @@ class BM25Retriever:
         # Scores are ranked here, not by bm25s: its top-k leaves the order of ties open.
         scores = self._index.get_scores(known)
         ranking = (-scores).argsort(kind="stable")[:top_k]
-        return [self._passages[index] for index in ranking if scores[index] > 0]
+        return [(self._passages[i], float(scores[i])) for i in ranking if scores[i] > 0]
 
 
-def _import_bm25s() -> Any:
+def import_bm25s() -> Any:
+    """The package, or an error that says how to install it."""
     try:
         import bm25s
     except ImportError as error:
         raise ImportError(
-            "BM25Retriever needs bm25s: pip install trl-stppo[search], "
-            "or pass a retriever of your own."
+            "BM25 needs bm25s: pip install trl-stppo[search], or pass a retriever of your own."
         ) from error
     return bm25s

@@ -1,67 +1,110 @@
 """Answer a question with the help of a search engine, one tagged action per turn.
 
-The protocol of Search-R1 (Jin et al. 2025, arXiv:2503.09516): `<search>` asks, `<information>`
-comes back, `<answer>` ends the episode.
+The protocol of Search-R1 (Jin et al. 2025, arXiv:2503.09516): the policy thinks in `<think>`, asks
+with `<search>`, gets `<information>`, and ends the episode with `<answer>`.
 """
 
 import re
-import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
-from trl_stppo.envs.retrieval import BM25Retriever, Retriever
-from trl_stppo.envs.squad import exact_match
-from trl_stppo.envs.stdlib_docs import passages
+from trl_stppo.envs.choices import letter_match
+from trl_stppo.envs.retrieval import Retriever
+from trl_stppo.envs.retrievers.specs import STDLIB, check_name, open_retriever
+from trl_stppo.envs.search_prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
+from trl_stppo.envs.search_view import NOTHING_FOUND, STYLES, Style, fit, framed, lay_out
+from trl_stppo.envs.squad import exact_match, f1_score
 
-NOTHING_FOUND = "<information> nothing found </information>"
+__all__ = [
+    "NOTHING_FOUND",
+    "SEARCH_PROMPT",
+    "SEARCH_PROMPT_CHOICES",
+    "TOLD_SO",
+    "SearchEnv",
+    "StdlibSearchEnv",
+]
+
 TOLD_SO = "Write <search> words </search> or <answer> words </answer>."
+METRICS = ("em", "f1", "letter")
+CHARS_PER_TOKEN = 4  # of English text, where nobody counts tokens
 
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _ACTION_TAG = re.compile(r"</?(?:search|answer)>")
-_ANY_TAG = re.compile(r"</?(?:search|answer|information)>")
-
-_default_retriever: Retriever | None = None
-_default_retriever_lock = threading.Lock()
+_OTHER_TAG = re.compile(r"</?(?:think|information)>")
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+# Chat templates of reasoning models put the opening tag into the prompt.
+_OPENED_BEFORE = re.compile(r"\A(?:(?!<think>).)*?</think>", re.DOTALL)
 
 
 class SearchEnv:
-    """Question answering over a retriever; reward 1 for an exact match, else 0.
+    """Question answering over a retriever; the last turn is paid by its answer.
 
-    Every turn must hold exactly one `<search>query</search>` or `<answer>text</answer>`; text
-    around it is ignored. Anything else is answered with a reminder and the episode goes on. There
-    is no turn limit here: the rollout has one.
+    Every turn must hold exactly one `<search>query</search>` or `<answer>text</answer>`. What is
+    inside `<think>..</think>` is not looked at, other text around the action neither. A thought
+    without an end, several actions, an `<information>` block of the policy's own or an empty action
+    is answered with a reminder, and the episode goes on. There is no turn limit here: the rollout
+    has one (`max_turns`).
     """
 
     def __init__(
         self,
-        retriever: Retriever | None = None,
+        retriever: Retriever | str | None = None,
         *,
-        top_k: int = 2,
-        max_observation_chars: int = 240,
+        top_k: int = 3,
+        max_observation_tokens: int | None = 500,
+        count_tokens: Callable[[str], int] | None = None,
+        max_observation_chars: int | None = None,
+        style: Style = "search-r1",
+        metric: Literal["em", "f1", "letter"] = "em",
         invalid_reward: float = 0.0,
     ) -> None:
         """Create an environment; many of them may share one retriever.
 
         Args:
-            retriever: what `<search>` asks; None for BM25 over `stdlib_docs.passages()`, which is
-                built on the first search and shared by the whole process.
+            retriever: what `<search>` asks: an object, or a name as `open_retriever` takes it, whose
+                retriever is shared by the whole process. None is "stdlib", BM25 over the
+                documentation of the running Python, built on the first search.
             top_k: passages shown per search, >= 1.
+            max_observation_tokens: cap on the whole observation, tags included, >= 1; None for none.
+            count_tokens: text -> its number of tokens. Without it a token is taken for four
+                characters, unless `max_observation_chars` says something else.
             max_observation_chars: cap on the shown passages together, in characters, >= 1.
+            style: "search-r1" shows numbered passages with titles, one per line; "plain" joins their
+                texts with " | ", and takes `<think>` and `<information>` in a turn for ordinary text.
+            metric: "em" pays 1 for an exact match, else 0; "f1" pays the F1 of the words; "letter"
+                pays 1 for the right letter of a multiple-choice question.
             invalid_reward: reward of a turn without a usable action; 0 or a small negative number.
 
         Raises:
-            ValueError: `top_k` or `max_observation_chars` is smaller than 1.
+            ValueError: a setting that is not allowed, or a cap below what the fixed texts take.
+            IndexFolderError: `retriever` names a folder without a complete index.
         """
-        for name, value in (("top_k", top_k), ("max_observation_chars", max_observation_chars)):
-            if value < 1:
+        caps = {"top_k": top_k, "max_observation_tokens": max_observation_tokens}
+        caps["max_observation_chars"] = max_observation_chars
+        for name, value in caps.items():
+            if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1. Raise it.")
-        self._retriever = retriever
-        self._top_k = top_k
-        self._max_observation_chars = max_observation_chars
+        _check_choice("style", style, STYLES)
+        _check_choice("metric", metric, METRICS)
+        if isinstance(retriever, str) and retriever != STDLIB:
+            check_name(retriever)
+            retriever = open_retriever(retriever)
+        self._retriever = STDLIB if retriever is None else retriever
+        self._top_k, self._style, self._metric = top_k, style, metric
+        self._count_tokens = None if max_observation_tokens is None else count_tokens
+        self._max_tokens, self._max_chars = max_observation_tokens or 0, max_observation_chars
+        if self._count_tokens is not None:
+            _check_budget(self._count_tokens, self._max_tokens)
+        elif max_observation_tokens is not None and max_observation_chars is None:
+            self._max_chars = CHARS_PER_TOKEN * max_observation_tokens
         self._invalid_reward = float(invalid_reward)
         self._answers: tuple[str, ...] | None = None  # None: no episode is running
+        self._choices: Any = None
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode from a row with a column `answers`; the prompt is left as it is.
+
+        With `metric="letter"` a column `choices`, letter -> text or a list of texts, is used too.
 
         Raises:
             ValueError: `answers` is missing, empty, or not a sequence of non-empty strings.
@@ -77,7 +120,7 @@ class SearchEnv:
                 "needs a non-empty list of strings. Add a column answers to the data set, "
                 'for example ["csv"].'
             )
-        self._answers = tuple(answers)
+        self._answers, self._choices = tuple(answers), row.get("choices")
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -88,25 +131,65 @@ class SearchEnv:
         """
         if self._answers is None:
             raise RuntimeError("no episode is running: call reset before step, and after an end.")
-        kind, content = _parse(action)
+        kind, content = _parse(action if self._style == "plain" else _without_thoughts(action))
         if kind == "answer":
-            success = exact_match(content, self._answers)
+            reward, success = self._judge(content, self._answers)
             self._answers = None
-            return "", float(success), True, False, {"valid_action": True, "success": success}
+            return "", reward, True, False, {"valid_action": True, "success": success}
         if kind == "search":
             return self._observe(content), 0.0, False, False, {"valid_action": True}
         return TOLD_SO, self._invalid_reward, False, False, {"valid_action": False}
 
+    def _judge(self, answer: str, golds: tuple[str, ...]) -> tuple[float, bool]:
+        if self._metric == "letter":
+            success = letter_match(answer, golds, self._choices)
+        else:
+            success = exact_match(answer, golds)
+        return f1_score(answer, golds) if self._metric == "f1" else float(success), success
+
     def _observe(self, query: str) -> str:
-        retriever = _shared_retriever() if self._retriever is None else self._retriever
-        found = retriever.search(query, self._top_k)
-        # A passage that quotes a tag must not be able to close the block or pose as an action.
-        shown = " | ".join(" ".join(_ANY_TAG.sub(" ", passage.text).split()) for passage in found)
-        if len(shown) > self._max_observation_chars:
-            kept = shown[: self._max_observation_chars + 1]
-            # Whole words only, unless the first one is longer than the cap.
-            shown = kept.rpartition(" ")[0].rstrip(" |") or kept[:-1]
-        return f"<information> {shown} </information>" if shown else NOTHING_FOUND
+        if isinstance(self._retriever, str):
+            self._retriever = open_retriever(self._retriever)
+        found = self._retriever.search(query, self._top_k)
+        shown, cuts = lay_out(found, self._style)
+        return framed(fit(shown, cuts, self._fits), self._style)
+
+    def _fits(self, shown: str) -> bool:
+        if self._max_chars is not None and len(shown) > self._max_chars:
+            return False
+        count = self._count_tokens
+        return count is None or count(framed(shown, self._style)) <= self._max_tokens
+
+
+class StdlibSearchEnv(SearchEnv):
+    """The demo's: over the documentation of the running Python, shown short and plain.
+
+    That form is what the shipped model was taught to read.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever | str | None = None,
+        *,
+        top_k: int = 2,
+        max_observation_chars: int = 240,
+        invalid_reward: float = 0.0,
+    ) -> None:
+        """Create an environment; arguments as those of `SearchEnv`."""
+        super().__init__(
+            retriever,
+            top_k=top_k,
+            max_observation_tokens=None,
+            max_observation_chars=max_observation_chars,
+            style="plain",
+            invalid_reward=invalid_reward,
+        )
+
+
+def _without_thoughts(action: str) -> str:
+    """The text outside of thoughts; "" where what is left makes no sense."""
+    outside = _THOUGHT.sub(" ", _OPENED_BEFORE.sub(" ", action, count=1))
+    return "" if _OTHER_TAG.search(outside) else outside
 
 
 def _parse(action: str) -> tuple[str, str]:
@@ -118,9 +201,14 @@ def _parse(action: str) -> tuple[str, str]:
     return match[1], match[2].strip()
 
 
-def _shared_retriever() -> Retriever:
-    global _default_retriever
-    with _default_retriever_lock:
-        if _default_retriever is None:
-            _default_retriever = BM25Retriever(passages())
-    return _default_retriever
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed are {allowed}. Pick one of them.")
+
+
+def _check_budget(count_tokens: Callable[[str], int], cap: int) -> None:
+    needed = max(count_tokens(text) for text in (NOTHING_FOUND, TOLD_SO))
+    if needed > cap:
+        raise ValueError(
+            f"max_observation_tokens is {cap}; the fixed texts alone take {needed}. Raise it."
+        )

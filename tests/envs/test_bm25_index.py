@@ -1,0 +1,305 @@
+"""BM25 from disk: the same scores as bm25s, exact pruning, bounded building, damaged folders."""
+
+import gzip
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trl_stppo.envs.retrieval import Passage, Retriever
+from trl_stppo.envs.retrievers import open_retriever
+from trl_stppo.envs.retrievers.corpus import PassageStore, PassageWriter, passage_of, read_corpus
+from trl_stppo.errors import IndexFolderError
+
+bm25s = pytest.importorskip("bm25s")
+np = pytest.importorskip("numpy")
+
+from trl_stppo.envs.retrievers.bm25 import BM25Index
+from trl_stppo.envs.retrievers.bm25_build import build_bm25, terms_of
+
+ROOT = Path(__file__).parents[2]
+PASSAGES = [
+    Passage("Heap queue", "A heap is a tree. The smallest item is at the root."),
+    Passage("Beyoncé", "An American singer; born in Houston.\nSecond line."),
+    Passage("", "東京 is the capital of Japan."),
+    Passage("Empty", ""),
+    Passage("", ""),
+]
+
+
+def zipf(count: int, seed: int = 0) -> list[Passage]:
+    """Passages in which few words are everywhere and many are rare, with repetitions."""
+    dice = random.Random(seed)
+    words = [f"w{i}" for i in range(400)]
+    weights = [1 / (i + 1) for i in range(400)]
+    return [
+        Passage(
+            f"t{dice.randrange(50)}", " ".join(dice.choices(words, weights, k=dice.randrange(30)))
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bm25") / "large"
+    passages = zipf(1500)
+    assert build_bm25(passages, folder, block_tokens=4000, stop_words_name="none") == 1500
+    return passages, BM25Index(folder)
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    build_bm25(PASSAGES, tmp_path / "small")
+    return tmp_path / "small"
+
+
+def test_it_scores_and_ranks_as_bm25s_does(large) -> None:
+    passages, index = large
+    reference = bm25s.BM25(k1=0.9, b=0.4)
+    tokens = [terms_of(f"{p.title} {p.text}", frozenset()) for p in passages]
+    reference.index(tokens, show_progress=False)
+    dice = random.Random(1)
+    for number in range(300):
+        # Frequent words alone, rare ones alone, both, and words that come twice.
+        ranks = [
+            dice.choice([dice.randrange(5), dice.randrange(400)]) for _ in range(number % 7 + 1)
+        ]
+        query = [f"w{rank}" for rank in ranks]
+        scores = reference.get_scores(query)
+        k = dice.choice([1, 3, 10, 2000])
+        expected = np.lexsort((np.arange(len(scores)), -scores))[: min(k, (scores > 0).sum())]
+        found = index.ranked(" ".join(query), k)
+        assert [s for _, s in found] == pytest.approx(scores[expected].tolist(), rel=1e-5)
+        gaps = np.abs(np.diff(scores[expected]))
+        if len(expected) < 2 or gaps.min() > 1e-4:  # else rounding decides
+            boundary = np.sort(scores)[::-1][len(expected) - 1 : len(expected) + 1]
+            if len(boundary) < 2 or boundary[0] - boundary[1] > 1e-4:
+                assert [p for p, _ in found] == [passages[i] for i in expected]
+
+
+def test_pruning_leaves_out_nothing(large, monkeypatch) -> None:
+    """Against adding everything up in the same order: equal to the bit, ties included."""
+    from trl_stppo.envs.retrievers import bm25
+
+    _, index = large
+    dice = random.Random(2)
+    queries = [
+        " ".join(f"w{dice.choice([dice.randrange(8), dice.randrange(400)])}" for _ in range(6))
+        for _ in range(200)
+    ]
+    pruned = [index.ranked(query, 5) for query in queries]
+    looked_up = []
+    search = np.searchsorted
+    monkeypatch.setattr(bm25.np, "searchsorted", lambda *a: looked_up.append(1) or search(*a))
+    assert [index.ranked(query, 5) for query in queries] == pruned
+    assert len(looked_up) > 100  # it does prune
+    looked_up.clear()
+    monkeypatch.setattr(bm25, "_MARGIN", 1.0)  # never sure enough
+    assert [index.ranked(query, 5) for query in queries] == pruned
+    assert not looked_up
+
+
+def test_blocks_make_no_difference(tmp_path, large) -> None:
+    passages, index = large
+    build_bm25(passages, tmp_path / "one", stop_words_name="none")
+    for name in os.listdir(tmp_path / "one"):
+        if name != "index.json":
+            assert (tmp_path / "one" / name).read_bytes() == (index.folder / name).read_bytes(), (
+                name
+            )
+
+
+def test_bm25s_opens_it(small) -> None:
+    index = bm25s.BM25.load(small, mmap=True)
+    assert index.get_scores(["heap"]).argmax() == 0
+
+
+def test_equal_scores_keep_the_order_of_the_corpus(tmp_path) -> None:
+    build_bm25([Passage(f"t{i}", "same" + " pad" * (i % 3)) for i in range(900)], tmp_path / "x")
+    found = BM25Index(tmp_path / "x").search("same same", 800)
+    shorter_first = sorted(range(900), key=lambda i: (i % 3, i))
+    assert [p.title for p in found] == [f"t{i}" for i in shorter_first[:800]]
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("HEAP?", 0),
+        ("beyonce", 1),
+        ("Beyonce\u0301", 1),
+        ("BEYONCÉ", 1),
+        ("東京", 2),
+        ("singer in houston, root", 1),
+    ],
+)
+def test_words_of_any_script_are_found(small, query: str, number: int) -> None:
+    assert BM25Index(small).search(query, 1) == [PASSAGES[number]]
+
+
+@pytest.mark.parametrize("query", ["", "  ", "?!", "zebra", "the of is", "\ud800", "x" * 100_000])
+def test_nothing_known_finds_nothing(small, query: str) -> None:
+    assert BM25Index(small).search(query, 3) == []
+
+
+def test_it_is_a_retriever_and_checks_top_k(small) -> None:
+    index = open_retriever(f"bm25:{small}")
+    assert isinstance(index, Retriever)
+    assert open_retriever(f"bm25:{small}") is index
+    assert len(index) == 5
+    assert len(index.search("heap singer capital", 99)) == 3
+    with pytest.raises(ValueError, match="top_k is 0"):
+        index.search("heap", 0)
+
+
+def test_threads_and_other_processes_get_the_same(large) -> None:
+    _, index = large
+    queries = [f"w{i % 7} w{i} t{i % 50}" for i in range(200)]
+    alone = [index.search(query, 3) for query in queries]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda query: index.search(query, 3), queries)) == alone
+    again = pickle.loads(pickle.dumps(index))
+    assert [again.search(query, 3) for query in queries] == alone
+
+
+def test_nothing_is_read_into_memory(large) -> None:
+    _, index = large
+    for array in (index._scores, index._documents, index._starts):
+        assert isinstance(array.base, np.memmap | __import__("mmap").mmap)
+        assert not array.flags.owndata
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda f: (f / "index.json").unlink(),
+        lambda f: (f / "index.json").write_text("{"),
+        lambda f: (f / "index.json").write_text("[]"),
+        lambda f: (f / "data.csc.index.npy").unlink(),
+        lambda f: os.truncate(f / "passages.jsonl", 20),
+        lambda f: os.truncate(f / "vocab.index.json", 5),
+        lambda f: (f / "index.json").write_text(
+            json.dumps({**json.loads((f / "index.json").read_text()), "kind": "dense"})
+        ),
+        lambda f: shutil.rmtree(f),
+    ],
+)
+def test_a_damaged_folder_is_refused(small, spoil) -> None:
+    spoil(small)
+    with pytest.raises(IndexFolderError, match=r"uild.*again|Build an index"):
+        BM25Index(small)
+
+
+def test_a_failed_build_leaves_nothing(tmp_path) -> None:
+    def failing():
+        yield PASSAGES[0]
+        raise OSError("disk on fire")
+
+    with pytest.raises(OSError, match="on fire"):
+        build_bm25(failing(), tmp_path / "x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_build_is_recognised(tmp_path) -> None:
+    code = (
+        "import os, sys; from trl_stppo.envs.retrieval import Passage\n"
+        "from trl_stppo.envs.retrievers import bm25_build\n"
+        "bm25_build.write_manifest = lambda *a: os._exit(9)\n"
+        "bm25_build.build_bm25([Passage('a', 'b c d')], sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
+    assert done.returncode == 9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".x.building-")
+    with pytest.raises(IndexFolderError, match="interrupted"):
+        BM25Index(left)
+
+
+def test_an_index_is_replaced_only_if_asked(small) -> None:
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        build_bm25(PASSAGES[:1], small)
+    opened = BM25Index(small)
+    assert build_bm25(PASSAGES[:1], small, overwrite=True) == 1
+    assert len(BM25Index(small)) == 1
+    assert opened.search("singer", 1) == [PASSAGES[1]]  # the old files live on while mapped
+    assert os.listdir(small.parent) == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k1": -1}, "k1 is -1"),
+        ({"b": 1.5}, "b is 1.5"),
+        ({"block_tokens": 0}, "block_tokens is 0"),
+        ({"stop_words_name": "german"}, "stop_words is 'german'"),
+    ],
+)
+def test_settings_are_checked(tmp_path, settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_bm25(PASSAGES, tmp_path / "x", **settings)
+
+
+@pytest.mark.parametrize("passages", [[], [Passage("?", "!")], [Passage("the", "of")]])
+def test_a_corpus_without_words_is_refused(tmp_path, passages) -> None:
+    with pytest.raises(ValueError, match="none contains a word"):
+        build_bm25(passages, tmp_path / "x")
+
+
+def test_corpus_files_of_both_forms(tmp_path) -> None:
+    lines = [
+        '{"id": "0", "contents": "\\"Title\\"\\ntext\\nmore"}',
+        '{"contents": "one line"}',
+        "",
+        '{"title": "A \\"B\\" C", "text": "t"}',
+        '{"text": "t", "title": null}',
+    ]
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
+        file.write("\n".join(lines))
+    expected = [
+        Passage("Title", "text\nmore"),
+        Passage("", "one line"),
+        Passage('A "B" C', "t"),
+        Passage("", "t"),
+    ]
+    assert list(read_corpus(tmp_path / "c.jsonl")) == expected
+    assert list(read_corpus(tmp_path / "c.jsonl.gz")) == expected
+
+
+@pytest.mark.parametrize("line", ["{", "7", '{"title": "x"}', '{"text": 3}', '{"contents": ["x"]}'])
+def test_a_bad_line_is_named(tmp_path, line) -> None:
+    (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line)
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: "):
+        list(read_corpus(tmp_path / "c.jsonl"))
+
+
+def test_the_store_keeps_any_text(tmp_path) -> None:
+    odd = [Passage("", ""), Passage("a\nb", '"\\\u2028\x00'), Passage("é東", "x" * 100_000)]
+    writer = PassageWriter(tmp_path)
+    for passage in [*odd, Passage("lone \ud800", "")]:
+        writer.add(passage)
+    writer.close()
+    store = PassageStore(tmp_path)
+    assert [store[i] for i in range(len(store))] == [*odd, Passage("lone ?", "")]
+    assert passage_of({"contents": '"'}) == Passage("", '"')
+
+
+def test_the_script_builds_what_the_environment_opens(tmp_path) -> None:
+    rows = [{"contents": f'"{p.title}"\n{p.text}'} for p in PASSAGES]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = [sys.executable, ROOT / "scripts/build_index.py", "bm25", tmp_path / "c.jsonl"]
+    done = subprocess.run([*command, tmp_path / "i"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "5 passages in " in done.stdout
+    assert BM25Index(tmp_path / "i").search("capital", 1) == [PASSAGES[2]]
+    again = subprocess.run([*command, tmp_path / "i"], capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "build_index: " in again.stderr
+    assert "Traceback" not in again.stderr

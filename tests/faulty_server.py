@@ -1,0 +1,141 @@
+"""A retrieval server that goes wrong as told, request by request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+def found(query: str, top_k: int) -> list[Any]:
+    """What a search finds here."""
+    hits = [f'"{query}"\npassage {i}' for i in range(top_k)]
+    return [
+        {"document": {"id": str(i), "contents": hit}, "score": 1.0} for i, hit in enumerate(hits)
+    ]
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """Behaves by `plan`, one entry per request, then well.
+
+    Entries: ok, slow (0.2 s), hang, drip, drip_head, reset, close, cut, garbage, shape, huge, farewell
+    (right, then closes the connection), goodbye (without saying so), plain, chunked, or a status.
+    """
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, *plan: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.plan = list(plan)
+        self.lock, self.released = threading.Lock(), threading.Event()
+        self.requests: list[dict[str, Any]] = []
+        self.connections = 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/retrieve"
+
+
+@contextlib.contextmanager
+def faulty_server(*plan: str) -> Iterator[FaultyServer]:
+    """A running server."""
+    server = FaultyServer(*plan)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.released.set()
+        server.shutdown()
+        server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: FaultyServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        """Count it."""
+        super().setup()
+        with self.server.lock:
+            self.server.connections += 1
+
+    def log_message(self, *args: Any) -> None:
+        """Stay silent."""
+
+    def handle(self) -> None:
+        """A client may hang up."""
+        with contextlib.suppress(OSError):
+            super().handle()
+
+    def do_POST(self) -> None:
+        """Behave as planned."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.requests.append(asked)
+            plan = self.server.plan.pop(0) if self.server.plan else "ok"
+        hits = [found(query, asked["topk"]) for query in asked["queries"]]
+        if plan == "plain":
+            hits = [[hit["document"] for hit in group] for group in hits]
+        body = json.dumps({"result": hits}).encode()
+        if plan.isdecimal():
+            self._send(int(plan), b'{"error": "as told"}')
+        elif plan in ("ok", "slow", "plain", "goodbye", "farewell"):
+            time.sleep(0.2 if plan == "slow" else 0)
+            self._send(200, body, closing=plan == "farewell")
+            self.close_connection = plan in ("goodbye", "farewell")
+        elif plan in ("garbage", "shape"):
+            self._send(200, b'{"result": [[{"docu' if plan == "garbage" else b'{"result": [[3]]}')
+        elif plan == "chunked":
+            self._chunked(body)
+        else:
+            self._break(plan, body)
+
+    def _send(
+        self, status: int, body: bytes, length: int | None = None, *, closing: bool = False
+    ) -> None:
+        self.send_response(status)
+        if closing:
+            self.send_header("Connection", "close")
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _chunked(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for part in (body[:7], body[7:]):
+            self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _break(self, plan: str, body: bytes) -> None:
+        self.close_connection = True
+        if plan == "hang":
+            self.server.released.wait(30)
+        elif plan == "reset":
+            linger = struct.pack("ii", 1, 0)  # closing sends a reset
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.connection.close()
+        elif plan == "cut":
+            self._send(200, body[:20], len(body))
+        elif plan == "huge":
+            self._send(200, b"", 2**40)
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(2**20))
+        elif plan in ("drip", "drip_head"):
+            if plan == "drip":
+                self._send(200, b"", len(body))
+            for _ in range(3000):
+                self.wfile.write(b" " if plan == "drip" else b"H")
+                if self.server.released.wait(0.01):
+                    break
+        elif plan != "close":
+            raise AssertionError(plan)

@@ -1,0 +1,79 @@
+"""Turn question-answering data sets into rows for `train_stppo.py --dataset_name` (docs/data.md).
+
+python scripts/prepare_data.py --train nq hotpotqa \
+    --eval nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle --output data/search
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from trl_stppo.data import DATASETS, FLASHRAG, ORIGINAL, prepare, report_lines, save
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    known = ", ".join(DATASETS)
+    flags = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    flags.add_argument("--train", nargs="+", default=[], metavar="NAME", help=f"of {known}")
+    flags.add_argument("--eval", nargs="+", default=[], metavar="NAME", help="likewise")
+    flags.add_argument("--output", required=True, help="folder to write")
+    flags.add_argument("--overwrite", action="store_true", help="replace an earlier result there")
+    flags.add_argument("--source", choices=[FLASHRAG, ORIGINAL], default=FLASHRAG)
+    flags.add_argument(
+        "--local", metavar="DIR", help="copies of the repositories: DIR/owner/name/.."
+    )
+    flags.add_argument(
+        "--revision",
+        nargs="+",
+        default=[],
+        metavar="OWNER/NAME=REVISION",
+        help="pin repositories on the Hub to a branch, tag or commit",
+    )
+    flags.add_argument("--max_train_rows", type=int, metavar="N", help="of each data set")
+    flags.add_argument("--max_eval_rows", type=int, metavar="N", help="of each data set")
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument(
+        "--without_context", action="store_true", help="leave PubMedQA's abstracts out of prompts"
+    )
+    return flags
+
+
+def revisions(pairs: list[str]) -> dict[str, str]:
+    """`owner/name=revision` as a dictionary."""
+    found = {}
+    for pair in pairs:
+        hub, _, revision = pair.partition("=")
+        if not revision or "/" not in hub:
+            raise ValueError(f"--revision has {pair!r}; write it as owner/name=revision.")
+        found[hub] = revision
+    return found
+
+
+def main() -> None:
+    args = parser().parse_args()
+    try:
+        prepared = prepare(
+            args.train,
+            args.eval,
+            source=args.source,
+            local=args.local,
+            revisions=revisions(args.revision),
+            max_train_rows=args.max_train_rows,
+            max_eval_rows=args.max_eval_rows,
+            seed=args.seed,
+            context=not args.without_context,
+        )
+        print(*report_lines(prepared.report), sep="\n")
+        folder = save(prepared, args.output, overwrite=args.overwrite)
+    except (
+        ValueError,
+        OSError,
+    ) as error:  # what the reader can mend; ConnectionError is an OSError
+        sys.exit(f"{type(error).__name__}: {error}")
+    print(f"rows: {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Small copies of the Hub's repositories, file by file in the layouts that `trl_stppo.data` reads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows in the form that the file's name asks for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    elif path.suffix == ".tsv":
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]), delimiter="\t")
+            table.writeheader()
+            table.writerows(rows)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def flashrag(
+    folder: Path, name: str, split: str, rows: list[tuple[str, Any]], **columns: Any
+) -> None:
+    """One file of FlashRAG's collection: questions with their golden answers."""
+    lines = [
+        {"id": f"{split}_{i}", "question": question, "golden_answers": answers, **columns}
+        for i, (question, answers) in enumerate(rows)
+    ]
+    write(folder / FLASHRAG / name / f"{split}.jsonl", lines)
+
+
+def originals(folder: Path) -> None:
+    """Every repository of the original source, with what differs between them."""
+    for split in ("train", "validation"):
+        question = f"who wrote the {split} book"
+        write(
+            folder / f"google-research-datasets/nq_open/nq_open/{split}-00000-of-00001.parquet",
+            [{"question": question, "answer": ["Ann", "Ann  B"]}],
+        )
+        answer = {
+            "aliases": ["Oslo", "Kristiania"],
+            "normalized_aliases": ["oslo"],
+            "value": "Oslo",
+        }
+        hidden = {**answer, "value": "<unk>", "aliases": []}
+        write(
+            folder / f"mandarjoshi/trivia_qa/unfiltered.nocontext/{split}-00000-of-00001.parquet",
+            [
+                {"question": f"{split} capital?", "question_id": f"tc_{split}", "answer": answer},
+                {"question": "hidden?", "question_id": "x", "answer": hidden},
+            ],
+        )
+        facts = {"supporting_facts": {"title": ["T"], "sent_id": [0]}}
+        for part in (0, 1):
+            write(
+                folder / f"hotpotqa/hotpot_qa/distractor/{split}-0000{part}-of-00002.parquet",
+                [{"id": f"h{part}", "question": f"{split} {part}?", "answer": "yes", **facts}],
+            )
+    for split in ("train", "dev"):
+        write(
+            folder / f"xanhho/2WikiMultihopQA/{split}.parquet",
+            [{"_id": f"w{split}", "question": f"whose {split} mother?", "answer": "Eve", "context": "[]"}],
+        )  # fmt: skip
+        row = {"question": f"spouse of {split}?", "answer": "Miquette", "answer_aliases": ["M. G."]}
+        write(
+            folder / f"dgslibisey/MuSiQue/musique_ans_v1.0_{split}.jsonl",
+            [
+                {
+                    "id": "2hop__1",
+                    **row,
+                    "answerable": True,
+                    "paragraphs": [{"idx": 0, "title": "T"}],
+                },
+                {"id": "2hop__2", **row, "question": "no?", "answerable": False, "paragraphs": []},
+            ],
+        )
+    row = {"id": 42, "subj": "x", "question": "What is x's job?"}
+    write(
+        folder / "akariasai/PopQA/test.tsv",
+        [
+            {**row, "possible_answers": '["politician", "pol\\u00edtico"]'},
+            {**row, "question": "What is y's job?", "possible_answers": "[broken"},
+        ],
+    )
+    write(
+        folder / "chiayewken/bamboogle/data/test-00000-of-00001-fd9def31e0acf72c.parquet",
+        [{"Question": "Who was president then?", "Answer": "James Monroe"}],
+    )
+
+
+def medical(folder: Path) -> None:
+    """The three sets with choices."""
+    options = {"A": "Aspirin", "B": "Biotin", "C": "Codeine", "D": "Digoxin"}
+    for split in ("train", "test"):
+        write(
+            folder / f"GBaker/MedQA-USMLE-4-options/phrases_no_exclude_{split}.jsonl",
+            [
+                {
+                    "question": f"A {split} patient\n needs what?",
+                    "answer": "Codeine",
+                    "options": options,
+                    "meta_info": "step1",
+                    "answer_idx": "C",
+                    "metamap_phrases": ["patient"],
+                }
+            ],
+        )
+    texts = {"opa": "Iron", "opb": "Zinc", "opc": "Lead", "opd": "Gold"}
+    for split in ("train", "validation", "test"):
+        row = {"id": f"m-{split}", **texts, "choice_type": "single", "exp": None}
+        write(
+            folder / f"openlifescienceai/medmcqa/data/{split}-00000-of-00001.parquet",
+            [
+                {**row, "question": "Which is true?", "cop": -1 if split == "test" else 0},
+                {**row, "question": "Which is true?", "opa": "Tin", "cop": 3},
+                {**row, "question": f"{split}: which is not?", "opd": "", "cop": 1},
+            ],
+        )
+    for config in ("pqa_labeled", "pqa_artificial"):
+        context = {"contexts": ["First.", "Second."], "labels": ["A", "B"], "meshes": ["m"]}
+        row = {"context": context, "long_answer": "Long."}
+        write(
+            folder / f"qiaojin/PubMedQA/{config}/train-00000-of-00001.parquet",
+            [
+                {**row, "pubid": 7, "question": f"Does {config} work?", "final_decision": "maybe"},
+                {**row, "pubid": 8, "question": f"Is {config} open?", "final_decision": None},
+            ],
+        )

@@ -1,0 +1,16 @@
+"""Question-answering data sets as rows for training agents that search (docs/data.md)."""
+
+from .mixing import Prepared, prepare, report_lines
+from .saving import save
+from .sources import DATASETS, FLASHRAG, ORIGINAL, find_source
+
+__all__ = [
+    "DATASETS",
+    "FLASHRAG",
+    "ORIGINAL",
+    "Prepared",
+    "find_source",
+    "prepare",
+    "report_lines",
+    "save",
+]

@@ -2,130 +2,55 @@
 
     accelerate launch scripts/train_stppo.py --config scripts/configs/demo.yaml
     python scripts/train_stppo.py --config scripts/configs/demo.yaml --variant ppo --seed 1
+    python scripts/train_stppo.py --config my_run.yaml --dry_run --dry_run_processes 8
 
-Flags and YAML are read by TRL's TrlParser: STPPOConfig (hence GRPOConfig), ModelConfig and
-ScriptArguments, plus the few below. A flag beats the YAML file.
+Flags and YAML are read by TRL's TrlParser: STPPOConfig (STGRPOConfig for the variants without a
+critic; both extend GRPOConfig), ModelConfig and ScriptArguments, plus the few below. A flag beats the
+YAML file. `--dry_run` checks and shows all of it, and loads no weights.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
-import logging
-import os
 import sys
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-# Notes of our dependencies to each other, about which the reader of this output can do nothing.
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+from quiet import quieten
 
-from datasets import Dataset, DatasetDict, load_dataset
+quieten()
+
 from transformers.utils.logging import disable_progress_bar
-from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from agent_models import TokenCounter, load_value_model, model_options
+from agents import (
+    STDLIB_SEARCH,
+    AgentArguments,
+    TrainArguments,
+    load_environment,
+    load_eval_environment,
+    load_object,
+    load_splits,
+    parse_flags,
+    peeked,
+)
 from reporting import ProgressLines, comparison_table, plot_curves
-from trl_stppo import STPPOConfig, STPPOTrainer
 
-STDLIB_SEARCH = "stdlib-search"
-
-
-@dataclass
-class AgentArguments(ScriptArguments):
-    """What to train on, and how to look at it.
-
-    Parameters:
-        environment (`str`, *optional*): `module:factory` of an environment (tools or text).
-        environment_kwargs (`str`, *optional*): JSON object of arguments for the factory.
-        reward_funcs (`list[str]`, *optional*): `module:function` of reward functions.
-        eval_episodes (`int`): held-out rows to evaluate on, before and after; 0 for none. How they
-            are sampled is in STPPOConfig's `eval_temperature` and its like.
-        eval_environment, eval_environment_kwargs (`str`, *optional*): likewise, of evaluation; where
-            neither is set, those of training.
-        live_lines (`bool`): one short line per logging step instead of TRL's dictionaries.
-    """
-
-    dataset_name: str | None = field(
-        default=STDLIB_SEARCH, metadata={"help": "Or a Hub id, or a path."}
-    )
-    environment: str | None = field(
-        default="trl_stppo.envs:SearchEnv", metadata={"help": "module:factory; 'none' for none."}
-    )
-    environment_kwargs: str | None = field(
-        default=None, metadata={"help": "JSON object of arguments for the environment's factory."}
-    )
-    reward_funcs: list[str] | None = field(default=None, metadata={"help": "module:function ..."})
-    eval_episodes: int = field(default=0, metadata={"help": "Held-out episodes before and after."})
-    eval_environment: str | None = field(
-        default=None, metadata={"help": "module:factory of evaluation; default environment."}
-    )
-    eval_environment_kwargs: str | None = field(
-        default=None, metadata={"help": "JSON object of arguments for eval_environment."}
-    )
-    live_lines: bool = field(default=True, metadata={"help": "One short line per logging step."})
-
-
-def load_object(path: str) -> Any:
-    """The object behind `module:name`."""
-    module, _, name = path.partition(":")
-    if not name:
-        raise ValueError(f"`{path}` does not name an object; write it as module:name.")
-    return getattr(importlib.import_module(module), name)
-
-
-def load_environment(args: AgentArguments) -> Callable[[], Any] | None:
-    """The environment factory that the flags name, with its arguments bound."""
-    return factory_of(args.environment, args.environment_kwargs)
-
-
-def load_eval_environment(args: AgentArguments) -> Callable[[], Any] | None:
-    """The one of evaluation; None for that of training."""
-    path, arguments = args.eval_environment, args.eval_environment_kwargs
-    if path is None and arguments is None:
-        return None
-    return factory_of(args.environment if path is None else path, arguments)
-
-
-def factory_of(path: str | None, arguments: str | None) -> Callable[[], Any] | None:
-    """The factory `module:factory`, with arguments bound that are written as a JSON object."""
-    if path in (None, "none"):
-        return None
-    factory = load_object(str(path))
-    return factory if arguments is None else functools.partial(factory, **json.loads(arguments))
-
-
-def load_splits(args: AgentArguments) -> tuple[Dataset, Dataset | None]:
-    """Training rows, and held-out rows where the dataset has them."""
-    if args.dataset_name == STDLIB_SEARCH:
-        from trl_stppo.envs.stdlib_docs import stdlib_search_dataset
-
-        return stdlib_search_dataset("train"), stdlib_search_dataset("test")
-    loaded = load_dataset(args.dataset_name, args.dataset_config)
-    if not isinstance(loaded, DatasetDict):
-        return loaded, None
-    return loaded[args.dataset_train_split], loaded.get(args.dataset_test_split)
+__all__ = ["STDLIB_SEARCH", "AgentArguments", "TrlParser", "load_environment", "load_splits"]
 
 
 def make_trainer(
-    args: AgentArguments, training_args: STPPOConfig, model_args: ModelConfig
-) -> STPPOTrainer:
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+) -> Any:
     """The trainer that the flags describe."""
     train, held_out = load_splits(args)
     if held_out is not None and args.eval_episodes:
         held_out = held_out.shuffle(seed=0).select(range(min(args.eval_episodes, len(held_out))))
-    init_kwargs = {
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        "dtype": model_args.dtype,
-    }
-    training_args.model_init_kwargs = {k: v for k, v in init_kwargs.items() if v is not None}
-    return STPPOTrainer(
+    training_args.model_init_kwargs = model_options(model_args)
+    counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
+    value_model = load_value_model(args, training_args, model_args)
+    return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
         reward_funcs=[load_object(path) for path in args.reward_funcs or []] or None,
@@ -133,15 +58,18 @@ def make_trainer(
         eval_dataset=held_out,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
-        environment_factory=load_environment(args),
-        eval_environment_factory=load_eval_environment(args),
+        environment_factory=load_environment(args, counter),
+        eval_environment_factory=load_eval_environment(args, counter),
+        **({} if value_model is None else {"value_model": value_model}),
     )
 
 
-def main(args: AgentArguments, training_args: STPPOConfig, model_args: ModelConfig) -> None:
+def main(
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+) -> None:
     if args.live_lines:
         disable_progress_bar()
-    trainer = make_trainer(args, training_args, model_args)
+    trainer = make_trainer(args, training_args, model_args, trainer_class)
     output_dir = Path(training_args.output_dir)
     lines = ProgressLines(trainer) if args.live_lines else None
     before = trainer.evaluate() if args.eval_episodes else {}
@@ -165,6 +93,14 @@ def main(args: AgentArguments, training_args: STPPOConfig, model_args: ModelConf
         trainer.push_to_hub(dataset_name=args.dataset_name)
 
 
+def start(words: list[str]) -> None:
+    """Train, or only look."""
+    if str(peeked(words, "dry_run", False)).lower() in ("true", "1", "yes"):
+        from dry_run import dry_run
+
+        sys.exit(dry_run(words))
+    main(*parse_flags(TrainArguments, words))
+
+
 if __name__ == "__main__":
-    parser = TrlParser((AgentArguments, STPPOConfig, ModelConfig))
-    main(*parser.parse_args_and_config())
+    start(sys.argv[1:])

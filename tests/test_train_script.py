@@ -1,14 +1,17 @@
 """The training script, run as a user runs it, on one small rollout batch per variant."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-ROOT = Path(__file__).parent.parent
+from tests.script_kit import AGENT, ROOT, scripts, small_data
+from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
+
 FLAGS = """
     --config scripts/configs/demo.yaml --per_device_train_batch_size 4 --total_episodes 16
     --num_ppo_epochs 2 --num_mini_batches 2 --eval_episodes 8 --per_device_eval_batch_size 8
@@ -46,7 +49,111 @@ def test_every_variant_is_one_flag(tmp_path, variant):
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-def test_a_wrong_environment_path_says_how_to_write_it(tmp_path):
-    result = run("--output_dir", str(tmp_path), "--environment", "SearchEnv")
-    assert result.returncode != 0
-    assert "module:name" in result.stderr
+# ------------------------------------------------------------------------- in process
+
+
+@pytest.fixture(scope="module")
+def script():
+    with scripts() as module:
+        yield module
+
+
+class Capped:
+    """As much of an environment as a factory's arguments need."""
+
+    def __init__(self, max_observation_tokens=50, count_tokens=None, other=None):
+        self.cap, self.count, self.other = max_observation_tokens, count_tokens, other
+
+
+class Uncapped:
+    def __init__(self, other=None):
+        self.other = other
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer", "config"),
+    [
+        ([], STPPOTrainer, STPPOConfig),
+        (["--variant", "turn-ppo"], STPPOTrainer, STPPOConfig),
+        (["--variant", "grpo"], STGRPOTrainer, STGRPOConfig),
+        (["--variant=st-grpo"], STGRPOTrainer, STGRPOConfig),
+        (["--config", "grpo"], STGRPOTrainer, STGRPOConfig),
+        (["--config", "grpo", "--variant", "ppo"], STPPOTrainer, STPPOConfig),
+        (["--config", "free"], STPPOTrainer, STPPOConfig),
+    ],
+)
+def test_the_variant_chooses_the_trainer(words, trainer, config, script, tmp_path):
+    (tmp_path / "grpo").write_text("variant: grpo\n")
+    (tmp_path / "free").write_text("variant: null\n")
+    words = [
+        str(tmp_path / w) if w in ("grpo", "free") and "--config" in words else w for w in words
+    ]
+    agents = script("agents")
+    parsed = agents.parse_flags(
+        agents.TrainArguments,
+        [*words, *f"--output_dir {tmp_path} --use_cpu true --bf16 false".split()],
+    )
+    assert parsed[3] is trainer
+    assert type(parsed[1]) is config
+
+
+def test_an_unknown_variant_names_the_known_ones(script):
+    with pytest.raises(ValueError, match=r"'st-ppo'.*'gspo'"):
+        script("agents").parse_flags(script("agents").TrainArguments, ["--variant", "so-ppo"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "bound"),
+    [
+        ("Capped", None, True),
+        ("Capped", '{"max_observation_tokens": 9}', True),
+        ("Capped", '{"max_observation_tokens": null}', False),
+        ("Uncapped", '{"other": 1}', False),
+        ("Uncapped", None, False),
+    ],
+)
+def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bound, script):
+    factory = script("agents").factory_of(f"{__name__}:{name}", arguments, len)
+    assert (getattr(factory(), "count", None) is len) == bound
+
+
+def test_a_wrong_environment_path_says_how_to_write_it(script, tmp_path):
+    flags = ["--output_dir", str(tmp_path), "--environment", "SearchEnv"]
+    with pytest.raises(ValueError, match="module:name"):
+        script("train_stppo").start([*FLAGS.split(), *flags])
+
+
+def test_a_counter_that_is_given_stays(script):
+    factory = script("agents").factory_of(f"{__name__}:Capped", '{"count_tokens": 7}', len)
+    assert factory().count == 7
+
+
+def test_the_counter_counts_the_models_tokens_and_travels(script):
+    counter = script("agent_models").TokenCounter(AGENT)
+    text = "Which class defines the method writerow?"
+    expected = len(AutoTokenizer.from_pretrained(AGENT)(text, add_special_tokens=False).input_ids)
+    assert counter(text) == expected > 1
+    assert copy.deepcopy(counter) is counter
+    assert pickle.loads(pickle.dumps(counter))(text) == expected
+
+
+def test_the_search_environment_keeps_its_observations_to_the_models_tokens(script):
+    agents, counter = script("agents"), script("agent_models").TokenCounter(AGENT)
+    cap = '{"retriever": "stdlib", "max_observation_tokens": 40}'
+    environment = agents.factory_of("trl_stppo.envs:SearchEnv", cap, counter)()
+    environment.reset(answers=["csv"])
+    observation = environment.step("<search> writerow csv module </search>")[0]
+    assert 20 < counter(observation) <= 40
+
+
+def test_a_folder_that_is_not_there_is_no_dataset_of_the_hub(script):
+    agents = script("agents")
+    with pytest.raises(FileNotFoundError, match=r"`dataset_name=data/nothing` .*prepare_data.py"):
+        agents.load_splits(agents.AgentArguments(dataset_name="data/nothing"))
+
+
+def test_a_prepared_folder_is_read_with_its_report_beside_it(script, tmp_path):
+    agents = script("agents")
+    path = small_data(tmp_path / "search", train=8, test=["nq"] * 3)
+    train, held_out = agents.load_splits(agents.AgentArguments(dataset_name=path))
+    assert (len(train), len(held_out)) == (8, 3)

@@ -1,0 +1,156 @@
+"""Models as the scripts' flags name them: how checkpoints load, critics, tokenizers, adapters."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from trl import ModelConfig
+
+from agents import TrainArguments
+from trl_stppo import STPPOConfig
+
+
+def model_options(model_args: ModelConfig) -> dict[str, Any]:
+    """How a checkpoint is loaded."""
+    options = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
+    return {k: v for k, v in options.items() if v is not None}
+
+
+def has_critic(training_args: Any) -> bool:
+    """Whether the trainer of this configuration has one."""
+    return type(training_args) is STPPOConfig
+
+
+def check_value_model(args: TrainArguments, training_args: Any, model_args: ModelConfig) -> None:
+    """Refuse a critic with adapters of its own where there is none, or where it shares the policy's."""
+    rank = args.value_model_lora_r
+    if rank is None:
+        return
+    if not has_critic(training_args):
+        raise ValueError(
+            f"`value_model_lora_r={rank}` contradicts `variant={training_args.variant!r}`, which has no "
+            f"critic. Leave it unset."
+        )
+    if rank < 1:
+        raise ValueError(
+            f"`value_model_lora_r={rank}`: must satisfy value_model_lora_r >= 1 or None."
+        )
+    if training_args.value_model_name_or_path is None and model_args.use_peft:
+        raise ValueError(
+            f"`value_model_lora_r={rank}` with `use_peft=True`: the critic of a LoRA policy is an adapter "
+            f"on the policy's own weights. Set critic_lora_r, or value_model_name_or_path as well."
+        )
+
+
+def load_value_model(args: TrainArguments, training_args: Any, model_args: ModelConfig) -> Any:
+    """The critic that is trained through adapters; None where the trainer makes its own."""
+    check_value_model(args, training_args, model_args)
+    if args.value_model_lora_r is None:
+        return None
+    from peft import LoraConfig, get_peft_model
+
+    from trl_stppo.models.critic import critic_from_checkpoint
+    from trl_stppo.trainer.engines import unpartitioned
+
+    name = training_args.value_model_name_or_path or model_args.model_name_or_path
+    training_args.value_model_name_or_path = None  # it is given instead
+    options = model_options(model_args)
+    if training_args.bf16:
+        options["dtype"] = "bfloat16"  # frozen weights are only multiplied with
+    with unpartitioned():
+        model = critic_from_checkpoint(name, **options)
+    adapters = LoraConfig(
+        r=args.value_model_lora_r,
+        lora_alpha=2 * args.value_model_lora_r,
+        target_modules="all-linear",
+        modules_to_save=["score"],
+        task_type="SEQ_CLS",
+    )
+    model = get_peft_model(model, adapters)
+    model.get_base_model().score.float()  # values are no place to round
+    return model
+
+
+def unused_critic() -> Any:
+    """A critic of a few parameters, for a trainer that only evaluates and so never asks it."""
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    shape = Qwen2Config(
+        vocab_size=2,
+        hidden_size=2,
+        intermediate_size=2,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        num_labels=1,
+        pad_token_id=0,
+    )
+    return Qwen2ForSequenceClassification(shape)
+
+
+# ------------------------------------------------------------- tokenizers and adapters
+
+
+def adapter_base(name: str) -> str | None:
+    """The base model of an adapter's folder; None where the folder holds no adapter."""
+    config = Path(name) / "adapter_config.json"
+    return json.loads(config.read_text())["base_model_name_or_path"] if config.exists() else None
+
+
+def load_tokenizer(name: str, revision: str | None = None, **options: Any) -> Any:
+    """A model's tokenizer; an adapter's folder without one has its base model's."""
+    from transformers import AutoTokenizer
+
+    base = adapter_base(name)
+    if base is not None and not (Path(name) / "tokenizer_config.json").exists():
+        return AutoTokenizer.from_pretrained(base, **options)
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision, **options)
+    except Exception as error:
+        if Path(name).exists():
+            raise
+        raise FileNotFoundError(
+            f"`{name}` is no folder here, and the Hub did not give a tokenizer of that name "
+            f"({type(error).__name__}). Check the name, and the network."
+        ) from error
+
+
+class TokenCounter:
+    """Counts the tokens of a text, for environments that know no tokenizer.
+
+    It loads a tokenizer of its own, on first use: the trainer's is set to pad and to cut while others
+    count, which its library does not allow from two threads. Travels to other processes by name.
+
+    Args:
+        name: of the tokenizer, or its folder.
+        revision: of the Hub's.
+    """
+
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        self.__setstate__({"_source": (name, revision)})
+
+    def __call__(self, text: str) -> int:
+        """Number of tokens, without special ones."""
+        if self._tokenizer is None:
+            with self._lock:
+                if self._tokenizer is None:
+                    self._tokenizer = load_tokenizer(*self._source)
+        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_source": self._source}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._source: tuple[str, str | None] = state["_source"]
+        self._tokenizer: Any = None
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> TokenCounter:
+        return self  # all environments of a process share it

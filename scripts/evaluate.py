@@ -1,0 +1,255 @@
+"""Evaluate agents on held-out rows: one table per agent, and one that compares them.
+
+    python scripts/evaluate.py --config scripts/configs/demo.yaml --output runs/demo/table
+    accelerate launch scripts/evaluate.py --config my_run.yaml \
+        --models Qwen/Qwen2.5-7B-Instruct runs/ppo runs/st-ppo --labels base PPO ST-PPO
+
+Flags and YAML are those of train_stppo.py, of which the task, the limits of an episode and the `eval_*`
+settings count. An agent is a checkpoint, a model of the Hub or the folder of an adapter. It takes the
+memory of its weights and of its rollout: no critic, reference or optimizer is loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quiet import quieten
+
+quieten()
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from agent_models import (
+    TokenCounter,
+    adapter_base,
+    has_critic,
+    load_tokenizer,
+    model_options,
+    unused_critic,
+)
+from agents import (
+    TrainArguments,
+    load_environment,
+    load_eval_environment,
+    load_object,
+    load_splits,
+    parse_flags,
+)
+from evaluation_tables import Figures, Results, figures_of, print_tables, with_averages, write_files
+
+# Settings that only training needs, and what switches them off.
+LIGHT: dict[str, Any] = {
+    **{"kl_coef": 0.0, "beta": 0.0, "value_model_name_or_path": None, "critic_lora_r": None},
+    **{"gradient_checkpointing": False, "sync_ref_model": False, "rollout_staleness": 0},
+    **{"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False},
+    **{"push_to_hub": False, "report_to": [], "disable_tqdm": True},
+}
+
+
+@dataclass
+class EvaluateArguments(TrainArguments):
+    """What to evaluate, and where to write it.
+
+    Parameters:
+        models (`list[str]`, *optional*): agents; default `model_name_or_path` alone.
+        labels (`list[str]`, *optional*): their names in the tables; default those of their folders.
+        output (`str`, *optional*): file to write, with the endings .json, .md and .csv.
+        max_rows (`int`, *optional*): rows of each data set at most, drawn with a fixed seed.
+        figures (`list[str]`, *optional*): `module:function` of reward functions that are reported and
+            do not count in the score; "none" for none.
+    """
+
+    models: list[str] | None = field(
+        default=None, metadata={"help": "Checkpoints, Hub ids, adapter folders."}
+    )
+    labels: list[str] | None = field(default=None, metadata={"help": "Their names in the tables."})
+    output: str | None = field(default=None, metadata={"help": "Writes .json, .md and .csv."})
+    max_rows: int | None = field(default=None, metadata={"help": "Of each data set, at most."})
+    figures: list[str] | None = field(
+        default_factory=lambda: ["trl_stppo.rewards:f1_reward"],
+        metadata={"help": "module:function of reward functions to report, or none."},
+    )
+
+
+def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str]:
+    """Label -> agent."""
+    models = args.models or [model_args.model_name_or_path]
+    if models == [None]:
+        raise ValueError("No agent is named. Set models, or model_name_or_path.")
+    labels = args.labels or [Path(name).name or name for name in models]
+    if args.labels is None and len(set(labels)) < len(models):
+        labels = list(models)
+    if len(labels) != len(models) or len(set(labels)) < len(labels):
+        raise ValueError(
+            f"`labels={labels}` for {len(models)} models: there must be as many, all different."
+        )
+    return dict(zip(labels, models, strict=True))
+
+
+def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
+    """Held-out rows by data set: the column `dataset`, or all in one where there is none."""
+    rows = load_splits(args)[1]
+    if rows is None:
+        raise ValueError(
+            f"`dataset_name={args.dataset_name}` has no split {args.dataset_test_split!r} to evaluate on. "
+            f"Set dataset_test_split to one that it has."
+        )
+    parts = {Path(str(args.dataset_name)).name: rows}
+    if "dataset" in rows.column_names:
+        names = rows["dataset"]
+        where: dict[str, list[int]] = {}
+        for index, name in enumerate(names):
+            where.setdefault(str(name), []).append(index)
+        parts = {name: rows.select(indices) for name, indices in where.items()}
+    if args.max_rows is None:
+        return parts
+    if args.max_rows < 1:
+        raise ValueError(f"`max_rows={args.max_rows}`: must satisfy max_rows >= 1 or None.")
+    return {
+        name: part.shuffle(seed=0).select(range(min(args.max_rows, len(part))))
+        for name, part in parts.items()
+    }
+
+
+def reported_functions(args: EvaluateArguments, rows: Dataset) -> list[str]:
+    """Reward functions besides those that make the score."""
+    wanted = [path for path in args.figures or [] if path != "none"]
+    if "answers" not in rows.column_names:
+        wanted = [p for p in wanted if p != "trl_stppo.rewards:f1_reward"]
+    return [path for path in wanted if path not in (args.reward_funcs or [])]
+
+
+def light(config: Any, rewards: int, reported: int) -> Any:
+    """A copy of the configuration that asks for nothing that only training needs."""
+    config = copy.deepcopy(config)
+    for name, value in LIGHT.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    if config.num_generations_eval is None:
+        config.num_generations_eval = 1
+    config.reward_weights = [*(config.reward_weights or [1.0] * rewards), *[0.0] * reported]
+    return config
+
+
+def load_policy(name: str, model_args: ModelConfig) -> tuple[Any, Any]:
+    """The agent as the trainer takes it, and the configuration of an adapter it needs.
+
+    Weights in 4 or 8 bits are taken with an adapter only, so that an agent without one is given one
+    that does nothing yet.
+    """
+    base, quantised = adapter_base(name), get_quantization_config(model_args)
+    if base is None:
+        return name, None if quantised is None else get_peft_config(model_args)
+    from peft import PeftModel
+
+    model = AutoModelForCausalLM.from_pretrained(
+        base, quantization_config=quantised, **model_options(model_args)
+    )
+    return PeftModel.from_pretrained(model, name, is_trainable=True), None
+
+
+def make_evaluator(
+    name: str,
+    args: EvaluateArguments,
+    config: Any,
+    model_args: ModelConfig,
+    trainer_class: type,
+    rows: Dataset,
+) -> Any:
+    """A trainer that is only asked to evaluate."""
+    reported = reported_functions(args, rows)
+    functions = [load_object(path) for path in (*(args.reward_funcs or []), *reported)]
+    config = light(config, len(args.reward_funcs or []), len(reported))
+    config.model_init_kwargs = model_options(model_args)
+    revision = None if adapter_base(name) or Path(name).exists() else model_args.model_revision
+    tokenizer = load_tokenizer(name, revision, padding_side="left", truncation_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    counter = TokenCounter(name, revision)
+    policy, adapter = load_policy(name, model_args)
+    if not isinstance(policy, str):
+        config.model_init_kwargs = None  # it is loaded already
+    # Nothing is trained on; a rollout batch of rows is asked for all the same.
+    filler = rows.select([i % len(rows) for i in range(config.generation_batch_size)])
+    trainer = trainer_class(
+        model=policy,
+        args=config,
+        reward_funcs=functions or None,
+        train_dataset=filler,
+        processing_class=tokenizer,
+        quantization_config=get_quantization_config(model_args) if policy is name else None,
+        peft_config=adapter,
+        environment_factory=load_eval_environment(args, counter) or load_environment(args, counter),
+        **({"value_model": unused_critic()} if has_critic(config) else {}),
+    )
+    for callback in list(trainer.callback_handler.callbacks):
+        if isinstance(callback, ProgressCallback | PrinterCallback):
+            trainer.remove_callback(callback)
+    return trainer
+
+
+def evaluate(
+    name: str,
+    args: EvaluateArguments,
+    config: Any,
+    model_args: ModelConfig,
+    trainer_class: type,
+    sets: dict[str, Dataset],
+) -> tuple[dict[str, Figures], bool]:
+    """Figures of one agent by data set, and whether this process is the one that prints."""
+    first = next(iter(sets.values()))
+    trainer = make_evaluator(name, args, config, model_args, trainer_class, first)
+    extra = [path.partition(":")[2] for path in (*(args.reward_funcs or []), *(args.figures or []))]
+    parts = {}
+    for number, (data, rows) in enumerate(sets.items()):
+        prefix = f"eval_{number}"
+        metrics = trainer.evaluate(rows, metric_key_prefix=prefix)
+        parts[data] = figures_of(metrics, prefix, extra)
+    return with_averages(parts), trainer.accelerator.is_main_process
+
+
+def main(words: Sequence[str] | None = None) -> Results:
+    """Evaluate, print, write; the figures by agent and data set."""
+    args, config, model_args, trainer_class = parse_flags(EvaluateArguments, words)
+    agents, sets = agents_of(args, model_args), held_out_sets(args)
+    results: Results = {}
+    is_main = True
+    for label, name in agents.items():
+        results[label], is_main = evaluate(name, args, config, model_args, trainer_class, sets)
+        gc.collect()  # trainers refer to themselves
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    if is_main:
+        print_tables(results)
+        if args.output is not None:
+            written = write_files(Path(args.output), results, settings_of(args, config, agents))
+            print("\n".join(f"written: {path}" for path in written))
+    return results
+
+
+def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) -> dict[str, Any]:
+    """What the figures depend on besides the agents' weights."""
+    names = (
+        *("seed", "temperature", "top_p", "top_k", "eval_temperature", "eval_top_p", "eval_top_k"),
+        *("num_generations_eval", "max_turns", "max_turn_tokens", "max_completion_length"),
+        *("eval_max_completion_length", "bf16"),
+    )
+    task = ("dataset_name", "dataset_config", "dataset_test_split", "max_rows", "environment")
+    return {
+        "agents": agents,
+        **{name: getattr(args, name) for name in (*task, "environment_kwargs", "reward_funcs")},
+        **{name: getattr(config, name) for name in names},
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,238 @@
+"""scripts/evaluate.py: figures per data set, averages, several agents, and nothing but the weights loaded."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.launch import launcher
+from tests.script_kit import AGENT, ROOT, scripts, small_data
+
+NAMES = ["nq", "hotpotqa", "nq"] * 4
+FLAGS = [
+    *("--use_cpu", "true", "--bf16", "false", "--max_turns", "4", "--max_turn_tokens", "24"),
+    *("--max_completion_length", "160", "--per_device_eval_batch_size", "16"),
+    *("--eval_temperature", "0.0", "--report_to", "none"),
+    *("--environment", "trl_stppo.envs:StdlibSearchEnv"),
+    *("--environment_kwargs", '{"invalid_reward": -0.1}'),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def script():
+    with scripts() as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return small_data(tmp_path_factory.mktemp("data") / "search", test=NAMES)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """The folder of an adapter on the shipped agent that has learned something else."""
+    folder = tmp_path_factory.mktemp("adapter")
+    model = AutoModelForCausalLM.from_pretrained(AGENT)
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    get_peft_model(model, config).save_pretrained(folder)
+    weights = load_file(folder / "adapter_model.safetensors")
+    torch.manual_seed(0)
+    changed = {name: value + 0.3 * torch.randn_like(value) for name, value in weights.items()}
+    save_file(changed, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def words(data, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("output"))
+    return [*FLAGS, "--dataset_name", data, "--output_dir", folder, "--model_name_or_path", AGENT]
+
+
+@pytest.fixture(scope="module")
+def evaluated(script, words, adapter, tmp_path_factory):
+    """Results of two agents, and the files that were written."""
+    output = tmp_path_factory.mktemp("tables") / "deep" / "table.json"
+    flags = ["--models", AGENT, adapter, "--labels", "shipped", "changed", "--output", str(output)]
+    return script("evaluate").main([*words, *flags]), output
+
+
+def test_each_data_set_has_its_own_figures_and_all_rows_theirs(evaluated):
+    shipped = evaluated[0]["shipped"]
+    assert list(shipped) == ["nq", "hotpotqa", "mean of data sets", "all rows"]
+    assert [figures["episodes"] for figures in shipped.values()] == [8, 4, 12, 12]
+    nq, hotpot, mean, total = (figures["success"] for figures in shipped.values())
+    assert mean == pytest.approx((nq + hotpot) / 2)
+    assert total == pytest.approx((8 * nq + 4 * hotpot) / 12)
+    assert nq != hotpot, "the case should be interesting"
+    for figures in shipped.values():
+        assert 0 <= figures["success low"] < figures["success"] < figures["success high"] <= 1
+        assert 1 <= figures["turns"] <= 4
+        assert 0 <= figures["valid actions"] <= 1
+
+
+def test_f1_is_reported_and_does_not_count_in_the_score(evaluated):
+    for figures in evaluated[0]["shipped"].values():
+        assert figures["F1"] >= figures["success"] > 0
+        assert figures["score"] <= figures["success"]
+
+
+def test_an_adapter_is_evaluated_with_its_adapter(evaluated):
+    results = evaluated[0]
+    assert results["changed"]["nq"]["turns"] != results["shipped"]["nq"]["turns"]
+
+
+def test_the_figures_are_those_of_the_training_script(script, words, evaluated):
+    """With a critic, a reference and reward functions of nobody."""
+    agents = script("agents")
+    parsed = agents.parse_flags(agents.TrainArguments, [*words, "--num_generations_eval", "1"])
+    trainer = script("train_stppo").make_trainer(*parsed)
+    assert sum(p.numel() for p in trainer.critic.parameters()) > 1e5
+    held_out = agents.load_splits(parsed[0])[1]
+    rows = held_out.filter(lambda row: row["dataset"] == "nq")
+    figures = trainer.evaluate(rows)
+    nq = evaluated[0]["shipped"]["nq"]
+    assert figures["eval_episode/success_rate"] == nq["success"]
+    assert figures["eval_episode/score"] == pytest.approx(nq["score"])
+    assert figures["eval_turns/mean"] == nq["turns"]
+
+
+def test_nothing_but_the_weights_is_loaded(script, words, adapter):
+    evaluate, agents = script("evaluate"), script("agents")
+    flags = ["--kl_coef", "0.1", "--beta", "0.1", "--value_model_name_or_path", "nowhere"]
+    args, config, model_args, trainer_class = agents.parse_flags(
+        evaluate.EvaluateArguments, [*words, *flags]
+    )
+    rows = evaluate.held_out_sets(args)["nq"]
+    whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(AGENT).parameters())
+    for name, beside in ((AGENT, 0), (adapter, 0.1 * whole)):
+        trainer = evaluate.make_evaluator(name, args, config, model_args, trainer_class, rows)
+        assert sum(p.numel() for p in trainer.critic.parameters()) < 100
+        assert whole <= sum(p.numel() for p in trainer.model.parameters()) <= whole + beside
+        assert trainer.ref_model is None
+        assert trainer.optimizer is None
+    assert config.kl_coef == 0.1, "the configuration itself is left as it was"
+
+
+def test_a_variant_without_a_critic_is_evaluated_too(script, words, evaluated):
+    flags = ["--variant", "grpo", "--num_generations", "2", "--per_device_train_batch_size", "2"]
+    results = script("evaluate").main([*words, *flags])
+    assert list(results) == ["search-agent"]
+    assert results["search-agent"]["nq"] == evaluated[0]["shipped"]["nq"]
+
+
+def test_the_files_hold_what_is_on_the_screen(evaluated):
+    results, output = evaluated
+    read = json.loads(output.read_text())
+    assert read["results"] == results
+    assert read["settings"]["agents"]["shipped"] == AGENT
+    assert read["settings"]["eval_temperature"] == 0.0
+    text = output.with_suffix(".md").read_text()
+    assert "| success [95 % interval] | shipped | changed |" in text
+    assert f"| nq | {results['shipped']['nq']['success']:.3f} [" in text
+    with output.with_suffix(".csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 8
+    assert float(lines[0]["success"]) == results["shipped"]["nq"]["success"]
+
+
+def test_max_rows_bounds_each_data_set(script, words):
+    evaluate, agents = script("evaluate"), script("agents")
+    args = agents.parse_flags(evaluate.EvaluateArguments, [*words, "--max_rows", "3"])[0]
+    parts = evaluate.held_out_sets(args)
+    assert {name: len(rows) for name, rows in parts.items()} == {"nq": 3, "hotpotqa": 3}
+
+
+def test_rows_without_the_column_are_one_data_set(script, words, tmp_path):
+    small_data(tmp_path / "mine")
+    for split in ("train", "test"):
+        path = str(tmp_path / "mine" / f"{split}.parquet")
+        Dataset.from_parquet(path, cache_dir=str(tmp_path)).remove_columns("dataset").to_parquet(
+            path
+        )
+    evaluate, agents = script("evaluate"), script("agents")
+    flags = [*words, "--dataset_name", str(tmp_path / "mine")]
+    args = agents.parse_flags(evaluate.EvaluateArguments, flags)[0]
+    assert {name: len(rows) for name, rows in evaluate.held_out_sets(args).items()} == {"mine": 16}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--dataset_test_split", "dev"], "has no split 'dev'"),
+        (["--labels", "a", "b"], "for 1 models"),
+        (["--models", "a", "b", "--labels", "c", "c"], "all different"),
+        (["--max_rows", "0"], "`max_rows=0`"),
+        (["--models", "runs/nowhere"], "`runs/nowhere` is no folder here"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said(script, words, flags, said):
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        script("evaluate").main([*words, *flags])
+
+
+def test_agents_of_the_same_folder_name_are_told_apart(script):
+    evaluate = script("evaluate")
+    args = evaluate.EvaluateArguments(models=["runs/a/final", "runs/b/final"])
+    assert list(evaluate.agents_of(args, None)) == ["runs/a/final", "runs/b/final"]
+
+
+# --------------------------------------------------------------------------- averages
+
+
+def test_averages_by_hand(script):
+    tables = script("evaluation_tables")
+    one = {"episodes": 100.0, "judged": 0.5, "turns": 2.0}
+    one |= {"success": 0.5, "success low": 0.4, "success high": 0.7}
+    two = {"episodes": 50.0, "judged": 1.0, "turns": 4.0, "F1": 0.3}
+    two |= {"success": 0.2, "success low": 0.1, "success high": 0.3}
+    both = tables.with_averages({"one": one, "two": two})
+    mean, total = both["mean of data sets"], both["all rows"]
+    assert mean["success"] == total["success"] == pytest.approx(0.35)
+    assert mean["success low"] == pytest.approx(0.35 - math.hypot(0.05, 0.05))
+    assert mean["success high"] == pytest.approx(0.35 + math.hypot(0.1, 0.05))
+    assert (mean["turns"], total["turns"]) == pytest.approx((3.0, 8 / 3))
+    assert "F1" not in mean, "it is not known of all of them"
+
+
+def test_one_data_set_has_no_averages(script):
+    assert list(script("evaluation_tables").with_averages({"one": {"episodes": 1.0}})) == ["one"]
+
+
+def test_what_is_not_known_has_no_column(script):
+    tables = script("evaluation_tables")
+    figures = tables.figures_of(
+        {"eval_episode/score": 0.5, "eval_turns/mean": 1.0, "eval_episodes": 3},
+        "eval",
+        ["f1_reward"],
+    )
+    assert figures == {"score": 0.5, "turns": 1.0, "episodes": 3.0}
+    heading = ["data set", "score", "95 % interval", "turns", "episodes"]
+    assert tables.agent_table({"x": figures})[0] == heading
+    assert "| x | 0.500 | - | 1.000 | 3 |" in tables.markdown({"a": {"x": figures}})
+
+
+@pytest.mark.slow
+def test_two_processes_agree_with_one(script, words, evaluated, tmp_path):
+    output = tmp_path / "two.json"
+    result = subprocess.run(
+        [sys.executable, *launcher(2), "scripts/evaluate.py", *words, "--output", str(output)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert json.loads(output.read_text())["results"]["search-agent"] == evaluated[0]["shipped"]
+    assert result.stdout.count("data set") == 1, "one process prints"

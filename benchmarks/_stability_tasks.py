@@ -1,0 +1,203 @@
+"""What the stability study trains: the demo's search agent, and a longer task with a sparse reward.
+
+The corridor has seven rooms of three doors each. The prompt names a colour; in every room the agent says
+what it looks for and which door it takes, and only whoever took seven right doors is paid. One mistake is
+enough to fail, and nothing says so before the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset
+from transformers import Qwen2ForCausalLM, set_seed
+from trl import SFTConfig, SFTTrainer
+
+from trl_stppo.envs.stdlib_docs import stdlib_search_dataset
+from trl_stppo.models.small import tiny_config, tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+COLOURS = ("red", "blue", "green", "white", "black", "brown", "pink", "gold")
+DOORS = ("left", "middle", "right")
+ROOMS = 7
+CORRIDOR_AGENT = "corridor-agent"
+# Of the demonstrations' doors so many are wrong: 0.8 ** 7 is a success of 0.21.
+MISTAKES = 0.2
+# Rows of different kinds start at different seeds, so that they share no rooms.
+TRAIN_SEED, TEST_SEED, WARM_START_SEED = 0, 10**6, 2 * 10**6
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run trains on; `settings` are those of the trainer that belong to the task.
+
+    Attributes:
+        agent: folder of the policy.
+        train: rows.
+        test: held-out rows, all of which are played before and after.
+        environment: factory.
+        settings: of the trainer.
+        episodes: per rollout batch.
+        updates: rollout batches of a run.
+    """
+
+    agent: Path
+    train: Dataset
+    test: Dataset
+    environment: Callable[[], Any]
+    settings: dict[str, Any]
+    episodes: int
+    updates: int
+
+
+class CorridorEnv:
+    """Seven rooms; reward 1 at the end for seven right doors, else 0."""
+
+    def reset(self, *, seed: int, colour: str, **row: Any) -> tuple[str, dict[str, Any]]:
+        """The first room; the prompt has named the colour."""
+        self._dice, self._colour = random.Random(seed), colour
+        self._room, self._right = 0, True
+        return " " + self._enter(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Through a door; an action that cannot be read is a wrong one."""
+        words = action.split()
+        valid = len(words) == 4 and words[:2] == ["i", "seek"] and words[3] in DOORS
+        self._right = self._right and words == ["i", "seek", self._colour, self.right_door]
+        self._room += 1
+        info: dict[str, Any] = {"valid_action": valid}
+        if self._room == ROOMS:
+            return "", float(self._right), True, False, {**info, "success": self._right}
+        return self._enter(), 0.0, False, False, info
+
+    def _enter(self) -> str:
+        others = [colour for colour in COLOURS if colour != self._colour]
+        self._doors = [self._colour, *self._dice.sample(others, len(DOORS) - 1)]
+        self._dice.shuffle(self._doors)
+        return "doors " + " ".join(f"{c} {d}" for c, d in zip(self._doors, DOORS, strict=True))
+
+    @property
+    def right_door(self) -> str:
+        """Where the colour is, for demonstrations."""
+        return DOORS[self._doors.index(self._colour)]
+
+
+def corridor_rows(count: int, first_seed: int) -> list[dict[str, Any]]:
+    """Rows of the corridor; each seed has rooms of its own."""
+    rows = []
+    for seed in range(first_seed, first_seed + count):
+        colour = COLOURS[seed % len(COLOURS)]
+        prompt = [{"role": "user", "content": f"find {colour}"}]
+        rows.append({"prompt": prompt, "seed": seed, "colour": colour})
+    return rows
+
+
+def demonstration(row: dict[str, Any], mistakes: float) -> list[dict[str, str]]:
+    """An episode of somebody who takes so large a share of wrong doors."""
+    env, dice = CorridorEnv(), random.Random(row["seed"])
+    observation, _ = env.reset(**row)
+    messages = [{"role": "user", "content": row["prompt"][0]["content"] + observation}]
+    over = False
+    while not over:
+        wrong = [door for door in DOORS if door != env.right_door]
+        door = dice.choice(wrong) if dice.random() < mistakes else env.right_door
+        action = f"i seek {row['colour']} {door}"
+        observation, _, over, _, _ = env.step(action)
+        messages.append({"role": "assistant", "content": action})
+        messages.append({"role": "user", "content": observation})
+    return messages[:-1]
+
+
+def build_corridor_agent(folder: Path, steps: int = 1000) -> None:
+    """Train the corridor's agent from demonstrations, unless it is there; two minutes.
+
+    Right doors first: what a door has to do with the colour is found sooner without noise. Nothing is
+    written under the agent's name until it is ready.
+    """
+    folder = folder / CORRIDOR_AGENT
+    if folder.is_dir():
+        return
+    set_seed(0)
+    rows = [
+        {"messages": demonstration(row, MISTAKES if i > 0.6 * steps * 32 else 0.0)}
+        for i, row in enumerate(corridor_rows(steps * 32, WARM_START_SEED))
+    ]
+    texts = [message["content"] for row in rows[:200] for message in row["messages"]]
+    tokenizer = tiny_tokenizer(texts, vocab_size=320)
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4}
+    model = Qwen2ForCausalLM(tiny_config(tokenizer, **sizes, num_key_value_heads=4))
+    staging = folder.with_name(folder.name + ".incomplete")
+    config = SFTConfig(
+        output_dir=str(staging),
+        per_device_train_batch_size=32,
+        num_train_epochs=1,
+        learning_rate=3e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=50,
+        assistant_only_loss=True,
+        train_sampling_strategy="sequential",
+        activation_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=500,
+    )
+    data = Dataset.from_list(rows)
+    SFTTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer).train()
+    model.save_pretrained(staging)
+    tokenizer.save_pretrained(staging)
+    staging.rename(folder)
+
+
+def load_task(name: str, folder: Path) -> Task:
+    """The task of this name; `build_corridor_agent` has left its agent in the folder."""
+    return {"corridor": corridor_task, "demo": demo_task}[name](folder)
+
+
+def corridor_task(folder: Path) -> Task:
+    """Seven turns, sparse reward."""
+    settings = {
+        "max_turns": ROOMS,
+        "max_turn_tokens": 10,
+        "max_completion_length": 128,
+        "critic_learning_rate": 1e-3,
+        "per_device_eval_batch_size": 128,
+    }
+    return Task(
+        folder / CORRIDOR_AGENT,
+        Dataset.from_list(corridor_rows(4096, TRAIN_SEED)),
+        Dataset.from_list(corridor_rows(256, TEST_SEED)),
+        CorridorEnv,
+        settings,
+        episodes=32,
+        updates=20,
+    )
+
+
+def demo_task(folder: Path) -> Task:
+    """The demo's agent, as its configuration has it but for the size of the run."""
+    demo = yaml.safe_load((ROOT / "scripts/configs/demo.yaml").read_text())
+    names = ("max_turns", "max_turn_tokens", "max_completion_length", "temperature", "gamma", "lam")
+    settings = {name: demo[name] for name in names}
+    settings |= {"critic_learning_rate": 1e-3, "per_device_eval_batch_size": 100}
+    module, _, factory = demo["environment"].partition(":")
+    make = getattr(importlib.import_module(module), factory)
+    return Task(
+        ROOT / demo["model_name_or_path"],
+        stdlib_search_dataset("train"),
+        stdlib_search_dataset("test").shuffle(seed=0).select(range(200)),
+        partial(make, **json.loads(demo["environment_kwargs"])),
+        settings,
+        episodes=32,
+        updates=12,
+    )

@@ -38,6 +38,7 @@ CORRECTIONS = (
     ("share", 1.0, "update"),
     ("share", 2.0, "update"),
     ("share", 4.0, "update"),
+    ("share", 8.0, "update"),
 )
 
 
@@ -95,6 +96,12 @@ class Table:
             # A run's last row is written with the others; without it the run was cut off.
             complete = {key_of(row) for row in rows if row["seconds"]}
             self.rows = [row for row in rows if key_of(row) in complete]
+        staging = path.with_suffix(".incomplete")
+        with open(staging, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(staging, path)
 
     @property
     def keys(self) -> set[tuple[str, ...]]:
@@ -102,16 +109,14 @@ class Table:
         return {key_of(row) for row in self.rows}
 
     def add(self, cell: Cell, rows: list[dict[str, Any]]) -> None:
-        """Append a run and rewrite the file under its name in one go."""
+        """Append a run."""
+        added = []
         for row in rows:
             line = {**asdict(cell), **row}
-            self.rows.append({c: "" if line.get(c) is None else str(line[c]) for c in COLUMNS})
-        staging = self.path.with_suffix(".incomplete")
-        with open(staging, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(staging, self.path)
+            added.append({c: "" if line.get(c) is None else str(line[c]) for c in COLUMNS})
+        self.rows += added
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, COLUMNS).writerows(added)
 
 
 def key_of(row: dict[str, str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from _stability_grid import CELL_FIELDS, COLLAPSE, FIGURES, SUCCESS, Table, key_
 from rich.console import Console
 from rich.table import Table as Grid
 
-BOOTSTRAP, LEVEL = 2_000, 0.9
+BOOTSTRAP, LEVEL = 1_000, 0.9
 WINDOW = 3  # rollouts, of the success at its best
 Row = dict[str, str]
 

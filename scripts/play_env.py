@@ -20,8 +20,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
+from trl import TrlParser
 
-from train_stppo import STDLIB_SEARCH, AgentArguments, TrlParser, load_environment, load_splits
+from agents import STDLIB_SEARCH, AgentArguments, load_environment, load_splits
 from trl_stppo.envs._check_values import check_number, check_opening, check_step
 from trl_stppo.envs.base import is_text_environment, tool_names
 from trl_stppo.rollout.chat import ChatRenderer, with_opening

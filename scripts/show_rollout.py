@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import TrlParser
 
+from agents import load_environment
 from play_env import PlayArguments, pick_row
-from train_stppo import TrlParser, load_environment
 from trl_stppo.generation.sampling import SamplingSettings
 from trl_stppo.rollout.episode import Episode, Limits
 from trl_stppo.trainer.play import play_episodes

@@ -21,12 +21,10 @@ from quiet import quieten
 quieten()
 
 from transformers.utils.logging import disable_progress_bar
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from agent_models import TokenCounter, load_value_model, model_options
 from agents import (
-    STDLIB_SEARCH,
-    AgentArguments,
     TrainArguments,
     load_environment,
     load_eval_environment,
@@ -36,8 +34,6 @@ from agents import (
     peeked,
 )
 from reporting import ProgressLines, comparison_table, plot_curves
-
-__all__ = ["STDLIB_SEARCH", "AgentArguments", "TrlParser", "load_environment", "load_splits"]
 
 
 def make_trainer(

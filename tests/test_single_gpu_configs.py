@@ -40,7 +40,7 @@ def script(monkeypatch):
 
 def parse(path: Path, script: Any, folder: Path) -> tuple[Any, STPPOConfig, ModelConfig]:
     """What train_stppo.py makes of a file; on the CPU, because a card may be missing."""
-    arguments = script("train_stppo").AgentArguments
+    arguments = script("agents").TrainArguments
     parser = TrlParser((arguments, STPPOConfig, ModelConfig))
     words = ["--config", str(path), "--use_cpu", "true", "--output_dir", str(folder)]
     return parser.parse_args_and_config(words)

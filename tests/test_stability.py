@@ -111,8 +111,11 @@ def test_a_run_that_was_cut_off_is_run_again(study, tmp_path):
     again = grid.Table(table.path)
     assert again.keys == {cell.key for cell in cells}
     assert again.rows == table.rows
-    table.path.write_text("".join(lines[:-1]))
-    assert grid.Table(table.path).keys == {cells[0].key}
+    table.path.write_text("".join(lines[:-1])[:-5])  # in the middle of a line
+    again = grid.Table(table.path)
+    assert again.keys == {cells[0].key}
+    add(again, cells[1], 0.5)
+    assert grid.Table(table.path).rows == table.rows
 
 
 def study_table(study, folder, threshold=("stale", 5.5e-4)):

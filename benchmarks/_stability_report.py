@@ -82,6 +82,23 @@ def summaries(table: Table) -> list[dict[str, Any]]:
     return found
 
 
+def estimate_agreement(table: Table) -> dict[str, float]:
+    """Correlation of the exact and the estimated share of the kept part, over updates of the test."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for row in table.rows:
+        kept, bias = number(row, "clip_bias/grad_norm"), number(row, "clip_bias/norm")
+        estimated = number(row, "clip_bias/estimated_share")
+        if row["stage"] != "test" or row["estimator"] != "exact" or not kept or not bias:
+            continue
+        if estimated is not None:
+            pairs.setdefault(row["method"], []).append((kept / (kept + bias), estimated))
+    return {
+        method: statistics.correlation(*zip(*points, strict=True))
+        for method, points in pairs.items()
+        if len(set(points)) > 2
+    }
+
+
 def print_tables(found: list[dict[str, Any]]) -> None:
     """One table per stage and task."""
     console = Console(width=150)

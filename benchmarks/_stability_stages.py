@@ -23,7 +23,7 @@ from _stability_grid import (
     Cell,
     Table,
 )
-from _stability_report import summaries
+from _stability_report import estimate_agreement, summaries
 
 Correction = tuple[str, float, str]
 # Of the second task, whose configuration has this learning rate.
@@ -172,4 +172,6 @@ def decisions(table: Table) -> dict[str, Any]:
         result["levels"] = levels(table)
     if "tune" in stages:
         result["correction"] = chosen(table)
+    if "test" in stages:
+        result["estimate"] = estimate_agreement(table)
     return result

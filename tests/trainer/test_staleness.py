@@ -100,6 +100,17 @@ def test_a_resumed_run_has_the_same_past(step, tmp_path):
     assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
 
 
+def test_checkpoints_hold_the_past_and_a_new_run_forgets_it(tmp_path):
+    options = {**RUN, "trainer_class": Watching, "rollout_staleness": 2}
+    trainer, _ = scripted_trainer(tmp_path, **options, save_strategy="steps", save_steps=8)
+    trainer.train()
+    folder = tmp_path / "checkpoint-8"
+    past = torch.load(folder / "stale_policies.pt", weights_only=True)
+    assert len(past) == 3
+    trainer.train()
+    assert torch.equal(trainer.played[UPDATES], trainer.trained[UPDATES])
+
+
 def test_an_error_while_playing_brings_the_weights_back():
     weight = torch.nn.Parameter(torch.ones(2))
     past = StalePolicies([weight], 1)

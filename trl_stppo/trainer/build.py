@@ -91,6 +91,8 @@ def install_reference(trainer: PPOTrainer, plan: ReferencePlan) -> None:
     """Put a reference that is not upstream's where GRPOTrainer looks for it."""
     if plan.adapter:
         adapters.add_reference_adapter(trainer.model)
+        if trainer.args.disable_dropout:  # the copy has brought its own
+            disable_dropout_in_model(trainer.model)
         trainer.beta = 1.0  # see below
         return
     if plan.model is None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
 REFERENCE = "reference.pt"
+STALE_POLICIES = "stale_policies.pt"
 
 
 class RunStateCallback(TrainerCallback):
@@ -59,11 +60,15 @@ class RunStateCallback(TrainerCallback):
         trainer, saved, folder = self._trainer, self.saved, self._trainer._resume_folder
         if saved is None or folder is None:
             trainer._step, trainer._buffered_inputs = 0, None
+            trainer._stale.load_state_dict([])
             return
         run_state.restore(trainer, saved)
         if trainer._critic_optimizer is not None:
             moments = torch.load(folder / CRITIC_OPTIMIZER, map_location="cpu", weights_only=True)
             trainer._critic_optimizer.load_state_dict(moments)
+        if (folder / STALE_POLICIES).is_file():
+            past = torch.load(folder / STALE_POLICIES, map_location="cpu", weights_only=True)
+            trainer._stale.load_state_dict(past)
         if trainer.is_deepspeed_enabled:  # which loads the policy itself
             trainer._load_beside_policy(folder)
         if trainer._train_generator is not None and saved["sampler"] is not None:
@@ -278,6 +283,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         torch.save(state, run_state.state_file(folder, self.accelerator.process_index))
         if self.args.should_save and self._critic_optimizer is not None:
             torch.save(self._critic_optimizer.state_dict(), folder / CRITIC_OPTIMIZER)
+        if self.args.should_save and self.args.rollout_staleness:
+            torch.save(self._stale.state_dict(), folder / STALE_POLICIES)
         if self.args.should_save and self.args.sync_ref_model and self.ref_model is not None:
             reference = self.accelerator.unwrap_model(self.ref_model)
             torch.save(reference.state_dict(), folder / REFERENCE)

@@ -188,7 +188,7 @@ class ActorCriticRollout(ActorCriticForward):
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._correct_sampler(batch)
             kl = self._reward_kl(batch)
-            estimates = self._advantages(batch, turns, scores, kl)
+            estimates = self._advantages(batch, turns, scores, scored, kl)
         batch["values"], batch["returns"] = estimates.values, estimates.returns
         batch["advantages"], batch["value_mask"] = estimates.advantages, estimates.value_mask
         seconds = time.perf_counter() - started
@@ -306,9 +306,12 @@ class ActorCriticRollout(ActorCriticForward):
         )
 
     def _advantages(
-        self, batch: Batch, turns: TurnBatch, scores: Tensor, kl: Tensor | None
+        self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
     ) -> Estimates:
-        """From scores [B] to per-token advantages, by way of the critic."""
+        """From scores [B] to per-token advantages, by way of the critic.
+
+        Whether an episode is `scored`, [B], matters to those who compare episodes; `loss_mask` knows.
+        """
         values, final_values = self._rollout_values(batch)
         return estimate(
             turns,

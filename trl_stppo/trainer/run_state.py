@@ -66,7 +66,6 @@ def collect(trainer: PPOTrainer, data: dict[str, Any]) -> dict[str, Any]:
         "last_logged": trainer._globalstep_last_logged,
         **data,
         "guards": trainer._guards.state_dict(),
-        "stale": trainer._stale.state_dict(),
     }
     return {key: plain(value) for key, value in state.items()}
 
@@ -89,7 +88,6 @@ def restore(trainer: PPOTrainer, state: dict[str, Any]) -> None:
     trainer._total_loss_scalar = state["total_loss"]
     trainer._globalstep_last_logged = state["last_logged"]
     trainer._guards.load_state_dict(state["guards"])
-    trainer._stale.load_state_dict(state["stale"])
 
 
 def _to(part: dict[str, Any], device: torch.device) -> dict[str, Any]:

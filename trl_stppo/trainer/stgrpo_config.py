@@ -57,14 +57,14 @@ class STGRPOConfig(STPPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         defaults = {spec.name: spec.default for spec in fields(self)}
-        for name in CRITICS_OPTIONS:
-            if getattr(self, name) != defaults[name]:
-                raise ValueError(
-                    f"`{name}={getattr(self, name)!r}` is not supported by STGRPOConfig: there is no "
-                    f"critic, and an advantage belongs to a whole episode. Leave it out"
-                    f"{'; beta is the KL in the loss' if name.startswith('kl') else ''}, or use "
-                    f"STPPOConfig."
-                )
+        given = [name for name in CRITICS_OPTIONS if getattr(self, name) != defaults[name]]
+        if given:
+            named = ", ".join(f"`{name}={getattr(self, name)!r}`" for name in given)
+            raise ValueError(
+                f"{named}: not supported by STGRPOConfig, where there is no critic and an advantage belongs "
+                f"to a whole episode. Leave {'it' if len(given) == 1 else 'them'} out, or use STPPOConfig; "
+                f"the KL in the loss is `beta`."
+            )
         if self.num_generations is None or self.num_generations < 2:
             raise ValueError(
                 f"`num_generations={self.num_generations}`: an advantage relative to a group needs at "

@@ -30,20 +30,25 @@ class STGRPOTrainer(STPPOTrainer):
     _name = "ST-GRPO"
 
     def _advantages(
-        self, batch: Batch, turns: TurnBatch, scores: Tensor, kl: Tensor | None
+        self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
     ) -> Estimates:
         """The same advantage for all tokens of an episode."""
         if turns.turn_rewards is not None:
             scores = scores + turns.turn_rewards.sum(dim=1)
         mask = batch["loss_mask"]
-        counts = mask.any(dim=1)
+        groups = (-1, self.num_generations if self.model.training else 1)
+        every, counts = (self.accelerator.gather(x).view(groups) for x in (scores, scored))
+        relative = group_advantages(every, counts, self.args.scale_rewards)
+        self._log_spread(every[counts], relative)
         first = self.accelerator.process_index * len(scores)
-        groups = (-1, self.num_generations)
-        relative = group_advantages(
-            self.accelerator.gather(scores).view(groups),
-            self.accelerator.gather(counts).view(groups),
-            self.args.scale_rewards,
-        ).flatten()
-        advantages = relative[first : first + len(scores), None] * mask
+        advantages = relative.flatten()[first : first + len(scores), None] * mask
         nothing = torch.zeros_like(advantages)
         return Estimates(nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask))
+
+    def _log_spread(self, scores: Tensor, relative: Tensor) -> None:
+        """Upstream has logged these two without turn reward functions and penalties."""
+        figures = self._metrics["train" if self.model.training else "eval"]
+        figures["reward_std"][-1:] = [scores.std().item() if len(scores) > 1 else 0.0]
+        if self.model.training:
+            flat = (relative == 0).all(dim=1).float()
+            figures["frac_reward_zero_std"][-1:] = [flat.mean().item()]

@@ -92,7 +92,7 @@ def ask(folder: str, count: int) -> dict[str, Any]:
     after = memory()
     return {
         "open_seconds": opening,
-        "terms": len(index._vocabulary),
+        "terms": len(index._index.vocab_dict),
         "anonymous_mb": after["anonymous"] - before["anonymous"],
         "anonymous_after_opening_mb": after_opening["anonymous"] - before["anonymous"],
         "files_mb": after["files"] - before["files"],

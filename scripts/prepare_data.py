@@ -9,7 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trl_stppo.data import DATASETS, FLASHRAG, ORIGINAL, prepare, report_lines, save
+from trl_stppo.data import (
+    DATASETS,
+    FLASHRAG,
+    ORIGINAL,
+    check_output,
+    prepare,
+    report_lines,
+    save,
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +62,7 @@ def revisions(pairs: list[str]) -> dict[str, str]:
 def main() -> None:
     args = parser().parse_args()
     try:
+        check_output(args.output, overwrite=args.overwrite)  # not after an hour of loading
         prepared = prepare(
             args.train,
             args.eval,

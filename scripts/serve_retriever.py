@@ -15,14 +15,17 @@ import argparse
 import json
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-from trl_stppo.envs.retrieval import BM25Retriever, Passage
-from trl_stppo.envs.retrievers import open_retriever
+from trl_stppo.envs.retrieval import Passage
+from trl_stppo.envs.retrievers import build_bm25, open_retriever
 from trl_stppo.envs.retrievers.corpus import read_corpus
 
 MAX_BODY, MAX_TOPK, DEFAULT_TOPK = 16 * 2**20, 1000, 3
@@ -174,36 +177,63 @@ def checked(body: bytes) -> tuple[list[str], int, bool]:
 
 
 def document(passage: Passage) -> dict[str, str]:
-    """A passage in the form of Search-R1's corpus."""
-    return {"contents": f'"{passage.title}"\n{passage.text}'}
+    """A passage in the form of Search-R1's corpus, in which the first line is the title."""
+    return {"contents": f'"{" ".join(passage.title.split())}"\n{passage.text}'}
 
 
-def retriever_of(args: argparse.Namespace) -> Any:
-    """The retriever that the flags name."""
+def retriever_of(args: argparse.Namespace, scratch: ExitStack) -> Any:
+    """The retriever that the flags name.
+
+    Args:
+        args: the flags.
+        scratch: removes what a corpus takes on disk.
+    """
     if args.corpus:
-        return BM25Retriever([passage for path in args.corpus for passage in read_corpus(path)])
+        folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="retriever-")))
+        build_bm25((p for path in args.corpus for p in read_corpus(path)), folder / "index")
+        return open_retriever(f"bm25:{folder / 'index'}")
     if args.stdlib:
         return open_retriever("stdlib")
     return open_retriever(f"bm25:{args.index}" if args.index else f"dense:{args.dense}")
 
 
-def main() -> None:
+def port(text: str) -> int:
+    """A port, for argparse."""
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise argparse.ArgumentTypeError(f"{number} is no port; allowed are 0 to 65535")
+    return number
+
+
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--index", metavar="DIR", help="a BM25 index of build_index.py")
     source.add_argument("--dense", metavar="DIR", help="a dense index of build_index.py")
-    source.add_argument("--corpus", metavar="FILE", nargs="+", help="JSONL, BM25 in memory")
+    source.add_argument(
+        "--corpus", metavar="FILE", nargs="+", help="JSONL, indexed as build_index.py bm25 does"
+    )
     source.add_argument("--stdlib", action="store_true", help="Python's own documentation")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for every interface")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    args = parser.parse_args()
-    try:
-        retriever = retriever_of(args)
-        server = RetrievalServer((args.host, args.port), retriever)
-    except (OSError, ValueError, ImportError) as error:
-        sys.exit(f"serve_retriever: {error}")
+    parser.add_argument("--port", type=port, default=8000, help="0 takes a free one")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with ExitStack() as scratch:
+        try:
+            retriever = retriever_of(args, scratch)
+            server = RetrievalServer((args.host, args.port), retriever)
+        except (OSError, ValueError, ImportError) as error:
+            sys.exit(f"serve_retriever: {error}")
+        serve(server)
+
+
+def serve(server: RetrievalServer) -> None:
+    """Until SIGTERM or Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGINT):
         # In a thread: `shutdown` waits for the loop that this handler interrupts.
         signal.signal(number, lambda *_: threading.Thread(target=server.end).start())

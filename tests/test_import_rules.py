@@ -23,8 +23,8 @@ ENV_PACKAGES = {
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
-    "envs": ({"envs", "errors"}, {"numpy"}, ENV_PACKAGES),
-    "data": ({"data", "envs", "errors"}, set(), {"datasets"}),
+    "envs": ({"envs", "errors", "files"}, {"numpy"}, ENV_PACKAGES),
+    "data": ({"data", "envs", "errors", "files"}, set(), {"datasets"}),
     "rewards": ({"envs"}, set(), set()),
     "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
     "rollout": ({"rollout", "generation", "core", "envs", "errors"}, {"torch"}, {"dill"}),

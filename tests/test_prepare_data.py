@@ -47,3 +47,15 @@ def test_a_mistake_is_one_line(tmp_path):
     assert result.returncode == 1
     assert result.stderr.strip().startswith("ValueError: There is no data set 'nqq'; known are nq,")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_folder_that_is_there_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    nowhere = f"--train nq --local {tmp_path}/nowhere --output {tmp_path}/out".split()
+    for flags in ([], ["--overwrite"]):
+        result = run(tmp_path, *nowhere, *flags)
+        assert result.returncode == 1
+        assert result.stderr.strip().startswith("FileExistsError: ")
+        assert result.stderr.count("\n") == 1
+    assert "FileNotFoundError" in run(tmp_path, *nowhere[:-1], str(tmp_path / "new")).stderr

@@ -33,10 +33,6 @@ def said(*turns: str | None) -> list[dict[str, str | None]]:
         ("<answer>\nParis\n</answer> and more", "Paris"),
         ("Paris", None),
         ("", None),
-        ("<answer></answer>", ""),
-        ("<answer>one</answer> <answer>two</answer>", "two"),
-        ("<answer>one</answer> <answer>two", "one"),
-        ("<answer>one <answer>two</answer> three</answer>", "two"),
         ("<answer>one", None),
         ("one</answer>", None),
         ("<think><answer>one</answer></think> <answer>two</answer>", "two"),
@@ -46,8 +42,6 @@ def said(*turns: str | None) -> list[dict[str, str | None]]:
         ("<answer>one</answer> </think>", None),  # the template opened the thought
         ("<answer>one <think> two </think></answer>", None),
         ("<information> <answer>one</answer> </information>", None),
-        ("<answer>two</answer> <information> <answer>one</answer> </information>", "two"),
-        ("<answer>two</answer> <information> <answer>one</answer>", "two"),
         ("<ANSWER>one</ANSWER>", None),
     ],
 )
@@ -55,6 +49,28 @@ def test_the_last_complete_answer_outside_of_thoughts_and_observations(text, ans
     assert final_answer(text) == answer
     assert final_answer(said(text)) == answer
     assert final_answer(said("<answer>old</answer>", text)) == ("old" if answer is None else answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer></answer>", ""),
+        ("<search>q</search><answer>one</answer>", "one"),
+        ("<answer>one</answer> <answer>two</answer>", "two"),
+        ("<answer>one</answer> <answer>two", "one"),
+        ("<answer>one <answer>two</answer> three</answer>", "two"),
+        ("<answer>two</answer> <information> <answer>one</answer> </information>", "two"),
+        ("<answer>two</answer> <information> <answer>one</answer>", "two"),
+    ],
+)
+def test_what_only_a_string_may_hold(text, answer):
+    """As one turn the environment would refuse it, so that it pays nothing."""
+    assert final_answer(text) == answer
+    assert final_answer(said(text)) is None
+    assert exact_match_reward([text, said(text)], [[answer or "x"]] * 2) == [
+        float(bool(answer)),
+        0.0,
+    ]
 
 
 def test_only_assistant_messages_are_the_policys():
@@ -120,10 +136,10 @@ def test_multiple_choice():
 def test_every_row_of_a_mixture_is_paid_by_one_function():
     """Open questions by exact match, those with choices by the letter."""
     completions, answers = ["<answer>B</answer>"] * 3, [["B"]] * 3
-    choices = [["x", "y"], [], None]
-    assert exact_match_reward(completions, answers, choices) == [None, 1.0, 1.0]
-    assert f1_reward(completions, answers, choices) == [None, 1.0, 1.0]
-    assert multiple_choice_reward(completions, answers, choices) == [1.0, None, None]
+    for choices in ([["x", "y"], [], None], [{"A": "x", "B": "y"}, {"A": None, "B": None}, {}]):
+        assert exact_match_reward(completions, answers, choices) == [None, 1.0, 1.0]
+        assert f1_reward(completions, answers, choices) == [None, 1.0, 1.0]
+        assert multiple_choice_reward(completions, answers, choices) == [1.0, None, None]
 
 
 SEARCH = "<think>I look.</think>\n<search>capital</search>"
@@ -146,6 +162,8 @@ ANSWER = "<think>I know.</think> <answer>Paris</answer>\n"
         ([SEARCH, "<think>t</think><answer>a <search>b</search></answer>"], 0.5),
         ([SEARCH, "<think>t<think>t</think><answer>a</answer>"], 0.5),
         ([SEARCH, "<think>t</think>" + ANSWER], 0.5),
+        (["I look.</think><search>capital</search>", "I know.</think><answer>Paris</answer>"], 1.0),
+        ([SEARCH, "</think><answer>Paris</answer>"], 0.5),
         ([SEARCH, "<think>t</think><answer>Paris</search>"], 0.5),
         ([None], 0.0),
         ([], 0.0),
@@ -203,10 +221,10 @@ def test_nothing_makes_them_raise_or_leave_zero_to_one():
 )
 def test_long_texts_take_no_time(piece):
     text = piece * 20_000
-    started = time.perf_counter()
+    started = time.process_time()
     for function in (exact_match_reward, f1_reward, multiple_choice_reward, format_reward):
         function([text, f"<answer>{text}</answer>"], answers=["A", "A"])
-    assert time.perf_counter() - started < 3.0
+    assert time.process_time() - started < 3.0
 
 
 class Quoting:

@@ -8,20 +8,12 @@ and pay a number in [0, 1], or None for a row that is not theirs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .envs.choices import letter_match
+from .envs.choices import has_choices, letter_match
+from .envs.search_tags import TAG, last_answer, read_turn, turns_of
 from .envs.squad import comparable, exact_match, f1_score
-
-_TAG = re.compile(r"<(/?)(think|answer|information)>")
-_OBSERVATION = re.compile(r"<information>.*?(?:</information>|\Z)", re.DOTALL)
-_ANY_TAG = re.compile(r"</?(?:think|search|answer|information)>")
-_TURN = re.compile(
-    r"\s*<think>(?P<thought>.*?)</think>\s*<(?P<kind>search|answer)>(?P<content>.*?)</(?P=kind)>\s*",
-    re.DOTALL,
-)
 
 
 def exact_match_reward(
@@ -72,7 +64,7 @@ def multiple_choice_reward(
     for completion, golds, texts in zip(
         completions, _gold(answers, len(completions)), rows, strict=True
     ):
-        if not golds or (choices is not None and not texts):
+        if not golds or (choices is not None and not has_choices(texts)):
             rewards.append(None)
         else:
             rewards.append(float(letter_match(final_answer(completion), golds, texts)))
@@ -83,7 +75,8 @@ def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | No
     """The share of turns that keep the protocol.
 
     A turn keeps it if it is `<think>..</think>` and then one `<search>..</search>`, or, in the last
-    turn, one `<answer>..</answer>`, with words in each and nothing else around them. So 1 is paid
+    turn, one `<answer>..</answer>`, with words in each and nothing else around them; the opening
+    `<think>` may have been the chat template's. So 1 is paid
     for an episode that keeps it throughout and ends in an answer, and 0 for one without turns. A
     template that returns the thought apart, as `reasoning_content`, is understood.
 
@@ -95,44 +88,22 @@ def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | No
 
 
 def final_answer(completion: Any) -> str | None:
-    """The last complete `<answer>..</answer>` that the policy said, stripped; None without one.
+    """What the policy answered, stripped; None if it did not.
 
-    Tags inside `<think>` and `<information>` do not count, nor do those that are never closed; of
-    nested tags the innermost is read. In a conversation only assistant messages are looked at. Never
-    raises.
+    In a conversation that is the last assistant message which `SearchEnv` takes for an answer: one
+    action in it, outside of thoughts. In a string, whose turns cannot be told apart, it is the last
+    complete `<answer>..</answer>` outside of `<think>` and `<information>`. Never raises.
     """
-    answer = None
-    for turn in _turns(completion):
-        for found in _answers_in(turn):
-            answer = found
-    return answer
-
-
-def _answers_in(turn: str) -> list[str]:
-    """Complete answers of one turn, outside of thoughts and observations."""
-    inside = ""  # of which block nothing counts
-    start, found = None, []
-    for tag in _TAG.finditer(turn):
-        closing, name = bool(tag[1]), tag[2]
-        if inside:
-            inside = "" if closing and name == inside else inside
-        elif name == "answer" and not closing:
-            start = tag.end()
-        elif name == "answer" and start is not None:
-            found.append(turn[start : tag.start()].strip())
-            start = None
-        elif not closing:
-            inside, start = name, None
-        elif name == "think":
-            # Opened by the chat template: all so far was thought.
-            start, found = None, []
-    return found
+    if isinstance(completion, str):
+        return last_answer(completion)
+    said = (read_turn(turn) for turn in _turns(completion))
+    return next((turn.content for turn in reversed([*said]) if turn.kind == "answer"), None)
 
 
 def _turns(completion: Any) -> list[str]:
     """What the policy said, turn by turn; a thought that came apart is put before its turn."""
     if isinstance(completion, str):
-        return [turn for turn in _OBSERVATION.split(completion) if turn.strip()]
+        return turns_of(completion)
     if isinstance(completion, Mapping):
         completion = [completion]
     if not isinstance(completion, Sequence):
@@ -141,7 +112,7 @@ def _turns(completion: Any) -> list[str]:
     turns = []
     for message in said:
         thought = message.get("reasoning_content")
-        before = _ANY_TAG.sub(" ", thought) if isinstance(thought, str) else ""
+        before = TAG.sub(" ", thought) if isinstance(thought, str) else ""
         before = f"<think>{before}</think>" if before.strip() else ""
         turns.append(before + _text(message.get("content")))
     return turns
@@ -160,10 +131,8 @@ def _text(content: Any) -> str:
 def _share_in_format(turns: list[str]) -> float:
     kept = 0
     for number, turn in enumerate(turns, 1):
-        # Counted first: with four tags the pattern cannot wander.
-        match = _TURN.fullmatch(turn) if len(_ANY_TAG.findall(turn)) == 4 else None
-        if match is not None and match["thought"].strip() and match["content"].strip():
-            kept += match["kind"] == ("answer" if number == len(turns) else "search")
+        found = read_turn(turn)
+        kept += found.tidy and found.kind == ("answer" if number == len(turns) else "search")
     return kept / len(turns) if turns else 0.0
 
 
@@ -178,7 +147,8 @@ def _open_question(
     for completion, golds, texts in zip(
         completions, _gold(answers, number), _per_row(choices, number), strict=True
     ):
-        rewards.append(None if not golds or texts else score(final_answer(completion) or "", golds))
+        theirs = not golds or has_choices(texts)
+        rewards.append(None if theirs else score(final_answer(completion) or "", golds))
     return rewards
 
 

@@ -194,9 +194,16 @@ def test_what_is_there_is_not_replaced_unasked(copies, tmp_path):
     save(prepare(["nq"], ["nq"], local=copies), folder, overwrite=True)
     assert (folder / "test.parquet").exists()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match=r"notes\.txt besides"):
         save(prepared, folder, overwrite=True)
     assert (folder / "notes.txt").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    for report in ("{}", "[]", "3", "{"):
+        (other / "report.json").write_text(report)
+        with pytest.raises(FileExistsError, match="no earlier result of this kind"):
+            save(prepared, other, overwrite=True)
+        assert (other / "report.json").read_text() == report
 
 
 def test_mistakes_show_before_anything_is_read(tmp_path):

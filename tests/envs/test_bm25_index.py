@@ -1,5 +1,6 @@
-"""BM25 from disk: the same scores as bm25s, exact pruning, bounded building, damaged folders."""
+"""BM25 from disk: the same scores as bm25s, ties in order, bounded building, damaged folders."""
 
+import errno
 import gzip
 import json
 import os
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trl_stppo.envs.retrieval import Passage, Retriever
+from trl_stppo.envs import retrievers
+from trl_stppo.envs.retrieval import Passage, Retriever, best
 from trl_stppo.envs.retrievers import open_retriever
 from trl_stppo.envs.retrievers.corpus import PassageStore, PassageWriter, passage_of, read_corpus
 from trl_stppo.errors import IndexFolderError
@@ -21,6 +23,7 @@ from trl_stppo.errors import IndexFolderError
 bm25s = pytest.importorskip("bm25s")
 np = pytest.importorskip("numpy")
 
+from trl_stppo.envs.retrievers import bm25_build
 from trl_stppo.envs.retrievers.bm25 import BM25Index
 from trl_stppo.envs.retrievers.bm25_build import build_bm25, terms_of
 
@@ -85,26 +88,15 @@ def test_it_scores_and_ranks_as_bm25s_does(large) -> None:
                 assert [p for p, _ in found] == [passages[i] for i in expected]
 
 
-def test_pruning_leaves_out_nothing(large, monkeypatch) -> None:
-    """Against adding everything up in the same order: equal to the bit, ties included."""
-    from trl_stppo.envs.retrievers import bm25
-
-    _, index = large
-    dice = random.Random(2)
-    queries = [
-        " ".join(f"w{dice.choice([dice.randrange(8), dice.randrange(400)])}" for _ in range(6))
-        for _ in range(200)
-    ]
-    pruned = [index.ranked(query, 5) for query in queries]
-    looked_up = []
-    search = np.searchsorted
-    monkeypatch.setattr(bm25.np, "searchsorted", lambda *a: looked_up.append(1) or search(*a))
-    assert [index.ranked(query, 5) for query in queries] == pruned
-    assert len(looked_up) > 100  # it does prune
-    looked_up.clear()
-    monkeypatch.setattr(bm25, "_MARGIN", 1.0)  # never sure enough
-    assert [index.ranked(query, 5) for query in queries] == pruned
-    assert not looked_up
+def test_the_best_are_those_of_a_stable_sort() -> None:
+    dice = np.random.default_rng(0)
+    for number in range(300):
+        # Few values, so that there are ties, also across the border.
+        scores = dice.integers(0, 4, size=dice.integers(1, 60)).astype(np.float32)
+        top_k = int(dice.integers(1, 70))
+        order = (-scores).argsort(kind="stable")[:top_k]
+        expected = [(int(place), float(scores[place])) for place in order if scores[place] > 0]
+        assert best(scores, top_k) == expected, number
 
 
 def test_blocks_make_no_difference(tmp_path, large) -> None:
@@ -171,7 +163,8 @@ def test_threads_and_other_processes_get_the_same(large) -> None:
 
 def test_nothing_is_read_into_memory(large) -> None:
     _, index = large
-    for array in (index._scores, index._documents, index._starts):
+    for name in ("data", "indices", "indptr"):
+        array = index._index.scores[name]
         assert isinstance(array.base, np.memmap | __import__("mmap").mmap)
         assert not array.flags.owndata
 
@@ -218,8 +211,9 @@ def test_a_killed_build_is_recognised(tmp_path) -> None:
     assert done.returncode == 9
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".x.building-")
-    with pytest.raises(IndexFolderError, match="interrupted"):
-        BM25Index(left)
+    for folder in (left, left / "new"):
+        with pytest.raises(IndexFolderError, match="interrupted"):
+            BM25Index(folder)
 
 
 def test_an_index_is_replaced_only_if_asked(small) -> None:
@@ -230,6 +224,47 @@ def test_an_index_is_replaced_only_if_asked(small) -> None:
     assert len(BM25Index(small)) == 1
     assert opened.search("singer", 1) == [PASSAGES[1]]  # the old files live on while mapped
     assert os.listdir(small.parent) == ["small"]
+
+
+def test_only_a_bm25_index_is_replaced(small) -> None:
+    (small / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt besides an earlier result"):
+        build_bm25(PASSAGES, small, overwrite=True)
+    (small / "notes.txt").unlink()
+    manifest = json.loads((small / "index.json").read_text())
+    (small / "index.json").write_text(json.dumps({**manifest, "kind": "dense"}))
+    with pytest.raises(FileExistsError, match="an index of kind 'dense', not 'bm25'"):
+        build_bm25(PASSAGES, small, overwrite=True)
+    mine = small.with_name("mine")
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("x")
+    with pytest.raises(FileExistsError, match=r"no readable index\.json"):
+        build_bm25(PASSAGES, mine, overwrite=True)
+    assert os.listdir(mine) == ["thesis.tex"]
+    assert sorted(os.listdir(small.parent)) == ["mine", "small"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="not on this system")
+def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch) -> None:
+    """Writing to a hole of a mapped file would end the process with SIGBUS."""
+    mapped = bm25_build._mapped(tmp_path / "x.npy", np.int32, (300_000,))
+    assert len(mapped) == 300_000
+    assert (tmp_path / "x.npy").stat().st_blocks * 512 >= 1_200_000
+    (tmp_path / "x.npy").unlink()
+
+    def full(file, start, size):
+        raise OSError(errno.ENOSPC, "what the system says")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"bytes cannot be reserved. Make room.*data\.npy"):
+        build_bm25(PASSAGES, tmp_path / "x")
+    assert os.listdir(tmp_path) == []
+
+    def unable(file, start, size):
+        raise OSError(errno.EOPNOTSUPP, "no such thing here")
+
+    monkeypatch.setattr(os, "posix_fallocate", unable)
+    assert build_bm25(PASSAGES, tmp_path / "x") == 5
 
 
 @pytest.mark.parametrize(
@@ -278,6 +313,28 @@ def test_a_bad_line_is_named(tmp_path, line) -> None:
     (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line)
     with pytest.raises(ValueError, match=r"c\.jsonl, line 2: "):
         list(read_corpus(tmp_path / "c.jsonl"))
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "foreign"])
+def test_a_damaged_compressed_corpus_is_named(tmp_path, spoil) -> None:
+    lines = [json.dumps({"text": f"line {random.Random(i).random()}"}) for i in range(5000)]
+    whole = gzip.compress("\n".join(lines).encode())
+    middle = len(whole) // 2
+    damaged = {"cut": whole[:middle], "foreign": b"plain" + whole}
+    damaged["flip"] = whole[:middle] + b"\xff" * 50 + whole[middle + 50 :]
+    (tmp_path / "c.jsonl.gz").write_bytes(damaged[spoil])
+    with pytest.raises(ValueError, match=r"c\.jsonl\.gz, (after )?line \d+: ") as caught:
+        list(read_corpus(tmp_path / "c.jsonl.gz"))
+    if spoil == "cut":
+        assert 1000 < int(str(caught.value).split("line ")[1].split(":")[0]) < 4000
+
+
+def test_the_names_of_the_package_come_from_their_modules() -> None:
+    for name in retrievers.__all__:
+        assert getattr(retrievers, name).__name__ == name
+    assert retrievers.BM25Index is BM25Index
+    with pytest.raises(AttributeError, match="no attribute 'Bm25'"):
+        retrievers.Bm25  # noqa: B018
 
 
 def test_the_store_keeps_any_text(tmp_path) -> None:

@@ -35,6 +35,9 @@ TEXTS = list(CHOICES.values())
         "The correct answer is B.",
         "The correct option is: B",
         "the answer is B because of the dose",
+        "B. No other drug works.",
+        "The answer is B, which is not wrong",
+        "The answer is B. Not because of the dose.",
         r"The answer is \boxed{B}",
         "option B",
         "I would take (B), I think",
@@ -91,12 +94,39 @@ def test_reads_the_text_of_a_choice(text: str, letter: str) -> None:
         "B) Nitrofurantoin",  # the text of C
         "The answer is B: Nitrofurantoin",
         "Vitamin C",
+        "(A) is wrong, so (B)",
+        "A) is incorrect",
+        "(A) is not correct; (B) is",
+        "A: wrong",
+        "A) No, B",
+        "(A)? No.",
+        "I think (A) can't be",
+        "(A) is clearly ruled out",
+        "The answer is A? No.",
         "\u212a",  # the Kelvin sign, whose small letter is k
         "x" * 5_000 + " (B)",
     ],
 )
 def test_ambiguous_is_none(text: str) -> None:
     assert letter_of(text, CHOICES) is None
+
+
+@pytest.mark.parametrize("reason", ["because it works", "since it helps", "as it is safe"])
+def test_a_reason_tells_the_letter_from_the_article(reason: str) -> None:
+    for choices in (None, CHOICES):
+        assert letter_of(f"The answer is A {reason}", choices) == "A"
+        assert letter_of(f"Answer: a {reason}", choices) == "A"
+
+
+def test_choices_that_deny() -> None:
+    """What reads as a denial may be the text of the choice."""
+    assert letter_of("B) no", ["yes", "no", "maybe"]) == "B"
+    assert letter_of("I take (B) no.", ["yes", "no", "maybe"]) == "B"
+    assert letter_of("A) Not indicated, as it harms", ["Not indicated", "Once"]) == "A"
+    assert (
+        letter_of("A) no", ["yes", "no", "maybe"]) is None
+    )  # the label of one, the text of another
+    assert letter_of("A. fumigatus", ["C. albicans", "A. fumigatus"]) == "B"
 
 
 def test_a_name_is_no_label() -> None:

@@ -95,21 +95,6 @@ def test_another_encoder_is_refused(folder) -> None:
     DenseIndex(folder, encode=lambda texts: HashEncoder()(texts) * 1.001 + 1e-3)  # rounding passes
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        (DenseSettings("other"), "encoder='hash'"),
-        (DenseSettings("hash", query_prefix=""), "query_prefix='query: '"),
-        (DenseSettings("hash", passage_prefix=""), "passage_prefix='passage: '"),
-        (DenseSettings("hash", normalize=False), "normalize=True"),
-    ],
-)
-def test_other_settings_are_refused(folder, settings, name) -> None:
-    with pytest.raises(IndexFolderError, match=f"built with {name}; asked for"):
-        DenseIndex(folder, encode=HashEncoder(), settings=settings)
-    DenseIndex(folder, encode=HashEncoder(), settings=SETTINGS)
-
-
 def test_a_damaged_or_other_folder_is_refused(folder) -> None:
     os.truncate(folder / "vectors.faiss", 50)
     with pytest.raises(IndexFolderError, match="was completed with"):

@@ -308,6 +308,25 @@ def test_a_cut_never_ends_in_a_heading() -> None:
     assert ends == {first, f"{first} wrote", second, f"{second} text."}
 
 
+def test_a_heading_that_takes_all_the_room_is_left_out() -> None:
+    passages = (Passage("A title of very many words", "She wrote notes."), TWO[1])
+    heading = 'Doc 1(Title: "A title of very many words") She'
+    bare = {1: "S", 2: "Sh", 3: "She", 8: "She", 9: "She wrote", 16: "She wrote notes."}
+    bare[len(heading) - 1] = "She wrote notes."
+    for limit, text in {**bare, len(heading): heading}.items():
+        shown = observed(*passages, max_observation_chars=limit)
+        assert shown == f"<information>{text}</information>"
+
+
+def test_a_passage_without_text_shows_its_title() -> None:
+    assert observed(Passage("Only", ""), TWO[1], max_observation_chars=25) == (
+        '<information>Doc 1(Title: "Only") </information>'
+    )
+    assert (
+        observed(Passage("Only", ""), max_observation_chars=4) == "<information>Only</information>"
+    )
+
+
 def test_both_caps_hold_together() -> None:
     settings = {"count_tokens": len, "max_observation_tokens": 70}
     assert len(observed("one two three " * 9, **settings)) <= 70
@@ -352,6 +371,41 @@ def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
 def test_letters_are_read_with_the_choices_of_the_row(answer: str, right: bool) -> None:
     choices = {"A": "alpha", "B": "beta"}
     assert answered(answer, "letter", answers=["B"], choices=choices) == (float(right), right)
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "right"),
+    [
+        ({"answers": ["Paris"], "choices": []}, "The Paris.", True),  # an open question
+        ({"answers": ["Paris"], "choices": None}, "Paris", True),
+        ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
+        ({"answers": ["Paris"]}, "Paris", True),
+        ({"answers": ["Paris"]}, "Lyon", False),
+        ({"answers": ["B"], "choices": []}, "The answer is B", False),
+        ({"answers": ["B"]}, "The answer is (B)", True),  # no column, and all answers are letters
+        ({"answers": ["B", "C"]}, "c.", True),
+        ({"answers": ["B", "Paris"]}, "Paris", True),
+        ({"answers": ["beta"], "choices": ["alpha", "beta"]}, "B", True),
+        ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),
+    ],
+)
+def test_the_row_decides_whether_letters_are_read(row, answer: str, right: bool) -> None:
+    assert answered(answer, "letter", **row) == (float(right), right)
+
+
+def test_questions_and_choices_take_turns_in_one_environment() -> None:
+    env = SearchEnv(ScriptedRetriever(), metric="letter")
+    rows = [{"answers": ["Paris"], "choices": []}, {"answers": ["B"], "choices": ["x", "y"]}] * 2
+    for row, answer in zip(rows, ["paris", "(B)"] * 2, strict=True):
+        env.reset(**row)
+        assert env.step(f"<answer>{answer}</answer>")[1] == 1.0
+
+
+def test_a_row_that_no_letter_can_answer_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"answers is \['Paris'\], and choices is .*Correct the row"
+    ):
+        SearchEnv(metric="letter").reset(answers=["Paris"], choices=["alpha", "beta"])
 
 
 def test_unknown_settings_are_refused() -> None:

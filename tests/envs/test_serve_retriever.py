@@ -1,10 +1,13 @@
 """The retrieval server: its form, its errors, how it starts and how it ends."""
 
+import argparse
+import contextlib
 import http.client
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +19,12 @@ from trl_stppo.envs.retrievers.remote import HttpRetriever
 
 pytest.importorskip("bm25s")
 
+from trl_stppo.envs.retrievers import BM25Index, build_bm25
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/serve_retriever.py"
 PASSAGES = [Passage('The "Heap"', "a tree\nwith order"), Passage("", "an untitled queue")]
+PASSAGES += [Passage("Two\nlines", "of a title")]
 
 
 class Broken:
@@ -78,6 +84,8 @@ def test_our_client_gets_the_passages_back(server) -> None:
     retriever = HttpRetriever(url(server))
     assert retriever.search("heap", 3) == [PASSAGES[0]]
     assert retriever.search("queue", 3) == [PASSAGES[1]]
+    # In this form the title is the first line.
+    assert retriever.search("lines", 3) == [Passage("Two lines", "of a title")]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +174,33 @@ def test_as_a_command_over_a_corpus_file(corpus, number) -> None:
         assert (process.returncode, out, err) == (0, "", "")
     finally:
         process.kill()
+
+
+def test_a_corpus_is_searched_as_its_index_is(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    import serve_retriever
+
+    texts = ["Beyonc\u00e9 sang", "\u6771\u4eac", "the of and", "the long " * 30, "sang sang x"]
+    passages = [Passage("", text) for text in texts]
+    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    build_bm25(passages, tmp_path / "index")
+    index = BM25Index(tmp_path / "index")
+    args = argparse.Namespace(corpus=[tmp_path / "c.jsonl"], index=None, stdlib=False, dense=None)
+    with contextlib.ExitStack() as scratch:
+        retriever = serve_retriever.retriever_of(args, scratch)
+        for query in ("beyonce", "\u6771\u4eac", "the", "sang long"):
+            assert retriever.ranked(query, 5) == index.ranked(query, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "index"]
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_a_port_that_is_none_is_explained(port) -> None:
+    command = [sys.executable, SCRIPT, "--stdlib", f"--port={port}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "argument --port: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_without_an_index_is_explained(tmp_path) -> None:

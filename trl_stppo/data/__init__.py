@@ -1,7 +1,7 @@
 """Question-answering data sets as rows for training agents that search (docs/data.md)."""
 
 from .mixing import Prepared, prepare, report_lines
-from .saving import save
+from .saving import check_output, save
 from .sources import DATASETS, FLASHRAG, ORIGINAL, find_source
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "FLASHRAG",
     "ORIGINAL",
     "Prepared",
+    "check_output",
     "find_source",
     "prepare",
     "report_lines",

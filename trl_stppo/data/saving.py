@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from trl_stppo.files import built_aside, check_target
 
 from .mixing import Prepared
 
@@ -29,31 +29,35 @@ def save(prepared: Prepared, output: str | Path, *, overwrite: bool = False) -> 
     Raises:
         FileExistsError: there is something that is not to be replaced.
         ValueError: no row is left.
+        OSError: the folder cannot be written.
     """
     folder = Path(output)
     if not any(prepared.rows.values()):
         raise ValueError("No row is left to write; the report says why rows were dropped.")
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if folder.is_file() or there - {*FILES.values(), REPORT} or (there and not overwrite):
-        raise FileExistsError(
-            f"{folder} exists. Choose another folder, or, if it holds nothing but an earlier result, "
-            f"pass overwrite (--overwrite)."
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    replaced = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    try:
-        unfinished.mkdir()
-        _write(prepared, unfinished)
-        if there:
-            folder.replace(replaced)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if replaced.exists() and not folder.exists():
-            replaced.replace(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+    with built_aside(folder, _owned, overwrite=overwrite) as building:
+        _write(prepared, building)
     return folder
+
+
+def check_output(output: str | Path, *, overwrite: bool = False) -> None:
+    """Make sure that `save` may write there, before anything is loaded.
+
+    Args:
+        output: the folder.
+        overwrite: as for `save`.
+
+    Raises:
+        FileExistsError: there is something that is not to be replaced.
+    """
+    check_target(output, _owned, overwrite=overwrite)
+
+
+def _owned(folder: Path) -> set[str]:
+    """The files of an earlier result, which has a report."""
+    report = json.loads((folder / REPORT).read_text())
+    if not isinstance(report, dict) or "settings" not in report:
+        raise ValueError(f"{REPORT} is another program's")
+    return {*FILES.values(), REPORT}
 
 
 def _write(prepared: Prepared, folder: Path) -> None:

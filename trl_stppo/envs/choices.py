@@ -17,6 +17,22 @@ _CUE_AT_START = re.compile(
 )
 # "Not (B)" and "isn't (B)" choose nothing.
 _NEGATION = re.compile(r"(?:\bnot|n['\u2019]t|\bneither|\bnor|\bexcept)\W*\Z", re.I)
+_LABEL_A = re.compile(r"\s*(?:[(\[]\s*[Aa]\s*[)\]]|[Aa]\s*[):\]]|[Aa]\.\s+[A-Z])")
+# "(A) is wrong", "(A)? No.", "A: incorrect"; but not "B. No other drug works", which is a new sentence.
+_DENIAL = re.compile(
+    r"""[\s)\]},:;?\u2013\u2014-]* (?:
+        (?:wrong|incorrect)\b
+        | no\b(?=\s*(?:[,.;:!\u2013\u2014-]|\Z))
+        | not\s+(?:correct|right|true|valid|possible|the|this|it)\b
+        | (?:is|was|are|be|seems|looks|could|would|wo|does|do|did|has|have)\s*(?:not|n['\u2019]t)\b
+        | can(?:not|['\u2019]t|\s+not)\b
+        | (?:is|was|are|seems|looks|must\s+be|can\s+be)\s+(?:clearly\s+|also\s+|definitely\s+)?
+          (?:wrong|incorrect|false|untrue|out|impossible|unlikely|excluded|eliminated|ruled\s+out)\b
+    )""",
+    re.I | re.X,
+)
+# After a bare letter that is a word too: "The answer is A because it works".
+_REASON = re.compile(r"\s+(?:because|since|due|given|based|as)\b", re.I)
 
 
 def letter_of(text: object, choices: Choices | None = None) -> str | None:
@@ -26,7 +42,8 @@ def letter_of(text: object, choices: Choices | None = None) -> str | None:
     after a cue ("answer: B", "The answer is (B)", "option B"), one letter in parentheses anywhere
     ("I would take (B)"), and, where the choices are known, the full text of exactly one of them. A
     bare letter wins over a choice with that text, since a letter is what the prompt asks for. A
-    label before the text of another choice is ambiguous.
+    label before the text of another choice is ambiguous, and so is a text that denies a letter
+    ("(A) is wrong, so (B)").
 
     Args:
         text: what was answered; anything but a string chooses nothing.
@@ -51,7 +68,7 @@ def letter_of(text: object, choices: Choices | None = None) -> str | None:
     if by_text is not None:
         return by_text
     found = _labels(plain, letters, texts) | _cued(plain, letters, texts)
-    found = found or _in_parentheses(plain, letters)
+    found = found or _in_parentheses(plain, letters, texts)
     return found.pop() if len(found) == 1 and "" not in found else None
 
 
@@ -68,6 +85,11 @@ def letter_match(
     chosen = letter_of(prediction, choices)
     golds = [answers] if isinstance(answers, str) else answers
     return chosen is not None and any(chosen == letter_of(gold, choices) for gold in golds)
+
+
+def has_choices(choices: object) -> bool:
+    """Whether there is anything to choose from: a data set fills open questions up with None."""
+    return isinstance(choices, Mapping | Sequence) and bool(_by_letter(choices))
 
 
 def _by_letter(choices: Choices | None) -> dict[str, str]:
@@ -88,11 +110,14 @@ def _by_letter(choices: Choices | None) -> dict[str, str]:
 def _letter_of_text(text: str, texts: dict[str, str]) -> str | None:
     """The one choice whose whole text this is, with its letter or "The answer is" before it."""
     cue = _CUE_AT_START.match(text)
+    # The comparison drops articles, and with them the label in "A) wrong".
+    labelled = _LABEL_A.match(text) is not None
     said = {comparable(text), comparable(text[cue.end() :] if cue else text)} - {""}
     found = [
         letter
         for letter, choice in texts.items()
-        if choice in said or f"{letter.lower()} {choice}" in said
+        if (choice in said and not (labelled and letter != "A"))
+        or f"{letter.lower()} {choice}" in said
     ]
     return found[0] if len(found) == 1 else None
 
@@ -122,24 +147,32 @@ def _cued(text: str, letters: str, texts: dict[str, str]) -> set[str]:
         contradicted = _contradicts(rest, letter.upper(), letters, texts)
         # "The answer is a cat": bare, "a" and "I" are words too, and so is any small letter.
         is_word = match[2] and (letter in "AI" or letter.islower()) and rest[:1].isspace()
-        if is_word and rest.strip() and not contradicted:
+        if is_word and rest.strip() and not contradicted and not _REASON.match(rest):
             continue
         found.add("" if contradicted else letter.upper())
     return found
 
 
-def _in_parentheses(text: str, letters: str) -> set[str]:
-    """Capital letters in parentheses, "" for one that is negated."""
-    return {
-        "" if _NEGATION.search(text[max(0, m.start() - 20) : m.start()]) else m[1]
-        for m in re.finditer(rf"(?<!\w)\(([{letters}])\)(?!\w)", text)
-        if m[1].isupper()
-    }
+def _in_parentheses(text: str, letters: str, texts: dict[str, str]) -> set[str]:
+    """Capital letters in parentheses, "" for one that is denied."""
+    found = set()
+    for match in re.finditer(rf"(?<!\w)\(([{letters}])\)(?!\w)", text):
+        before, rest = text[max(0, match.start() - 20) : match.start()], text[match.end() :]
+        if match[1].isupper():
+            denied = _NEGATION.search(before) or _denies(rest, match[1], texts)
+            found.add("" if denied else match[1])
+    return found
+
+
+def _denies(rest: str, letter: str, texts: dict[str, str]) -> bool:
+    """Whether what follows a letter says that it is not the one."""
+    own = texts.get(letter)  # a choice may itself be "No", or "Not indicated"
+    return _DENIAL.match(rest) is not None and not (own and comparable(rest).startswith(own))
 
 
 def _contradicts(rest: str, letter: str, letters: str, texts: dict[str, str]) -> bool:
-    """Whether another letter follows ("A or B", "A, B"), or the text of another choice."""
+    """Whether a denial follows, another letter ("A or B", "A, B"), or the text of another choice."""
     another = rf"\s*[)\]}}.]*\s*(?:,\s*(?:or|and)?|/|&|\+|\bor\b|\band\b)\s*[(\[]*[{letters.upper()}](?!\w)"
-    return re.match(another, rest) is not None or _letter_of_text(
-        rest.lstrip(" :.)]}-\u2013"), texts
-    ) not in (None, letter)
+    if _denies(rest, letter, texts) or re.match(another, rest):
+        return True
+    return _letter_of_text(rest.lstrip(" :.)]}-\u2013"), texts) not in (None, letter)

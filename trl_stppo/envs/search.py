@@ -4,14 +4,14 @@ The protocol of Search-R1 (Jin et al. 2025, arXiv:2503.09516): the policy thinks
 with `<search>`, gets `<information>`, and ends the episode with `<answer>`.
 """
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from trl_stppo.envs.choices import letter_match
+from trl_stppo.envs.choices import has_choices, letter_match, letter_of
 from trl_stppo.envs.retrieval import Retriever
 from trl_stppo.envs.retrievers.specs import STDLIB, check_name, open_retriever
 from trl_stppo.envs.search_prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
+from trl_stppo.envs.search_tags import read_turn
 from trl_stppo.envs.search_view import NOTHING_FOUND, STYLES, Style, fit, framed, lay_out
 from trl_stppo.envs.squad import exact_match, f1_score
 
@@ -28,22 +28,15 @@ TOLD_SO = "Write <search> words </search> or <answer> words </answer>."
 METRICS = ("em", "f1", "letter")
 CHARS_PER_TOKEN = 4  # of English text, where nobody counts tokens
 
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
-_ACTION_TAG = re.compile(r"</?(?:search|answer)>")
-_OTHER_TAG = re.compile(r"</?(?:think|information)>")
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
-# Chat templates of reasoning models put the opening tag into the prompt.
-_OPENED_BEFORE = re.compile(r"\A(?:(?!<think>).)*?</think>", re.DOTALL)
-
 
 class SearchEnv:
     """Question answering over a retriever; the last turn is paid by its answer.
 
     Every turn must hold exactly one `<search>query</search>` or `<answer>text</answer>`. What is
     inside `<think>..</think>` is not looked at, other text around the action neither. A thought
-    without an end, several actions, an `<information>` block of the policy's own or an empty action
-    is answered with a reminder, and the episode goes on. There is no turn limit here: the rollout
-    has one (`max_turns`).
+    without an end, several actions, an `<information>` block of the policy's own, an empty action or
+    one with tags in it is answered with a reminder, and the episode goes on. There is no turn limit
+    here: the rollout has one (`max_turns`).
     """
 
     def __init__(
@@ -72,7 +65,8 @@ class SearchEnv:
             style: "search-r1" shows numbered passages with titles, one per line; "plain" joins their
                 texts with " | ", and takes `<think>` and `<information>` in a turn for ordinary text.
             metric: "em" pays 1 for an exact match, else 0; "f1" pays the F1 of the words; "letter"
-                pays 1 for the right letter of a multiple-choice question.
+                pays 1 for the right letter of a multiple-choice question, and on rows that are none
+                as "em".
             invalid_reward: reward of a turn without a usable action; 0 or a small negative number.
 
         Raises:
@@ -100,14 +94,18 @@ class SearchEnv:
         self._invalid_reward = float(invalid_reward)
         self._answers: tuple[str, ...] | None = None  # None: no episode is running
         self._choices: Any = None
+        self._by_letter = False  # how the running episode is paid
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode from a row with a column `answers`; the prompt is left as it is.
 
-        With `metric="letter"` a column `choices`, letter -> text or a list of texts, is used too.
+        With `metric="letter"` a column `choices`, letter -> text or a list of texts, is used too: a
+        row with choices is paid by the letter, one whose choices are empty by exact match. Without
+        the column letters are paid where all answers are letters.
 
         Raises:
-            ValueError: `answers` is missing, empty, or not a sequence of non-empty strings.
+            ValueError: `answers` is missing, empty, or not a sequence of non-empty strings, or none
+                of them is among the row's choices.
         """
         answers = row.get("answers")
         if (
@@ -120,6 +118,7 @@ class SearchEnv:
                 "needs a non-empty list of strings. Add a column answers to the data set, "
                 'for example ["csv"].'
             )
+        self._by_letter = self._metric == "letter" and _is_choice(answers, row)
         self._answers, self._choices = tuple(answers), row.get("choices")
         return "", {}
 
@@ -131,17 +130,17 @@ class SearchEnv:
         """
         if self._answers is None:
             raise RuntimeError("no episode is running: call reset before step, and after an end.")
-        kind, content = _parse(action if self._style == "plain" else _without_thoughts(action))
-        if kind == "answer":
-            reward, success = self._judge(content, self._answers)
+        turn = read_turn(action, thoughts=self._style != "plain")
+        if turn.kind == "answer":
+            reward, success = self._judge(turn.content, self._answers)
             self._answers = None
             return "", reward, True, False, {"valid_action": True, "success": success}
-        if kind == "search":
-            return self._observe(content), 0.0, False, False, {"valid_action": True}
+        if turn.kind == "search":
+            return self._observe(turn.content), 0.0, False, False, {"valid_action": True}
         return TOLD_SO, self._invalid_reward, False, False, {"valid_action": False}
 
     def _judge(self, answer: str, golds: tuple[str, ...]) -> tuple[float, bool]:
-        if self._metric == "letter":
+        if self._by_letter:
             success = letter_match(answer, golds, self._choices)
         else:
             success = exact_match(answer, golds)
@@ -151,8 +150,7 @@ class SearchEnv:
         if isinstance(self._retriever, str):
             self._retriever = open_retriever(self._retriever)
         found = self._retriever.search(query, self._top_k)
-        shown, cuts = lay_out(found, self._style)
-        return framed(fit(shown, cuts, self._fits), self._style)
+        return framed(fit(lay_out(found, self._style), self._fits), self._style)
 
     def _fits(self, shown: str) -> bool:
         if self._max_chars is not None and len(shown) > self._max_chars:
@@ -186,19 +184,21 @@ class StdlibSearchEnv(SearchEnv):
         )
 
 
-def _without_thoughts(action: str) -> str:
-    """The text outside of thoughts; "" where what is left makes no sense."""
-    outside = _THOUGHT.sub(" ", _OPENED_BEFORE.sub(" ", action, count=1))
-    return "" if _OTHER_TAG.search(outside) else outside
-
-
-def _parse(action: str) -> tuple[str, str]:
-    """The kind and content of the single action in the text, or ("", "") if there is none."""
-    match = _ACTION.search(action)
-    # Exactly two action tags: a second action, a stray tag or a nested one make it ambiguous.
-    if match is None or len(_ACTION_TAG.findall(action)) != 2 or not match[2].strip():
-        return "", ""
-    return match[1], match[2].strip()
+def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:
+    """Whether a row is paid by the letter."""
+    choices = row.get("choices")
+    if not has_choices(choices):
+        # A column that is there, and empty, says that the question is open.
+        return "choices" not in row and all(
+            len(gold.strip("() .")) == 1 and letter_of(gold) for gold in answers
+        )
+    if any(letter_of(gold, choices) for gold in answers):
+        return True
+    raise ValueError(
+        f"answers is {answers!r}, and choices is {choices!r}; none of the answers is a letter or a "
+        "text of the choices, so that no answer could be right. Correct the row, or leave out its "
+        "choices."
+    )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

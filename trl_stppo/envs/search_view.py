@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from trl_stppo.envs.retrieval import Passage
+from trl_stppo.envs.search_tags import TAG
 
 Style = Literal["search-r1", "plain"]
 STYLES = ("search-r1", "plain")
 NOTHING_FOUND = "<information> nothing found </information>"
-_ANY_TAG = re.compile(r"</?(?:search|answer|information|think)>")
 _FRAME = {"search-r1": "<information>{}</information>", "plain": "<information> {} </information>"}
 
 
@@ -18,12 +19,27 @@ def framed(shown: str, style: Style) -> str:
     return _FRAME[style].format(shown) if shown else NOTHING_FOUND
 
 
-def lay_out(passages: Sequence[Passage], style: Style) -> tuple[str, list[int]]:
-    """The passages as one text, and where it may be cut: at ends of words, not within headings.
+@dataclass(frozen=True)
+class Layout:
+    """Passages as one text.
+
+    Attributes:
+        shown: the whole text.
+        cuts: where it may be cut, ascending: at ends of words, never within a heading.
+        first: the first passage without its heading, for a budget that is too small for that.
+    """
+
+    shown: str
+    cuts: Sequence[int]
+    first: str
+
+
+def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
+    """The passages as one text, and where it may be cut.
 
     "search-r1" numbers them, with titles, one per line; "plain" joins the texts with " | ".
     """
-    shown, cuts = "", []
+    shown, cuts, first = "", [], ""
     for number, passage in enumerate(passages, start=1):
         text, title = _tame(passage.text), _tame(passage.title)
         if style == "plain":
@@ -31,28 +47,36 @@ def lay_out(passages: Sequence[Passage], style: Style) -> tuple[str, list[int]]:
         else:
             heading = f'Doc {number}(Title: "{title}") ' if title else f"Doc {number} "
             shown += ("\n" if number > 1 else "") + heading
-        cuts += [len(shown) + word.end() for word in re.finditer(r"\S+", text)]
+            if not text:
+                cuts.append(len(shown))
+        cuts += _word_ends(text, len(shown))
         shown += text
-    return shown, cuts
+        first = first or text or title
+    return Layout(shown, cuts, first)
 
 
-def fit(shown: str, cuts: Sequence[int], fits: Callable[[str], bool]) -> str:
+def fit(layout: Layout, fits: Callable[[str], bool]) -> str:
     """The longest beginning that fits: whole words, unless not even the first one does.
 
-    Asks about 1 + log2(words) times.
+    Where the first heading and a word after it do not fit, the heading is left out. Asks about
+    1 + log2(words) times.
 
     Args:
-        shown: the whole text.
-        cuts: where it may be cut, ascending.
+        layout: what is to be shown.
         fits: whether a beginning is short enough; true of "".
     """
-    if fits(shown):
-        return shown
-    kept = _longest(shown, [0, *cuts], fits)
-    if kept:
-        return kept
-    first = cuts[0] if cuts else len(shown)
-    return _longest(shown, range(first), fits)
+    if fits(layout.shown):
+        return layout.shown
+    first = layout.first
+    return (
+        _longest(layout.shown, [0, *layout.cuts], fits)
+        or _longest(first, [0, *_word_ends(first)], fits)
+        or _longest(first, range(len(first) + 1), fits)
+    )
+
+
+def _word_ends(text: str, start: int = 0) -> list[int]:
+    return [start + word.end() for word in re.finditer(r"\S+", text)]
 
 
 def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> str:
@@ -69,4 +93,4 @@ def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> st
 
 def _tame(text: str) -> str:
     """One line without our tags: a passage must not close the block or pose as an action."""
-    return " ".join(_ANY_TAG.sub(" ", text).split())
+    return " ".join(TAG.sub(" ", text).split())

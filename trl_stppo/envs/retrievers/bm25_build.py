@@ -6,7 +6,9 @@ and the blocks, each sorted by term, are merged by scattering them into memory-m
 What grows with the corpus is the vocabulary, and 16 bytes per passage.
 """
 
+import errno
 import math
+import os
 import re
 import unicodedata
 from array import array
@@ -24,7 +26,6 @@ from .corpus import PassageWriter
 from .folders import new_folder, write_manifest
 
 KIND = "bm25"
-PEAKS = "peaks.npy"
 STOP_WORDS = ("english", "none")
 _WORD = re.compile(r"\w+")
 
@@ -73,21 +74,22 @@ def build_bm25(
         stop_words_name: "english" leaves out 33 frequent words, "none" keeps all.
         block_tokens: words counted at a time, >= 1; ten million take about 400 MB. With a corpus
             that exceeds the page cache larger blocks are faster.
-        overwrite: replace an index that is there.
+        overwrite: replace a BM25 index that is there, and nothing else.
 
     Returns:
         The number of passages.
 
     Raises:
         ValueError: a setting out of range, or a corpus without any word.
-        FileExistsError: the folder exists, and `overwrite` is off.
+        FileExistsError: there is something that is not to be replaced.
+        OSError: the disk is full.
         ImportError: bm25s is not installed.
     """
     _check_range("k1", k1, 0.0, math.inf)
     _check_range("b", b, 0.0, 1.0)
     _check_range("block_tokens", block_tokens, 1, math.inf)
     stopped = stop_words(stop_words_name)
-    with new_folder(folder, overwrite=overwrite) as building:
+    with new_folder(folder, KIND, overwrite=overwrite) as building:
         writer = PassageWriter(building)
         with TemporaryDirectory(dir=building) as scratch:
             counts = _Counts(Path(scratch), block_tokens)
@@ -155,7 +157,7 @@ def _save(counts: _Counts, folder: Path, scratch: Path, k1: float, b: float) -> 
     shape = (int(starts[-1]),)
     data = _mapped(scratch / "data.npy", np.float32, shape)
     indices = _mapped(scratch / "indices.npy", np.int32, shape)
-    heads, peaks = starts[:-1].copy(), np.zeros(size, dtype=np.float32)
+    heads = starts[:-1].copy()
     for keys_path, counts_path in counts.blocks:
         keys, often = np.load(keys_path), np.load(counts_path)
         terms, passages = keys >> 32, (keys & 0xFFFFFFFF).astype(np.int32)
@@ -166,18 +168,43 @@ def _save(counts: _Counts, folder: Path, scratch: Path, k1: float, b: float) -> 
         places = np.arange(len(terms)) + np.repeat(heads[named] - runs, run_lengths)
         data[places], indices[places] = scores, passages
         heads[named] += run_lengths
-        if len(runs):
-            peaks[named] = np.maximum(peaks[named], np.maximum.reduceat(scores, runs))
     index = import_bm25s().BM25(k1=k1, b=b)
     index.scores = {"data": data, "indices": indices, "indptr": starts, "num_docs": total}
     index.vocab_dict = dict(counts.vocabulary)
     index.nonoccurrence_array = None
     index.save(folder, show_progress=False)
-    np.save(folder / PEAKS, peaks)
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
-    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    """A new array in a file, whose place on the disk is there for certain."""
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    _reserve(path)
+    return array
+
+
+def _reserve(path: Path) -> None:
+    """Fill the holes of a sparse file.
+
+    Where the disk is full, writing to a hole that is mapped kills the process instead of raising.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    size = path.stat().st_size
+    try:
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+            return
+        raise OSError(
+            error.errno,
+            f"{os.strerror(error.errno or 0)}: {size:,} bytes cannot be reserved. Make room, or "
+            "build the index on another disk",
+            str(path),
+        ) from error
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -6,6 +6,10 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
+from trl_stppo.errors import RetrievalError
+
+from .forks import in_every_child
+
 
 class SharedCache:
     """Least recently used answers, and those on their way. Thread-safe."""
@@ -18,29 +22,30 @@ class SharedCache:
         """
         self._size = size
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
+        self._start()
+        in_every_child(self._start)
+
+    def _start(self) -> None:
         self._coming: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
-        self.hits = 0
 
     def get(self, key: Hashable, ask: Callable[[], Any]) -> Any:
         """The answer to `key`: kept, on its way, or asked for now.
 
         Raises:
-            BaseException: what `ask` raised, here or for whoever asked first; it is not kept.
+            BaseException: what `ask` raised; it is not kept.
+            RetrievalError: it raised for another thread, whose answer this one waited for.
         """
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
-                self.hits += 1
                 return self._known[key]
             coming = self._coming.get(key)
             if coming is None:
                 mine: Future[Any] = Future()
                 self._coming[key] = mine
-            else:
-                self.hits += 1
         if coming is not None:
-            return coming.result()
+            return _awaited(coming)
         try:
             answer = ask()
         except BaseException as error:
@@ -55,3 +60,20 @@ class SharedCache:
                 self._known.popitem(last=False)
         mine.set_result(answer)
         return answer
+
+
+def _awaited(coming: Future[Any]) -> Any:
+    """The answer that another thread gets; for its failure an error of one's own.
+
+    Raising writes a traceback into the error, so that one object in many threads would collect those
+    of all of them.
+    """
+    error = coming.exception()
+    if error is None:
+        return coming.result()
+    if isinstance(error, RetrievalError):
+        raise RetrievalError(*error.args) from error
+    raise RetrievalError(
+        "the same question, asked by another thread, failed with "
+        f"{type(error).__name__}: {error}. Ask again."
+    ) from error

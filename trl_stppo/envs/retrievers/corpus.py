@@ -3,8 +3,9 @@
 import gzip
 import json
 import mmap
+import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,16 +45,30 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
         path: one object per line, as `passage_of` reads them; blank lines are skipped.
 
     Raises:
-        ValueError: a line that holds no passage, named by its number.
+        ValueError: a line that holds no passage, named by its number, or a damaged .gz file.
     """
     opener: Any = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(_undamaged(lines, path), start=1):
             if line.strip():
                 try:
                     yield passage_of(json.loads(line))
                 except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are such
                     raise ValueError(f"{path}, line {number}: {error}") from error
+
+
+def _undamaged(lines: Iterable[bytes], path: str | Path) -> Iterator[bytes]:
+    """The lines, with an error that says where a compressed file breaks off."""
+    read = 0
+    try:
+        for line in lines:
+            yield line
+            read += 1
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{path}, after line {read}: the compressed file is damaged or cut off ({error}). "
+            "Download or compress it again."
+        ) from error
 
 
 class PassageWriter:

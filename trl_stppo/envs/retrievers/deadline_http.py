@@ -6,7 +6,7 @@ holds a reader for ever. Here every single wait gets what is left of the request
 
 import http.client
 import io
-import os
+import re
 import socket
 import ssl
 import threading
@@ -15,10 +15,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+from .forks import in_every_child
 
 MAX_BYTES = 64 * 2**20
 _KEPT = 64  # idle connections
+_USER = re.compile(r"//[^/]*@")
 
 
 class Deadline:
@@ -56,16 +59,16 @@ class Poster:
         Raises:
             ValueError: another kind of URL.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"url is {url!r}; allowed are http and https with a host, for example "
-                "http://127.0.0.1:8000/retrieve. Correct it."
-            )
+        parts = checked_url(url)
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._start()
+        in_every_child(self._start)
+
+    def _start(self) -> None:
+        # Of a forked child: the connections so far are the parent's.
         self._idle: deque[http.client.HTTPConnection] = deque(maxlen=_KEPT)
-        self._lock, self._owner = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
 
     def post(self, body: bytes, deadline: Deadline) -> tuple[int, bytes]:
         """Send JSON, and read the whole answer.
@@ -87,12 +90,6 @@ class Poster:
                 deadline.left()
         return self._ask(self._connect(deadline), body, deadline)
 
-    def close(self) -> None:
-        """Close the idle connections."""
-        with self._lock:
-            while self._idle:
-                self._idle.pop().close()
-
     def _ask(
         self, connection: http.client.HTTPConnection, body: bytes, deadline: Deadline
     ) -> tuple[int, bytes]:
@@ -111,6 +108,7 @@ class Poster:
 
     def _connect(self, deadline: Deadline) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
+        assert self._host is not None  # checked_url
         if self._secure:
             context = ssl.create_default_context()
             connection = http.client.HTTPSConnection(self._host, self._port, context=context)
@@ -123,9 +121,6 @@ class Poster:
 
     def _take(self) -> http.client.HTTPConnection | None:
         with self._lock:
-            if self._owner != os.getpid():  # forked: the connections are the parent's
-                self._idle.clear()
-                self._owner = os.getpid()
             return self._idle.pop() if self._idle else None
 
     def _give_back(self, connection: http.client.HTTPConnection) -> None:
@@ -134,6 +129,45 @@ class Poster:
             self._idle.append(connection)
         if surplus is not None:
             surplus.close()
+
+
+def checked_url(url: str) -> SplitResult:
+    """The parts of a URL that can be asked.
+
+    Raises:
+        ValueError: something in it is not allowed, or would be misunderstood later.
+    """
+
+    def refused(reason: str, fix: str) -> ValueError:
+        shown = _USER.sub("//...@", url)  # it may hold a password
+        return ValueError(
+            f"url is {shown!r}; {reason}. Allowed are http and https with a host, for example "
+            f"http://127.0.0.1:8000/retrieve. {fix}"
+        )
+
+    # Before it is taken apart: `urlsplit` drops line breaks silently.
+    if not all("!" <= character <= "~" for character in url):
+        raise refused(
+            "it holds a space or a character that is not ASCII",
+            "Percent-encode the path (%20), and write the host's name in its xn-- form.",
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise refused(f"{error}", "Correct it.") from None
+    if parts.username is not None:
+        raise refused(
+            "it holds a user or a password, which would not be sent",
+            "Leave them out; the server has no authentication.",
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise refused("its scheme is another, or it has no host", "Correct it.")
+    if port == 0 or parts.netloc.endswith(":"):
+        raise refused("its port is missing or 0", "Use the port that the server prints.")
+    if parts.fragment:
+        raise refused(f"#{parts.fragment} would not be sent", "Leave it out.")
+    return parts
 
 
 @contextmanager

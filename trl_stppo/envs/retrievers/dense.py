@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_stppo.envs.retrieval import Passage
+from trl_stppo.envs.retrieval import Passage, RankingRetriever
 from trl_stppo.errors import IndexFolderError
 
 from .corpus import PassageStore, PassageWriter
@@ -64,21 +64,21 @@ def build_dense(
         factory: faiss's description of the index: "Flat" is exact, "IVF4096,PQ64" small.
         batch_size: passages encoded at a time, >= 1.
         train_passages: how many of the first passages an index learns from that has to.
-        overwrite: replace an index that is there.
+        overwrite: replace a dense index that is there, and nothing else.
 
     Returns:
         The number of passages.
 
     Raises:
         ValueError: no passages, or an encoder that returns something else than vectors.
-        FileExistsError: the folder exists, and `overwrite` is off.
+        FileExistsError: there is something that is not to be replaced.
         ImportError: faiss, or sentence-transformers where it is needed, is not installed.
     """
     faiss = _import_faiss()
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1. Raise it.")
     encoder = _Encoder(settings, encode)
-    with new_folder(folder, overwrite=overwrite) as building:
+    with new_folder(folder, KIND, overwrite=overwrite) as building:
         writer = PassageWriter(building)
         index, waiting = None, []
         for texts in _batches(passages, writer, batch_size):
@@ -101,32 +101,24 @@ def build_dense(
     return len(writer)
 
 
-class DenseIndex:
+class DenseIndex(RankingRetriever):
     """A folder made by `build_dense`. Thread-safe; the encoder is asked by one thread at a time."""
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        encode: Encode | None = None,
-        settings: DenseSettings | None = None,
-    ) -> None:
+    def __init__(self, folder: str | Path, *, encode: Encode | None = None) -> None:
         """Open the index, and compare the encoder with the one that built it.
 
         Args:
             folder: what `build_dense` or scripts/build_index.py made.
             encode: texts -> one vector each; None loads the encoder whose name is in the folder.
-            settings: what the caller counts on; None takes those of the folder.
 
         Raises:
-            IndexFolderError: no complete index of this kind, or one of other settings or vectors.
+            IndexFolderError: no complete index of this kind, or one of another encoder.
             ImportError: faiss, or sentence-transformers where it is needed, is not installed.
         """
         faiss = _import_faiss()
         self.folder, self._encode = Path(folder), encode
         made = read_manifest(self.folder, KIND)
         self.settings = DenseSettings(**{name: made[name] for name in asdict(DenseSettings())})
-        _refuse_other(self.folder, self.settings, settings or self.settings)
         self._encoder = _Encoder(self.settings, encode)
         self._index: Any = faiss.read_index(str(self.folder / VECTORS))
         self._passages = PassageStore(self.folder)
@@ -143,26 +135,7 @@ class DenseIndex:
             )
         return DenseIndex, (self.folder,)
 
-    def search(self, query: str, top_k: int) -> list[Passage]:
-        """Return the `top_k` passages nearest to the query, best first; none for a blank query.
-
-        Equal scores come in the order of the corpus.
-
-        Args:
-            query: free text.
-            top_k: how many passages at most, >= 1.
-
-        Raises:
-            ValueError: `top_k` is smaller than 1.
-        """
-        return [passage for passage, _ in self.ranked(query, top_k)]
-
-    def ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
-        """As `search`, with similarities."""
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; it must be at least 1. Ask for 1 passage or more.")
-        if not query.strip():
-            return []
+    def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
         scores, numbers = self._index.search(
             self._encoder.queries([query]), min(top_k, len(self._passages))
         )
@@ -231,16 +204,6 @@ def _add(index: Any, waiting: list[Any]) -> None:
             index.train(vectors)
         index.add(vectors)
         waiting.clear()
-
-
-def _refuse_other(folder: Path, made: DenseSettings, wanted: DenseSettings) -> None:
-    expected = asdict(wanted)
-    for name, value in asdict(made).items():
-        if value != expected[name]:
-            raise IndexFolderError(
-                f"{folder} was built with {name}={value!r}; asked for is {expected[name]!r}. Vectors "
-                "of the two do not compare. Use what it was built with, or build it again."
-            )
 
 
 def _import_faiss() -> Any:

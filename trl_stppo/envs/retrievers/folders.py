@@ -1,48 +1,41 @@
-"""Index folders that are either complete or not there: built aside, renamed at the end."""
+"""Index folders: how they come about, and what says that one is complete."""
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from trl_stppo.errors import IndexFolderError
+from trl_stppo.files import built_aside
 
 MANIFEST = "index.json"
 FORMAT = 1
 
 
-@contextmanager
-def new_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder to build in; on success it becomes `target`, on an error it is removed.
-
-    A killed build leaves a folder `.NAME.building-PID` without a manifest beside the target.
+def new_folder(
+    target: str | Path, kind: str, *, overwrite: bool = False
+) -> AbstractContextManager[Path]:
+    """A folder to build an index in; on success it becomes `target`, on an error it is removed.
 
     Args:
         target: where the index is to be.
-        overwrite: replace what is there, once the new index is complete.
+        kind: of the index; one of another kind is not replaced.
+        overwrite: replace an index that is there, once the new one is complete.
 
     Raises:
-        FileExistsError: there is something, and `overwrite` is off.
+        FileExistsError: there is something that is not to be replaced.
     """
-    target = Path(target).absolute()
-    if target.exists() and not overwrite:
-        raise FileExistsError(
-            f"{target} exists. Name another folder, or replace it with overwrite=True."
-        )
-    building = target.with_name(f".{target.name}.building-{os.getpid()}")
-    building.mkdir(parents=True)
-    try:
-        yield building
-        replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
-        if target.exists():
-            target.rename(replaced)
-        building.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+
+    def owned(folder: Path) -> set[str]:
+        try:
+            found, _, files = _read(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"no readable {MANIFEST}: {type(error).__name__}") from error
+        if found[1] != kind:
+            raise ValueError(f"an index of kind {found[1]!r}, not {kind!r}")
+        return {MANIFEST, *files}
+
+    return built_aside(target, owned, overwrite=overwrite)
 
 
 def write_manifest(folder: Path, kind: str, settings: dict[str, Any]) -> None:
@@ -64,9 +57,7 @@ def read_manifest(folder: str | Path, kind: str) -> dict[str, Any]:
             f"{folder} is no folder. Build an index there with scripts/build_index.py."
         )
     try:
-        content = json.loads((folder / MANIFEST).read_text())
-        found = (content["format"], content["kind"])
-        settings, files = dict(content["settings"]), dict(content["files"])
+        found, settings, files = _read(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IndexFolderError(
             f"{folder} has no readable {MANIFEST} ({type(error).__name__}), which is written last: "
@@ -86,3 +77,10 @@ def read_manifest(folder: str | Path, kind: str) -> dict[str, Any]:
                 f"with {size}. The folder is damaged or was copied in part. Build or copy it again."
             )
     return settings
+
+
+def _read(folder: Path) -> tuple[tuple[Any, Any], dict[str, Any], dict[str, Any]]:
+    """Format and kind, settings, and sizes of the files, as the manifest has them."""
+    content = json.loads((folder / MANIFEST).read_text())
+    found = (content["format"], content["kind"])
+    return found, dict(content["settings"]), dict(content["files"])

@@ -12,12 +12,13 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_stppo.envs.retrieval import Passage
+from trl_stppo.envs.retrieval import Passage, check_top_k
 from trl_stppo.errors import RetrievalError
 
 from .cache import SharedCache
 from .corpus import passage_of
 from .deadline_http import Deadline, Poster
+from .forks import in_every_child
 
 _WORTH_A_RETRY = frozenset({408, 429})  # "too slow" and "too many requests", unlike other 4xx
 
@@ -78,16 +79,15 @@ class HttpRetriever:
         self._cache = SharedCache(self.settings.cache_size)
         # Not the process's generator, on which the run's reproducibility rests.
         self._random = random.Random()
-        self._lock = threading.Lock()
         self.requests = self.retried = 0
+        self._start()
+        in_every_child(self._start)
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make, (self.url, asdict(self.settings))
-
-    @property
-    def cache_hits(self) -> int:
-        """Searches answered without a request."""
-        return self._cache.hits
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """Return what the server finds, at most `top_k` passages.
@@ -100,8 +100,7 @@ class HttpRetriever:
             ValueError: `top_k` is smaller than 1.
             RetrievalError: the server refused the request, or failed until the last retry.
         """
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; it must be at least 1. Ask for 1 passage or more.")
+        check_top_k(top_k)
         if not query.strip():
             return []
         return list(self._cache.get((query, top_k), lambda: self._retrying(query, top_k)))

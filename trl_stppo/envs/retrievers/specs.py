@@ -1,5 +1,6 @@
 """Retrievers by name, so that a configuration file can say which one; one per process and name."""
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,17 @@ _ALLOWED = '"http://HOST:PORT/retrieve", "bm25:FOLDER", "dense:FOLDER" or "stdli
 _opened: dict[str, Retriever] = {}
 _locks: dict[str, threading.Lock] = {}
 _lock = threading.Lock()
+
+
+def _forget_locks() -> None:
+    """In a forked child: another thread of the parent may have held one, while opening an index."""
+    global _lock
+    _locks.clear()
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def open_retriever(name: str) -> Retriever:

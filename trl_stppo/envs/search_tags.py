@@ -1,0 +1,127 @@
+"""What a turn in Search-R1's tags says: one reading for the environment and the reward functions.
+
+Texts are gone through once, tag by tag, whatever a policy repeats twenty thousand times.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["search", "answer", ""]
+ACTIONS = ("search", "answer")
+TAG = re.compile(r"<(/?)(think|search|answer|information)>")
+_OBSERVATION_TAG = re.compile(r"<(/?)information>")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn says.
+
+    Attributes:
+        kind: of its only action; "" where it has none that can be carried out.
+        content: what the action asks or answers, stripped; never empty where there is an action.
+        tidy: whether the turn is one thought with words and the action after it, and nothing else.
+    """
+
+    kind: Kind = ""
+    content: str = ""
+    tidy: bool = False
+
+
+class _Tag(NamedTuple):
+    name: str  # "thought" for a whole one, from its opening to its end
+    closing: bool
+    start: int
+    end: int
+
+
+def read_turn(text: str, *, thoughts: bool = True) -> Turn:
+    """The action that a turn carries out.
+
+    Outside of thoughts there have to be exactly two tags, those around the action, and words between
+    them. What is inside `<think>..</think>` is not looked at; a turn may begin inside a thought, since
+    chat templates of reasoning models put the opening tag into the prompt. Other text does not matter.
+
+    Args:
+        text: of the turn.
+        thoughts: whether `<think>` and `<information>` mean anything; else they are ordinary text.
+    """
+    if thoughts:
+        tags = _with_whole_thoughts(text)
+    else:
+        tags = [_tag(match) for match in TAG.finditer(text) if match[2] in ACTIONS]
+    places = [place for place, tag in enumerate(tags) if tag.name != "thought"]
+    if len(places) != 2 or places[1] != places[0] + 1:
+        return Turn()
+    opening, ending = (tags[place] for place in places)
+    content = text[opening.end : ending.start].strip()
+    if opening.closing or not ending.closing or ending.name != opening.name or not content:
+        return Turn()
+    if opening.name == "search":
+        return Turn("search", content, _is_tidy(text, tags))
+    return Turn("answer", content, _is_tidy(text, tags)) if opening.name == "answer" else Turn()
+
+
+def last_answer(text: str) -> str | None:
+    """The last complete answer outside of thoughts and observations, stripped; None without one.
+
+    For whole episodes in one string, where nobody says where a turn ends. Of nested answers the
+    innermost is read, and one that holds any other tag is none.
+    """
+    answer = None
+    for said in _outside_of_observations(text):
+        start = None
+        for tag in _with_whole_thoughts(said):
+            if tag.name == "answer" and tag.closing and start is not None:
+                answer = said[start : tag.start].strip()
+            start = tag.end if tag.name == "answer" and not tag.closing else None
+    return answer
+
+
+def turns_of(text: str) -> list[str]:
+    """The turns of an episode in one string: what stands between observations."""
+    return [said for said in _outside_of_observations(text) if said.strip()]
+
+
+def _tag(match: re.Match[str]) -> _Tag:
+    return _Tag(match[2], bool(match[1]), match.start(), match.end())
+
+
+def _with_whole_thoughts(text: str) -> list[_Tag]:
+    """The tags, each thought as one, without those in it; one without an end keeps its opening."""
+    found: list[_Tag] = []
+    thought: _Tag | None = None
+    first = True
+    for match in TAG.finditer(text):
+        if thought is not None:
+            if match[0] == "</think>":
+                found.append(_Tag("thought", False, thought.start, match.end()))
+                thought = None
+        elif match[0] == "<think>":
+            thought, first = _tag(match), False
+        elif match[0] == "</think>" and first:
+            found, first = [_Tag("thought", False, 0, match.end())], False  # opened before the turn
+        else:
+            found.append(_tag(match))
+    return found if thought is None else [*found, thought]
+
+
+def _is_tidy(text: str, tags: list[_Tag]) -> bool:
+    """Whether a thought with words and no tags of its own comes before the action, and nothing else."""
+    if [tag.name == "thought" for tag in tags] != [True, False, False]:
+        return False
+    thought, opening, ending = tags
+    outside = text[: thought.start] + text[thought.end : opening.start] + text[ending.end :]
+    inside = text[thought.start : thought.end].removeprefix("<think>").removesuffix("</think>")
+    return not outside.strip() and bool(inside.strip()) and TAG.search(inside) is None
+
+
+def _outside_of_observations(text: str) -> list[str]:
+    """What stands between `<information>` blocks; one without an end goes on to the end."""
+    found, start, inside = [], 0, False
+    for tag in _OBSERVATION_TAG.finditer(text):
+        if bool(tag[1]) == inside:
+            if not inside:
+                found.append(text[start : tag.start()])
+            inside, start = not inside, tag.end()
+    return found if inside else [*found, text[start:]]

@@ -22,6 +22,7 @@ from trl_stppo.core.layout import Part
 EPISODES = 8
 DEFAULTS = {
     "variant": "s-ppo",
+    "clip_bias_power": 1.0,
     "per_device_train_batch_size": EPISODES,
     "gradient_accumulation_steps": 1,
     "num_mini_batches": 1,

@@ -80,7 +80,7 @@ class STPPOConfig(PPOConfig):
     clip_bias_normalization: str | None = field(
         default=None, metadata={"help": f"One of {', '.join(MODES)}; set by variant."}
     )
-    clip_bias_power: float = field(default=1.0, metadata={"help": "Exponent of 'share'."})
+    clip_bias_power: float = field(default=4.0, metadata={"help": "Exponent of 'share'."})
     clip_bias_target: str = field(default="update", metadata={"help": "'gradient' or 'update'."})
     clip_bias_estimator: str | None = field(
         default=None, metadata={"help": "'exact' or 'logits'; exact unless gradients are sharded."}

@@ -10,30 +10,47 @@ from typing import Any
 from trl import ModelConfig
 
 from agents import TrainArguments
-from trl_stppo import STPPOConfig
 
 
-def model_options(model_args: ModelConfig) -> dict[str, Any]:
-    """How a checkpoint is loaded."""
-    options = {
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        "dtype": model_args.dtype,
+def model_options(model_args: ModelConfig, given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """How a checkpoint is loaded.
+
+    Args:
+        model_args: flags.
+        given: `model_init_kwargs`. A flag that has been set wins over it; one that is at its default
+            does not.
+    """
+    names = {
+        "revision": "model_revision",
+        "attn_implementation": "attn_implementation",
+        "dtype": "dtype",
     }
-    return {k: v for k, v in options.items() if v is not None}
+    options, unset = dict(given or {}), ModelConfig()
+    for name, flag in names.items():
+        value = getattr(model_args, flag)
+        if value is not None and (name not in options or value != getattr(unset, flag)):
+            options[name] = value
+    return options
 
 
-def has_critic(training_args: Any) -> bool:
-    """Whether the trainer of this configuration has one."""
-    return type(training_args) is STPPOConfig
+def local_config(name: str | None, revision: str | None = None) -> Any:
+    """A model's configuration where it is on this machine, else None."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
+    except Exception:
+        return None
 
 
-def check_value_model(args: TrainArguments, training_args: Any, model_args: ModelConfig) -> None:
+def check_value_model(
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
+) -> None:
     """Refuse a critic with adapters of its own where there is none, or where it shares the policy's."""
     rank = args.value_model_lora_r
     if rank is None:
         return
-    if not has_critic(training_args):
+    if not trainer_class.has_critic:
         raise ValueError(
             f"`value_model_lora_r={rank}` contradicts `variant={training_args.variant!r}`, which has no "
             f"critic. Leave it unset."
@@ -49,9 +66,11 @@ def check_value_model(args: TrainArguments, training_args: Any, model_args: Mode
         )
 
 
-def load_value_model(args: TrainArguments, training_args: Any, model_args: ModelConfig) -> Any:
+def load_value_model(
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
+) -> Any:
     """The critic that is trained through adapters; None where the trainer makes its own."""
-    check_value_model(args, training_args, model_args)
+    check_value_model(args, training_args, model_args, trainer_class)
     if args.value_model_lora_r is None:
         return None
     from peft import LoraConfig, get_peft_model
@@ -61,7 +80,7 @@ def load_value_model(args: TrainArguments, training_args: Any, model_args: Model
 
     name = training_args.value_model_name_or_path or model_args.model_name_or_path
     training_args.value_model_name_or_path = None  # it is given instead
-    options = model_options(model_args)
+    options = model_options(model_args, training_args.model_init_kwargs)
     if training_args.bf16:
         options["dtype"] = "bfloat16"  # frozen weights are only multiplied with
     with unpartitioned():

@@ -12,16 +12,15 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from quiet import quieten
+from early import peeked, quieten
 
 quieten()
 
-import yaml
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, load_dataset
 from trl import ModelConfig, ScriptArguments, TrlParser
 
 import trl_stppo
@@ -112,37 +111,27 @@ def trainer_of(variant: str | None) -> tuple[type, type]:
     )
 
 
-def peeked(words: Sequence[str], name: str, default: Any) -> Any:
-    """What a command line, or else its YAML file, says of one flag; True for a flag without a value.
-
-    For what decides how the rest is read, so that TrlParser cannot be asked yet.
-    """
-    found = default
-    for index, word in enumerate(words):
-        if word == "--config" and index + 1 < len(words):
-            read = _yaml(Path(words[index + 1]).read_text())
-            if isinstance(read, dict):  # anything else is for TrlParser to refuse
-                found = read.get(name, found)
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--") and flag[2:].replace("-", "_") == name:
-            following = words[index + 1] if index + 1 < len(words) else "--"
-            found = value if equals else True if following.startswith("--") else following
-    return found
-
-
-@functools.lru_cache(maxsize=4)
-def _yaml(text: str) -> Any:
-    return yaml.safe_load(text)
-
-
 def parse_flags(
     arguments: type, words: Sequence[str] | None = None
 ) -> tuple[Any, Any, ModelConfig, type]:
-    """Script arguments, the trainer's configuration, the model's, and the trainer's class."""
+    """Script arguments, the trainer's configuration, the model's, and the trainer's class.
+
+    A YAML file may hold flags of train_stppo.py that another script does without; on the command line
+    they are refused.
+    """
     words = list(sys.argv[1:] if words is None else words)
     trainer, config = trainer_of(peeked(words, "variant", "st-ppo"))
-    return *TrlParser((arguments, config, ModelConfig)).parse_args_and_config(words), trainer
+    *parsed, from_file, unknown = TrlParser((arguments, config, ModelConfig)).parse_args_and_config(
+        words, return_remaining_strings=True, separate_remaining_strings=True
+    )
+    trainings = {f"--{spec.name}" for spec in fields(TrainArguments)}
+    unknown += [flag for flag in from_file[::2] if flag not in trainings]
+    if unknown:
+        raise ValueError(
+            f"{' '.join(unknown)}: not known here. Correct the name, or take it out; --help lists all flags."
+        )
+    args, training_args, model_args = parsed
+    return args, training_args, model_args, trainer
 
 
 # --------------------------------------------------------------- objects that flags name
@@ -170,11 +159,16 @@ def load_eval_environment(
     path, arguments = args.eval_environment, args.eval_environment_kwargs
     if path is None and arguments is None:
         return None
-    return factory_of(args.environment if path is None else path, arguments, count_tokens)
+    path = args.environment if path is None else path
+    return factory_of(path, arguments, count_tokens, flag="eval_environment_kwargs")
 
 
 def factory_of(
-    path: str | None, arguments: str | None, count_tokens: Callable[[str], int] | None = None
+    path: str | None,
+    arguments: str | None,
+    count_tokens: Callable[[str], int] | None = None,
+    *,
+    flag: str = "environment_kwargs",
 ) -> Callable[[], Any] | None:
     """The factory `module:factory`, with arguments bound that are written as a JSON object.
 
@@ -182,11 +176,12 @@ def factory_of(
         path: of the factory; None or "none" for none.
         arguments: the JSON object.
         count_tokens: bound as well where the factory takes it and caps observations in tokens.
+        flag: that the JSON object comes from.
     """
     if path in (None, "none"):
         return None
     factory = load_object(str(path))
-    bound = {} if arguments is None else parsed_arguments(arguments)
+    bound = {} if arguments is None else parsed_arguments(arguments, flag)
     defaults = parameters_of(factory)
     cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
     if count_tokens is not None and cap is not None and "count_tokens" in defaults:
@@ -194,7 +189,7 @@ def factory_of(
     return functools.partial(factory, **bound) if bound else factory
 
 
-def parsed_arguments(arguments: str) -> dict[str, Any]:
+def parsed_arguments(arguments: str, flag: str) -> dict[str, Any]:
     """The arguments of a factory, from JSON."""
     try:
         read = json.loads(arguments)
@@ -202,7 +197,7 @@ def parsed_arguments(arguments: str) -> dict[str, Any]:
         read = error
     if not isinstance(read, dict):
         raise ValueError(
-            f"`environment_kwargs={arguments}` is no JSON object ({read}); write it as in "
+            f"`{flag}={arguments}` is no JSON object ({read}); write it as in "
             f"'{{\"top_k\": 3}}', with double quotes inside."
         )
     return read
@@ -221,14 +216,14 @@ def parameters_of(factory: Any) -> dict[str, Any]:
 # ----------------------------------------------------------------------------- data
 
 
-def load_splits(args: AgentArguments) -> tuple[Dataset, Dataset | None]:
-    """Training rows, and held-out rows where the dataset has them."""
+def load_splits(args: AgentArguments) -> tuple[Any, Any]:
+    """Training rows, and held-out rows where the dataset has them; streams with `dataset_streaming`."""
     if args.dataset_name == STDLIB_SEARCH:
         from trl_stppo.envs.stdlib_docs import stdlib_search_dataset
 
         return stdlib_search_dataset("train"), stdlib_search_dataset("test")
     loaded = loaded_dataset(args)
-    if not isinstance(loaded, DatasetDict):
+    if not isinstance(loaded, dict):
         return loaded, None
     if args.dataset_train_split not in loaded:
         raise ValueError(
@@ -238,11 +233,17 @@ def load_splits(args: AgentArguments) -> tuple[Dataset, Dataset | None]:
     return loaded[args.dataset_train_split], loaded.get(args.dataset_test_split)
 
 
+def drawn(rows: Any, number: int) -> Any:
+    """A few rows, drawn with a fixed seed; of a stream out of its first, and kept."""
+    few = rows.shuffle(seed=0).take(number)
+    return few if hasattr(few, "__len__") else Dataset.from_list(list(few))
+
+
 def loaded_dataset(args: AgentArguments) -> Any:
     """What `load_dataset` finds; a folder that is not there is no dataset of the Hub's."""
     name = str(args.dataset_name)
     try:
-        return load_dataset(name, args.dataset_config)
+        return load_dataset(name, args.dataset_config, streaming=args.dataset_streaming)
     except Exception as error:
         if Path(name).exists():
             raise

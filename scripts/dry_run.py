@@ -7,6 +7,7 @@ alone.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from trl import get_peft_config, get_quantization_config
 
-from agent_models import TokenCounter, check_value_model, has_critic, load_tokenizer
+from agent_models import TokenCounter, check_value_model, load_tokenizer, local_config
 from agents import (
     STDLIB_SEARCH,
     TrainArguments,
@@ -26,14 +27,16 @@ from agents import (
     load_object,
     load_splits,
     parse_flags,
-    peeked,
 )
-from launches import Launch, hidden_launcher, launcher, pretended_processes
+from early import peeked
+from launches import Launch, launched_as, launcher
+from plan_packages import missing_packages
 from plan_rows import Plan, described
 from reporting import plan_table
-from trl_stppo.trainer import build, engine_checks, plan
+from trl_stppo.errors import CheckpointError
+from trl_stppo.trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
 from trl_stppo.trainer.evaluation_settings import check_best_metric, plan_evaluation
-from trl_stppo.trainer.memory import SAMPLED_ROWS
+from trl_stppo.trainer.memory import longest_prompt
 
 FAILED: Any = object()
 
@@ -52,10 +55,10 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def check(self, call: Callable[[], Any], default: Any = None) -> Any:
+    def check(self, call: Callable[..., Any], *args: Any, default: Any = None) -> Any:
         """The call's result; what it raises is a problem."""
         try:
-            return call()
+            return call(*args)
         except Exception as error:
             text = str(error) or type(error).__name__
             self.problems += [text] if text not in self.problems else []
@@ -65,106 +68,113 @@ class Findings:
 def dry_run(words: Sequence[str]) -> int:
     """Print the plan of a run; 0 where everything would start, 1 where something would not."""
     found = Findings()
-    surroundings = found.check(lambda: launcher(words))
-    run = None
-    if surroundings is not None:
-        launch, processes = surroundings
-        with pretended_processes(processes), hidden_launcher():
-            run = found.check(lambda: parsed(words, launch.engine, processes, found))
+    launch = found.check(launcher, words)
+    if launch is not None:
+        with launched_as(launch):
+            run = found.check(parsed, words, launch, found)
             if run is not None:
-                look(run, launch, found)
+                look(run, found)
     if os.environ.get("RANK", "0") == "0":
         plan_table(found.rows, found.notes, found.problems)
     return 1 if found.problems else 0
 
 
-# --------------------------------------------------------------------------- checks
-
-
-def parsed(words: Sequence[str], engine: str, processes: int, found: Findings) -> Plan:
+def parsed(words: Sequence[str], launch: Launch, found: Findings) -> Plan:
     """Flags as the run would read them, on a machine that may lack the accelerator."""
     words = list(words)
     if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
         found.notes.append("no GPU here: checked as if on a machine that has one")
         words += ["--use_cpu", "true"]
-    args, config, model_args, _ = parse_flags(TrainArguments, words)
-    return Plan(args, config, model_args, engine, processes)
+    return Plan(*parse_flags(TrainArguments, words), launch)
 
 
-def look(run: Plan, launch: Launch, found: Findings) -> None:
+def look(run: Plan, found: Findings) -> None:
     """Build all but the weights, and note what there is."""
-    args, config, model_args = run.args, run.config, run.model_args
-    found.check(lambda: check_model_name(model_args.model_name_or_path))
-    held_out = find_data(run, found)
-    tokenizer = local_tokenizer(model_args)
+    model_args = run.model_args
+    tokenizer = local_tokenizer(model_args.model_name_or_path, model_args.model_revision)
     counter: Any = TokenCounter(model_args.model_name_or_path or "", model_args.model_revision)
     if tokenizer is None:
         counter = count_words  # an environment is only built, nothing is played
         found.notes.append(f"the tokenizer of {model_args.model_name_or_path} is not here")
-    factory = found.check(lambda: load_environment(args, counter), FAILED)
-    rollout = None
-    if factory is not FAILED:
-        rollout = found.check(lambda: plan.plan_rollout(config, factory, None, None))
-    rewards = found.check(lambda: [load_object(path) for path in args.reward_funcs or []], [])
-    peft = found.check(lambda: get_peft_config(model_args))
-    quantised = found.check(lambda: get_quantization_config(model_args))
-    found.check(lambda: check_adapters(quantised, peft))
-    found.check(lambda: check_value_model(args, config, model_args))
-    found.check(lambda: check_critic_rank(config, model_args))
-    name = model_args.model_name_or_path or ""
-    reference = found.check(lambda: build.plan_reference(config, name, None, peft))
-    reference = build.ReferencePlan() if reference is None else reference
-    found.check(lambda: check_engine(run, launch, quantised, reference, rewards))
-    if rollout is not None:
-        eval_factory = found.check(lambda: load_eval_environment(args, counter))
-        found.check(lambda: plan_evaluation(config, eval_factory, rollout))
-        if not rollout.pays_turns and not rewards:
-            found.problems.append(
-                "Nothing pays a reward: `environment=none` without `reward_funcs`. Name one as module:name."
-            )
-        if run.train is not None:
-            found.check(lambda: plan.check_dataset(run.train, config, rollout))
-            found.check(lambda: plan.check_eval_dataset(held_out, rollout))
-            found.check(lambda: check_best_metric(config, held_out))
+    for problem, elsewhere in missing_packages(run):
+        (found.notes if elsewhere else found.problems).append(problem)
+    found.check(check_output, Path(run.config.output_dir))
+    found.check(check_resume, run.config)
+    held_out = find_data(run, found)
+    rewards = found.check(check_rewards, run, default=[])
+    check_models(run, rewards, found)
+    rollout = check_task(run, held_out, rewards, counter, found)
     run.prompt = longest_prompt(run.train, tokenizer)
-    found.rows += found.check(lambda: described(run, rollout), [])
+    found.rows += found.check(described, run, rollout, default=[])
 
 
-def check_model_name(name: str | None) -> None:
-    """Refuse what is neither a folder here nor the form of a name on the Hub."""
-    if name is None:
-        raise ValueError(
-            "`model_name_or_path` is missing. Name a checkpoint, or a model of the Hub."
+# ----------------------------------------------------------------------------- task
+
+
+def check_task(run: Plan, held_out: Any, rewards: Any, counter: Any, found: Findings) -> Any:
+    """Check environments, data and evaluation; who plays the episodes, None if that cannot be told."""
+    args, config = run.args, run.config
+    factory = found.check(load_environment, args, counter, default=FAILED)
+    if factory is FAILED:
+        return None
+    rollout = found.check(plan.plan_rollout, config, factory, None, None)
+    if rollout is None:
+        return None
+    eval_factory = found.check(load_eval_environment, args, counter)
+    found.check(plan_evaluation, config, eval_factory, rollout)
+    if not rollout.pays_turns and not rewards:
+        found.problems.append(
+            "Nothing pays a reward: `environment=none` without `reward_funcs`. Name one as module:name."
         )
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not Path(name).exists():
-        raise ValueError(f"`model_name_or_path={name}` is no folder here. Check the path.")
+    if run.train is not None:
+        found.check(plan.check_dataset, run.train, config, rollout)
+        found.check(plan.check_eval_dataset, held_out, rollout)
+        found.check(check_best_metric, config, held_out)
+    return rollout
+
+
+def check_rewards(run: Plan) -> list[Any]:
+    """The reward functions; refuse weights of others."""
+    functions = [load_object(path) for path in run.args.reward_funcs or []]
+    plan.check_reward_weights(run.config, len(functions))
+    # No flag names functions that score turns.
+    turn_rewards.check_lengths(0, turn_reward_weights=run.config.turn_reward_weights)
+    return functions
 
 
 def find_data(run: Plan, found: Findings) -> Any:
     """Rows that are on this machine, for training (kept in the plan) and held out (returned)."""
+    args, config = run.args, run.config
     try:
-        run.train, held_out = load_splits(run.args)
-    except (ValueError, FileNotFoundError, ConnectionError, OSError) as error:
-        if Path(str(run.args.dataset_name)).exists() or run.args.dataset_name == STDLIB_SEARCH:
+        run.train, held_out = load_splits(args)
+    except Exception as error:
+        if Path(str(args.dataset_name)).exists() or args.dataset_name == STDLIB_SEARCH:
             found.problems.append(str(error))
             return None
         found.notes.append(f"data could not be loaded, and is not checked: {error}")
         return None
-    if run.args.eval_episodes and held_out is None:
+    strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
+    for name, value, off in (
+        ("eval_episodes", args.eval_episodes, 0),
+        ("eval_strategy", strategy, "no"),
+    ):
+        if value != off and held_out is None:
+            found.problems.append(
+                f"`{name}={value}`, but {args.dataset_name} has no split {args.dataset_test_split!r}. Set "
+                f"dataset_test_split, or {name} to {off}."
+            )
+    if not hasattr(run.train, "__len__") and config.max_steps <= 0:
         found.problems.append(
-            f"`eval_episodes={run.args.eval_episodes}`, but {run.args.dataset_name} has no split "
-            f"{run.args.dataset_test_split!r}. Set dataset_test_split, or eval_episodes to 0."
+            f"`dataset_streaming={args.dataset_streaming}` leaves the length of the training open. Set "
+            f"max_steps or total_episodes."
         )
     return held_out
 
 
-def local_tokenizer(model_args: ModelConfig) -> Any:
+def local_tokenizer(name: str | None, revision: str | None) -> Any:
     """The tokenizer where it is on this machine, else None."""
     try:
-        return load_tokenizer(
-            model_args.model_name_or_path, model_args.model_revision, local_files_only=True
-        )
+        return load_tokenizer(name or "", revision, local_files_only=True)
     except Exception:
         return None
 
@@ -174,25 +184,79 @@ def count_words(text: str) -> int:
     return len(text.split())
 
 
-def check_adapters(quantised: Any, peft: Any) -> None:
-    """Refuse to train packed weights themselves."""
-    if quantised is not None and peft is None:
+# --------------------------------------------------------------------------- folders
+
+
+def check_output(folder: Path) -> None:
+    """Refuse an output directory that cannot be made or written to."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"`output_dir={folder}`: {there} is a file. Name a folder.")
+    if not os.access(there, os.W_OK):
         raise ValueError(
+            f"`output_dir={folder}`: {there} cannot be written to. Name another folder."
+        )
+
+
+def check_resume(config: Any) -> None:
+    """Refuse a checkpoint that is not there, or not whole."""
+    run_dir = Path(config.output_dir)
+    try:
+        checkpoint_files.to_resume(run_dir, config.resume_from_checkpoint)
+    except CheckpointError:
+        if not checkpoint_files.unpublished(run_dir):  # `train` puts those in place first
+            raise
+
+
+# ---------------------------------------------------------------------------- models
+
+
+def check_models(run: Plan, rewards: Any, found: Findings) -> None:
+    """Check names, adapters, critic, reference, and that the engine takes them."""
+    args, config, model_args = run.args, run.config, run.model_args
+    name, value_model = model_args.model_name_or_path, config.value_model_name_or_path
+    if name is None:
+        found.problems.append(
+            "`model_name_or_path` is missing. Name a checkpoint, or a model of the Hub."
+        )
+    for flag, path in (("model_name_or_path", name), ("value_model_name_or_path", value_model)):
+        found.check(check_name, flag, path)
+    peft = found.check(get_peft_config, model_args)
+    quantised = found.check(get_quantization_config, model_args)
+    if quantised is not None and peft is None:
+        found.problems.append(
             "A model in 4 or 8 bits cannot be trained itself. Set `use_peft: true`, or load it whole."
         )
+    found.check(check_targets, name, model_args.model_revision, peft)
+    found.check(check_value_model, args, config, model_args, run.trainer_class)
+    shared = peft is not None and args.value_model_lora_r is None
+    found.check(lambda: build.check_critic_rank(config, shared=shared))
+    reference = found.check(build.plan_reference, config, name or "", None, peft)
+    reference = build.ReferencePlan() if reference is None else reference
+    found.check(check_engine, run, quantised, reference, rewards)
 
 
-def check_critic_rank(config: Any, model_args: ModelConfig) -> None:
-    """Refuse the rank of an adapter that will not be there."""
-    rank = getattr(config, "critic_lora_r", None)
-    if rank is not None and (not model_args.use_peft or config.value_model_name_or_path):
-        raise ValueError(
-            f"`critic_lora_r={rank}` is the rank of the shared critic's adapter, but the critic is "
-            f"separate here. Leave it unset, or set use_peft without a value model."
-        )
+def check_name(flag: str, name: str | None) -> None:
+    """Refuse what is neither a folder here nor the form of a name on the Hub."""
+    if name is None or Path(name).exists():
+        return
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"`{flag}={name}` is no folder here. Check the path.")
 
 
-def check_engine(run: Plan, launch: Launch, quantised: Any, reference: Any, rewards: Any) -> None:
+def check_targets(name: str | None, revision: str | None, peft: Any) -> None:
+    """Refuse adapters on layers that the model, where its shape is here, does not have."""
+    config = None if peft is None else local_config(name, revision)
+    if config is None:
+        return
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):  # shapes alone
+        get_peft_model(AutoModelForCausalLM.from_config(config), copy.deepcopy(peft))
+
+
+def check_engine(run: Plan, quantised: Any, reference: Any, rewards: Any) -> None:
     """The constructor's checks of DeepSpeed and FSDP, on as much of a trainer as they look at."""
     model = SimpleNamespace(quantization_method=None if quantised is None else "bitsandbytes")
     if run.model_args.use_peft:
@@ -201,9 +265,9 @@ def check_engine(run: Plan, launch: Launch, quantised: Any, reference: Any, rewa
     trainer: Any = SimpleNamespace(
         args=config,
         model=model,
-        accelerator=launch.accelerator(run.processes),
-        is_deepspeed_enabled=launch.engine.startswith("ZeRO"),
-        has_critic=has_critic(config),
+        accelerator=run.launch.accelerator(),
+        is_deepspeed_enabled=run.launch.engine.startswith("ZeRO"),
+        has_critic=run.trainer_class.has_critic,
         optimizer=None,
         optimizer_cls_and_kwargs=None,
         reward_funcs=rewards,
@@ -212,22 +276,3 @@ def check_engine(run: Plan, launch: Launch, quantised: Any, reference: Any, rewa
     )
     given = None if run.args.value_model_lora_r is None else object()
     engine_checks.check(trainer, given, reference, None)
-
-
-def longest_prompt(rows: Any, tokenizer: Any) -> int:
-    """Tokens of the longest of a few prompts; 0 where rows or tokenizer are not here."""
-    if rows is None or tokenizer is None:
-        return 0
-    try:
-        few = rows.select(range(min(SAMPLED_ROWS, len(rows))))
-        return max(plan_prompt_length(row, tokenizer) for row in few)
-    except Exception:  # the task may be the environment's
-        return 0
-
-
-def plan_prompt_length(row: dict[str, Any], tokenizer: Any) -> int:
-    """Tokens of one prompt, through the chat template where it has messages."""
-    text = row["prompt"]
-    if not isinstance(text, str):
-        text = tokenizer.apply_chat_template(text, add_generation_prompt=True, tokenize=False)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])

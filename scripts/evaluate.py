@@ -12,6 +12,7 @@ memory of its weights and of its rollout: no critic, reference or optimizer is l
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import sys
 from collections.abc import Sequence
@@ -19,25 +20,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quiet import quieten
+from early import quieten
 
 quieten()
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PrinterCallback, ProgressCallback
+from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from agent_models import (
     TokenCounter,
     adapter_base,
-    has_critic,
     load_tokenizer,
     model_options,
     unused_critic,
 )
 from agents import (
-    TrainArguments,
+    AgentArguments,
+    drawn,
     load_environment,
     load_eval_environment,
     load_object,
@@ -46,6 +47,7 @@ from agents import (
 )
 from evaluation_tables import Figures, Results, figures_of, print_tables, with_averages, write_files
 
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Settings that only training needs, and what switches them off.
 LIGHT: dict[str, Any] = {
     **{"kl_coef": 0.0, "beta": 0.0, "value_model_name_or_path": None, "critic_lora_r": None},
@@ -56,7 +58,7 @@ LIGHT: dict[str, Any] = {
 
 
 @dataclass
-class EvaluateArguments(TrainArguments):
+class EvaluateArguments(AgentArguments):
     """What to evaluate, and where to write it.
 
     Parameters:
@@ -95,6 +97,34 @@ def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str
     return dict(zip(labels, models, strict=True))
 
 
+def check_agents(agents: dict[str, str], flag: str, model_args: ModelConfig) -> None:
+    """Refuse an agent that cannot be loaded, before hours have been spent on others.
+
+    Args:
+        agents: label -> agent.
+        flag: that has named them.
+        model_args: flags of models.
+    """
+    for name in agents.values():
+        base = adapter_base(name)
+        folder = Path(name)
+        if folder.is_dir() and base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
+            raise FileNotFoundError(
+                f"`{flag}`: {name} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Name the "
+                f"folder of a saved model, or a checkpoint-<step> in it."
+            )
+        try:
+            load_tokenizer(name, revision_of(name, model_args))
+            AutoConfig.from_pretrained(base or name, revision=revision_of(name, model_args))
+        except Exception as error:
+            raise FileNotFoundError(f"`{flag}`: {name} cannot be loaded: {error}") from error
+
+
+def revision_of(name: str, model_args: ModelConfig) -> str | None:
+    """The Hub's, of an agent that is not on this machine."""
+    return None if adapter_base(name) or Path(name).exists() else model_args.model_revision
+
+
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     """Held-out rows by data set: the column `dataset`, or all in one where there is none."""
     rows = load_splits(args)[1]
@@ -103,6 +133,8 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
             f"`dataset_name={args.dataset_name}` has no split {args.dataset_test_split!r} to evaluate on. "
             f"Set dataset_test_split to one that it has."
         )
+    if args.dataset_streaming:
+        rows = Dataset.from_list(list(rows))  # all of them are played anyway
     parts = {Path(str(args.dataset_name)).name: rows}
     if "dataset" in rows.column_names:
         names = rows["dataset"]
@@ -114,10 +146,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
         return parts
     if args.max_rows < 1:
         raise ValueError(f"`max_rows={args.max_rows}`: must satisfy max_rows >= 1 or None.")
-    return {
-        name: part.shuffle(seed=0).select(range(min(args.max_rows, len(part))))
-        for name, part in parts.items()
-    }
+    return {name: drawn(part, args.max_rows) for name, part in parts.items()}
 
 
 def reported_functions(args: EvaluateArguments, rows: Dataset) -> list[str]:
@@ -134,13 +163,12 @@ def light(config: Any, rewards: int, reported: int) -> Any:
     for name, value in LIGHT.items():
         if hasattr(config, name):
             setattr(config, name, value)
-    if config.num_generations_eval is None:
-        config.num_generations_eval = 1
+    config.num_generations_eval = config.num_generations_eval or 1
     config.reward_weights = [*(config.reward_weights or [1.0] * rewards), *[0.0] * reported]
     return config
 
 
-def load_policy(name: str, model_args: ModelConfig) -> tuple[Any, Any]:
+def load_policy(name: str, config: Any, model_args: ModelConfig) -> tuple[Any, Any]:
     """The agent as the trainer takes it, and the configuration of an adapter it needs.
 
     Weights in 4 or 8 bits are taken with an adapter only, so that an agent without one is given one
@@ -148,11 +176,16 @@ def load_policy(name: str, model_args: ModelConfig) -> tuple[Any, Any]:
     """
     base, quantised = adapter_base(name), get_quantization_config(model_args)
     if base is None:
-        return name, None if quantised is None else get_peft_config(model_args)
+        if quantised is None:
+            return name, None
+        targets = model_args.lora_target_modules or "all-linear"
+        return name, get_peft_config(
+            dataclasses.replace(model_args, use_peft=True, lora_target_modules=targets)
+        )
     from peft import PeftModel
 
     model = AutoModelForCausalLM.from_pretrained(
-        base, quantization_config=quantised, **model_options(model_args)
+        base, quantization_config=quantised, **config.model_init_kwargs
     )
     return PeftModel.from_pretrained(model, name, is_trainable=True), None
 
@@ -169,13 +202,13 @@ def make_evaluator(
     reported = reported_functions(args, rows)
     functions = [load_object(path) for path in (*(args.reward_funcs or []), *reported)]
     config = light(config, len(args.reward_funcs or []), len(reported))
-    config.model_init_kwargs = model_options(model_args)
-    revision = None if adapter_base(name) or Path(name).exists() else model_args.model_revision
+    config.model_init_kwargs = model_options(model_args, config.model_init_kwargs)
+    revision = revision_of(name, model_args)
     tokenizer = load_tokenizer(name, revision, padding_side="left", truncation_side="left")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     counter = TokenCounter(name, revision)
-    policy, adapter = load_policy(name, model_args)
+    policy, adapter = load_policy(name, config, model_args)
     if not isinstance(policy, str):
         config.model_init_kwargs = None  # it is loaded already
     # Nothing is trained on; a rollout batch of rows is asked for all the same.
@@ -189,7 +222,7 @@ def make_evaluator(
         quantization_config=get_quantization_config(model_args) if policy is name else None,
         peft_config=adapter,
         environment_factory=load_eval_environment(args, counter) or load_environment(args, counter),
-        **({"value_model": unused_critic()} if has_critic(config) else {}),
+        **({"value_model": unused_critic()} if trainer_class.has_critic else {}),
     )
     for callback in list(trainer.callback_handler.callbacks):
         if isinstance(callback, ProgressCallback | PrinterCallback):
@@ -221,17 +254,20 @@ def main(words: Sequence[str] | None = None) -> Results:
     """Evaluate, print, write; the figures by agent and data set."""
     args, config, model_args, trainer_class = parse_flags(EvaluateArguments, words)
     agents, sets = agents_of(args, model_args), held_out_sets(args)
+    check_agents(agents, "models" if args.models else "model_name_or_path", model_args)
     results: Results = {}
-    is_main = True
-    for label, name in agents.items():
-        results[label], is_main = evaluate(name, args, config, model_args, trainer_class, sets)
-        gc.collect()  # trainers refer to themselves
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    if is_main:
-        print_tables(results)
-        if args.output is not None:
-            written = write_files(Path(args.output), results, settings_of(args, config, agents))
+    is_main, written = True, []
+    try:
+        for label, name in agents.items():
+            results[label], is_main = evaluate(name, args, config, model_args, trainer_class, sets)
+            gc.collect()  # trainers refer to themselves
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if is_main and args.output is not None:
+                written = write_files(Path(args.output), results, settings_of(args, config, agents))
+    finally:  # what there is of a run that fails half-way
+        if is_main and results:
+            print_tables(results)
             print("\n".join(f"written: {path}" for path in written))
     return results
 
@@ -240,14 +276,18 @@ def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) ->
     """What the figures depend on besides the agents' weights."""
     names = (
         *("seed", "temperature", "top_p", "top_k", "eval_temperature", "eval_top_p", "eval_top_k"),
-        *("num_generations_eval", "max_turns", "max_turn_tokens", "max_completion_length"),
+        *("max_turns", "max_turn_tokens", "max_completion_length"),
         *("eval_max_completion_length", "bf16"),
     )
-    task = ("dataset_name", "dataset_config", "dataset_test_split", "max_rows", "environment")
+    task = (
+        *("dataset_name", "dataset_config", "dataset_test_split", "max_rows", "reward_funcs"),
+        *("environment", "environment_kwargs", "eval_environment", "eval_environment_kwargs"),
+    )
     return {
         "agents": agents,
-        **{name: getattr(args, name) for name in (*task, "environment_kwargs", "reward_funcs")},
+        **{name: getattr(args, name) for name in task},
         **{name: getattr(config, name) for name in names},
+        "num_generations_eval": config.num_generations_eval or 1,
     }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,14 @@ import yaml
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import TrainingArguments
 
-from agents import peeked
+from early import TRUE, peeked
 
 PLAIN = {"NO": "none", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP"}
+# What launchers tell their processes; hidden, as nothing is to meet and no engine to be set up.
+HIDDEN = (
+    *("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,105 +31,156 @@ class Launch:
 
     Attributes:
         engine: "none", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2".
-        options: of the engine, from a file of accelerate's.
+        processes: number of them.
+        mixed_precision: "no", "bf16", "fp16" or "fp8".
+        options: DeepSpeed's configuration, or FSDP's options by accelerate's names.
+        pretended: read from a file, for a machine that may be another one.
     """
 
-    engine: str
+    engine: str = "none"
+    processes: int = 1
+    mixed_precision: str = "no"
     options: dict[str, Any] = field(default_factory=dict)
+    pretended: bool = False
 
-    def accelerator(self, processes: int) -> Any:
+    def accelerator(self) -> Any:
         """As much of an accelerator as the checks of engines look at."""
         deepspeed = fsdp = None
         if self.engine.startswith("ZeRO"):
-            names = ("offload_optimizer", "offload_param")
-            offloads = {n: {"device": self.options.get(f"{n}_device", "none")} for n in names}
-            stage = int(self.engine[-1])
-            config = {"zero_optimization": {"stage": stage, **offloads}}
-            deepspeed = SimpleNamespace(zero_stage=stage, deepspeed_config=config)
+            deepspeed = SimpleNamespace(
+                zero_stage=int(self.engine[-1]), deepspeed_config=self.options
+            )
         if self.engine.startswith("FSDP"):
-            given = self.options.get
+            version = int(self.engine[-1])
+            default = "FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT"
+            kind = self.options.get("fsdp_state_dict_type")
             fsdp = SimpleNamespace(
-                fsdp_version=int(self.engine[-1]),
-                cpu_offload=CPUOffloadPolicy() if given("fsdp_offload_params") else None,
-                cpu_ram_efficient_loading=given("fsdp_cpu_ram_efficient_loading", False),
-                activation_checkpointing=given("fsdp_activation_checkpointing", False),
-                state_dict_type=given("fsdp_state_dict_type", "FULL_STATE_DICT"),
+                fsdp_version=version,
+                cpu_offload=CPUOffloadPolicy() if self._asks("fsdp_offload_params") else None,
+                cpu_ram_efficient_loading=self._asks("fsdp_cpu_ram_efficient_loading"),
+                activation_checkpointing=self._asks("fsdp_activation_checkpointing"),
+                state_dict_type=default if kind is None else kind,
             )
         state = SimpleNamespace(deepspeed_plugin=deepspeed, fsdp_plugin=fsdp)
-        return SimpleNamespace(state=state, num_processes=processes, parallelism_config=None)
+        return SimpleNamespace(state=state, num_processes=self.processes, parallelism_config=None)
+
+    def _asks(self, option: str) -> bool:
+        return str(self.options.get(option)).lower() in TRUE
 
 
-def launcher(words: Sequence[str]) -> tuple[Launch, int]:
-    """How the run is started, and on how many processes: from the flags, or what accelerate has set.
+def launcher(words: Sequence[str]) -> Launch:
+    """How the run is started: from the flags, or what accelerate has set.
 
     Raises:
         ValueError: a file or number that says nothing.
     """
     number = peeked(words, "dry_run_processes", None)
     path = peeked(words, "dry_run_accelerate_config", None)
-    launch, processes = _from_environment() if path is None else _from_file(Path(str(path)))
+    launch = _from_environment() if path is None else _from_file(Path(str(path)))
     if number is not None:
-        try:
-            processes = int(number)
-        except ValueError:
-            processes = 0
-        if processes < 1:
-            raise ValueError(f"`dry_run_processes={number}`: must be a whole number of at least 1.")
-    if launch.engine == "none" and processes > 1:
-        launch = Launch("DDP")
-    return launch, processes
+        launch = replace(launch, processes=_count(number, f"`dry_run_processes={number}`"))
+    several = launch.engine == "none" and launch.processes > 1
+    return replace(launch, engine="DDP") if several else launch
 
 
-def _from_environment() -> tuple[Launch, int]:
+def _count(value: Any, said: str) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise ValueError(f"{said}: must be a whole number of at least 1.")
+    return number
+
+
+def _from_environment() -> Launch:
     env = os.environ
-    processes = int(env.get("WORLD_SIZE", 1))
+    precision = env.get("ACCELERATE_MIXED_PRECISION", "no")
+    launch = Launch(processes=int(env.get("WORLD_SIZE", 1)), mixed_precision=precision)
     if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        return Launch(f"ZeRO-{env.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', 2)}"), processes
+        prefix = "ACCELERATE_DEEPSPEED_"
+        given = {k.removeprefix(prefix).lower(): v for k, v in env.items() if k.startswith(prefix)}
+        given["deepspeed_config_file"] = given.get("config_file")
+        return _with_deepspeed(launch, given)
     if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        return Launch(f"FSDP{env.get('FSDP_VERSION', 1)}"), processes
-    return Launch("none"), processes
+        options = {k.lower(): v for k, v in env.items() if k.startswith("FSDP_")}
+        return replace(launch, engine=f"FSDP{options.get('fsdp_version', 1)}", options=options)
+    return launch
 
 
-def _from_file(path: Path) -> tuple[Launch, int]:
+def _from_file(path: Path) -> Launch:
     if not path.exists():
         raise ValueError(
             f"`dry_run_accelerate_config={path}` does not exist; scripts/accelerate_configs/ has some."
         )
     read = yaml.safe_load(path.read_text())
-    kind, processes = str(read.get("distributed_type")), int(read.get("num_processes", 1))
+    if not isinstance(read, dict):
+        raise ValueError(
+            f"`dry_run_accelerate_config={path}` holds no settings; write it as those in "
+            f"scripts/accelerate_configs/."
+        )
+    number, kind = read.get("num_processes", 1), str(read.get("distributed_type"))
+    launch = Launch(
+        processes=_count(number, f"`num_processes: {number}` in {path}"),
+        mixed_precision=str(read.get("mixed_precision") or "no").lower(),
+        pretended=True,
+    )
     if kind == "DEEPSPEED":
-        options = read.get("deepspeed_config") or {}
-        return Launch(f"ZeRO-{options.get('zero_stage', 2)}", options), processes
+        return _with_deepspeed(launch, read.get("deepspeed_config") or {})
     if kind == "FSDP":
-        options = read.get("fsdp_config") or {}
-        return Launch(f"FSDP{options.get('fsdp_version', 1)}", options), processes
+        given = read.get("fsdp_config") or {}
+        options = {f"fsdp_{k.removeprefix('fsdp_')}": v for k, v in given.items()}
+        return replace(launch, engine=f"FSDP{options.get('fsdp_version', 1)}", options=options)
     if kind not in PLAIN:
         raise ValueError(
             f"`distributed_type={kind}` in {path}: known are DEEPSPEED, FSDP, {', '.join(PLAIN)}."
         )
-    return Launch(PLAIN[kind]), processes
+    return replace(launch, engine=PLAIN[kind])
+
+
+def _with_deepspeed(launch: Launch, given: Mapping[str, Any]) -> Launch:
+    """DeepSpeed's own configuration, where accelerate's options fill in what it leaves open."""
+    config: dict[str, Any] = {"zero_optimization": {}}
+    path = given.get("deepspeed_config_file")
+    if path not in (None, "none"):
+        config = _deepspeed_file(Path(str(path)))
+    zero = dict(config["zero_optimization"])
+    if zero.get("stage") in (None, "auto"):
+        stage = given.get("zero_stage")
+        zero["stage"] = 2 if stage is None else stage
+    for name in ("offload_optimizer", "offload_param"):
+        part = dict(zero.get(name) or {})
+        if part.get("device") in (None, "auto"):
+            part["device"] = str(given.get(f"{name}_device") or "none").lower()
+        zero[name] = part
+    options = {**config, "zero_optimization": zero}
+    return replace(launch, engine=f"ZeRO-{zero['stage']}", options=options)
+
+
+def _deepspeed_file(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text())
+        problem = "has no section zero_optimization"
+    except (OSError, ValueError) as error:
+        config, problem = None, f"cannot be read ({error})"
+    if not isinstance(config, dict) or not isinstance(config.get("zero_optimization"), dict):
+        raise ValueError(
+            f"`deepspeed_config_file={path}` {problem}. Name a JSON file of DeepSpeed's, or set zero_stage "
+            f"instead."
+        )
+    return config
 
 
 @contextmanager
-def pretended_processes(number: int) -> Iterator[None]:
-    """Let configurations believe that there are so many processes."""
-    kept = TrainingArguments.world_size
-    TrainingArguments.world_size = property(lambda self: number)
+def launched_as(launch: Launch) -> Iterator[None]:
+    """Let configurations believe that they were launched so, and by no launcher that waits for others."""
+    hidden = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
+    size = TrainingArguments.world_size
+    TrainingArguments.world_size = property(lambda self: launch.processes)
+    os.environ["ACCELERATE_MIXED_PRECISION"] = launch.mixed_precision
     try:
         yield
     finally:
-        TrainingArguments.world_size = kept
-
-
-@contextmanager
-def hidden_launcher() -> Iterator[None]:
-    """Hide what a launcher tells its processes: nothing is to meet, and no engine to be set up."""
-    names = [
-        *("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
-        *("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"),
-    ]
-    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
+        TrainingArguments.world_size = size
+        del os.environ["ACCELERATE_MIXED_PRECISION"]
+        os.environ.update(hidden)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quiet import quieten
+from early import quieten, wants_dry_run
 
 quieten()
 
@@ -26,12 +26,12 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from agent_models import TokenCounter, load_value_model, model_options
 from agents import (
     TrainArguments,
+    drawn,
     load_environment,
     load_eval_environment,
     load_object,
     load_splits,
     parse_flags,
-    peeked,
 )
 from reporting import ProgressLines, comparison_table, plot_curves
 
@@ -42,10 +42,10 @@ def make_trainer(
     """The trainer that the flags describe."""
     train, held_out = load_splits(args)
     if held_out is not None and args.eval_episodes:
-        held_out = held_out.shuffle(seed=0).select(range(min(args.eval_episodes, len(held_out))))
-    training_args.model_init_kwargs = model_options(model_args)
+        held_out = drawn(held_out, args.eval_episodes)
+    training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
     counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
-    value_model = load_value_model(args, training_args, model_args)
+    value_model = load_value_model(args, training_args, model_args, trainer_class)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
@@ -63,6 +63,11 @@ def make_trainer(
 def main(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> None:
+    """Train, with the evaluations that the flags ask for around it."""
+    if args.dry_run:
+        raise ValueError(
+            "`dry_run=True` was to look only; `start` does that, and nothing is trained."
+        )
     if args.live_lines:
         disable_progress_bar()
     trainer = make_trainer(args, training_args, model_args, trainer_class)
@@ -91,7 +96,7 @@ def main(
 
 def start(words: list[str]) -> None:
     """Train, or only look."""
-    if str(peeked(words, "dry_run", False)).lower() in ("true", "1", "yes"):
+    if wants_dry_run(words):
         from dry_run import dry_run
 
         sys.exit(dry_run(words))

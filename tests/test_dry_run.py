@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ import transformers
 from datasets import Dataset
 
 from tests.script_kit import AGENT, ROOT, scripts, small_data
+from trl_stppo.models.memory import estimate
+from trl_stppo.trainer import checkpoint_files
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
@@ -54,10 +60,10 @@ def variants_of(path: Path) -> list[str]:
 
 
 def cases() -> list[tuple[Path, str]]:
-    """All variants of some files, and the file's own of the others, which differ in size and task."""
-    own = [(path, "") for path in CONFIGS]
-    every = [path for path in CONFIGS if "medical" not in path.stem and "48" not in path.stem]
-    return own + [(path, variant) for path in every for variant in variants_of(path)]
+    """Each file as it is, and all variants of one with a critic and one without."""
+    every = [path for path in CONFIGS if path.stem in ("demo", "search_1.5b_1gpu_grpo")]
+    assert len(every) == 2
+    return [(path, "") for path in CONFIGS] + [(p, v) for p in every for v in variants_of(p)]
 
 
 @pytest.mark.parametrize(("path", "variant"), cases(), ids=lambda v: getattr(v, "stem", v))
@@ -101,10 +107,36 @@ def test_the_number_of_processes_is_taken_from_the_environment(dry_run, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     code, shown = dry_run("--config", DEMO)
-    assert code == 0, shown
     assert "processes 2, ZeRO-1" in shown
     assert os.environ["WORLD_SIZE"] == "2"
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    if importlib.util.find_spec("deepspeed") is None:  # which was to be launched here
+        assert "needs the package deepspeed" in shown
+    else:
+        assert code == 0, shown
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"},
+         "`fsdp_offload_params: true`"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "`fsdp_state_dict_type` SHARDED"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true",
+          "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"}, "`offload_optimizer` to 'cpu'"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "nowhere.json"},
+         "`deepspeed_config_file=nowhere.json` cannot be read"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, "Mixed precision 'fp16'"),
+    ],
+)  # fmt: skip
+def test_options_are_taken_from_the_environment_too(told, said, dry_run, monkeypatch):
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    code, shown = dry_run("--config", DEMO)
+    assert code == 1
+    assert said in shown
 
 
 def test_the_planned_memory_is_what_the_table_of_the_docs_says(dry_run):
@@ -117,17 +149,37 @@ def test_the_planned_memory_is_what_a_built_trainer_expects(script, dry_run, tmp
     shown = dry_run("--config", DEMO)[1]
     plan, agents = script("plan_rows"), script("agents")
     words = ["--config", DEMO, "--output_dir", str(tmp_path), "--report_to", "none"]
-    args, config, model_args, _ = agents.parse_flags(agents.TrainArguments, words)
-    setup = script("planned_memory").planned_setup(
-        args, config, model_args, engine="none", processes=1, prompt=23
-    )
-    shape = script("planned_memory").known_geometry(AGENT)
+    run = plan.Plan(*agents.parse_flags(agents.TrainArguments, words), prompt=23)
+    setup = plan.planned_setup(run)
+    shape = plan.known_geometry(AGENT)
     assert setup.trainable == shape.parameters
     assert setup.critic_trainable == shape.critic_parameters
     assert setup.rows == 8
-    peak = script("planned_memory").peak_of(setup)[0]
-    assert f"about {peak / 2**30:.1f} GiB" in shown
-    assert plan.Plan(args, config, model_args, "none", 1).prompt == 0
+    assert f"about {estimate(setup).peak / 2**30:.1f} GiB" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--use_vllm", "true"], "not known: vLLM on the same card reserves a share of it"),
+        (["--lora_modules_to_save", "embed_tokens"], "not known: what lora_modules_to_save trains"),
+        (["--lora_target_modules", "q_proj"], "not known: only all-linear is counted"),
+    ],
+)
+def test_memory_that_the_model_does_not_cover_is_not_known(flags, said, dry_run):
+    path = ROOT / "scripts" / "configs" / "single_gpu_24gb.yaml"
+    assert said in dry_run("--config", str(path), *flags)[1]
+
+
+def test_the_options_of_loading_are_merged(script, dry_run):
+    """A flag that was set wins over `model_init_kwargs`, and its default does not."""
+    options, model_config = script("agent_models").model_options, script("agents").ModelConfig
+    given = {"dtype": "bfloat16", "low_cpu_mem_usage": True}
+    assert options(model_config(), given) == {**given, "revision": "main"}
+    assert options(model_config(dtype="float16"), given)["dtype"] == "float16"
+    assert options(model_config())["dtype"] == "float32"
+    kwargs = ("--model_init_kwargs", '{"dtype": "bfloat16"}')
+    assert "fully trained, bfloat16" in dry_run("--config", DEMO, *kwargs)[1]
 
 
 # ------------------------------------------------------------------- what would not start
@@ -152,10 +204,22 @@ def test_the_planned_memory_is_what_a_built_trainer_expects(script, dry_run, tmp
         (["--dry_run_processes", "0"], "`dry_run_processes=0`"),
         (["--dry_run_accelerate_config", "nowhere.yaml"], "nowhere.yaml` does not exist"),
         (["--sync_ref_model", "true", "--beta", "0.1", "--use_peft", "true"], "`sync_ref_model=True`"),
+        (["--reward_weights", "1", "2"], "`reward_weights` has 2 entries for 0 reward functions"),
+        (["--turn_reward_weights", "1"], "`turn_reward_weights` has 1 entries for 0 turn"),
+        (["--value_model_name_or_path", "/nowhere/x"], "`value_model_name_or_path=/nowhere/x` is no"),
+        (["--resume_from_checkpoint", "/nowhere"], "`resume_from_checkpoint='/nowhere'` is not a"),
+        (["--resume_from_checkpoint", "true"], "holds no checkpoint to resume from"),
+        (["--eval_strategy", "steps", "--eval_steps", "9", "--dataset_test_split", "dev",
+          "--dataset_name", "DATA"], "`eval_strategy=steps`, but"),
+        (["--output_dir", f"{__file__}/run"], "test_dry_run.py is a file"),
+        (["--use_peft", "true", "--lora_target_modules", "nosuch"], "nosuch"),
+        (["--eval_environment_kwargs", "top_k=3"], "`eval_environment_kwargs=top_k=3` is no JSON"),
+        (["--report_to", "nobody"], "`report_to=nobody`: allowed are"),
     ],
 )  # fmt: skip
-def test_what_would_not_start_is_said_with_the_fix(flags, said, dry_run):
-    code, shown = dry_run("--config", DEMO, *flags)
+def test_what_would_not_start_is_said_with_the_fix(flags, said, dry_run, tmp_path):
+    flags = [small_data(tmp_path / "data") if word == "DATA" else word for word in flags]
+    code, shown = dry_run("--config", DEMO, "--output_dir", str(tmp_path / "run"), *flags)
     assert code == 1
     assert said in shown
     assert "this would not start" in shown
@@ -193,15 +257,21 @@ def test_what_an_engine_refuses_is_refused_here(engine, flags, said, dry_run):
         ("fsdp2", "offload_params: false", "offload_params: true", "`fsdp_offload_params: true`"),
         ("fsdp2", "fsdp_version: 2", "fsdp_version: 1", "FSDP1 is not supported"),
         ("zero2", "zero_stage: 2", "zero_stage: 0", "ZeRO-0 is not supported"),
+        ("zero2", "zero_stage: 2", "deepspeed_config_file: {}/three.json",
+         "A copied critic of a fully trained policy is not supported with ZeRO-3"),
+        ("multi_gpu", "mixed_precision: bf16", "mixed_precision: fp16", "Mixed precision 'fp16'"),
+        ("multi_gpu", "num_processes: 8", "num_processes: auto", "`num_processes: auto` in"),
+        ("fsdp2", "  fsdp_state_dict_type: FULL_STATE_DICT\n", "", "`fsdp_state_dict_type` SHARDED"),
         ("multi_gpu", "MULTI_GPU", "MEGATRON_LM", "`distributed_type=MEGATRON_LM`"),
     ],
-)
+)  # fmt: skip
 def test_options_of_an_engine_are_read_from_its_file(
     engine, before, after, said, dry_run, tmp_path
 ):
+    (tmp_path / "three.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
     text = (ROOT / "scripts" / "accelerate_configs" / f"{engine}.yaml").read_text()
     assert before in text
-    (tmp_path / "mine.yaml").write_text(text.replace(before, after))
+    (tmp_path / "mine.yaml").write_text(text.replace(before, after.format(tmp_path)))
     code, shown = dry_run(
         *("--config", DEMO, "--dry_run_accelerate_config", str(tmp_path / "mine.yaml"))
     )
@@ -235,3 +305,107 @@ def test_rows_without_a_prompt_are_found(dry_run, tmp_path):
     )
     assert code == 1
     assert "neither `prompt`" in shown
+
+
+def test_packages_that_are_missing_are_named(dry_run, monkeypatch):
+    """Whatever is installed: none of them is found."""
+    found = importlib.util.find_spec
+    hidden = ("flash_attn", "kernels", "liger_kernel", "wandb", "vllm", "bitsandbytes", "deepspeed")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name in hidden else found(name, *a)
+    )
+    flags = "--attn_implementation flash_attention_2 --use_liger_kernel true --report_to wandb"
+    flags += " --use_vllm true --optim paged_adamw_8bit"
+    path = ROOT / "scripts" / "accelerate_configs" / "zero2.yaml"
+    launch = ("--dry_run_accelerate_config", str(path))
+    code, shown = dry_run("--config", DEMO, *flags.split(), *launch)
+    assert code == 1
+    for said in ("flash_attn or kernels", "liger_kernel", "wandb", "vllm", "bitsandbytes"):
+        assert re.search(f"PROBLEM: `.*` needs the package {said}, which is not installed", shown)
+    assert "note: `distributed_type=DEEPSPEED` needs the package deepspeed" in shown
+
+
+def test_a_checkpoint_that_a_killed_run_left_unpublished_counts(dry_run, tmp_path):
+    staged = tmp_path / checkpoint_files.STAGING / "checkpoint-4"
+    staged.mkdir(parents=True)
+    flags = ("--output_dir", str(tmp_path), "--resume_from_checkpoint", "true")
+    assert dry_run("--config", DEMO, *flags)[0] == 1
+    checkpoint_files.seal(staged, {})
+    assert dry_run("--config", DEMO, *flags)[0] == 0
+    assert staged.exists(), "nothing is changed"
+
+
+def test_streams_are_read(dry_run, tmp_path):
+    flags = ("--dataset_streaming", "true", "--dataset_name", small_data(tmp_path / "data"))
+    code, shown = dry_run("--config", DEMO, *flags)
+    assert code == 0, shown
+    assert "here, as a stream" in shown
+    (tmp_path / "endless.yaml").write_text(re.sub("total_episodes.*", "", Path(DEMO).read_text()))
+    code, shown = dry_run("--config", str(tmp_path / "endless.yaml"), *flags)
+    assert code == 1
+    assert "`dataset_streaming=True` leaves the length" in shown
+
+
+# ---------------------------------------------------------------------- whether it is one
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--dry_run", True), ("--dry-run", True), ("--dry_run=true", True), ("--dry_run T", True),
+        ("--dry_run y", True), ("--dry_run 1", True), ("--dry_run=Yes", True), ("", False),
+        ("--dry_run false", False), ("--dry_run=no", False), ("--dry_run 0", False),
+        ("--config on", True), ("--config t", True), ("--config off", False),
+        ("--config on --dry_run false", False), ("--config off --dry_run", True),
+    ],
+)  # fmt: skip
+def test_a_dry_run_is_asked_for_as_the_parser_reads_it(
+    words, wanted, script, tmp_path, monkeypatch
+):
+    for name, value in (("on", "true"), ("t", "t"), ("off", "false")):
+        (tmp_path / name).write_text(f"dry_run: {value}\n")
+    monkeypatch.chdir(tmp_path)
+    given, early, agents = words.split(), script("early"), script("agents")
+    assert early.wants_dry_run(given) is wanted
+    flags = [*given, "--use_cpu", "true", "--bf16", "false"]
+    assert agents.parse_flags(agents.TrainArguments, flags)[0].dry_run is wanted
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(sys, "argv", ["train_stppo.py", *given])
+    early.quieten()
+    assert os.environ.pop("HF_HUB_OFFLINE", None) == ("1" if wanted else None)
+
+
+def test_whoever_asks_to_look_only_is_not_trained_for(script, monkeypatch):
+    monkeypatch.setattr(script("train_stppo"), "make_trainer", None)
+    agents = script("agents")
+    parsed = agents.parse_flags(
+        agents.TrainArguments, ["--config", DEMO, "--use_cpu", "true", "--dry_run", "t"]
+    )
+    with pytest.raises(ValueError, match="nothing is trained"):
+        script("train_stppo").main(*parsed)
+
+
+# Ends the process when the first library is imported that would look for the network.
+WATCH = """
+import os, runpy, sys
+class Watch:
+    def find_spec(self, name, *rest):
+        if name in ("huggingface_hub", "transformers", "datasets", "trl"):
+            os._exit(0 if os.environ.get("HF_HUB_OFFLINE") == "1" else 3)
+sys.meta_path.insert(0, Watch())
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("flag", "status"), [("y", 0), ("false", 3)])
+def test_a_dry_run_is_offline_before_the_libraries_are_imported(flag, status):
+    result = subprocess.run(
+        [sys.executable, "-c", WATCH, "scripts/train_stppo.py", "--dry_run", flag],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"},
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == status

@@ -137,6 +137,7 @@ def test_the_files_hold_what_is_on_the_screen(evaluated):
     assert read["results"] == results
     assert read["settings"]["agents"]["shipped"] == AGENT
     assert read["settings"]["eval_temperature"] == 0.0
+    assert read["settings"]["num_generations_eval"] == 1, "what was used, not what was given"
     text = output.with_suffix(".md").read_text()
     assert "| success [95 % interval] | shipped | changed |" in text
     assert f"| nq | {results['shipped']['nq']['success']:.3f} [" in text
@@ -173,12 +174,76 @@ def test_rows_without_the_column_are_one_data_set(script, words, tmp_path):
         (["--labels", "a", "b"], "for 1 models"),
         (["--models", "a", "b", "--labels", "c", "c"], "all different"),
         (["--max_rows", "0"], "`max_rows=0`"),
-        (["--models", "runs/nowhere"], "`runs/nowhere` is no folder here"),
+        (["--models", AGENT, "runs/nowhere"], "`models`: .*`runs/nowhere` is no folder here"),
+        (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path`: runs/nowhere cannot be"),
+        (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
+        (["--dry_run"], "--dry_run: not known here"),
+        (["--value_model_lora_r", "4"], "--value_model_lora_r 4: not known here"),
+        (["--config", "WRONG"], "--figure: not known here"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said(script, words, flags, said):
+def test_what_cannot_be_evaluated_is_said(script, words, flags, said, monkeypatch, tmp_path):
+    """Before anything is evaluated, so that nothing is lost."""
+    (tmp_path / "wrong.yaml").write_text("figure: none")
+    places = {"EMPTY": str(tmp_path), "WRONG": str(tmp_path / "wrong.yaml")}
+    monkeypatch.setattr(script("evaluate"), "evaluate", None)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
-        script("evaluate").main([*words, *flags])
+        script("evaluate").main([*words, *(places.get(flag, flag) for flag in flags)])
+
+
+def test_what_is_there_when_an_agent_fails_is_kept(
+    script, words, evaluated, monkeypatch, tmp_path, capsys
+):
+    """And flags of the training script are passed over in a file."""
+    figures, evaluate = evaluated[0]["shipped"], script("evaluate")
+
+    def once(name, *rest):
+        if name != AGENT:
+            raise MemoryError("no room")
+        return figures, True
+
+    monkeypatch.setattr(evaluate, "evaluate", once)
+    monkeypatch.setattr(evaluate, "check_agents", lambda *args: None)
+    (tmp_path / "run.yaml").write_text("value_model_lora_r: 4\ndry_run: true\n")
+    flags = ["--models", AGENT, "second", "--labels", "first", "second"]
+    with pytest.raises(MemoryError):
+        evaluate.main(
+            [
+                "--config",
+                str(tmp_path / "run.yaml"),
+                *words,
+                *flags,
+                "--output",
+                str(tmp_path / "t"),
+            ]
+        )
+    assert json.loads((tmp_path / "t.json").read_text())["results"] == {"first": figures}
+    assert "hotpotqa" in capsys.readouterr().out
+
+
+def test_weights_in_four_bits_need_no_flag_of_training(script, words, adapter):
+    """An agent without an adapter is given one that does nothing; one with an adapter keeps it."""
+    evaluate, agents = script("evaluate"), script("agents")
+    flags = ["--load_in_4bit", "true", "--dtype", "bfloat16"]
+    args, config, model_args, trainer_class = agents.parse_flags(
+        evaluate.EvaluateArguments, [*words, *flags]
+    )
+    rows = evaluate.held_out_sets(args)["hotpotqa"]
+    trainer = evaluate.make_evaluator(AGENT, args, config, model_args, trainer_class, rows)
+    assert trainer.model.get_base_model().is_loaded_in_4bit
+    lora = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
+    assert lora
+    assert not any(p.any() for p in lora)
+    assert trainer.evaluate(rows)["eval_episodes"] == 4
+
+
+def test_a_stream_is_evaluated_whole(script, words):
+    evaluate, agents = script("evaluate"), script("agents")
+    sets = [
+        evaluate.held_out_sets(agents.parse_flags(evaluate.EvaluateArguments, [*words, *flags])[0])
+        for flags in ([], ["--dataset_streaming", "true"])
+    ]
+    assert {k: list(v) for k, v in sets[0].items()} == {k: list(v) for k, v in sets[1].items()}
 
 
 def test_agents_of_the_same_folder_name_are_told_apart(script):

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.script_kit import AGENT, ROOT, scripts, small_data
-from trl_stppo.models.memory import FITS, GIB
+from trl_stppo.models.memory import FITS, GIB, estimate
 
 FOLDER = ROOT / "scripts" / "configs" / "paper"
 CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yaml")}
@@ -164,13 +164,10 @@ def test_the_docs_say_what_the_file_says_and_what_the_memory_model_computes(name
     launches, dry_run = script("launches"), script("dry_run")
     path = str(ROOT / "scripts" / "accelerate_configs" / launched)
     words = ["--config", str(FOLDER / f"{name}.yaml"), "--dry_run_accelerate_config", path]
-    launch, processes = launches.launcher(words)
-    with launches.pretended_processes(processes):
-        run = dry_run.parsed(words, launch.engine, processes, dry_run.Findings())
-        setup = script("planned_memory").planned_setup(
-            run.args, run.config, run.model_args, engine=launch.engine, processes=processes
-        )
-    peak = script("planned_memory").peak_of(setup)[0]
+    launch = launches.launcher(words)
+    with launches.launched_as(launch):
+        run = dry_run.parsed(words, launch, dry_run.Findings())
+        peak = estimate(script("plan_rows").planned_setup(run)).peak
     card = 80 if "8gpu" in name else 24
     assert peak <= FITS * card * GIB
     lines = (ROOT / "docs" / "paper.md").read_text().splitlines()

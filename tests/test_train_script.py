@@ -1,4 +1,4 @@
-"""The training script, run as a user runs it, on one small rollout batch per variant."""
+"""The training script, on one small rollout batch, and the parts that it shares with others."""
 
 import copy
 import json
@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.script_kit import AGENT, ROOT, scripts, small_data
+from tests.script_kit import AGENT, ROOT, question_rows, scripts, small_data
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 
 FLAGS = """
@@ -17,6 +18,12 @@ FLAGS = """
     --num_ppo_epochs 2 --num_mini_batches 2 --eval_episodes 8 --per_device_eval_batch_size 8
     --logging_steps 1
 """
+
+
+@pytest.fixture(scope="module")
+def script():
+    with scripts() as module:
+        yield module
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -30,11 +37,14 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(tmp_path):
-    result = run("--output_dir", str(tmp_path))
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert "before" in result.stdout
-    assert "95 % interval" in result.stdout
+def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
+    script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(ROOT)
+    script("train_stppo").start([*FLAGS.split(), "--output_dir", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "before" in shown
+    assert "95 % interval" in shown
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert any("clip_bias/norm" in entry for entry in log)
@@ -49,13 +59,7 @@ def test_every_variant_is_one_flag(tmp_path, variant):
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-# ------------------------------------------------------------------------- in process
-
-
-@pytest.fixture(scope="module")
-def script():
-    with scripts() as module:
-        yield module
+# ---------------------------------------------------------------------- its parts
 
 
 class Capped:
@@ -157,3 +161,28 @@ def test_a_prepared_folder_is_read_with_its_report_beside_it(script, tmp_path):
     path = small_data(tmp_path / "search", train=8, test=["nq"] * 3)
     train, held_out = agents.load_splits(agents.AgentArguments(dataset_name=path))
     assert (len(train), len(held_out)) == (8, 3)
+
+
+def test_a_stream_and_options_of_loading_reach_the_trainer(script, tmp_path):
+    """A policy's `model_init_kwargs` are kept beside the flags."""
+    agents = script("agents")
+    for split, count in (("train", 8), ("test", 5)):
+        rows = Dataset.from_dict(question_rows(["nq"] * count, split))
+        rows.to_json(str(tmp_path / f"{split}.jsonl"))  # datasets pauses after streams of Parquet
+    flags = [
+        "--config",
+        "scripts/configs/demo.yaml",
+        "--use_cpu",
+        "true",
+        "--dataset_name",
+        str(tmp_path),
+    ]
+    flags += ["--dataset_streaming", "true", "--eval_episodes", "3"]
+    flags += ["--model_init_kwargs", '{"low_cpu_mem_usage": true}']
+    *parsed, _ = agents.parse_flags(agents.TrainArguments, flags)
+    given = script("train_stppo").make_trainer(*parsed, lambda **kwargs: kwargs)
+    assert given["args"].model_init_kwargs["low_cpu_mem_usage"] is True
+    assert given["args"].model_init_kwargs["dtype"] == "float32"
+    assert not hasattr(given["train_dataset"], "__len__")
+    assert len(list(given["train_dataset"])) == 8
+    assert len(given["eval_dataset"]) == 3

@@ -153,7 +153,7 @@ REFUSED = {
         {"value_model_name_or_path": "somewhere"},
         "`value_model` and `value_model_name_or_path` were both given",
     ),
-    "rank of a critic that is separate": ({}, {"critic_lora_r": 4}, "`critic_lora_r`"),
+    "rank of a critic that is separate": ({}, {"critic_lora_r": 4}, "`critic_lora_r=4`"),
     "weights for other rewards": (
         {},
         {"reward_weights": [1.0, 2.0]},

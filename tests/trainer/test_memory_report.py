@@ -146,9 +146,10 @@ class TestSetup:
             tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
             for row in trainer.train_dataset
         ]
-        assert memory.longest_prompt(trainer) == max(len(tokenizer(r)["input_ids"]) for r in rows)
-        trainer.train_dataset = iter([])
-        assert memory.longest_prompt(trainer) == 0
+        longest = max(len(tokenizer(r)["input_ids"]) for r in rows)
+        assert memory.longest_prompt(trainer.train_dataset, tokenizer) == longest
+        assert memory.setup_of(trainer).prompt == longest
+        assert memory.longest_prompt(iter([]), tokenizer) == 0
 
     def test_vllm_beside_it_takes_its_share(self, tmp_path):
         trainer = build(tmp_path, STPPOTrainer)

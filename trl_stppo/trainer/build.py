@@ -125,13 +125,7 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
     if is_peft:
         adapters.restore_module_dtypes(policy)
         adapters.load_in_place(policy)
-    if args.critic_lora_r is not None and (
-        not is_peft or value_model is not None or args.value_model_name_or_path is not None
-    ):
-        raise ValueError(
-            "`critic_lora_r` is the rank of the shared critic's adapter, but the critic is separate "
-            "here. Leave it unset, or use a LoRA policy without a value model."
-        )
+    check_critic_rank(args, shared=is_peft and value_model is None)
     critic: Critic
     if value_model is not None:
         critic = _separate(value_model, trainer)
@@ -155,6 +149,20 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
             torch.distributed.broadcast(value, src=0)
             parameter.data.copy_(value)
     return critic
+
+
+def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
+    """Refuse the rank of an adapter that will not be there.
+
+    Args:
+        args: configuration.
+        shared: the policy has adapters, and no value model was given.
+    """
+    if args.critic_lora_r is not None and (not shared or args.value_model_name_or_path is not None):
+        raise ValueError(
+            f"`critic_lora_r={args.critic_lora_r}` is the rank of the shared critic's adapter, but the "
+            f"critic is separate here. Leave it unset, or use a LoRA policy without a value model."
+        )
 
 
 def _no_critic(policy: Any, value_model: Any) -> NoCritic:

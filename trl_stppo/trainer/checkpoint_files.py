@@ -61,12 +61,16 @@ def discard(folder: Path) -> None:
 
 def tidy(run_dir: Path) -> None:
     """Finish or throw away what a killed process has left in an output directory."""
-    staging = run_dir / STAGING
-    for folder in staging.glob("checkpoint-*"):
-        if complaint(folder) is None:
-            publish(folder, run_dir / folder.name)
-    shutil.rmtree(staging, ignore_errors=True)
+    for folder in unpublished(run_dir):
+        publish(folder, run_dir / folder.name)
+    shutil.rmtree(run_dir / STAGING, ignore_errors=True)
     shutil.rmtree(run_dir / TRASH, ignore_errors=True)
+
+
+def unpublished(run_dir: Path) -> list[Path]:
+    """Complete checkpoints that a killed process did not come to put in place."""
+    found = (run_dir / STAGING).glob("checkpoint-*")
+    return [folder for folder in found if complaint(folder) is None]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -162,6 +166,35 @@ def last_complete(run_dir: Path, wanted: str | bool = True) -> Path:
         f"`resume_from_checkpoint={wanted!r}`, but `{run_dir}` holds no checkpoint to resume from"
         + (": " + " ".join(complaints) if complaints else ". Start without it, or pass a path.")
     )
+
+
+def as_meant(wanted: str | bool | None) -> str | bool | None:
+    """A `resume_from_checkpoint` with true and false as such: a command line knows no types."""
+    return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
+
+
+def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
+    """The checkpoint that `train(resume_from_checkpoint=wanted)` goes on from; nothing is changed.
+
+    Args:
+        run_dir: the run's output directory.
+        wanted: as for `train`.
+
+    Returns:
+        Its folder, None for a run that starts.
+
+    Raises:
+        CheckpointError: it is not there, or not whole.
+    """
+    wanted = as_meant(wanted)
+    if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
+        return None
+    if wanted is True or wanted == "auto":
+        return last_complete(run_dir, wanted)
+    problem = complaint(Path(wanted))
+    if problem is not None:
+        raise CheckpointError(problem)
+    return Path(wanted)
 
 
 def prune(run_dir: Path, limit: int | None, best: str | None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ..errors import CheckpointError, CheckpointWriteError
+from ..errors import CheckpointWriteError
 from ..models.critic import CRITIC_FOLDER
 from . import checkpoint_files, run_state
 from .engines import CriticOptimizer
@@ -133,12 +133,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
                 has been changed then.
         """
         folder = None
-        # A command line knows no types.
-        wanted = {"true": True, "false": False}.get(
-            str(resume_from_checkpoint).lower(), resume_from_checkpoint
-        )
-        if wanted:
-            folder = self._checkpoint_to_resume(wanted)
+        if checkpoint_files.as_meant(resume_from_checkpoint):
+            folder = self._checkpoint_to_resume(resume_from_checkpoint)
         if folder is not None:
             saved = checkpoint_files.read_manifest(folder)
             run_state.check_same_run(folder, saved, run_state.about(self))
@@ -147,19 +143,12 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         output = super().train(None if folder is None else str(folder), *args, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
 
-    def _checkpoint_to_resume(self, wanted: str | bool) -> Path | None:
+    def _checkpoint_to_resume(self, wanted: str | bool | None) -> Path | None:
         run_dir = Path(self.args.output_dir)
         if self.accelerator.is_local_main_process:
             checkpoint_files.tidy(run_dir)
         self.accelerator.wait_for_everyone()
-        if wanted == "auto" and not checkpoint_files.checkpoints(run_dir):
-            return None
-        if isinstance(wanted, bool) or wanted == "auto":
-            return checkpoint_files.last_complete(run_dir, wanted)
-        problem = checkpoint_files.complaint(Path(wanted))
-        if problem is not None:
-            raise CheckpointError(problem)
-        return Path(wanted)
+        return checkpoint_files.to_resume(run_dir, wanted)
 
     def _init_training_state(
         self, max_steps: int, steps_per_epoch: int, num_train_epochs: int, *args: Any

@@ -146,7 +146,7 @@ def setup_of(trainer: PPOTrainer, card: int = 0) -> Setup:
         compute_bytes=2 if args.bf16 else embedding.element_size(),
         trainable_bytes=max((p.element_size() for p in trained), default=4),
         rows=args.per_device_train_batch_size,
-        prompt=longest_prompt(trainer),
+        prompt=longest_prompt(trainer.train_dataset, trainer.processing_class),
         completion=args.max_completion_length,
         accumulates=args.gradient_accumulation_steps > 1,
         checkpointing=args.gradient_checkpointing,
@@ -233,11 +233,11 @@ def _modules_size(candidates: Iterable[Any]) -> int:
     return sum(_size(m.parameters()) for m in candidates if isinstance(m, nn.Module))
 
 
-def longest_prompt(trainer: PPOTrainer) -> int:
+def longest_prompt(rows: Any, tokenizer: Any) -> int:
     """Tokens of the longest prompt among a few rows; 0 where they cannot be had cheaply."""
     try:
-        rows = trainer.train_dataset.select(range(min(SAMPLED_ROWS, len(trainer.train_dataset))))
-        return max(_prompt_length(row, trainer.processing_class) for row in rows)
+        few = rows.select(range(min(SAMPLED_ROWS, len(rows))))
+        return max(_prompt_length(row, tokenizer) for row in few)
     except Exception:
         return 0
 

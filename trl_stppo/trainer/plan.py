@@ -312,6 +312,16 @@ class RewardPlan:
             args.reward_weights = given
 
 
+def check_reward_weights(args: PPOConfig, number: int) -> None:
+    """Refuse weights that are not one for each of so many reward functions."""
+    weights = args.reward_weights
+    if weights is not None and len(weights) != number:
+        raise ValueError(
+            f"`reward_weights` has {len(weights)} entries for {number} reward functions; give one "
+            f"each (reward_model and environments count with weight 1)."
+        )
+
+
 def plan_rewards(
     args: PPOConfig,
     reward_funcs: Any,
@@ -328,11 +338,7 @@ def plan_rewards(
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
     classes = [None] * len(funcs) if processing_classes is None else list(classes)
-    if args.reward_weights is not None and len(args.reward_weights) != len(funcs):
-        raise ValueError(
-            f"`reward_weights` has {len(args.reward_weights)} entries for {len(funcs)} reward "
-            f"functions; give one each (reward_model and environments count with weight 1)."
-        )
+    check_reward_weights(args, len(funcs))
     if reward_model is not None:
         funcs.append(reward_model)
         classes.append(tokenizer)

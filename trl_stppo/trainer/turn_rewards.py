@@ -96,6 +96,15 @@ def _as(prompt: Any, text: str) -> Any:
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
+def check_lengths(number: int, **given: Any) -> None:
+    """Refuse lists, by the name of their argument, that are not one entry for each of so many functions."""
+    for name, entries in given.items():
+        if isinstance(entries, list) and len(entries) != number:
+            raise ValueError(
+                f"`{name}` has {len(entries)} entries for {number} turn reward functions; give one each."
+            )
+
+
 class TurnRewardFuncs:
     """Scores turns with everything in `turn_reward_funcs`.
 
@@ -118,15 +127,11 @@ class TurnRewardFuncs:
         classes = processing_classes
         if not isinstance(classes, list):
             classes = [classes] * max(1, len(self.funcs))
-        for name, given in (
-            ("turn_reward_weights", weights),
-            ("turn_reward_processing_classes", processing_classes),
-        ):
-            if isinstance(given, list) and len(given) != len(self.funcs):
-                raise ValueError(
-                    f"`{name}` has {len(given)} entries for {len(self.funcs)} turn reward functions; "
-                    f"give one each."
-                )
+        check_lengths(
+            len(self.funcs),
+            turn_reward_weights=weights,
+            turn_reward_processing_classes=processing_classes,
+        )
         self._trainer = trainer
         calls = EnvironmentCalls(1) if trainer._engine is None else trainer._engine.calls
         self._run_async = calls.run_async

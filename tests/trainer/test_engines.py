@@ -221,6 +221,7 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "pieces saved": (fsdp(state_dict_type="SHARDED_STATE_DICT"), {}, "Set it to FULL_STATE_DICT"),
     "HSDP": (fsdp(), {"parallelism_config": PARALLEL}, "`parallelism_config` is not supported"),
     "own optimizer": (zero(), {"optimizer": object()}, "Set `optim` to one of adamw_torch"),
+    "stale": (fsdp(), {"args.rollout_staleness": 2}, "`rollout_staleness=2` is not supported with"),
     "optim": (
         zero(),
         {"args.optim": "adafactor"},
@@ -255,6 +256,7 @@ def stub(state: Any, changes: dict[str, Any]) -> tuple[Any, Any, Any]:
         clip_bias_target="update",
         clip_bias_estimator=None,
         sync_ref_model=False,
+        rollout_staleness=0,
         ds3_gather_for_generation=True,
     )
     trainer = SimpleNamespace(
@@ -262,6 +264,7 @@ def stub(state: Any, changes: dict[str, Any]) -> tuple[Any, Any, Any]:
         args=args,
         model=SimpleNamespace(),
         is_deepspeed_enabled=hasattr(state, "deepspeed_plugin"),
+        has_critic=True,
         optimizer=None,
         optimizer_cls_and_kwargs=None,
         use_transformers_continuous_batching=False,

@@ -34,6 +34,14 @@ class Sends(TrainerCallback):
                 os.kill(os.getpid(), number)
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """What a shell starts in the background ignores interrupts from the beginning."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     trainer, _ = train(tmp_path_factory.mktemp("whole"), **RUN)

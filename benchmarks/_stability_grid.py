@@ -28,6 +28,8 @@ METHODS = {  # name -> (ratio, whether the correction is on, whether there is a 
 PRESSURES = {"none": (1, 4, 0), "epochs": (4, 4, 0), "stale": (4, 4, 2), "both": (8, 4, 4)}
 LEARNING_RATES = (1e-4, 3e-4, 5.5e-4, 1e-3)
 PILOT_SEEDS, TUNE_SEEDS, TEST_SEEDS = range(100, 103), range(200, 203), range(5)
+# For what was asked after the test had been seen.
+SECOND_SEEDS = range(5, 10)
 # Mode, power, target.
 CORRECTIONS = (
     ("triggered", 1.0, "gradient"),
@@ -40,6 +42,8 @@ CORRECTIONS = (
     ("share", 4.0, "update"),
     ("share", 8.0, "update"),
 )
+# Means of a turn's tokens spread less than tokens do, so that the usual 0.2 may be too wide for them.
+TURN_CLIP_RANGES = (0.03, 0.08)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Cell:
     target: str = "update"
     estimator: str = "exact"
     optimizer: str = "adamw_torch"
+    cliprange: float = 0.2
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -120,6 +120,7 @@ def print_tables(found: list[dict[str, Any]]) -> None:
         for e in order:
             rule = "" if e["mode"] == "none" else f"{e['mode']} {e['power']} on {e['target']}"
             extra = [part for part in (e["estimator"], e["optimizer"]) if part in ("logits", "sgd")]
+            extra += [f"clip {e['cliprange']}"] if float(e["cliprange"]) != 0.2 else []
             grid.add_row(
                 e["pressure"],
                 f"{float(e['learning_rate']):.2g}",

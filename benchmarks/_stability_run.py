@@ -36,6 +36,7 @@ def config_of(cell: Cell, task: Task, folder: str) -> STPPOConfig:
         "log_clip_bias": True,
         "optim": cell.optimizer,
         "learning_rate": cell.learning_rate,
+        "cliprange": cell.cliprange,
         "seed": cell.seed,
         "num_ppo_epochs": epochs,
         "per_device_train_batch_size": task.episodes // mini_batches,

@@ -18,8 +18,10 @@ from _stability_grid import (
     METHODS,
     PILOT_SEEDS,
     PRESSURES,
+    SECOND_SEEDS,
     TEST_SEEDS,
     TUNE_SEEDS,
+    TURN_CLIP_RANGES,
     Cell,
     Table,
 )
@@ -137,6 +139,36 @@ def control(table: Table) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.seed)
 
 
+def ranges(table: Table) -> list[Cell]:
+    """Turn ratios with narrower clip ranges, on tuning seeds."""
+    at = levels(table)
+    cells = []
+    for name, width in itertools.product(("none", "threshold"), TURN_CLIP_RANGES):
+        runs = cells_of("ranges", ["turn-ppo", "st-ppo"], at[name], TUNE_SEEDS, chosen(table))
+        cells += [replace(cell, cliprange=width) for cell in runs]
+    return sorted(cells, key=lambda cell: cell.seed)
+
+
+def chosen_range(table: Table) -> float:
+    """The clip range with which st-ppo ended best in `ranges`, averaged over its levels."""
+    finals: dict[float, list[float]] = {}
+    for entry in summaries(table):
+        if entry["stage"] == "ranges" and entry["method"] == "st-ppo":
+            finals.setdefault(float(entry["cliprange"]), []).append(entry["final"])
+    return max(finals, key=lambda width: statistics.fmean(finals[width]))
+
+
+def second(table: Table) -> list[Cell]:
+    """The four variants once more, turn ratios with the narrower clip range, on other fresh seeds."""
+    width = chosen_range(table)
+    cells = []
+    for level in levels(table).values():
+        for cell in cells_of("second", list(METHODS)[:4], level, SECOND_SEEDS, chosen(table)):
+            turns = METHODS[cell.method][0] == "turn"
+            cells.append(replace(cell, cliprange=width) if turns else cell)
+    return sorted(cells, key=lambda cell: cell.seed)
+
+
 def demo(table: Table) -> list[Cell]:
     """The demo's agent, at its own learning rate, without and with pressure."""
     cells: list[Cell] = []
@@ -160,7 +192,7 @@ def sgd(table: Table) -> list[Cell]:
 
 
 STAGES: dict[str, Callable[[Table], list[Cell]]] = {
-    stage.__name__: stage for stage in (pilot, tune, test, control, demo, sgd)
+    stage.__name__: stage for stage in (pilot, tune, test, control, demo, sgd, ranges, second)
 }
 
 
@@ -172,6 +204,8 @@ def decisions(table: Table) -> dict[str, Any]:
         result["levels"] = levels(table)
     if "tune" in stages:
         result["correction"] = chosen(table)
+    if "ranges" in stages:
+        result["turn_cliprange"] = chosen_range(table)
     if "test" in stages:
         result["estimate"] = estimate_agreement(table)
     return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.results.is_file():
         parser.error(f"{args.results} does not exist; run benchmarks/stability.py first")
-    with open(args.results, newline="") as file:
+    opened = gzip.open if args.results.suffix == ".gz" else open
+    with opened(args.results, "rt", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["estimator"] == "exact"]
     args.output.mkdir(parents=True, exist_ok=True)
     drawings = {"success": draw_success, "collapse": draw_collapse, "clipping": draw_clipping}
@@ -116,7 +118,8 @@ def add_legend(figure: Any, axes: Any) -> None:
     for axis in axes.flat:
         handles, labels = axis.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=7)
+    columns = min(7, max(3, 60 // max(map(len, entries), default=1)))
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
 def title_of(level: Level) -> str:
@@ -124,18 +127,25 @@ def title_of(level: Level) -> str:
 
 
 def draw_success(rows: Sequence[Row]) -> Any:
-    """Success of all methods, level by level; Figure 2."""
+    """Success level by level, with a critic above and without below; Figure 2."""
     panels = [("test", level) for level in levels(rows)]
     panels += [("demo", level) for level in levels(rows, "demo")]
-    figure, axes = grid(1, len(panels))
-    for axis, (stage, level) in zip(axes[0], panels, strict=True):
-        for method in METHODS:
-            of = curves(rows, stage=stage, pressure=level[0], learning_rate=level[1], method=method)
-            draw_line(axis, of(SUCCESS), False, label=method, color=COLOURS[method])
+    figure, axes = grid(2, len(panels))
+    for column, (stage, level) in enumerate(panels):
+        for row, methods in enumerate((METHODS[:4], METHODS[4:])):
+            axis = axes[row][column]
+            for method in methods:
+                of = curves(
+                    rows, stage=stage, pressure=level[0], learning_rate=level[1], method=method
+                )
+                draw_line(axis, of(SUCCESS), False, label=method, color=COLOURS[method])
+            axis.set_ylim(-0.02, 1.02)
+            if not axis.lines:
+                axis.text(0.5, 0.5, "not run", ha="center", transform=axis.transAxes)
         name = "demo task, " if stage == "demo" else ""
-        axis.set_title(name + title_of(level), fontsize=9)
-        axis.set_ylim(-0.02, 1.02)
-    axes[0][0].set_ylabel("success of rollouts, share of episodes")
+        axes[0][column].set_title(name + title_of(level), fontsize=9)
+    for row in axes:
+        row[0].set_ylabel("success of rollouts")
     figure.suptitle("Success while training (counterpart of the paper's Figure 2)", fontsize=11)
     add_legend(figure, axes)
     return figure

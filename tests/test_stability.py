@@ -150,6 +150,12 @@ def test_stages_follow_from_those_before(study, tmp_path):
     assert {cell.method for cell in control} == {"turn-ppo"}
     for name in ("demo", "sgd"):
         assert stages.STAGES[name](table)
+    for cell in stages.ranges(table):
+        add(table, cell, 0.8 if cell.cliprange == 0.03 else 0.7)
+    second = stages.second(table)
+    assert {cell.cliprange for cell in second if cell.method == "st-ppo"} == {0.03}
+    assert {cell.cliprange for cell in second if cell.method == "s-ppo"} == {0.2}
+    assert not {cell.seed for cell in second} & (seeds["tune"] | seeds["test"])
 
 
 def test_intervals_and_plots(study, tmp_path):

@@ -124,11 +124,11 @@ def test(table: Table) -> list[Cell]:
 
 def control(table: Table) -> list[Cell]:
     """Turn ratios alone at a constant rate, as large as the corrected runs' on average."""
-    cells = []
+    cells, found = [], summaries(table)
     for name, (pressure, rate) in levels(table).items():
         scale = next(
             entry["clip_bias/scale"]
-            for entry in summaries(table)
+            for entry in found
             if (entry["stage"], entry["method"], entry["pressure"], entry["estimator"])
             == ("test", "st-ppo", pressure, "exact")
             and float(entry["learning_rate"]) == rate

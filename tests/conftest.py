@@ -16,3 +16,12 @@ import torch
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def script():
+    """Imports a module of scripts/ or benchmarks/; all are forgotten again after the test file."""
+    from tests.script_kit import scripts
+
+    with scripts() as module:
+        yield module

@@ -1,4 +1,4 @@
-"""Imports the modules of scripts/ into a test, and small data in the form that prepare_data.py writes."""
+"""Imports modules of scripts/ and benchmarks/ into a test; small data as prepare_data.py writes it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from datasets import Dataset
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
+FOLDERS = (SCRIPTS, ROOT / "benchmarks")
 AGENT = str(SCRIPTS / "assets" / "search-agent")
 
 
 @contextmanager
 def scripts() -> Iterator[Any]:
-    """Gives a function that imports a module of scripts/; forgets them all again at the end."""
+    """Gives a function that imports a module of FOLDERS; forgets them all again at the end."""
     before = set(sys.modules)
-    sys.path.insert(0, str(SCRIPTS))
+    sys.path[:0] = map(str, FOLDERS)
     try:
         yield importlib.import_module
     finally:
-        sys.path.remove(str(SCRIPTS))
+        for folder in FOLDERS:
+            sys.path.remove(str(folder))
         for name in set(sys.modules) - before:
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == SCRIPTS:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").parent in FOLDERS:
                 del sys.modules[name]
 
 

@@ -14,7 +14,7 @@ import pytest
 import transformers
 from datasets import Dataset
 
-from tests.script_kit import AGENT, ROOT, scripts, small_data
+from tests.script_kit import AGENT, ROOT, small_data
 from trl_stppo.models.memory import estimate
 from trl_stppo.trainer import checkpoint_files
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
@@ -22,12 +22,6 @@ from trl_stppo.trainer.stppo_config import VARIANTS
 
 CONFIGS = sorted((ROOT / "scripts" / "configs").rglob("*.yaml"))
 DEMO = str(ROOT / "scripts" / "configs" / "demo.yaml")
-
-
-@pytest.fixture(scope="module")
-def script():
-    with scripts() as module:
-        yield module
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.launch import launcher
-from tests.script_kit import AGENT, ROOT, scripts, small_data
+from tests.script_kit import AGENT, ROOT, small_data
 
 NAMES = ["nq", "hotpotqa", "nq"] * 4
 FLAGS = [
@@ -26,12 +26,6 @@ FLAGS = [
     *("--environment", "trl_stppo.envs:StdlibSearchEnv"),
     *("--environment_kwargs", '{"invalid_reward": -0.1}'),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def script():
-    with scripts() as module:
-        yield module
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from tests.script_kit import AGENT, ROOT, scripts, small_data
+from tests.script_kit import AGENT, ROOT, small_data
 from trl_stppo.models.memory import FITS, GIB, estimate
 
 FOLDER = ROOT / "scripts" / "configs" / "paper"
@@ -39,12 +39,6 @@ SMALL = [
     "--learning_rate",
     "1e-2",
 ]
-
-
-@pytest.fixture(scope="module")
-def script():
-    with scripts() as module:
-        yield module
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,6 @@ SINGLE_GPU = [path for path in CONFIGS if path.stem.startswith("single_gpu")]
 DOCS = (ROOT / "docs" / "single_gpu.md").read_text()
 # Keys that the configuration turns into others.
 RESOLVED = {"gradient_accumulation_steps", "total_episodes", "use_cpu", "report_to"}
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """Imports a module of scripts/ or benchmarks/, and forgets it again."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent.parent == ROOT:
-            del sys.modules[name]
 
 
 def parse(path: Path, script: Any, folder: Path) -> tuple[Any, STPPOConfig, ModelConfig]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,10 @@ from trl_stppo.envs import check_env
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _on_path():
-    folders = [str(ROOT / "benchmarks"), str(ROOT / "scripts")]
-    sys.path[:0] = folders
-    yield
-    for folder in folders:
-        sys.path.remove(folder)
-
-
 @pytest.fixture(scope="module")
-def study():
+def study(script):
     names = ("grid", "report", "stages", "tasks")
-    return {name: importlib.import_module(f"_stability_{name}") for name in names}
+    return {name: script(f"_stability_{name}") for name in names}
 
 
 def rows_of(success, start=0.2, end=None, **extra):
@@ -158,7 +147,7 @@ def test_stages_follow_from_those_before(study, tmp_path):
     assert not {cell.seed for cell in second} & (seeds["tune"] | seeds["test"])
 
 
-def test_intervals_and_plots(study, tmp_path):
+def test_intervals_and_plots(study, script, tmp_path):
     table = study_table(study, tmp_path)
     for cell in study["stages"].test(table):
         add(table, cell, 0.5 + cell.seed / 10)
@@ -166,7 +155,7 @@ def test_intervals_and_plots(study, tmp_path):
     assert entry["runs"] == 5
     assert entry["final"] == pytest.approx(0.7)
     assert 0.5 < entry["final_low"] < 0.7 < entry["final_high"] < 0.9
-    plots = importlib.import_module("plot_stability")
+    plots = script("plot_stability")
     with open(table.path, newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["stage"] == "test"]
     for draw in (plots.draw_success, plots.draw_collapse, plots.draw_clipping, plots.draw_estimate):

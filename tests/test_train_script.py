@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.script_kit import AGENT, ROOT, question_rows, scripts, small_data
+from tests.script_kit import AGENT, ROOT, question_rows, small_data
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 
 FLAGS = """
@@ -18,12 +18,6 @@ FLAGS = """
     --num_ppo_epochs 2 --num_mini_batches 2 --eval_episodes 8 --per_device_eval_batch_size 8
     --logging_steps 1
 """
-
-
-@pytest.fixture(scope="module")
-def script():
-    with scripts() as module:
-        yield module
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:

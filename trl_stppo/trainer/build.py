@@ -117,14 +117,19 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
     policy's backbone, else a second backbone with the policy's weights.
     """
     args, policy = trainer.args, trainer.model
-    if not trainer.has_critic:
-        return _no_critic(policy, value_model)
+    if not trainer.has_critic and value_model is not None:
+        raise ValueError(
+            f"`value_model` is a {type(value_model).__name__}, but group-relative advantages need no "
+            f"critic. Leave it out, or use STPPOTrainer."
+        )
     if value_model is not None and args.value_model_name_or_path is not None:
         raise ValueError("`value_model` and `value_model_name_or_path` were both given; pass one.")
     is_peft = hasattr(policy, "peft_config")
     if is_peft:
         adapters.restore_module_dtypes(policy)
         adapters.load_in_place(policy)
+    if not trainer.has_critic:
+        return NoCritic()
     check_critic_rank(args, shared=is_peft and value_model is None)
     critic: Critic
     if value_model is not None:
@@ -163,18 +168,6 @@ def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
             f"`critic_lora_r={args.critic_lora_r}` is the rank of the shared critic's adapter, but the "
             f"critic is separate here. Leave it unset, or use a LoRA policy without a value model."
         )
-
-
-def _no_critic(policy: Any, value_model: Any) -> NoCritic:
-    if value_model is not None:
-        raise ValueError(
-            f"`value_model` is a {type(value_model).__name__}, but group-relative advantages need no "
-            f"critic. Leave it out, or use STPPOTrainer."
-        )
-    if hasattr(policy, "peft_config"):
-        adapters.restore_module_dtypes(policy)
-        adapters.load_in_place(policy)
-    return NoCritic()
 
 
 def keep_trainable(model: nn.Module) -> None:

@@ -249,9 +249,6 @@ def test_stop_reasons_are_in_the_log_of_completions(tmp_path):
     assert len(roles) % 2 == 1, "what is said after the end is not part of it"
 
 
-# ----------------------------------------------------------------------- both kinds at once
-
-
 class Lookup:
     """A tool environment beside a text environment."""
 
@@ -286,9 +283,6 @@ def test_text_and_tool_environments_in_one_batch(tmp_path):
     paid = turns.turn_rewards.sum(1)
     torch.testing.assert_close(estimates.rewards.sum(1), paid + scores)
     assert not paid[1::2].any()
-
-
-# ------------------------------------------------------------------- ways of generating
 
 
 def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, monkeypatch):

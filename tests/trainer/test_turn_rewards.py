@@ -296,9 +296,6 @@ def test_plain_prompts_may_be_paid_by_turn_rewards_alone(tmp_path):
     assert trainer.kept[0][1]["loss_mask"].any(dim=1).all()
 
 
-# ------------------------------------------------------------------- failures and groups
-
-
 class Fragile(Constant):
     """Fails in its second turn where the row says so."""
 

@@ -1,0 +1,339 @@
+"""Environments in processes: how they end, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.isolation_kit import (
+    ROOT,
+    Env,
+    children_of,
+    descriptors,
+    eventually,
+    in_thread,
+    is_running,
+    run_script,
+)
+from trl_stppo.rollout import isolation_server
+from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
+
+
+@pytest.fixture
+def env():
+    one = IsolatedEnvironment(Env)
+    yield one
+    one.kill()
+
+
+# --- Kill and close -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "args"), [("hangs", ()), ("sleeps", (100,))])
+def test_kill_ends_a_call_of_another_thread(env, method, args):
+    result = in_thread(lambda: env.call(method, *args))
+    time.sleep(0.2)
+    started = time.monotonic()
+    env.kill()
+    assert isinstance(result(), EnvironmentDied)
+    assert time.monotonic() - started < 1.0
+    assert not is_running(env.pid)
+    assert not env.alive
+    env.kill()
+    env.close()
+
+
+def test_kill_ends_the_subprocesses_of_a_tool(env):
+    pid = env.spawns()
+    assert is_running(pid)
+    env.kill()
+    assert eventually(lambda: not is_running(pid))
+
+
+def test_subprocesses_of_a_child_that_exits_end_with_it(env, tmp_path):
+    with pytest.raises(EnvironmentDied, match="exit code 0"):
+        env.spawns_and_exits(str(tmp_path / "pid"))
+    pid = int((tmp_path / "pid").read_text())
+    assert eventually(lambda: not is_running(pid))
+
+
+def test_one_call_at_a_time(env):
+    results = [in_thread(lambda: env.overlaps(0.05)) for _ in range(4)]
+    assert [result() for result in results] == [1, 1, 1, 1]
+
+
+def test_answers_reach_the_thread_that_asked(env):
+    results = [in_thread(lambda i=i: [env.step(f"x{i}")[0] for _ in range(20)]) for i in range(4)]
+    assert [set(result()) for result in results] == [{f"X{i}"} for i in range(4)]
+
+
+def test_close_calls_close_and_ends_the_child(tmp_path):
+    marks = [str(tmp_path / name) for name in ("closed", "at_exit")]
+
+    class Closing:
+        async def close(self):
+            import atexit
+
+            open(marks[0], "w").close()
+            atexit.register(lambda: open(marks[1], "w").close())
+
+    env = IsolatedEnvironment(Closing)
+    env.close()
+    assert [os.path.exists(mark) for mark in marks] == [True, True]
+    assert not env.alive
+    assert not is_running(env.pid)
+    env.close()
+    for other in (IsolatedEnvironment(Env), IsolatedEnvironment(dict)):  # dict has no close
+        other.close()
+        assert not is_running(other.pid)
+
+
+def test_close_is_bounded_and_passes_errors_on():
+    class Stuck:
+        def close(self):
+            time.sleep(100)
+
+    class Failing:
+        def close(self):
+            raise ValueError("not closed")
+
+    stuck, busy, failing = (IsolatedEnvironment(make) for make in (Stuck, Env, Failing))
+    call = in_thread(lambda: busy.sleeps(100))
+    started = time.monotonic()
+    closing = [in_thread(stuck.close), in_thread(busy.close)]
+    assert [done() for done in closing] == [None, None]
+    assert time.monotonic() - started < 3.0
+    assert isinstance(call(), EnvironmentDied)
+    with pytest.raises(ValueError, match="not closed"):
+        failing.close()
+    assert not any(is_running(env.pid) for env in (stuck, busy, failing))
+
+
+def test_an_interrupted_call_cannot_answer_the_next_one(env):
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(Interrupted):
+            env.sleeps(0.5)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    with pytest.raises(EnvironmentDied):
+        env.step("a")
+
+
+# --- Nothing stays --------------------------------------------------------------------------------
+
+
+def test_cycles_leave_neither_descriptors_nor_children():
+    def cycle(i):
+        env = IsolatedEnvironment(Env)
+        if i % 4 == 0:
+            env.kill()
+        elif i % 4 == 1:
+            env.close()
+        elif i % 4 == 2:
+            with pytest.raises(EnvironmentDied):
+                env.exits(1)
+            return env
+        return env if i % 4 < 2 else None  # else dropped
+
+    cycle(0)
+    gc.collect()  # failures of other tests hold environments in their tracebacks
+    server = isolation_server._server.process.pid
+    assert eventually(lambda: not children_of(server))
+    before = descriptors(), descriptors(server), children_of(os.getpid())
+    kept = [cycle(i) for i in range(50)]
+    assert eventually(lambda: not children_of(server))
+    assert eventually(
+        lambda: (descriptors(), descriptors(server), children_of(os.getpid())) == before
+    )
+    del kept
+
+
+def test_a_child_holds_no_descriptors_of_others(env):
+    others = [IsolatedEnvironment(Env) for _ in range(3)]
+    # Its connection, and the pair of its event loop.
+    assert {one.sockets() for one in (env, *others)} == {3}
+    for one in others:
+        one.kill()
+
+
+def test_many_at_once():
+    made = [in_thread(lambda: IsolatedEnvironment(Env)) for _ in range(16)]
+    envs = [result(20.0) for result in made]
+    assert len({env.pid for env in envs}) == 16
+    assert {env.step("a")[0] for env in envs} == {"A"}
+    for env in envs:
+        env.kill()
+    assert eventually(lambda: not children_of(isolation_server._server.process.pid))
+
+
+def test_a_fork_of_the_caller_neither_kills_nor_keeps_the_child(env):
+    pid = os.fork()
+    if not pid:  # as a DataLoader worker does, which then stays
+        isolation_server.release_sockets(*env._release.detach()[2])
+        time.sleep(100)
+        os._exit(0)
+    other = IsolatedEnvironment(Env)
+    holder = os.fork()
+    if not holder:
+        time.sleep(100)
+        os._exit(0)
+    try:
+        time.sleep(0.1)
+        assert env.step("a")[0] == "A"
+        result = in_thread(other.hangs)
+        time.sleep(0.1)
+        other.kill()
+        assert isinstance(result(), EnvironmentDied)
+        assert not is_running(other.pid)
+    finally:
+        for child in (pid, holder):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+HANGING = """
+class Env:
+    def hangs(self):
+        while True:
+            pass
+    def matches(self):
+        import re
+        re.match("(a+)+$", "a" * 60 + "b")  # never lets another Python thread run
+envs = [IsolatedEnvironment(Env) for _ in range(2)]
+def wait(env, method):
+    try:
+        env.call(method)
+    except EnvironmentDied:
+        pass
+for env, method in zip(envs, ("hangs", "matches")):
+    threading.Thread(target=wait, args=(env, method), daemon=True).start()
+idle = IsolatedEnvironment(Env)
+time.sleep(0.2)
+from trl_stppo.rollout import isolation_server
+print(*(e.pid for e in [*envs, idle]), isolation_server._server.process.pid, flush=True)
+"""
+
+
+def test_a_hanging_child_does_not_block_the_exit_of_the_caller():
+    process = run_script(HANGING + "print(time.time(), flush=True)")
+    pids, asked = process.stdout.readline(), process.stdout.readline()
+    assert process.wait(20) == 0
+    assert time.time() - float(asked) < 2.0
+    assert not any(is_running(int(pid)) for pid in pids.split())
+    assert process.communicate(timeout=5) == ("", "")
+
+
+# Linux kills the children with the server, elsewhere the server must do so.
+ELSEWHERE = """
+from trl_stppo.rollout import isolation_server
+isolation_server._SERVER_CODE = isolation_server._SERVER_CODE.replace(
+    "isolation_server._serve", "sys.platform = 'other'; isolation_server._serve"
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "head"), [(signal.SIGKILL, ""), (signal.SIGTERM, ""), (signal.SIGKILL, ELSEWHERE)]
+)
+def test_no_child_outlives_a_killed_caller(number, head):
+    process = run_script(head + HANGING + "time.sleep(100)")
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 4
+    assert all(is_running(pid) for pid in pids)
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert process.returncode == -number
+    assert eventually(lambda: not any(is_running(pid) for pid in pids), 3.0)
+
+
+@pytest.mark.parametrize("head", ["", ELSEWHERE])
+def test_no_child_outlives_a_killed_caller_whose_fork_lives_on(head):
+    fork = "if not (pid := os.fork()):\n    time.sleep(100)\nprint(pid, flush=True)\n"
+    process = run_script(head + HANGING + fork + "time.sleep(100)")
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    holder = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait()
+        assert eventually(lambda: not any(is_running(pid) for pid in pids), 4.0)
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        process.communicate(timeout=10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
+def test_a_server_without_descriptors_refuses_and_goes_on():
+    process = run_script(
+        "import resource\n"
+        "from trl_stppo.rollout import isolation_server\n"
+        "env = IsolatedEnvironment(dict)\n"
+        "server = isolation_server._server.process.pid\n"
+        "limits = resource.prlimit(server, resource.RLIMIT_NOFILE)\n"
+        "for room in (1, 0):\n"
+        "    time.sleep(0.5)  # until the server has closed what belongs to the last order\n"
+        "    used = {int(fd) for fd in os.listdir(f'/proc/{server}/fd')}\n"
+        "    limit = [fd for fd in range(len(used) + 2) if fd not in used][room]\n"
+        "    resource.prlimit(server, resource.RLIMIT_NOFILE, (limit, limits[1]))\n"
+        "    try:\n"
+        "        IsolatedEnvironment(dict)\n"
+        "    except EnvironmentDied as error:\n"
+        "        print(str(error).partition(': ')[2])\n"
+        "    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)\n"
+        "print(env.keys and IsolatedEnvironment(dict).alive)\n"
+    )
+    expected = "not started: out of file descriptors\nno word from its fork server\nTrue\n"
+    assert process.communicate(timeout=20) == (expected, "")
+
+
+def test_output_of_the_child_passes_through_even_if_it_is_killed():
+    process = run_script(
+        "class Env:\n"
+        "    def talk(self):\n"
+        "        print('from the child')\n"
+        "        while True: pass\n"
+        "env = IsolatedEnvironment(Env)\n"
+        "threading.Thread(target=env.talk, daemon=True).start()\n"
+        "time.sleep(0.3)\nenv.kill()\n",
+        env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+    )
+    assert process.communicate(timeout=20)[0] == "from the child\n"
+
+
+def test_the_caller_stays_as_it_was():
+    def state():
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        method = multiprocessing.get_start_method(allow_none=True)
+        loops = asyncio.get_event_loop_policy()
+        return handlers, method, loops, list(sys.path), dict(os.environ), os.getcwd()
+
+    before, threads = state(), threading.active_count()
+    env = IsolatedEnvironment(lambda: Env())
+    env.search("a")
+    env.kill()
+    assert state() == before
+    assert threading.active_count() == threads
+
+
+def test_the_module_is_light():
+    code = "import sys, trl_stppo.rollout.isolation; print(*{'torch', 'dill'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.stdout.strip(), result.stderr) == ("", "")

@@ -1,0 +1,192 @@
+"""The page in a browser: quick, to be used with keys alone, and nothing in an episode does anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
+from trl_stppo.trace import build_page
+
+# Ten times what it takes; the machine may be busy.
+READY_MS = 8000
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    made_up_run(folder, updates=20, per_update=5)
+    add_hostile(folder, 21)
+    return build_page(folder, folder / "page.html").path
+
+
+@pytest.fixture(scope="module")
+def session():
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_wrong(session):
+    session.get_log("browser")
+    yield
+    assert session.get_log("browser") == []
+
+
+def ask(session, expression: str):
+    return session.execute_script(f"return {expression}")
+
+
+def wait(session, expression: str):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(session, 10).until(lambda s: s.execute_script(f"return {expression}"))
+
+
+def press(session, *keys: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    for key in keys:
+        ActionChains(session).send_keys(key).perform()
+
+
+HEADING = "document.querySelector('#episode h2')?.textContent"
+COUNT = "document.getElementById('count').textContent"
+TIP = "document.getElementById('tip').innerText"
+
+
+@pytest.mark.slow
+def test_two_thousand_episodes_are_there_at_once(session, tmp_path):
+    made_up_run(tmp_path, updates=240, per_update=8)
+    big = build_page(tmp_path, tmp_path / "page.html").path
+    times = [open_page(session, big) for _ in range(3)]
+    print(f"ready after {times} ms, {big.stat().st_size / 2**20:.1f} MiB")
+    assert min(times) < READY_MS
+    assert ask(session, COUNT) == "2000 episodes"
+    assert ask(session, "document.querySelectorAll('.item').length") < 60
+    press(session, "/", "result method no")
+    wait(session, f"{COUNT}.includes(' of 2000')")
+
+
+def test_filters_choose_and_the_address_remembers_them(session, page):
+    assert open_page(session, page) < READY_MS
+    assert ask(session, COUNT) == "111 episodes"
+    session.find_element("id", "more").click()
+    session.find_element("css selector", "#success option[value='yes']").click()
+    session.find_element("id", "turns-from").send_keys("3")
+    wait(session, f"{COUNT}.includes(' of 111')")
+    solved, address = ask(session, COUNT), ask(session, "location.hash")
+    assert 0 < int(solved.split()[0]) < 111
+    assert "success=yes" in address
+    assert "turns-from=3" in address
+    open_page(session, page, address)
+    assert ask(session, COUNT) == solved
+    press(session, "/", "alert(")
+    wait(session, f"{COUNT} === '0 of 111 episodes'")
+    session.find_element("id", "more").click()
+    session.find_element("id", "reset").click()
+    wait(session, f"{COUNT} === '111 episodes'")
+    open_page(session, page, "#q=ALERT(")
+    assert ask(session, COUNT) == "1 of 111 episodes"
+
+
+def test_keys_alone_are_enough(session, page):
+    from selenium.webdriver.common.keys import Keys
+
+    open_page(session, page, "#updates-from=3&updates-to=3&episode=train-3-0")
+    press(session, "j")
+    wait(session, f"{HEADING} === 'Update 3 · 1'")
+    press(session, "j", "j", "k")
+    wait(session, f"{HEADING} === 'Update 3 · 2'")
+    assert "episode=train-3-2" in ask(session, "location.hash")
+    press(session, "c", "c", "c")
+    assert ask(session, "document.getElementById('colour').value") == "advantage"
+    assert "colour=advantage" in ask(session, "location.hash")
+    press(session, "n")
+    wait(session, f"{TIP}.includes('turn ratio')")
+    first = ask(session, "document.activeElement.dataset.i")
+    assert ask(session, "document.activeElement.closest('[data-turn]').dataset.turn") == "0"
+    press(session, Keys.ARROW_RIGHT)
+    assert int(ask(session, "document.activeElement.dataset.i")) == int(first) + 1
+    press(session, Keys.ESCAPE)
+    assert ask(session, "document.getElementById('tip').hidden")
+    press(session, Keys.ESCAPE)
+    assert ask(session, "document.activeElement.id") == "list"
+    press(session, Keys.END)
+    wait(session, f"{HEADING} === 'Update 3 · 4'")
+    press(session, "?")
+    assert ask(session, "document.getElementById('help').open")
+    press(session, Keys.ESCAPE)
+    assert not ask(session, "document.getElementById('help').open")
+    seen = []  # round the whole page with Tab: no trap
+    for _ in range(40):
+        press(session, Keys.TAB)
+        seen.append(ask(session, "document.activeElement.id || document.activeElement.className"))
+        if len(seen) > 5 and seen[-1] == seen[0]:
+            break
+    assert {"theme", "q", "list", "colour"} <= set(seen)
+    assert len(seen) < 40
+
+
+def test_pointing_at_a_token_shows_its_figures(session, page):
+    from selenium.webdriver import ActionChains
+
+    open_page(session, page, "#episode=train-5-1")
+    token = session.find_element("css selector", "[data-turn] .t")
+    ActionChains(session).move_to_element(token).perform()
+    for name in ("id", "role\nturn 1", "old logprob", "ratio in use (turn)", "advantage", "value"):
+        assert name in ask(session, TIP)
+    back = ask(
+        session, "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
+    )
+    session.find_element("css selector", "#colour option[value='turn-ratio']").click()
+    other = ask(
+        session, "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
+    )
+    assert back != other
+    assert ask(session, "document.querySelector('.bar').getAttribute('aria-label')")
+
+
+def test_a_hostile_episode_is_but_text(session, page):
+    open_page(session, page, "#episode=train-21-0")
+    shown = ask(session, "document.querySelector('[data-turn] .tokens').textContent")
+    for text in (*HOSTILE[:4], HOSTILE[9]):
+        assert text in shown
+    assert "U+202Eturned aroundU+2066U+0000" in shown
+    assert "\u202e" not in ask(session, "document.body.innerText")
+    assert "80000 more characters" in shown
+    session.find_element("css selector", "button.mark").click()
+    whole = ask(session, "document.querySelector('[data-turn] .tokens').textContent")
+    assert "a" * 100_000 in whole
+    assert (
+        ask(session, "document.querySelectorAll('img, svg[onload], iframe, script[src]').length")
+        == 0
+    )
+    assert ask(session, "document.querySelectorAll('script:not([type])').length") == 1
+    with pytest.raises(Exception, match="no such alert"):
+        _ = session.switch_to.alert.text
+    press(session, "k")  # and it can be left again
+    wait(session, f"!{HEADING}.includes('21')")
+
+
+def test_a_phone_has_room_for_it(session, page):
+    set_size(session, 390, 844)
+    try:
+        fits = "document.documentElement.scrollWidth <= innerWidth"
+        open_page(session, page)
+        assert ask(session, fits)
+        session.find_element("id", "more").click()
+        assert ask(session, fits)
+        session.find_element("css selector", ".item").click()
+        wait(session, f"{HEADING} === 'Update 1 · 0'")
+        assert ask(session, fits)
+        assert not session.find_element("id", "list").is_displayed()
+        session.find_element("css selector", "[data-turn] .t").click()
+        assert "advantage" in ask(session, TIP)
+        session.back()  # to the list, as on any page
+        wait(session, "document.body.dataset.view === 'list'")
+        open_page(session, page, "#episode=train-21-0")
+        assert ask(session, fits)
+        session.find_element("id", "back").click()
+        assert session.find_element("id", "list").is_displayed()
+    finally:
+        set_size(session, 1280, 800)

@@ -1,0 +1,125 @@
+"""Trace files: what is written is read, whatever was killed, damaged or done again meanwhile."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.trace_kit import HOSTILE, add_hostile, episode, made_up_run
+from trl_stppo.errors import TraceError
+from trl_stppo.trace import TracedUpdate, files, read_trace
+
+
+def update(number: int, *, started: float = 1.0, first_step: int = 0, **options) -> TracedUpdate:
+    return TracedUpdate(
+        "train", "train", number, 4 * (number - 1), started=started, first_step=first_step,
+        episodes=1, **options,
+    )  # fmt: skip
+
+
+def write(folder, about: TracedUpdate, **changes) -> None:
+    import random
+
+    made = episode(about, 0, random.Random(about.update), **changes)
+    files.write_update(folder / "trace", about, [made.to_json()])
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path):
+    made_up_run(tmp_path, updates=10, per_update=2)
+    episodes = list(read_trace(tmp_path))
+    keys = [e.key for e in episodes]
+    assert keys == [f"train-{u}-{r}" for u in range(1, 11) for r in (0, 1)] + [
+        "eval-80-0.0",
+        "eval-80-1.0",
+    ]
+    assert list(read_trace(tmp_path / "trace")) == episodes
+    first = episodes[0]
+    assert first.roles[: first.prompt_tokens] == ["prompt"] * first.prompt_tokens
+    assert first.roles.count("turn 0") == first.turn_spans[0][1] - first.turn_spans[0][0]
+    assert first.update.level == "turn"
+    assert first.update.clip_range == (0.2, 0.2)
+
+
+def test_hostile_text_and_odd_numbers_come_back(tmp_path):
+    made = add_hostile(tmp_path, 3)
+    (read,) = read_trace(tmp_path)
+    assert read.text == made.text == "prompt " + "".join(HOSTILE) + "end\n\n"
+    assert (read.error, read.environment, read.prompt_id) == (made.error,) * 3
+    assert read.score == math.inf
+    assert read.turn_rewards == [-math.inf]
+    assert math.isnan(next(iter(read.rewards.values())))
+    assert read.advantages == pytest.approx(made.advantages, rel=1e-5)
+    assert read.clipped == made.clipped
+
+
+def test_a_rewritten_update_replaces_the_earlier_one(tmp_path):
+    write(tmp_path, update(1), score=1.0)
+    write(tmp_path, update(1), score=2.0)
+    assert [e.score for e in read_trace(tmp_path)] == [2.0]
+
+
+def test_a_resumed_run_leaves_nothing_of_what_it_does_again(tmp_path):
+    """Killed in update 5, resumed from step 8, that is after update 2, and so far in update 4."""
+    for number in range(1, 6):
+        for process in (0, 1):
+            write(tmp_path, update(number, process=process, processes=2), score=0.0)
+    held = TracedUpdate("eval", "eval", 2, 8, started=1.0, first_step=0, episodes=1)
+    write(tmp_path, held, score=0.5)
+    write(tmp_path, replace(held, update=3, global_step=12), score=0.5)
+    for number in (3, 4):  # on one process
+        write(tmp_path, update(number, started=2.0, first_step=8), score=1.0)
+    found = [(e.update.phase, e.update.update, e.score) for e in read_trace(tmp_path)]
+    before = [("train", n, 0.0) for n in (1, 1, 2, 2)]
+    assert found == [*before, ("eval", 2, 0.5), ("train", 3, 1.0), ("train", 4, 1.0)]
+
+
+def test_damaged_files_are_left_out(tmp_path, caplog):
+    made_up_run(tmp_path, updates=4, per_update=2)
+    first, second, third, _ = sorted((tmp_path / "trace").iterdir())
+    first.write_bytes(first.read_bytes()[:40])  # nothing of it can be read
+    lines = gzip.decompress(second.read_bytes())
+    second.write_bytes(gzip.compress(lines[:-50]))  # half of a line
+    third.write_bytes(b"")
+    (tmp_path / "trace" / ".train-0000009-rank0.jsonl.gz.1.writing").write_bytes(b"half")
+    assert [e.key for e in read_trace(tmp_path)] == ["train-2-0", "train-4-0", "train-4-1"]
+    assert caplog.text.count("is damaged and left out") == 3
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    def full(self, data):
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path, update(1))
+    assert list((tmp_path / "trace").iterdir()) == []
+
+
+def test_fields_of_a_later_version_are_passed_over_and_its_format_is_refused(tmp_path):
+    write(tmp_path, update(1))
+    (path,) = (tmp_path / "trace").iterdir()
+    head, *rest = gzip.decompress(path.read_bytes()).decode().splitlines()
+    newer = {**json.loads(head), "mood": "fine"}
+    lines = [json.dumps(newer), *(json.dumps({**json.loads(r), "mood": 1}) for r in rest)]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert len(list(read_trace(tmp_path))) == 1
+    newer["version"] = 2
+    path.write_bytes(gzip.compress(json.dumps(newer).encode()))
+    with pytest.raises(TraceError, match="version 2 of the format; this package reads up to 1"):
+        read_trace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [("none", "does not exist"), ("empty", "`trace_episodes`"), ("file", "is a file")],
+)
+def test_where_there_is_no_trace(name, match, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraceError, match=match):
+        read_trace(tmp_path / name)

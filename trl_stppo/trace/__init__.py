@@ -1,0 +1,11 @@
+"""Recorded episodes: the files that a training writes, and the page that shows them.
+
+`trl_stppo.trainer.trace_record` records; everything here works on plain data, without torch.
+`docs/trace.md` describes the format and the page.
+"""
+
+from .files import read_trace
+from .format import VERSION, TracedEpisode, TracedUpdate
+from .page import build_page
+
+__all__ = ["VERSION", "TracedEpisode", "TracedUpdate", "build_page", "read_trace"]

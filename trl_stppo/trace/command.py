@@ -1,0 +1,55 @@
+"""`trl-stppo trace RUN`: write the page of a run's recorded episodes."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from .page import MAX_EPISODES, build_page
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", metavar="RUN", help="output_dir of a run, or the trace folder in it")
+    parser.add_argument("--output", metavar="PAGE", help="the page; default RUN/trace.html")
+    parser.add_argument(
+        "--max_episodes",
+        type=_count,
+        default=MAX_EPISODES,
+        metavar="N",
+        help=f"of more, take N evenly from first to last; default {MAX_EPISODES}, 0 for all",
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page; returns the exit code.
+
+    Raises:
+        TraceError: there is no trace to show.
+        OSError: the page cannot be written.
+    """
+    folder = Path(options.run)
+    output = Path(options.output) if options.output else folder / "trace.html"
+    if output.is_dir():
+        output = output / "trace.html"
+    try:
+        page = build_page(folder, output, max_episodes=options.max_episodes or None)
+    except OSError as error:
+        raise OSError(
+            f"{output} cannot be written: {error}. Name another place with --output."
+        ) from error
+    of = f" of {page.recorded}" if page.episodes < page.recorded else ""
+    size = page.path.stat().st_size / 2**20
+    print(f"{page.path}: {page.episodes}{of} episodes, {size:.1f} MiB")
+    if options.open:
+        webbrowser.open(page.path.resolve().as_uri())
+    return 0
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("give a number of episodes, or 0 for all")
+    return number

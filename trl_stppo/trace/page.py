@@ -1,0 +1,233 @@
+"""One HTML page with the episodes of a run: complete in itself, and without a network.
+
+The template holds everything that acts; what comes from episodes is data, compressed and in base64, that
+the page shows as text nodes. A content security policy allows the page's own script and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any
+
+from .files import read_episodes, read_updates
+from .format import FIGURES, TracedEpisode, TracedUpdate, as_json
+
+# In the order in which they are joined.
+SCRIPTS = ("data", "state", "list", "charts", "colours", "tokens", "episode", "main")
+# What the list of episodes needs to know of each.
+COLUMNS = (
+    *("key", "group", "row", "environment", "success", "score", "turns", "tokens", "stop"),
+    *("clipped", "preview"),
+)
+PREVIEW = 160
+# Digits of a per-token figure on the page, and texts of a block that is searched at once.
+PAGE_DIGITS = 4
+TEXTS = 256
+MAX_EPISODES = 2000
+
+
+@dataclass(frozen=True)
+class PageSummary:
+    """What a page shows.
+
+    Attributes:
+        path: of the page.
+        episodes: on the page.
+        recorded: in the trace.
+        updates: rollout batches and evaluations with episodes on the page.
+    """
+
+    path: Path
+    episodes: int
+    recorded: int
+    updates: int
+
+
+def build_page(
+    run: str | Path, output: str | Path, *, max_episodes: int | None = MAX_EPISODES
+) -> PageSummary:
+    """Write the page of a run; a page that is there is replaced once the new one is complete.
+
+    Args:
+        run: the run's `output_dir`, or the trace folder in it.
+        output: the page.
+        max_episodes: of more, as many are taken evenly from first to last; None for all.
+
+    Raises:
+        TraceError: there is no trace to show.
+        OSError: the page cannot be written.
+    """
+    updates = read_updates(run)
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = output.with_name(f".{output.name}.{os.getpid()}.writing")
+    try:
+        with aside.open("w", encoding="utf-8") as page:
+            summary = _write(page, Path(run), updates, max_episodes)
+        aside.replace(output)
+    finally:
+        aside.unlink(missing_ok=True)
+    return PageSummary(output, *summary)
+
+
+def _write(
+    page: IO[str], run: Path, updates: list[tuple[TracedUpdate, Path]], limit: int | None
+) -> tuple[int, int, int]:
+    recorded = sum(update.episodes for update, _ in updates)
+    wanted = _evenly(recorded, limit)
+    script = "\n".join(_template(f"{name}.js") for name in SCRIPTS)
+    script = f'(() => {{ "use strict";\n{script}\n}})();'
+    style = _template("page.css")
+    shown = f"{len(wanted)} episodes" + (f" of {recorded}" if len(wanted) < recorded else "")
+    trained = len({update.update for update, _ in updates if update.phase == "train"})
+    held = len(
+        {(update.name, update.global_step) for update, _ in updates if update.phase == "eval"}
+    )
+    inserted = {
+        "policy": _policy(style, script),
+        "title": html.escape(f"Episodes of {run.resolve().name}"),
+        "style": style,
+        "summary": f"{shown} from {_count(trained, 'update')} and {_count(held, 'evaluation')}",
+        "script": script,
+    }
+    before, _, after = _template("page.html").partition("{{data}}")
+    page.write(_filled(before, inserted))
+    page.writelines(_blocks(updates, wanted))
+    page.write(_filled(after, inserted))
+    return len(wanted), recorded, len(updates)
+
+
+def _evenly(count: int, limit: int | None) -> set[int]:
+    """Positions of at most `limit` of `count` episodes, the first and the last among them."""
+    if limit is None or count <= limit:
+        return set(range(count))
+    if limit == 1:
+        return {count - 1}
+    return {round(i * (count - 1) / (limit - 1)) for i in range(limit)}
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _template(name: str) -> str:
+    return (files(__package__) / "template" / name).read_text(encoding="utf-8")
+
+
+def _filled(text: str, inserted: dict[str, str]) -> str:
+    """The text with each {{name}} replaced, once: what is inserted is not looked at again."""
+    parts = text.split("{{")
+    done = [parts[0]]
+    for part in parts[1:]:
+        name, _, rest = part.partition("}}")
+        done.append(inserted[name] + rest)
+    return "".join(done)
+
+
+def _policy(style: str, script: str) -> str:
+    """Own style and script by their hashes; no network, no frame, no form that is sent."""
+
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest(script)}'; "
+        f"style-src 'sha256-{digest(style)}'; base-uri 'none'; form-action 'none'; "
+        f"require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+# ------------------------------------------------------------------------------------- blocks of data
+
+
+def _blocks(updates: list[tuple[TracedUpdate, Path]], wanted: set[int]) -> Iterator[str]:
+    """The episodes one by one, the texts, and at the end the list, which knows them all."""
+    rows: list[list[Any]] = []
+    texts: list[str] = []
+    text_blocks = position = 0
+    for group, (update, path) in enumerate(updates):
+        for episode in read_episodes(update, path):
+            position += 1
+            if position - 1 not in wanted:
+                continue
+            yield _block(f"episode-{len(rows)}", _episode(episode))
+            rows.append(_row(episode, group))
+            texts.append("\n".join(filter(None, (episode.text, episode.error, episode.prompt_id))))
+            if len(texts) == TEXTS:
+                yield _block(f"texts-{text_blocks}", texts)
+                text_blocks, texts = text_blocks + 1, []
+    if texts:
+        yield _block(f"texts-{text_blocks}", texts)
+        text_blocks += 1
+    yield _block(
+        "list-data",
+        {
+            "columns": COLUMNS,
+            "rows": rows,
+            "updates": [_update(update) for update, _ in updates],
+            "text_blocks": text_blocks,
+        },
+    )
+
+
+def _block(name: str, content: Any) -> str:
+    text = json.dumps(content, separators=(",", ":"), default=str, allow_nan=False)
+    packed = base64.b64encode(gzip.compress(text.encode("ascii"), mtime=0)).decode()
+    return f'<script type="application/octet-stream" id="{name}">{packed}</script>\n'
+
+
+def _update(update: TracedUpdate) -> dict[str, Any]:
+    figures = {name: as_json(value) for name, value in update.figures.items()}
+    return {**asdict(update), "figures": figures}
+
+
+def _row(episode: TracedEpisode, group: int) -> list[Any]:
+    sampled = sum(end - start for start, end in episode.turn_spans)
+    clipped = [flag for flag in episode.clipped or [] if flag is not None]
+    values = {
+        "key": episode.key,
+        "group": group,
+        "row": episode.row,
+        "environment": episode.environment,
+        "success": episode.success,
+        "score": as_json(episode.score),
+        "turns": len(episode.turn_spans),
+        "tokens": sampled,
+        "stop": episode.stop_reason,
+        "clipped": sum(clipped) / len(clipped) if clipped else 0.0,
+        "preview": _preview(episode),
+    }
+    return [values[name] for name in COLUMNS]
+
+
+def _preview(episode: TracedEpisode) -> str:
+    """The last thing the policy said, in one line."""
+    start, end = episode.turn_spans[-1] if episode.turn_spans else (0, 0)
+    first = episode.prompt_tokens
+    text = "".join(episode.pieces[first + start : first + end])
+    return " ".join(text[: 4 * PREVIEW].split())[:PREVIEW]
+
+
+def _episode(episode: TracedEpisode) -> dict[str, Any]:
+    """What the page shows of an episode; messages repeat its tokens."""
+    line = episode.to_json()
+    for name in ("prompt", "messages"):
+        del line[name]
+    for name in FIGURES:
+        line[name] = _rounded(line[name])
+    return line
+
+
+def _rounded(values: Sequence[Any] | None) -> list[Any] | None:
+    if values is None:
+        return None
+    return [float(f"{v:.{PAGE_DIGITS}g}") if isinstance(v, float) else v for v in values]

@@ -1,0 +1,112 @@
+// Colours of tokens. Blue against orange can be told apart with any kind of colour vision, and clipped
+// tokens are underlined too.
+
+const POLES = {
+  light: { low: [33, 102, 172], high: [217, 95, 2], one: [94, 60, 153], back: [255, 255, 255] },
+  dark: { low: [92, 160, 226], high: [226, 132, 52], one: [178, 150, 232], back: [21, 23, 27] },
+};
+
+/** Ways to colour: label, kind of scale, and the figure of a token. */
+const PAINTS = {
+  role: { label: "role" },
+  "turn-ratio": { label: "turn ratio", scale: "ratio", figure: (episode, i) => episode.turnRatio[i] },
+  "token-ratio": { label: "token ratio", scale: "ratio", figure: (episode, i) => at(episode.token_log_ratio, i) },
+  advantage: { label: "advantage", scale: "both", figure: (episode, i) => at(episode.advantages, i) },
+  value: { label: "value", scale: "one", figure: (episode, i) => at(episode.values, i) },
+  return: { label: "return", scale: "one", figure: (episode, i) => at(episode.returns, i) },
+  clipped: { label: "clipped or kept" },
+};
+
+const at = (list, i) => (list && typeof list[i] === "number" ? list[i] : null);
+
+const theme = () => document.documentElement.dataset.theme
+  || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+
+const mix = (from, to, share) => from.map((part, i) => Math.round(part + (to[i] - part) * share));
+const css = (colour) => `rgb(${colour.join(" ")})`;
+
+/** Black or white, whichever can be read on the colour. */
+function ink(colour) {
+  const [r, g, b] = colour.map((part) => {
+    const share = part / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  const light = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  return (light + 0.05) ** 2 > 0.05 * 1.05 ? "#111" : "#fff";
+}
+
+/** From where to where the colours of an episode go. */
+function range(paint, episode, group) {
+  const values = [];
+  for (let i = 0; i < episode.length; i++) {
+    const value = paint.figure(episode, i);
+    if (value !== null) values.push(value);
+  }
+  if (!values.length) return null;
+  const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
+  if (paint.scale === "one") return { low, high };
+  let end = Math.max(Math.abs(low), Math.abs(high), 1e-9);
+  // Ratios well inside the clip range stay pale: nothing is wrong with them.
+  if (paint.scale === "ratio") end = Math.max(end, Math.log(1 + group.clip_range[1]));
+  return { low: -end, high: end };
+}
+
+function colourOf(paint, scale, value) {
+  const { low, high, one, back } = POLES[theme()];
+  if (paint.scale === "one") {
+    const share = scale.high > scale.low ? (value - scale.low) / (scale.high - scale.low) : 0.5;
+    return mix(back, one, 0.06 + 0.84 * share);
+  }
+  const share = Math.min(1, Math.abs(value) / scale.high);
+  return mix(back, value < 0 ? low : high, 0.92 * share ** 0.8);
+}
+
+/** Colour all tokens that are drawn. */
+function paintTokens(episode, group, spans) {
+  const paint = PAINTS[state.colour];
+  const scale = paint.figure ? range(paint, episode, group) : null;
+  for (const span of spans) {
+    const i = Number(span.dataset.i) - episode.prompt_tokens;
+    const role = roleOf(episode, i);
+    const value = scale && i >= 0 ? paint.figure(episode, i) : null;
+    span.style.background = span.style.color = "";
+    span.classList.toggle("clip", state.colour === "clipped" && Boolean(episode.clipped?.[i]));
+    span.classList.toggle("dim", state.colour !== "role" && role.turn === null);
+    if (state.colour === "role") span.style.background = `var(--${role.colour})`;
+    else if (state.colour === "clipped" && i >= 0 && typeof episode.clipped?.[i] === "boolean") {
+      span.style.background = episode.clipped[i] ? "var(--clipped)" : "var(--kept)";
+    } else if (value !== null) {
+      const colour = colourOf(paint, scale, value);
+      span.style.background = css(colour);
+      span.style.color = ink(colour);
+    }
+  }
+  return scale;
+}
+
+function swatch(colour, label) {
+  const box = make("i");
+  box.style.background = `var(--${colour})`;
+  return make("span", {}, box, label);
+}
+
+/** What the colours mean. */
+function legend(episode, scale) {
+  const paint = PAINTS[state.colour];
+  if (state.colour === "role") {
+    return [swatch("prompt", "prompt"), swatch("turn", "turns, in two shades in turn"),
+      swatch(episode.observations, episode.observations)];
+  }
+  if (state.colour === "clipped") {
+    if (!episode.clipped) return ["no update has passed over these tokens"];
+    return [swatch("kept", "kept"), swatch("clipped", "clipped, underlined"), "no colour: not in the loss"];
+  }
+  if (scale === null) return [`no ${paint.label} is recorded for this episode`];
+  const steps = [...Array(13).keys()].map((i) => scale.low + ((scale.high - scale.low) * i) / 12);
+  const bar = make("span", { class: "bar", role: "img", "aria-label": `colours from ${paint.label} low to high` });
+  bar.style.background = `linear-gradient(90deg, ${steps.map((v) => css(colourOf(paint, scale, v))).join(", ")})`;
+  const figure = paint.scale === "ratio" ? Math.exp : (value) => value;
+  const label = (value) => make("span", { class: "num" }, show(figure(value)));
+  const middle = paint.scale === "one" ? "" : `middle ${show(figure(0))}`;
+  return [label(scale.low), bar, label(scale.high), middle];
+}

@@ -1,0 +1,282 @@
+"""Records a few episodes of every update, with what the update made of each of their tokens.
+
+The first rows of a process's rollout batch are recorded. Mini-batches are dealt anew every epoch, so
+each row carries its number along; in the passes of the update, figures go by that number into tables
+that stay on the device, and come to the host once, when the update is over. Nothing here draws random
+numbers or changes what training computes, and no failure ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import TrainerCallback
+
+from ..core import ClippedSurrogate
+from ..rollout.batch import ends_with_eos
+from ..trace.files import FOLDER, write_update
+from ..trace.format import TracedUpdate
+from ..trace.pieces import TokenPieces
+from .trace_facts import facts
+from .trace_lines import lines
+from .trace_open import OpenRecord
+
+if TYPE_CHECKING:
+    from .forward import Batch
+    from .ppo_trainer import PPOTrainer
+
+logger = logging.getLogger(__name__)
+
+# Column of the batch that numbers its rows.
+ROW = "trace_row"
+# Of the rollout batch, [B, T].
+COLUMNS = (
+    *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "turn_index", "loss_mask"),
+    *("value_mask", "advantages", "values", "returns", "old_per_token_logps"),
+)
+# Metrics of the whole batch that are written down with its episodes.
+PLAYED = ("episode/success_rate", "episode/score", "turns/mean", "value/explained_variance")
+TRAINED = (
+    *("policy/clip_fraction", "policy/ratio_max", "policy/approx_kl", "policy/entropy"),
+    *("clip_bias/norm", "clip_bias/scale"),
+)
+
+
+class TraceRecorder:
+    """One per trainer, on every process; together they record `trace_episodes` of each update.
+
+    Args:
+        trainer: complete but for its callbacks.
+    """
+
+    def __init__(self, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
+        accelerator, episodes = trainer.accelerator, trainer.args.trace_episodes
+        share, rest = divmod(episodes, accelerator.num_processes)
+        self._share = share + (accelerator.process_index < rest)
+        self._pieces = TokenPieces(self._decode)
+        self._update: OpenRecord | None = None
+        self._evaluation: OpenRecord | None = None
+        self._evaluated: Any = None
+        self._started, self._first_step = time.time(), None
+        self._warned = False
+        if episodes:
+            trainer.add_callback(TraceCallback(self))
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._trainer._tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    # ------------------------------------------------------------------ what training calls
+
+    def begin(self) -> None:
+        """A training begins or goes on: what earlier ones have recorded of later steps is void."""
+        self._started = gather_object([time.time()])[0]
+        self._first_step = self._trainer.state.global_step
+
+    def rollout(self, batch: Batch) -> None:
+        """A batch has been played and scored; in training, number its rows."""
+        trainer = self._trainer
+        evaluates = trainer._run is not None
+        if not self._share or not (evaluates or trainer.model.training):
+            return
+        if evaluates:
+            with self._harmless():
+                self._add_evaluated(batch)
+            return
+        self._update = None
+        with self._harmless():
+            ids = batch["completion_ids"]
+            update = trainer.state.global_step // self._steps_per_update() + 1
+            episodes, kept = self._episodes(batch, list(range(len(ids)))[: self._share])
+            self._update = OpenRecord(self._header("train", "train", update), episodes, kept)
+            self._add_figures(PLAYED)
+            batch[ROW] = torch.arange(len(ids), device=ids.device)
+
+    def observe(
+        self, inputs: Batch, logprobs: Tensor, log_ratio: Tensor, surrogate: ClippedSurrogate
+    ) -> None:
+        """A micro-batch of the update has gone through the policy."""
+        if self._update is not None and ROW in inputs:
+            figures = {"logprobs": logprobs, "log_ratio": log_ratio}
+            figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
+            self._update.observe(inputs[ROW], figures)
+
+    def end_mini_batch(self, window: list[Batch], *, admitted: bool) -> None:
+        """The guards have judged an optimizer step; perhaps it was the update's last."""
+        if self._update is None:
+            return
+        trainer = self._trainer
+        outcome = "critic_only" if trainer._warming_up else "taken"
+        if not admitted:
+            outcome = "target_kl" if trainer._guards.rollout_stopped else "not_finite"
+        self._update.header["steps"][outcome] = self._update.header["steps"].get(outcome, 0) + 1
+        rows = [part[ROW] for part in window if ROW in part]
+        if rows:
+            self._update.outcomes.append((outcome, torch.cat(rows)))
+        self._add_figures(TRAINED)
+        args = trainer.args
+        if trainer._step % (args.steps_per_generation * trainer.num_iterations) == 0:
+            self._update.header["complete"] = True
+            self.finish()
+
+    def finish(self) -> None:
+        """Write down the update as far as it has come, if it is not written yet."""
+        record, self._update = self._update, None
+        self._write(record)
+
+    def finish_evaluation(self, metrics: dict[str, float] | None) -> None:
+        """Write down the evaluation that is over."""
+        record, self._evaluation, self._evaluated = self._evaluation, None, None
+        if record is not None and metrics is not None:
+            for name in PLAYED:
+                value = metrics.get(f"{record.header['name']}_{name}")
+                if value is not None:
+                    record.header["figures"][name] = float(value)
+        self._write(record)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The open update for a checkpoint, None between two updates."""
+        return None if self._update is None else dict(vars(self._update))
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on with the update of a checkpoint."""
+        if state is None or not self._share:
+            self._update = None
+            return
+        device = self._trainer.accelerator.device
+        tensors = {
+            part: {name: tensor.to(device) for name, tensor in state[part].items()}
+            for part in ("batch", "passes")
+        }
+        outcomes = [(name, rows.to(device)) for name, rows in state["outcomes"]]
+        self._update = OpenRecord(**{**state, **tensors, "outcomes": outcomes})
+
+    # -------------------------------------------------------------------------- inside
+
+    def _steps_per_update(self) -> int:
+        args = self._trainer.args
+        assert args.num_mini_batches is not None  # PPOConfig has filled it in
+        return int(args.num_mini_batches * self._trainer.num_iterations)
+
+    def _header(self, phase: str, name: str, update: int) -> dict[str, Any]:
+        trainer, process = self._trainer, self._trainer.accelerator
+        return {
+            "phase": phase,
+            "name": name,
+            "update": update,
+            "global_step": trainer.state.global_step,
+            "process": process.process_index,
+            "processes": process.num_processes,
+            "trainer": trainer._name,
+            "variant": getattr(trainer.args, "variant", None),
+            "level": trainer.importance_sampling_level,
+            "clip_range": [trainer.epsilon_low, trainer.epsilon_high],
+            "steps": {},
+            "complete": phase == "eval",
+            "figures": {},
+        }
+
+    def _add_figures(self, names: tuple[str, ...]) -> None:
+        """The newest of each metric, over all processes."""
+        assert self._update is not None
+        for name in names:
+            values = self._trainer._metrics["train"].get(name)
+            if values:
+                self._update.header["figures"][name] = float(values[-1])
+
+    def _episodes(
+        self, batch: Batch, rows: list[int]
+    ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        """Facts of these rows, and copies of their tensors."""
+        trainer, ids = self._trainer, batch["completion_ids"]
+        first_row = trainer.accelerator.process_index * len(ids)
+        index = torch.tensor(rows, dtype=torch.long, device=ids.device)
+        kept = {name: batch[name][index] for name in COLUMNS if batch.get(name) is not None}
+        if not trainer.has_critic:
+            kept = {k: v for k, v in kept.items() if k not in ("values", "returns", "value_mask")}
+        if trainer._record.terminated is None and trainer._record.truncated is None:
+            ends = ends_with_eos(ids, batch["completion_mask"], trainer.eos_token_ids)
+            kept["terminated"] = ends[index].unsqueeze(1)
+        return facts(trainer, rows, first_row), kept
+
+    def _add_evaluated(self, batch: Batch) -> None:
+        """Record the first episodes of an evaluation, as they come."""
+        trainer = self._trainer
+        if self._evaluation is None or self._evaluated is not trainer._run:
+            done = trainer.state.global_step // self._steps_per_update()
+            header = self._header("eval", trainer._eval_prefix or "predict", done)
+            self._evaluation, self._evaluated = OpenRecord(header), trainer._run
+        size = len(batch["completion_ids"])
+        room = self._share - len(self._evaluation.episodes)
+        rows = [row for row in range(size) if row not in trainer._repeated][:room]
+        if rows:
+            episodes, kept = self._episodes(batch, rows)
+            self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
+
+    def _write(self, record: OpenRecord | None) -> None:
+        if record is None or not record.episodes:
+            return
+        with self._harmless():
+            episodes = record.episodes
+            if record.header["phase"] == "train":
+                episodes = lines(episodes, record.batch, record.passes, self._pieces)
+                for episode, counts in zip(episodes, record.outcomes_of_rows(), strict=True):
+                    episode["steps"] = dict(counts)
+            start = {"started": self._started, "first_step": self._first_step}
+            about = {**record.header, **start, "episodes": len(episodes)}
+            update = TracedUpdate.from_json(about)
+            write_update(Path(self._trainer.args.output_dir) / FOLDER, update, episodes)
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Whatever goes wrong inside costs what is recorded there and a warning, never the run."""
+        try:
+            yield
+        except Exception as error:
+            if not self._warned:
+                logger.warning(
+                    "The episodes of step %d were not recorded: %s: %s. Training goes on; this is said "
+                    "once.",
+                    self._trainer.state.global_step, type(error).__name__, error,
+                )  # fmt: skip
+            logger.debug("recording failed", exc_info=True)
+            self._warned = True
+
+
+class TraceCallback(TrainerCallback):
+    """Tells the recorder when a training begins and an evaluation ends."""
+
+    def __init__(self, recorder: TraceRecorder) -> None:
+        self._recorder = recorder
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on, steps are this training's."""
+        self._recorder.begin()
+
+    def on_evaluate(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """All episodes are there, and their figures."""
+        self._recorder.finish_evaluation(metrics)
+
+    def on_predict(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Likewise."""
+        self._recorder.finish_evaluation(None)

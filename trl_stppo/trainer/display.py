@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, TrainerCallback
 
+from ..watch.metrics_file import MetricsFile
 from .evaluation_settings import evaluation_settings, undisturbed
 from .memory import announce
+from .reporting import LoggableFigures
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -60,13 +64,59 @@ class MemoryCallback(TrainerCallback):
 
 
 def install_callbacks(trainer: PPOTrainer) -> None:
-    """Swap in our progress bar, announce the memory, add the sampler where it is asked for."""
+    """Swap in our progress bar or live view, announce the memory, write down what is logged."""
+    trainer.callback_handler.callbacks.insert(0, LoggableFigures())
+    trainer.add_callback(MetricsFile)
     trainer.add_callback(MemoryCallback(trainer))
+    install_live_view(trainer)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(PostfixProgressCallback)
     if trainer.args.num_sample_generations > 0:
         times = trainer.args.num_sample_generations
         trainer.add_callback(SampleEpisodesCallback(trainer, times))
+
+
+def install_live_view(trainer: PPOTrainer) -> None:
+    """Add the live view where it is asked for, and show whichever there is what only we know."""
+    from ..watch.live import LiveView, replace_progress_bar
+
+    if trainer.args.live_view and not live_views(trainer):
+        trainer.add_callback(LiveView())
+    for view in live_views(trainer):
+        replace_progress_bar(trainer)
+        view.newest_episode = lambda: newest_episode(trainer)
+        view.stop_requested = lambda: trainer.stop_signal is not None
+
+
+def live_views(trainer: PPOTrainer) -> list[Any]:
+    """The live views among the callbacks."""
+    from ..watch.live import LiveView
+
+    return [c for c in trainer.callback_handler.callbacks if isinstance(c, LiveView)]
+
+
+@contextmanager
+def restored_terminal(trainer: PPOTrainer) -> Iterator[None]:
+    """Around a training: however it ends, nothing keeps drawing on the terminal."""
+    try:
+        yield
+    finally:
+        for view in live_views(trainer):
+            view.close()
+
+
+def newest_episode(trainer: PPOTrainer) -> str | None:
+    """What the live view shows of the last episode: its score, how it ended, what was said."""
+    said = trainer._logs["completion"]
+    if not said:
+        return None
+    newest = said[-1]
+    if not isinstance(newest, str):
+        newest = "  ".join(f"{message['role']}: {message.get('content')}" for message in newest)
+    ends = trainer._logs["extra"].get("stop_reason")
+    facts = [f"score {trainer.last_scores[-1]:.3g}"] if trainer.last_scores else []
+    facts += [str(ends[-1])] if ends else []
+    return f"({', '.join(facts)}) {newest}" if facts else newest
 
 
 def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:

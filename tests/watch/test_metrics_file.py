@@ -1,0 +1,139 @@
+"""The log that is written as a run goes: whole, once, and never in the way of the training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from tests.scripted import train
+from trl_stppo.watch import read_run
+from trl_stppo.watch.metrics_file import MetricsFile, changed_settings
+
+SETTINGS = {
+    **{"max_steps": 6, "num_ppo_epochs": 2, "rows": 32, "seed": 3},
+    **{"save_strategy": "steps", "save_steps": 2, "variant": "st-ppo"},
+}
+
+
+def without_times(history):
+    timed = ("seconds", "per_second", "runtime", "memory", "step_time", "Time taken")
+    return [{k: v for k, v in e.items() if not any(t in k for t in timed)} for e in history]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "out"
+    trainer, _ = train(folder, **SETTINGS)
+    return folder, trainer
+
+
+def test_it_holds_the_whole_log_and_the_settings(finished):
+    folder, trainer = finished
+    run = read_run(folder)
+    assert run.source.name == "metrics.jsonl"
+    assert run.history == trainer.state.log_history
+    assert (run.settings["variant"], run.settings["seed"]) == ("st-ppo", 3)
+    assert run.settings["num_ppo_epochs"] == 2
+    assert "hub_token" not in run.settings
+    assert "cliprange_value" not in run.settings, "what is as usual is left out"
+
+
+def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_path):
+    folder, trainer = finished
+    killed = tmp_path / "out"
+    shutil.copytree(folder, killed)
+    shutil.rmtree(killed / "checkpoint-6")  # as if killed in step 6, while writing its entry
+    file = killed / "metrics.jsonl"
+    *whole, last, _ = file.read_text().split("\n")
+    file.write_text("\n".join([*whole[:-1], last[:20]]))
+    assert [e["step"] for e in read_run(killed).history] == [1, 2, 3, 4, 5]
+    resumed, _ = train_on(killed)
+    assert without_times(read_run(killed).history) == without_times(resumed.state.log_history)
+    steps = [e["step"] for e in read_run(killed).history]
+    assert steps == [e["step"] for e in trainer.state.log_history] == [1, 2, 3, 4, 5, 6, 6]
+    assert not (killed / "metrics.previous.jsonl").exists()
+
+
+def train_on(folder):
+    from tests.scripted import scripted_trainer
+
+    trainer, recorder = scripted_trainer(folder, **SETTINGS)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    return trainer, recorder
+
+
+@dataclass
+class Settings:
+    output_dir: str
+    seed: int = 1
+    hub_token: str | None = None
+    learning_rate: float = 1e-3
+    names: list[str] = field(default_factory=list)
+    plugin: object = None
+
+
+def state(step: int = 0, *history: dict) -> SimpleNamespace:
+    return SimpleNamespace(is_world_process_zero=True, global_step=step, log_history=[*history])
+
+
+def log(writer: MetricsFile, at: SimpleNamespace, entry: dict) -> None:
+    at.log_history.append(entry)
+    writer.on_log(None, at, None)
+
+
+def test_settings_are_plain_and_hold_no_secret():
+    args = Settings("out", hub_token="hf_x", learning_rate=0.5, plugin=object())
+    assert changed_settings(args) == {
+        "variant": "settings",
+        "seed": 1,
+        "output_dir": "out",
+        "learning_rate": 0.5,
+    }
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    writer, at = MetricsFile(), state()
+    writer.on_train_begin(Settings(str(tmp_path / "new" / "run")), at, None)
+    log(writer, at, {"a": math.nan, "b": None, "c": math.inf, "step": 1})
+    lines = (tmp_path / "new" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[1]) == {"a": None, "b": None, "c": None, "step": 1}
+
+
+def test_a_new_run_keeps_the_log_of_the_one_before(tmp_path):
+    for step in (1, 2):
+        writer, at = MetricsFile(), state()
+        writer.on_train_begin(Settings(str(tmp_path)), at, None)
+        log(writer, at, {"a": step, "step": step})
+    assert [e["step"] for e in read_run(tmp_path).history] == [2]
+    assert [e["step"] for e in read_run(tmp_path / "metrics.previous.jsonl").history] == [1]
+
+
+def test_a_disk_that_is_full_costs_a_warning(tmp_path, caplog, monkeypatch):
+    writer, at = MetricsFile(), state()
+    writer.on_train_begin(Settings(str(tmp_path)), at, None)
+    path = tmp_path / "metrics.jsonl"
+    path.unlink()
+    path.mkdir()  # nothing can be appended to it
+    with caplog.at_level(logging.WARNING):
+        log(writer, at, {"a": 1, "step": 1})
+        log(writer, at, {"a": 1, "step": 2})
+    assert [str(path) in record.getMessage() for record in caplog.records] == [True]
+    caplog.clear()
+    (tmp_path / "file").write_text("")
+    writer.on_train_begin(Settings(str(tmp_path / "file" / "run")), at, None)
+    log(writer, at, {"a": 1, "step": 1})
+    assert len(caplog.records) == 1
+
+
+def test_other_processes_write_nothing(tmp_path):
+    writer, at = MetricsFile(), state()
+    at.is_world_process_zero = False
+    writer.on_train_begin(Settings(str(tmp_path)), at, None)
+    log(writer, at, {"a": 1, "step": 1})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,62 @@
+"""Where logs go: the default of `report_to`, and what every integration can take."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+from transformers.utils import is_in_notebook
+
+if TYPE_CHECKING:
+    from .ppo_config import PPOConfig
+
+AUTO = "auto"
+# Upstream's integration passes arguments that older versions do not know.
+TRACKIO_FROM = (0, 21)
+# With one of these trackio sends what it logs elsewhere.
+TRACKIO_REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
+
+
+def resolve_report_to(args: PPOConfig) -> None:
+    """Replace "auto": trackio where it is installed and keeps to this machine, otherwise nothing.
+
+    Whoever has not asked for a report gets none that leaves the machine or opens a port: a push to the
+    Hub publishes no dashboard then, and a notebook, in which trackio would start one, has no report.
+    """
+    if args.report_to not in (AUTO, [AUTO]):
+        return
+    asked = args.trackio_space_id is not None or any(map(os.environ.get, TRACKIO_REMOTE))
+    if asked or is_in_notebook() or not _usable_trackio():
+        args.report_to = "none"
+        return
+    args.report_to = ["trackio"]
+    if args.trackio_static_space_id is None:
+        args.trackio_static_space_id = False
+
+
+def _usable_trackio() -> bool:
+    if importlib.util.find_spec("trackio") is None:
+        return False
+    try:
+        parts = version("trackio").split(".")
+    except PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in parts[:2] if part.isdigit()) >= TRACKIO_FROM
+
+
+class LoggableFigures(TrainerCallback):
+    """Hands only numbers on to the integrations; has to come first among the callbacks.
+
+    A figure that no episode of a batch has is None in the log, for which TensorBoard and MLflow warn
+    each time; NaN and infinities are no points of a curve. `log_history` keeps them all.
+    """
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Take out of `logs`, in place, what is no finite number and no text."""
+        for name, value in list((logs or {}).items()):
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                del logs[name]

@@ -1,0 +1,44 @@
+"""Watching runs: figures in the terminal while they train, curves and tables afterwards.
+
+Reads what trainers log (`docs/metrics.md`) and knows no trainer. Names load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_LAZY = {
+    "LiveView": "trl_stppo.watch.live",
+    "ProgressLines": "trl_stppo.watch.live",
+    "MetricsFile": "trl_stppo.watch.metrics_file",
+    "Run": "trl_stppo.watch.runs",
+    "draw_curves": "trl_stppo.watch.curves",
+    "draw_groups": "trl_stppo.watch.curves",
+    "read_run": "trl_stppo.watch.runs",
+}
+__all__ = [
+    "LiveView",
+    "MetricsFile",
+    "ProgressLines",
+    "Run",
+    "draw_curves",
+    "draw_groups",
+    "read_run",
+]
+
+if TYPE_CHECKING:
+    from .curves import draw_curves, draw_groups
+    from .live import LiveView, ProgressLines
+    from .metrics_file import MetricsFile
+    from .runs import Run, read_run
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

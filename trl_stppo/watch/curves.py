@@ -1,0 +1,314 @@
+"""Learning curves and the paper's diagnostics as pictures; needs matplotlib (extra `plot`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .figures import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+History = Sequence[Mapping[str, Any]]
+FORMATS = (".png", ".svg", ".pdf")
+
+
+class Diagnostic(NamedTuple):
+    """One panel.
+
+    Attributes:
+        metric: name in the log.
+        title: of the panel.
+        unit: label of the axis.
+        spread: whether its size says more than its value: a logarithmic axis where it spans much.
+        limits: of the axis, None where they follow from the data.
+        held_out: the same figure of evaluation, drawn as circles.
+    """
+
+    metric: str
+    title: str
+    unit: str
+    spread: bool = False
+    limits: tuple[float, float] | None = None
+    held_out: str | None = None
+
+
+DIAGNOSTICS = (
+    Diagnostic(
+        "episode/success_rate",
+        "success of rollouts",
+        "share of episodes",
+        limits=(0, 1),
+        held_out="eval_episode/success_rate",
+    ),
+    Diagnostic("episode/score", "score", "reward", held_out="eval_episode/score"),
+    Diagnostic("policy/clip_fraction", "clip fraction", "share of tokens"),
+    Diagnostic("policy/approx_kl", "KL to the sampling policy", "nats per token", spread=True),
+    Diagnostic("policy/entropy", "entropy", "nats per token"),
+    Diagnostic("clip_bias/grad_norm", "kept gradient ‖g‖", "L2 norm", spread=True),
+    Diagnostic("clip_bias/norm", "clipping bias ‖C‖", "L2 norm", spread=True),
+    Diagnostic("clip_bias/cosine", "cos(g, C)", "cosine"),
+    Diagnostic("clip_bias/scale", "scale of the update", "factor", limits=(0, 1)),
+    Diagnostic("value/explained_variance", "explained variance", "share of the returns' variance"),
+    Diagnostic("turns/mean", "turns", "per episode"),
+    Diagnostic("turns/valid_action_rate", "valid actions", "share of turns", limits=(0, 1)),
+)
+# Okabe and Ito's, told apart with every kind of colour vision; the lines differ in style, too.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+STYLES: tuple[Any, ...] = ("-", "--", "-.", ":")
+STYLE: dict[Any, Any] = {
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "text.color": "black",
+    "axes.labelcolor": "black",
+    "axes.edgecolor": "#666666",
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "font.size": 9,
+    "svg.hashsalt": "trl-stppo",  # the same picture gives the same file
+}
+# A logarithmic axis is used from this ratio of the largest to the smallest value on.
+MUCH = 50.0
+
+
+def draw_curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, title: str | None = None
+) -> Path:
+    """The course of some runs: success, clipping, KL, ‖g‖, ‖C‖ and the other diagnostics.
+
+    Args:
+        runs: `trainer.state.log_history` by label. Figures that none of them has measured are left out.
+        path: of the picture; its ending, .png, .svg or .pdf, says which kind.
+        title: above the panels.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: another ending, or nothing to draw.
+    """
+    return draw_groups({label: [history] for label, history in runs.items()}, path, title)
+
+
+def draw_groups(
+    groups: Mapping[str, Sequence[History]],
+    path: Path,
+    title: str | None = None,
+    metrics: Sequence[str] | None = None,
+    smooth: int = 1,
+) -> Path:
+    """Likewise, of groups of runs that differ in the seed only.
+
+    A group of several is drawn as their mean, in a band from the lowest to the highest of them; between
+    the steps at which a run has logged it is interpolated, and where it has ended it counts no more.
+
+    Args:
+        groups: histories by label.
+        path: as in `draw_curves`.
+        title: likewise.
+        metrics: what to draw; None for `DIAGNOSTICS` as far as measured.
+        smooth: values of a run that are averaged, the last so many at each step.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"`{path}`: a picture ends in {', '.join(FORMATS)}. Name one of these kinds."
+        )
+    diagnostics = chosen(groups, metrics)
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Drawing curves needs matplotlib: pip install 'trl-stppo[plot]'. `trl-stppo plot --table` "
+            "and `--csv` do without."
+        ) from error
+    columns = min(3, len(diagnostics))
+    rows = -(-len(diagnostics) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(3.5 * columns, 2.3 * rows + 0.7), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, sharex=True)
+        for axis, diagnostic in zip(axes.flat, diagnostics, strict=False):
+            _draw_panel(axis, diagnostic, groups, smooth)
+        for axis in axes.flat[len(diagnostics) :]:
+            axis.set_axis_off()
+        for axis in axes.flat[max(0, len(diagnostics) - columns) : len(diagnostics)]:
+            axis.set_xlabel("optimizer step")
+            axis.tick_params(labelbottom=True)
+        _add_words(figure, groups, diagnostics, title, smooth)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(
+            path, dpi=120, metadata=None if path.suffix.lower() == ".png" else _dateless(path)
+        )
+    return path
+
+
+def chosen(
+    groups: Mapping[str, Sequence[History]], metrics: Sequence[str] | None
+) -> list[Diagnostic]:
+    """The panels to draw.
+
+    Raises:
+        ValueError: nothing was measured that could be drawn, or a metric is not known.
+    """
+    known = measured(groups)
+    if metrics is None:
+        found = [diagnostic for diagnostic in DIAGNOSTICS if diagnostic.metric in known]
+        if not found:
+            raise ValueError(
+                "None of the runs has logged a figure that is drawn by default. Name some with "
+                f"--metrics; there are: {', '.join(sorted(known)) or 'none'}."
+            )
+        return found
+    unknown = [name for name in metrics if name not in known]
+    if unknown:
+        raise ValueError(
+            f"No run has logged {', '.join(unknown)}. There are: {', '.join(sorted(known))}."
+        )
+    named = {diagnostic.metric: diagnostic for diagnostic in DIAGNOSTICS}
+    return [named.get(name, Diagnostic(name, name, "")) for name in metrics]
+
+
+def measured(groups: Mapping[str, Sequence[History]]) -> set[str]:
+    """Names of all figures that some run has a number for."""
+    return {
+        name
+        for histories in groups.values()
+        for history in histories
+        for entry in history
+        for name, value in entry.items()
+        if name not in ("step", "epoch") and number(value) is not None
+    }
+
+
+def points(history: History, metric: str, smooth: int = 1) -> tuple[list[float], list[float]]:
+    """Steps and values of one run; None and NaN are left out, and of two at one step the later counts."""
+    at: dict[float, float] = {}
+    for entry in history:
+        value = number(entry.get(metric))
+        if value is not None:
+            at[float(entry["step"])] = value
+    steps = sorted(at)
+    values = [at[step] for step in steps]
+    if smooth > 1:
+        last = [values[max(0, i + 1 - smooth) : i + 1] for i in range(len(values))]
+        values = [sum(window) / len(window) for window in last]
+    return steps, values
+
+
+def band(
+    curves: Sequence[tuple[list[float], list[float]]],
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Steps, and at each the mean, the lowest and the highest of the curves that reach there."""
+    import numpy as np
+
+    drawn = [curve for curve in curves if curve[0]]
+    steps = sorted({step for curve in drawn for step in curve[0]})
+    table = [np.interp(steps, xs, ys, left=np.nan, right=np.nan) for xs, ys in drawn]
+    if not table:
+        return [], [], [], []
+    values = np.array(table)
+    return (
+        steps,
+        np.nanmean(values, axis=0).tolist(),
+        np.nanmin(values, axis=0).tolist(),
+        np.nanmax(values, axis=0).tolist(),
+    )
+
+
+def _draw_panel(
+    axis: Axes, diagnostic: Diagnostic, groups: Mapping[str, Sequence[History]], smooth: int
+) -> None:
+    everything: list[float] = []
+    for index, (label, histories) in enumerate(groups.items()):
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "label": label}
+        if diagnostic.held_out is not None:  # few, and exact: never smoothed
+            steps, mean, *_ = band([points(history, diagnostic.held_out) for history in histories])
+            axis.plot(steps, mean, "o", markersize=5, markerfacecolor="white", **style)
+            everything += mean
+        curves = [points(history, diagnostic.metric, smooth) for history in histories]
+        steps, mean, low, high = band(curves)
+        if not steps:
+            continue
+        everything += low + high
+        axis.plot(
+            steps,
+            mean,
+            linewidth=1.5,
+            linestyle=STYLES[index % len(STYLES)],
+            marker="." if len(steps) < 4 else None,
+            **style,
+        )
+        if len(histories) > 1:
+            axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, color=style["color"])
+    axis.set_title(diagnostic.title, fontsize=10)
+    axis.set_ylabel(diagnostic.unit, fontsize=8)
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    _scale(axis, diagnostic, everything)
+
+
+def _scale(axis: Axes, diagnostic: Diagnostic, values: Sequence[float]) -> None:
+    """A logarithmic axis where values span much; otherwise from zero, or the figure's own limits."""
+    positive = [value for value in values if value > 0]
+    if diagnostic.spread and positive and max(positive) > MUCH * min(positive):
+        axis.set_yscale("log", nonpositive="mask")
+    elif diagnostic.limits is not None and values:
+        low, high = diagnostic.limits
+        axis.set_ylim(min(low - 0.02, *values), max(high + 0.02, *values))
+    elif values and min(values) >= 0 and max(values) > 0:
+        axis.set_ylim(0, 1.06 * max(values))
+
+
+def _add_words(
+    figure: Figure,
+    groups: Mapping[str, Sequence[History]],
+    diagnostics: Sequence[Diagnostic],
+    title: str | None,
+    smooth: int,
+) -> None:
+    """Title, legend, and what lines and bands are."""
+    from matplotlib.lines import Line2D
+
+    if title:
+        figure.suptitle(title, fontsize=11)
+    repeated = any(len(histories) > 1 for histories in groups.values())
+    notes = ["mean of the runs, band from lowest to highest"] if repeated else []
+    notes += [f"each point the mean of the last {smooth} values"] if smooth > 1 else []
+    evaluated = measured(groups) & {d.held_out for d in diagnostics}
+    notes += ["circles: held-out rows"] if evaluated else []
+    if len(groups) < 2 and not notes:
+        return
+    shown = list(groups.items()) if len(groups) > 1 or repeated else []
+    handles = [
+        Line2D(
+            [],
+            [],
+            linewidth=1.5,
+            color=COLOURS[i % len(COLOURS)],
+            linestyle=STYLES[i % len(STYLES)],
+        )
+        for i in range(len(shown))
+    ]
+    labels = [f"{name} ({len(runs)} runs)" if len(runs) > 1 else name for name, runs in shown]
+    widest = max(map(len, labels), default=0)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=max(1, min(len(labels), 100 // (widest + 8))),
+        frameon=False,
+        handlelength=3,
+        title="; ".join(notes) or None,
+        title_fontsize=8,
+    )
+
+
+def _dateless(path: Path) -> dict[str, Any]:
+    """So that the same picture gives the same file."""
+    return {"Date": None} if path.suffix.lower() == ".svg" else {"CreationDate": None}

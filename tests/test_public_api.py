@@ -9,7 +9,10 @@ import pytest
 import trl_stppo
 from trl_stppo.trainer._trl import GRPOConfig, GRPOTrainer
 
-NAMES = [f"{kind}{part}" for kind in ("PPO", "STGRPO", "STPPO") for part in ("Config", "Trainer")]
+TRAINERS = [
+    f"{kind}{part}" for kind in ("PPO", "STGRPO", "STPPO") for part in ("Config", "Trainer")
+]
+NAMES = ["Agent", "LiveView", *TRAINERS]
 
 
 def test_public_names_are_exactly_these():

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 _LAZY = {
+    "Agent": "trl_stppo.agent",
+    "LiveView": "trl_stppo.watch.live",
     "PPOConfig": "trl_stppo.trainer.ppo_config",
     "PPOTrainer": "trl_stppo.trainer.ppo_trainer",
     "STGRPOConfig": "trl_stppo.trainer.stgrpo_config",
@@ -19,6 +21,8 @@ _LAZY = {
     "STPPOTrainer": "trl_stppo.trainer.stppo_trainer",
 }
 __all__ = [
+    "Agent",
+    "LiveView",
     "PPOConfig",
     "PPOTrainer",
     "STGRPOConfig",
@@ -29,12 +33,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .agent import Agent
     from .trainer.ppo_config import PPOConfig
     from .trainer.ppo_trainer import PPOTrainer
     from .trainer.stgrpo_config import STGRPOConfig
     from .trainer.stgrpo_trainer import STGRPOTrainer
     from .trainer.stppo_config import STPPOConfig
     from .trainer.stppo_trainer import STPPOTrainer
+    from .watch.live import LiveView
 
 
 def __getattr__(name: str) -> Any:

@@ -27,3 +27,11 @@ class IndexFolderError(ValueError):
 
 class RetrievalError(RuntimeError):
     """A search that a retrieval server did not answer, or refused."""
+
+
+class TraceError(ValueError):
+    """A folder without recorded episodes, or with some that this version cannot read."""
+
+
+class HubError(RuntimeError):
+    """Something that the Hub did not take or give; what lies on this disk is untouched."""

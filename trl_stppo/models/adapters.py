@@ -120,6 +120,22 @@ def _further_config(policy: Any) -> Any:
     return config
 
 
+def discard_saved_reference(folder: Path) -> None:
+    """Take the reference's copy out of a saved model, where it would only puzzle."""
+    saved = folder / REFERENCE
+    if not (saved / "adapter_config.json").is_file():
+        return
+    for name in (
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "adapter_model.bin",
+        "README.md",
+    ):
+        (saved / name).unlink(missing_ok=True)
+    if not any(saved.iterdir()):
+        saved.rmdir()
+
+
 def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
     """Give one adapter the values and dtypes of another."""
     for name, parameter in model.named_parameters():

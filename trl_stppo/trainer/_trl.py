@@ -7,8 +7,9 @@ it fails after an upgrade, read the upstream diff, adapt, then refresh the recor
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers import trainer as upstream_trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import (
     add_response_schema,
@@ -35,6 +37,7 @@ from trl.models.utils import (
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import (
     add_fused_lm_head,
+    create_model_from_path,
     disable_dropout_in_model,
     get_config_model_id,
     shuffle_sequence_dict,
@@ -53,6 +56,7 @@ __all__ = [
     "SyncRefModelCallback",
     "add_fused_lm_head",
     "apply_chat_template",
+    "create_model_from_path",
     "disable_dropout_in_model",
     "disable_gradient_checkpointing",
     "episode_tokens",
@@ -72,6 +76,7 @@ __all__ = [
     "take_rows",
     "tool_suffix",
     "training_template",
+    "uploads_without",
 ]
 
 # Method name -> "wrapped" (we call super() and post-process) or "replaced" (ours alone).
@@ -105,6 +110,10 @@ OVERRIDDEN = {
     "_init_training_state": "wrapped",
     "_finalize_training": "wrapped",
     "_push_from_checkpoint": "wrapped",
+    "push_to_hub": "wrapped",
+    "init_hf_repo": "wrapped",
+    "create_model_card": "wrapped",
+    "save_model": "wrapped",
     "train": "wrapped",
     "log": "wrapped",
 }
@@ -212,6 +221,29 @@ def generation_model(trainer: GRPOTrainer) -> Iterator[Any]:
         whole_weights(trainer.accelerator, model),
     ):
         yield model
+
+
+@contextmanager
+def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
+    """Leave more out of upstream's uploads than it does itself; it offers no argument for that."""
+    original = upstream_trainer.hf_api
+
+    def api() -> Any:
+        real = original()
+        ours, upload = copy.copy(real), real.upload_folder
+
+        def upload_folder(*args: Any, **kwargs: Any) -> Any:
+            kwargs["ignore_patterns"] = [*(kwargs.get("ignore_patterns") or []), *patterns]
+            return upload(*args, **kwargs)
+
+        ours.upload_folder = upload_folder
+        return ours
+
+    upstream_trainer.hf_api = api
+    try:
+        yield
+    finally:
+        upstream_trainer.hf_api = original
 
 
 def max_context_tokens(trainer: GRPOTrainer) -> int | None:

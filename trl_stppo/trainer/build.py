@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from ..models.critic import (
     critic_from_checkpoint,
     critic_from_policy,
 )
-from . import engine_checks, engines
+from . import continuing, engine_checks, engines
 from ._trl import (
     SyncRefModelCallback,
     disable_dropout_in_model,
@@ -110,11 +111,11 @@ def install_reference(trainer: PPOTrainer, plan: ReferencePlan) -> None:
 # ----------------------------------------------------------------------- critic
 
 
-def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
+def build_critic(trainer: PPOTrainer, value_model: Any, published: Path | None = None) -> Critic:
     """The critic that the arguments ask for, on the device, equal on all processes.
 
     A given `value_model`, else the checkpoint named in the configuration, else an adapter on a LoRA
-    policy's backbone, else a second backbone with the policy's weights.
+    policy's backbone, `published` or a new one, else a second backbone with the policy's weights.
     """
     args, policy = trainer.args, trainer.model
     if not trainer.has_critic and value_model is not None:
@@ -123,14 +124,15 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
             f"critic. Leave it out, or use STPPOTrainer."
         )
     if value_model is not None and args.value_model_name_or_path is not None:
-        raise ValueError("`value_model` and `value_model_name_or_path` were both given; pass one.")
+        raise ValueError(continuing.ONE_OF_TWO)
     is_peft = hasattr(policy, "peft_config")
     if is_peft:
         adapters.restore_module_dtypes(policy)
         adapters.load_in_place(policy)
     if not trainer.has_critic:
         return NoCritic()
-    check_critic_rank(args, shared=is_peft and value_model is None)
+    if published is None:
+        check_critic_rank(args, shared=is_peft and value_model is None)
     critic: Critic
     if value_model is not None:
         critic = _separate(value_model, trainer)
@@ -139,8 +141,11 @@ def build_critic(trainer: PPOTrainer, value_model: Any) -> Critic:
         with engines.unpartitioned():
             model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
         critic = _separate(model, trainer)
-    elif is_peft:
-        critic = SharedCritic(policy, args.critic_lora_r)
+    elif is_peft or published is not None:
+        if published is None:
+            critic = SharedCritic(policy, args.critic_lora_r)
+        else:
+            critic = continuing.shared_critic(policy, published, args.critic_lora_r)
         critic.head.to(trainer.accelerator.device)  # an engine moves the policy only later
         # The critic's forward bypasses DDP's; its gradients are reduced by us.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from ..errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-STAGING = ".incomplete"  # inside the output directory, on the same disk: renaming must be atomic
-TRASH = ".deleted"
+# Inside the output directory, on the same disk: renaming must be atomic. Upstream leaves out of an
+# upload what begins with an underscore.
+STAGING = "_incomplete"
+TRASH = "_deleted"
 MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -191,20 +194,31 @@ def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
         return None
     if wanted is True or wanted == "auto":
         return last_complete(run_dir, wanted)
-    problem = complaint(Path(wanted))
+    folder = Path(wanted)
+    if not folder.is_dir() and (run_dir / wanted).is_dir():  # "last-checkpoint", as the Hub has it
+        folder = run_dir / wanted
+    problem = complaint(folder)
     if problem is not None:
         raise CheckpointError(problem)
-    return Path(wanted)
+    return folder
 
 
-def prune(run_dir: Path, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints beyond `limit`, never the newest or the best one."""
+def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:
+    """Delete the oldest checkpoints beyond `limit`, never the newest or the best one.
+
+    Args:
+        run_dir: where they are.
+        limit: how many may stay; None for all.
+        best: path of the best one, None where none is.
+        kept: that somebody still reads.
+    """
     if limit is None or limit <= 0:
         return
     found = checkpoints(run_dir)
     protected = {found[-1].resolve()} if found else set()
     if best is not None:
         protected.add(Path(best).resolve())
+    protected |= {path.resolve() for path in kept}
     spare = [folder for folder in found if folder.resolve() not in protected]
     for folder in spare[: max(0, len(found) - max(limit, len(protected)))]:
         discard(folder)

@@ -63,6 +63,7 @@ class RunStateCallback(TrainerCallback):
             trainer._stale.load_state_dict([])
             return
         run_state.restore(trainer, saved)
+        trainer._trace.load_state_dict(saved.get("trace"))
         if trainer._critic_optimizer is not None:
             moments = torch.load(folder / CRITIC_OPTIMIZER, map_location="cpu", weights_only=True)
             trainer._critic_optimizer.load_state_dict(moments)
@@ -233,7 +234,12 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             self._push_from_checkpoint(str(final))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            checkpoint_files.prune(run_dir, self.args.save_total_limit, best)
+            limit, kept = self.args.save_total_limit, self._kept_checkpoints()
+            checkpoint_files.prune(run_dir, limit, best, kept)
+
+    def _kept_checkpoints(self) -> set[Path]:
+        """Checkpoints that are not to be deleted yet."""
+        return set()
 
     def _push_from_checkpoint(self, output_dir: str) -> None:
         if self._staging is None:  # else it is uploaded under its final name
@@ -268,7 +274,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         if self.args.save_only_model:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        state = run_state.collect(self, self._run_state.place())
+        beside = {**self._run_state.place(), "trace": self._trace.state_dict()}
+        state = run_state.collect(self, beside)
         torch.save(state, run_state.state_file(folder, self.accelerator.process_index))
         if self.args.should_save and self._critic_optimizer is not None:
             torch.save(self._critic_optimizer.state_dict(), folder / CRITIC_OPTIMIZER)

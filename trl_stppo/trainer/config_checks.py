@@ -134,6 +134,7 @@ def check_values(config: PPOConfig, ratio_levels: tuple[str, ...]) -> None:
         "eval_top_k": (lambda v: v is None or v >= 0, "eval_top_k >= 0 or None"),
         "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
         "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
+        "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
         "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
         "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
         "collapse_patience": (lambda v: v >= 1, "collapse_patience >= 1"),

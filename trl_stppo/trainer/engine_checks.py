@@ -71,7 +71,7 @@ def check(
     if engine not in CRITICS:
         raise ValueError(
             f"{engine} is not supported. Allowed: {', '.join(CRITICS)} and DDP; the files in "
-            f"scripts/accelerate_configs/ set each of them up."
+            f"trl_stppo/cli/accelerate_configs/ set each of them up."
         )
     if trainer.is_deepspeed_enabled:
         _check_deepspeed(trainer.accelerator.state.deepspeed_plugin.deepspeed_config)

@@ -83,7 +83,10 @@ def check_distinct(**models: Any) -> None:
     """Refuse one model in two roles of which one trains it."""
     given = {name: model for name, model in models.items() if model is not None}
     for name in ("model", "reward_model"):
-        if "value_model" in given and given.get(name) is given["value_model"]:
+        value_model = given.get("value_model")
+        if isinstance(value_model, str):  # a name; each loads a model of its own
+            continue
+        if value_model is not None and given.get(name) is value_model:
             raise ValueError(
                 f"`value_model` and `{name}` are the same object, and the critic is trained. Pass a copy."
             )
@@ -196,7 +199,7 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         raise ValueError(
             f"`train_dataset` has {len(dataset)} rows, fewer than the {needed} prompts of one rollout "
             f"batch, so training would never start. Lower per_device_train_batch_size or "
-            f"gradient_accumulation_steps, or add rows."
+            f"gradient_accumulation_steps, raise num_generations, or add rows."
         )
     return dataset
 

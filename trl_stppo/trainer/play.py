@@ -2,16 +2,180 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
+from ..generation.batched import BatchedBackend
 from ..generation.cached import CachedBackend
+from ..generation.protocol import TurnRequest
 from ..generation.sampling import SamplingSettings
-from ..rollout.chat import ChatRenderer
+from ..generation.slots import supports
+from ..rollout.chat import ChatRenderer, Message
 from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
 from . import plan
 from ._trl import prepare_tool_tokenizer
 from .rollout_engine import assemble, growing_template, tool_format
+
+
+class Speaker:
+    """Samples turns of a model that no trainer holds.
+
+    Args:
+        model: a causal language model, on its device.
+        tokenizer: its tokenizer.
+        eos_token_ids: ids that end a turn; default the model's and the tokenizer's.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int] | None = None
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.eos_token_ids = list(eos_token_ids or _ends(model, tokenizer))
+        pad = tokenizer.pad_token_id
+        self._pad = tokenizer.eos_token_id if pad is None else pad
+
+    def backend(self, sampling: SamplingSettings) -> Any:
+        """What the engine asks for turns: as in training, or `generate` where that cannot be."""
+        if supports(self.model) is not None:
+            return BatchedBackend(lambda *batch: self._generate(sampling, *batch))
+        return CachedBackend(self.model, sampling, self.eos_token_ids, pad_token_id=self._pad)
+
+    def turn(
+        self, ids: list[int], limit: int, sampling: SamplingSettings, seed: tuple[int, ...]
+    ) -> list[int]:
+        """The tokens of one turn, after a row of them."""
+        backend = self.backend(sampling)
+        backend.add(TurnRequest(0, ids, limit, seed))
+        with sampling_turns(backend):
+            while True:
+                for result in backend.step():
+                    return list(result.ids)
+
+    def _generate(
+        self,
+        sampling: SamplingSettings,
+        rows: list[list[int]],
+        limit: int,
+        seeds: list[tuple[int, ...]],
+    ) -> tuple[list[list[int]], None]:
+        """`generate`, for models whose cache is not ours; draws from torch's own numbers."""
+        longest = max(map(len, rows))
+        ids = torch.tensor([[self._pad] * (longest - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        settings = {k: v for k, v in vars(sampling).items() if v is not None}
+        if not sampling.do_sample:
+            settings = {
+                "do_sample": False,
+                "repetition_penalty": sampling.repetition_penalty or 1.0,
+            }
+        device = self.model.get_input_embeddings().weight.device
+        output = self.model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=limit,
+            eos_token_id=self.eos_token_ids,
+            pad_token_id=self._pad,
+            **settings,
+        )
+        return [self._cut(row) for row in output[:, longest:].tolist()], None
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """Without what `generate` has padded behind the end of a turn."""
+        ends = [position for position, token in enumerate(ids) if token in self.eos_token_ids]
+        return ids[: ends[0] + 1] if ends else ids
+
+
+def sampling_turns(backend: Any) -> AbstractContextManager[Any]:
+    """Must surround the steps of a backend."""
+    return backend.running() if isinstance(backend, CachedBackend) else torch.no_grad()
+
+
+def _ends(model: Any, tokenizer: Any) -> list[int]:
+    ends = model.generation_config.eos_token_id
+    ends = list(ends) if isinstance(ends, list | tuple) else [ends]
+    return [*{*(end for end in ends if end is not None), tokenizer.eos_token_id}]
+
+
+class Player:
+    """Plays episodes with a model, as a trainer would, on one set of environments.
+
+    Args:
+        speaker: the model with its tokenizer.
+        environment_factory: as in the trainers, None for tools alone.
+        limits: of an episode.
+        tools: that belong to no environment.
+        template_kwargs: passed on to `apply_chat_template`.
+
+    Raises:
+        ValueError: neither environment nor tools, or a template that cannot render what is needed.
+    """
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        environment_factory: Any,
+        limits: Limits,
+        *,
+        tools: list[Any] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if environment_factory is None and not tools:
+            raise ValueError(
+                "`environment_factory` and `tools` are both missing, so there is nothing to play. Pass one."
+            )
+        text, tool_factories, probes = split_environments(environment_factory)
+        rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
+        tokenizer, ends = speaker.tokenizer, speaker.eos_token_ids
+        self._speaker = speaker
+        self._broken: ValueError | None = None
+        template = None
+        if tool_factories or tools:
+            template = prepare_tool_tokenizer(tokenizer)
+        else:
+            plain = ChatRenderer(tokenizer, ends, template_kwargs=template_kwargs)
+            try:
+                template = growing_template(plain)
+            except ValueError as error:  # which matters to conversations alone
+                self._broken = error
+        self._renderer = ChatRenderer(
+            tokenizer, ends, chat_template=template, template_kwargs=template_kwargs
+        )
+        form = tool_format(tokenizer, template, template_kwargs)
+        self._engine = assemble(rollout, self._renderer, form, limits)
+
+    def play(
+        self,
+        rows: list[dict[str, Any]],
+        sampling: SamplingSettings,
+        seed: tuple[int, ...],
+        *,
+        names: Sequence[tuple[int, ...]] | None = None,
+    ) -> list[Episode]:
+        """Play one episode per row.
+
+        Args:
+            rows: columns of the dataset rows; `prompt` may be missing where the environment has the task.
+            sampling: how tokens are drawn.
+            seed: names the randomness of all episodes.
+            names: name that of each; default its number.
+        """
+        prompts: list[list[Message] | str] = [plan.prompt_of(row) for row in rows]
+        if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
+            raise self._broken
+        backend = self._speaker.backend(sampling)
+        with sampling_turns(backend):
+            return self._engine.run(rows, prompts, self._renderer, backend, seed, names=names)[0]
+
+    def close(self, *, environments: bool = True) -> None:
+        """Let go of the workers, and of the environments unless they are the caller's."""
+        if environments:
+            self._engine.close()
+        else:
+            self._engine.calls.close()
 
 
 def play_episodes(
@@ -40,26 +204,8 @@ def play_episodes(
     Raises:
         ValueError: neither environment nor tools, or a template that cannot render what is needed.
     """
-    if environment_factory is None and not tools:
-        raise ValueError(
-            "`environment_factory` and `tools` are both missing, so there is nothing to play. Pass one."
-        )
-    text, tool_factories, probes = split_environments(environment_factory)
-    rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
-    ends = model.generation_config.eos_token_id
-    ends = list(ends) if isinstance(ends, list | tuple) else [ends]
-    ends = [*{*(end for end in ends if end is not None), tokenizer.eos_token_id}]
-    if tool_factories or tools:
-        template = prepare_tool_tokenizer(tokenizer)
-    else:
-        template = growing_template(ChatRenderer(tokenizer, ends))
-    renderer = ChatRenderer(tokenizer, ends, chat_template=template)
-    engine = assemble(rollout, renderer, tool_format(tokenizer, template, None), limits)
-    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    backend = CachedBackend(model, sampling or SamplingSettings(), ends, pad_token_id=pad)
-    prompts = [plan.prompt_of(row) for row in rows]
+    player = Player(Speaker(model, tokenizer), environment_factory, limits, tools=tools)
     try:
-        with backend.running():
-            return engine.run(rows, prompts, renderer, backend, (seed,))[0]
+        return player.play(rows, sampling or SamplingSettings(), (seed,))
     finally:
-        engine.close()
+        player.close()

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config_checks import check_refused, check_values
+from .reporting import resolve_report_to
 
 # PPO's name -> GRPOConfig's name for the same thing.
 ALIASES = {
@@ -105,6 +106,15 @@ class PPOConfig(GRPOConfig):
         eval_top_p, eval_top_k (*optional*): likewise.
         eval_max_completion_length (`int`, *optional*): tokens of a whole episode in evaluation.
 
+        > Recorded episodes (docs/trace.md)
+
+        trace_episodes (`int`): episodes recorded of each update, all processes together; 0 for none.
+
+        > Watching (docs/watching.md)
+
+        live_view (`bool`): a panel of figures in the terminal; elsewhere one line per rollout batch.
+        report_to: `"auto"`, the default, is trackio on this machine alone where it is installed.
+
         `vllm_importance_sampling_mode` also takes `"turn_truncate"` (the default) and `"turn_mask"`:
         TRL's own default drops long episodes as a whole for small drifts of many tokens.
     """
@@ -140,6 +150,10 @@ class PPOConfig(GRPOConfig):
     disable_dropout: bool = field(
         default=True,
         metadata={"help": "Dropout would make the ratio of an unchanged policy differ from 1."},
+    )
+
+    report_to: None | str | list[str] = field(
+        default="auto", metadata={"help": "Integrations; 'auto' is local trackio, if installed."}
     )
 
     # Aliases.
@@ -263,6 +277,10 @@ class PPOConfig(GRPOConfig):
         default=None, metadata={"help": "In evaluation; default max_completion_length."}
     )
 
+    trace_episodes: int = field(
+        default=8, metadata={"help": "Episodes of each update that are recorded; 0 for none."}
+    )
+
     # Names that PPO scripts set.
     stop_token: str | None = field(
         default=None, metadata={"help": "'eos' or None; EOS always ends."}
@@ -274,11 +292,13 @@ class PPOConfig(GRPOConfig):
         default=None,
         metadata={"help": "Episodes per value pass; default per_device_train_batch_size."},
     )
+    live_view: bool = field(default=False, metadata={"help": "Show figures live in the terminal."})
     num_sample_generations: int = field(
         default=0, metadata={"help": "How often to print sample episodes during training."}
     )
     sft_model_path: str | None = field(default=None, metadata={"help": "Read by PPO scripts."})
     reward_model_path: str | None = field(default=None, metadata={"help": "Read by PPO scripts."})
+    dataset_num_proc: int | None = field(default=None, metadata={"help": "Read by PPO scripts."})
     model_adapter_name: str | None = field(
         default=None, metadata={"help": "Only 'default': the adapter that is trained."}
     )
@@ -287,6 +307,7 @@ class PPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        resolve_report_to(self)
         self._resolve_aliases()
         mini_batches = self._resolve_mini_batches()
         single = self.num_generations == 1

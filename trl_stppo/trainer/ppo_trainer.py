@@ -13,6 +13,7 @@ ours hangs on a few wrapped methods, in the order in which a batch meets them (`
       -> policy     _policy_loss                      clipped surrogate, plus extra terms
     optimizer step  training_step                     guards.py, reduce, clip, log
     checkpoint      _save_checkpoint                  checkpointing.py, all of a run or nothing
+    push            push_to_hub                       publishing.py, a whole agent with its card
     evaluation      evaluate                          evaluation.py, every episode once
 
 DeepSpeed and FSDP are in `engines.py`. `_compute_loss` is the one upstream method that is replaced
@@ -26,20 +27,23 @@ from typing import Any
 import torch
 
 from ..models.critic import Critic, SharedCritic
-from . import build, citations, display, engines, plan, rollout_engine
+from . import build, citations, continuing, display, engines, plan, rollout_engine
 from ._trl import reference_needed
-from .checkpointing import ActorCriticCheckpoints
 from .evaluation import AgentEvaluation
 from .evaluation_settings import check_best_metric, plan_evaluation
+from .forward import Batch
 from .gradients import StepHooks, UpdateScale
 from .guards import Guards
+from .packages import check_packages
 from .ppo_config import PPOConfig
+from .publishing import AgentPublishing
 from .signals import without_upstreams
 from .stale import StalePolicies
+from .trace_record import TraceRecorder
 from .turn_rewards import TurnRewardFuncs
 
 
-class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
+class PPOTrainer(AgentEvaluation, AgentPublishing):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
     Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
@@ -47,7 +51,8 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
     pre-tokenised `input_ids` works too.
 
     Args:
-        model: policy, by name or instance; a PeftModel goes on with its adapter.
+        model: policy, by name or instance; a PeftModel goes on with its adapter, and so does the name
+            of a repository or folder that holds one.
         reward_funcs: as in GRPOTrainer. Not needed with an environment that pays rewards.
         args: configuration.
         environment_factory: makes tool environments (GRPOTrainer's contract) or text environments
@@ -57,8 +62,9 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
         rollout_func: as in GRPOTrainer; its result may also hold `turn_spans`, `turn_rewards`,
             `terminated` and `truncated`.
         reward_model: one more reward function, a sequence-classification model.
-        value_model: critic of its own. Default: with a LoRA policy a second adapter on the policy's
-            backbone, otherwise a second backbone with the policy's weights.
+        value_model: critic of its own, or the name of a repository or folder: the critic that was
+            published there with its policy, otherwise the model itself. Default: with a LoRA policy a
+            second adapter on the policy's backbone, otherwise a second backbone with its weights.
         ref_model: reference policy. Default: the policy as it is at the start.
         data_collator: accepted from PPO scripts; padding collators have nothing to do here.
         turn_reward_funcs: functions, asynchronous ones too, and reward models that score each turn in
@@ -76,7 +82,8 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
 
     config_class = PPOConfig
     has_critic = True
-    _tag_names = ["trl", "ppo"]  # noqa: RUF012 (upstream's form)
+    # Upstream's form.
+    _tag_names = ["trl", "ppo", "reinforcement-learning", "multi-turn"]  # noqa: RUF012
     _name = "PPO"
     _paper = {  # noqa: RUF012
         "title": "Proximal Policy Optimization Algorithms",
@@ -115,12 +122,17 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
         plan.check_arguments(
             args, self.config_class, processing_class, data_collator, model, ref_model
         )
+        check_packages(args, model, quantization_config)
         plan.check_distinct(model=model, reward_model=reward_model, value_model=value_model)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         plan.check_eval_dataset(eval_dataset, rollout)
         evaluation = plan_evaluation(args, eval_environment_factory, rollout)
         check_best_metric(args, eval_dataset)
+        model, processing_class, quantization_config = continuing.policy_to_go_on_with(
+            model, processing_class, args, quantization_config
+        )
+        given = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
         rewards = plan.plan_rewards(
             args,
             reward_funcs,
@@ -154,7 +166,8 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
                 rollout_func=rollout_func,
                 environment_factory=rollout.tool_environments,
             )
-        build.check_engine(self, value_model, reference, turn_reward_funcs)
+        with given.in_place(args):
+            build.check_engine(self, given.model, reference, turn_reward_funcs)
         self._engine = rollout_engine.build_engine(self)
         self._eval_engine = rollout_engine.build_eval_engine(self, evaluation)
         rollout_engine.take_over(self, len(rewards.funcs))
@@ -163,20 +176,23 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
         )
         # Column of the reward table that only repeats, for the log, what the turns have earned.
         self._repeated_reward = rewards.repeated
-        self._add_models(value_model, reference)
+        with given.in_place(args):
+            self._add_models(given, reference)
         self._init_rollout_state()
         self._init_update_state()
         self._init_evaluation()
         self._init_checkpoints()
+        self._init_publishing()
         display.install_callbacks(self)
         self._guards = Guards(self)
+        self._trace = TraceRecorder(self)
 
-    def _add_models(self, value_model: Any, reference: build.ReferencePlan) -> None:
+    def _add_models(self, given: continuing.GivenCritic, reference: build.ReferencePlan) -> None:
         """What stands beside the policy: reference, critic and, later, the critic's optimizer."""
         build.keep_trainable(self.model)
         build.install_reference(self, reference)
         build.install_stop_token(self)
-        self.critic: Critic = build.build_critic(self, value_model)
+        self.critic: Critic = build.build_critic(self, given.model, given.shared)
         self._stale = StalePolicies(self._policy_parameters(), self.args.rollout_staleness)
         self._hooks: UpdateScale | None = None
         self._critic_optimizer: engines.CriticOptimizer | None = None
@@ -227,6 +243,11 @@ class PPOTrainer(AgentEvaluation, ActorCriticCheckpoints):
         """For subclasses that need the policy's parameters."""
 
     # --------------------------------------------------------------- bookkeeping
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        batch = super()._generate_and_score_completions(inputs)
+        self._trace.rollout(batch)
+        return batch
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Play a few episodes of the evaluation (or training) data and print them as a table.

@@ -22,11 +22,13 @@ from ..core import (
     log_importance_ratio,
 )
 from ._trl import group_by_length, reshuffle, small_tiles
+from .display import restored_terminal
 from .forward import full_sequence, without_padding
 from .gradients import GradientBuffer
 from .guards import Guards
 from .reports import MiniBatchMetrics
 from .rollout_phase import ActorCriticRollout
+from .trace_record import TraceRecorder
 
 Batch = dict[str, Any]
 
@@ -36,6 +38,7 @@ class ActorCriticUpdate(ActorCriticRollout):
 
     _critic_grads: GradientBuffer
     _guards: Guards
+    _trace: TraceRecorder
     _last_checkpoint: Path | None
 
     def _init_update_state(self) -> None:
@@ -47,8 +50,11 @@ class ActorCriticUpdate(ActorCriticRollout):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's training loop, under guard."""
-        with self._guards.watching():
-            return super().train(*args, **kwargs)
+        try:
+            with self._guards.watching(), restored_terminal(self):
+                return super().train(*args, **kwargs)
+        finally:
+            self._trace.finish()
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         if not self.model.training:
@@ -146,6 +152,7 @@ class ActorCriticUpdate(ActorCriticRollout):
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, share, totals)
         self._batch_metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
         self._observe(surrogate, share, logprobs, entropies, loss_mask)
+        self._trace.observe(inputs, logprobs, log_ratio, surrogate)
         return self._combine(inputs, surrogate, share, extra)
 
     def _observe(
@@ -231,8 +238,11 @@ class ActorCriticUpdate(ActorCriticRollout):
             self._before_optimizer_step()
         self._update_seconds += time.perf_counter() - started - self._rollout_seconds
         self._rollout_seconds = 0.0
-        if self.accelerator.sync_gradients and not self._guards.admit(self._flush_metrics()):
-            self._drop_gradients()
+        if self.accelerator.sync_gradients:
+            admitted = self._guards.admit(self._flush_metrics())
+            if not admitted:
+                self._drop_gradients()
+            self._trace.end_mini_batch(self._window, admitted=admitted)
         return loss
 
     def _drop_gradients(self) -> None:

@@ -1,0 +1,58 @@
+"""A Hub on this machine, and the real client pointed at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants as constants
+import huggingface_hub.file_download as file_download
+import huggingface_hub.hf_api as hf_api
+import huggingface_hub.utils._http as http
+import pytest
+import transformers.utils.hub as transformers_hub
+
+from tests.hub.hub_kit import Impatient
+from tests.hub.hub_server import TOKEN, LocalHub
+from trl_stppo.hub import card
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learning curves take seconds; here a file stands for them."""
+
+    def draw(path: Path, facts: object) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"curves")
+
+    monkeypatch.setattr(card, "_draw", draw)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """An empty Hub; the client is logged in, has a cache of its own, and waits for nothing."""
+    server = LocalHub()
+    cache = str(tmp_path / "cache")
+    for name, value in {
+        "ENDPOINT": server.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,  # a storage of its own, in compiled code
+        "HF_HUB_CACHE": cache,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    for name, value in {
+        "HF_ENDPOINT": server.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_CACHE": cache,
+        "HF_TOKEN": TOKEN,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(hf_api.api, "endpoint", server.url)
+    monkeypatch.setattr(transformers_hub, "_hf_api", None)
+    for module in (http, file_download):
+        monkeypatch.setattr(module, "time", Impatient)
+    yield server
+    server.close()
+    http.close_session()

@@ -1,0 +1,348 @@
+"""The part of the Hub's API that `huggingface_hub` uses, on this machine, with faults on request."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+TOKEN = "hf_local"
+LARGE = 10_000  # bytes; the Hub itself says 10 MB, or binary
+BINARY = (".safetensors", ".pt", ".pth", ".bin", ".png", ".gz", ".parquet")
+
+
+@dataclass
+class Repo:
+    """One repository: commits by id, each a whole tree of path -> content."""
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    branches: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The newest tree."""
+        return self.commits[self.branches["main"]]
+
+    def commit(self, files: dict[str, bytes], message: str, branch: str = "main") -> str:
+        sha = hashlib.sha1(f"{len(self.commits)}{message}".encode()).hexdigest()
+        self.commits[sha], self.branches[branch] = files, sha
+        self.messages.append(message)
+        return sha
+
+    def tree(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        sha = self.branches.get(revision, revision)
+        return (sha, self.commits[sha]) if sha in self.commits else None
+
+
+@dataclass
+class Fault:
+    """What goes wrong with requests whose line ("PUT /lfs/...") matches.
+
+    Attributes:
+        pattern: of method and path.
+        status: answered in place of the truth; None drops the connection.
+        times: how often.
+        headers: of the answer.
+        after: bytes of the body, sent or received, before a connection is dropped.
+    """
+
+    pattern: str
+    status: int | None
+    times: int = 10**9
+    headers: dict[str, str] = field(default_factory=dict)
+    after: int = 100
+
+
+class LocalHub:
+    """A server with repositories, faults, and a list of the requests that it got.
+
+    Attributes:
+        repos: by "user/name".
+        large: contents by sha256.
+        faults: tried in order.
+        requests: "METHOD path" of each.
+        before: called with each request before it is answered.
+    """
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.large: dict[str, bytes] = {}
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []
+        self.before: Callable[[str], None] = lambda line: None
+        self.lock = threading.RLock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def fail(self, pattern: str, status: int | None, times: int = 10**9, **how: Any) -> None:
+        """Let requests go wrong from now on."""
+        self.faults.append(Fault(pattern, status, times, **how))
+
+    def heal(self) -> None:
+        self.faults.clear()
+
+    def fault(self, line: str) -> Fault | None:
+        with self.lock:
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.pattern, line):
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def count(self, pattern: str) -> int:
+        return sum(bool(re.search(pattern, line)) for line in self.requests)
+
+
+def git_id(content: bytes) -> str:
+    """The id of a blob in git."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def is_large(path: str, content_size: int) -> bool:
+    return path.endswith(BINARY) or content_size > LARGE
+
+
+def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        pass
+
+    Handler.hub = hub
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: LocalHub
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    # ------------------------------------------------------------------ the frame
+
+    def _serve(self) -> None:
+        path = unquote(urlparse(self.path).path)
+        line = f"{self.command} {path}"
+        self.hub.requests.append(line)
+        self.hub.before(line)
+        self._drop_after: int | None = None
+        fault = self.hub.fault(line)
+        if fault is not None and fault.status is None and self.command in ("PUT", "POST"):
+            self.rfile.read(
+                min(fault.after, int(self.headers.get("Content-Length") or fault.after))
+            )
+            return self._drop()
+        body = self._body()
+        if fault is not None and fault.status is not None:
+            text = json.dumps({"error": f"injected {fault.status}"}).encode()
+            return self._answer(fault.status, text, fault.headers)
+        if fault is not None:
+            self._drop_after = fault.after
+        with self.hub.lock:
+            self._route(path, body)
+
+    do_GET = do_HEAD = do_POST = do_PUT = _serve
+
+    def _body(self) -> bytes:
+        if "chunked" in (self.headers.get("Transfer-Encoding") or ""):
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _drop(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _answer(
+        self, status: int, body: bytes | dict | list = b"", headers: dict[str, str] | None = None
+    ) -> None:
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        headers = headers or {}
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self._drop_after is not None and self._drop_after < len(body):
+            self.wfile.write(body[: self._drop_after])
+            self.wfile.flush()
+            return self._drop()
+        self.wfile.write(body)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._answer(status, {"error": code}, {"X-Error-Code": code, "X-Error-Message": code})
+
+    # ------------------------------------------------------------------ the routes
+
+    def _route(self, path: str, body: bytes) -> None:
+        authorised = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        writes = self.command in ("POST", "PUT") and not path.startswith(("/lfs/", "/api/validate"))
+        if writes and not authorised:
+            return self._answer(401, {"error": "Invalid username or password."})
+        routes = (
+            (r"GET /api/whoami-v2", self._whoami),
+            (r"POST /api/repos/create", self._create),
+            (r"POST /api/validate-yaml", lambda: self._answer(200, {"errors": [], "warnings": []})),
+            (r"POST /api/models/(.+?)/preupload/(.+)", self._preupload),
+            (r"POST /api/models/(.+?)/commit/(.+)", self._commit),
+            (r"POST /(.+?)\.git/info/lfs/objects/batch", self._batch),
+            (r"PUT /lfs/(\w+)", self._store),
+            (r"GET /api/models/(.+?)/tree/([^/]+)", self._tree),
+            (r"GET /api/models/(.+?)/revision/(.+)", self._info),
+            (r"GET /api/models/([^/]+/[^/]+)", self._info),
+            (r"(?:GET|HEAD) /(.+?/.+?)/resolve/([^/]+)/(.+)", self._resolve),
+        )
+        self._content = body
+        for pattern, serve in routes:
+            found = re.fullmatch(pattern, f"{self.command} {path}")
+            if found:
+                return serve(*found.groups())
+        self._refuse(404, "NoRoute")
+
+    def _whoami(self) -> None:
+        self._answer(
+            200, {"type": "user", "name": "me", "auth": {"accessToken": {"role": "write"}}}
+        )
+
+    def _create(self) -> None:
+        asked = json.loads(self._content)
+        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+        exists = name in self.hub.repos
+        if not exists:
+            self.hub.repos[name] = Repo()
+            self.hub.repos[name].commit({".gitattributes": b"*.bin lfs\n"}, "initial commit")
+        url = {"url": f"{self.hub.url}/{name}", "name": name}
+        self._answer(409 if exists else 200, {**url, "error": "You already created this repo"})
+
+    def _preupload(self, name: str, revision: str) -> None:
+        repo = self._repo(name)
+        if repo is None:
+            return
+        files = [
+            {
+                "path": f["path"],
+                "uploadMode": "lfs" if is_large(f["path"], f["size"]) else "regular",
+                "shouldIgnore": False,
+                "oid": self._oid(f["path"], repo.files.get(f["path"])),
+            }
+            for f in json.loads(self._content)["files"]
+        ]
+        self._answer(200, {"files": files})
+
+    @staticmethod
+    def _oid(path: str, content: bytes | None) -> str | None:
+        if content is None:
+            return None
+        large = is_large(path, len(content))
+        return hashlib.sha256(content).hexdigest() if large else git_id(content)
+
+    def _batch(self, name: str) -> None:
+        if self._repo(name) is None:
+            return
+        objects = []
+        for entry in json.loads(self._content)["objects"]:
+            known = entry["oid"] in self.hub.large
+            href = f"{self.hub.url}/lfs/{entry['oid']}"
+            objects.append(entry if known else {**entry, "actions": {"upload": {"href": href}}})
+        self._answer(200, {"transfer": "basic", "objects": objects})
+
+    def _store(self, oid: str) -> None:
+        if hashlib.sha256(self._content).hexdigest() != oid:
+            return self._refuse(400, "Checksum")
+        self.hub.large[oid] = self._content
+        self._answer(200)
+
+    def _commit(self, name: str, revision: str) -> None:
+        repo = self._repo(name)
+        if repo is None:
+            return
+        files, summary = dict(repo.files), ""
+        for line in self._content.decode().splitlines():
+            entry = json.loads(line)
+            key, value = entry["key"], entry["value"]
+            if key == "header":
+                summary = value["summary"]
+            elif key == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                if value["oid"] not in self.hub.large:
+                    return self._refuse(400, "MissingLfsObject")
+                files[value["path"]] = self.hub.large[value["oid"]]
+        sha = repo.commit(files, summary, revision)
+        url = f"{self.hub.url}/{name}/commit/{sha}"
+        self._answer(200, {"commitOid": sha, "commitUrl": url, "success": True})
+
+    def _info(self, name: str, revision: str = "main") -> None:
+        found = self._at(name, revision)
+        if found is not None:
+            sha, files = found
+            listed = [{"rfilename": path} for path in files]
+            about = {"id": name, "modelId": name, "sha": sha, "siblings": listed, "tags": []}
+            card = {"license": "mit"} if name == "me/base" else {}
+            self._answer(200, {**about, "private": False, "downloads": 0, "cardData": card})
+
+    def _tree(self, name: str, revision: str) -> None:
+        found = self._at(name, revision)
+        if found is not None:
+            entries = [self._entry(path, content) for path, content in sorted(found[1].items())]
+            self._answer(200, entries)
+
+    def _entry(self, path: str, content: bytes) -> dict[str, Any]:
+        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content)}
+        entry["oid"] = git_id(content)
+        if is_large(path, len(content)):
+            oid = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 130}
+        return entry
+
+    def _resolve(self, name: str, revision: str, path: str) -> None:
+        found = self._at(name, revision)
+        if found is None:
+            return
+        sha, files = found
+        head = {"X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
+        if path not in files:
+            code = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
+            return self._answer(404, b"", {**head, **code})
+        content = files[path]
+        head["ETag"] = f'"{self._oid(path, content)}"'
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        if wanted and self.command == "GET":
+            start = int(wanted[1])
+            head["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            return self._answer(206, content[start:], head)
+        self._answer(200, content, head)
+
+    def _repo(self, name: str) -> Repo | None:
+        if name not in self.hub.repos:
+            self._refuse(404, "RepoNotFound")
+        return self.hub.repos.get(name)
+
+    def _at(self, name: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        repo = self._repo(name)
+        found = None if repo is None else repo.tree(revision)
+        if repo is not None and found is None:
+            self._refuse(404, "RevisionNotFound")
+        return found

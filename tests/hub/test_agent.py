@@ -1,0 +1,240 @@
+"""An agent at work: on environments, in one's own loop, with settings of its run or others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import BitsAndBytesConfig, Qwen2ForCausalLM
+
+from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy
+from tests.hub.hub_kit import letters, logits, run, saved_base
+from tests.trainer.test_tool_environments import TEMPLATE, PayingEnv, call
+from trl_stppo import Agent
+from trl_stppo.errors import HubError
+from trl_stppo.generation.batched import BatchedBackend
+from trl_stppo.hub.settings import AGENT_FILE, FORMAT, AgentSettings
+
+ROW = letters()[0]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder as `save_model` leaves it."""
+    folder = tmp_path_factory.mktemp("agent") / "run"
+    options = {"temperature": 0.7, "max_malformed_actions": 9, "seed": 5}
+    trainer = run(folder, hub_model_id=None, **options)
+    trainer.save_model(str(folder))
+    return folder
+
+
+@pytest.fixture
+def agent(saved):
+    return Agent.from_pretrained(str(saved))
+
+
+def test_the_settings_are_those_of_the_run(agent):
+    settings = agent.settings
+    assert (settings.max_turns, settings.max_turn_tokens) == (3, 4)
+    assert (settings.max_malformed_actions, settings.seed) == (9, 5)
+    assert settings.sampling["temperature"] == 0.7
+    assert settings.environments[0]["import"] == "tests.fakes:CountEnv"
+    assert (settings.dtype, settings.trainer) == ("float32", "STPPOTrainer")
+
+
+def test_seeds_name_what_is_drawn_and_greedy_needs_none(agent):
+    first, again, other = (agent.run(CountEnv, ROW, seed=s, greedy=False) for s in (1, 1, 2))
+    assert first.ids == again.ids != other.ids
+    assert agent.run(CountEnv, ROW, seed=1).ids == agent.run(CountEnv, ROW, seed=2).ids
+
+
+def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
+    trainer = run(tmp_path / "run", arguments={"eval_dataset": letters()}, eval_temperature=0.8)
+    trainer.save_model()
+    kept = {}
+    original = trainer._facts
+    trainer._facts = lambda row, name, *rest: (
+        kept.update({name[0]: trainer._episodes[row].ids}) or original(row, name, *rest)
+    )
+    trainer.evaluate()
+    agent = Agent.from_pretrained(trainer.args.output_dir)
+    played = agent.run_many(CountEnv, letters(), seed=trainer.args.seed, greedy=False)
+    assert [e.ids for e in played] == [kept[i] for i in range(8)]
+
+
+def test_an_episode_tells_what_happened(agent):
+    episode = agent.run(CountEnv, ROW)
+    assert [m["role"] for m in episode.messages] == ["user", "assistant", "user", "assistant"]
+    assert episode.turns == [m["content"] for m in episode.messages if m["role"] == "assistant"]
+    assert len(episode.rewards) == 2
+    assert episode.score == sum(episode.rewards)
+    assert (episode.stop_reason, episode.success, episode.error) == ("terminated", False, None)
+
+
+class Closable(CountEnv):
+    closed = 0
+
+    def close(self) -> None:
+        Closable.closed += 1
+
+
+def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
+    expected = agent.run(CountEnv, ROW).ids
+    named = {**ROW, "environment": "count"}
+    for env, row in (
+        (CountEnv(), ROW),
+        (lambda: CountEnv(), ROW),
+        ({"count": CountEnv}, named),
+        ("tests.fakes:CountEnv", ROW),
+        (agent.environment_class(["tests"]), ROW),
+    ):
+        assert agent.run(env, row).ids == expected
+    own = Closable()
+    assert [e.ids for e in agent.run_many(own, [ROW, ROW])] == [expected, expected]
+    assert Closable.closed == 0  # it is the caller's
+    agent.run(Closable, ROW)
+    assert Closable.closed == 1
+
+
+def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
+    with pytest.raises(ValueError, match=r"'tests.fakes:CountEnv'.*none of the trusted packages"):
+        agent.environment_class(["trl_stppo"])
+    with pytest.raises(ValueError, match="cannot be imported"):
+        agent.run("tests.fakes:NoSuchEnv", ROW)
+    with pytest.raises(ValueError, match="nothing to play"):
+        agent.run(None, ROW)
+    (saved / "modeling_evil.py").write_text("raise SystemExit('code was run')")
+    (saved / "custom_generate.py").write_text("raise SystemExit('code was run')")
+    Agent.from_pretrained(str(saved)).run(CountEnv, ROW)
+
+
+def test_one_leads_the_conversation_oneself(agent):
+    episode = agent.run(CountEnv, ROW)
+    messages = [{"role": "user", "content": ROW["prompt"][0]["content"] + "a"}]
+    assert agent.act(messages) == episode.turns[0]
+    assert agent.act("plain text") != ""
+    assert len({agent.act(messages, seed=s, greedy=False) for s in range(5)}) > 1
+    with pytest.raises(ValueError, match=r"has \d+ tokens and leaves none to sample.*has 512"):
+        agent.act("x" * 600)
+
+
+def test_tools_are_called_and_pay(saved, monkeypatch):
+    agent = Agent.from_pretrained(str(saved), max_completion_length=400, max_turn_tokens=None)
+    torch.manual_seed(0)
+    agent.tokenizer.chat_template = TEMPLATE.read_text()
+    agent.model = Qwen2ForCausalLM(tiny_config(agent.tokenizer, max_position_embeddings=4096))
+    lines = iter([call("pay", 2.0), call("fail", 1.0), "done"])
+
+    def script(rows, limit, seeds):
+        return [agent.tokenizer(next(lines) + "<|im_end|>")["input_ids"]], None
+
+    monkeypatch.setattr(agent._speaker, "backend", lambda sampling: BatchedBackend(script))
+    episode = agent.run(PayingEnv, ROW)
+    assert episode.rewards == [2.0, 1.0, 0.0]
+    assert (episode.final_reward, episode.score) == (10.0, 13.0)
+    assert [m["role"] for m in episode.messages].count("tool") == 2
+
+
+def test_a_model_whose_cache_is_not_ours_generates_the_same(saved, agent, monkeypatch):
+    expected = [e.ids for e in agent.run_many(CountEnv, letters())]
+    monkeypatch.setattr("trl_stppo.trainer.play.supports", lambda model: "It is another one.")
+    other = Agent.from_pretrained(str(saved))
+    assert [e.ids for e in other.run_many(CountEnv, letters())] == expected
+    assert other.run(CountEnv, ROW, greedy=False).turns
+
+
+# -------------------------------------------------------------------------- loading
+
+
+def test_settings_can_be_changed_and_wrong_ones_are_named(saved):
+    assert Agent.from_pretrained(str(saved), max_turns=1).run(CountEnv, ROW).rewards[1:] == []
+    with pytest.raises(TypeError, match=r"no setting named 'max_turn'; there are .*max_turns"):
+        Agent.from_pretrained(str(saved), max_turn=1)
+    with pytest.raises(ValueError, match=r"`max_turns='many'` .* must be int or null"):
+        Agent.from_pretrained(str(saved), max_turns="many")
+
+
+def test_a_model_without_settings_plays_with_the_defaults(tmp_path):
+    folder = saved_base(tmp_path / "plain")
+    agent = Agent.from_pretrained(folder, max_completion_length=40, dtype=torch.float64)
+    assert agent.model.dtype == torch.float64
+    assert agent.run(CountEnv, ROW).turns
+    made = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
+    assert made.settings == AgentSettings()
+
+
+def test_what_is_no_folder_and_no_repository_is_named():
+    with pytest.raises(HubError, match=r"'no/such' is no folder here and could not be downloaded"):
+        Agent.from_pretrained("no/such")
+
+
+def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
+    base = saved_base(tmp_path / "base")
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    trainer = run(tmp_path / "run", arguments={"model": base, "peft_config": lora})
+    trainer.save_model()
+    expected = logits(trainer.model)
+    (tmp_path / "base").rename(tmp_path / "moved")
+    folder = trainer.args.output_dir
+    with pytest.raises(ValueError, match="Pass the base model's name or folder as `base_model`"):
+        Agent.from_pretrained(folder)
+    agent = Agent.from_pretrained(folder, base_model=str(tmp_path / "moved"))
+    assert torch.equal(logits(agent.model), expected)
+
+
+def test_a_quantised_policy_comes_back_quantised(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    wide = tiny_config(char_tokenizer(), hidden_size=64, intermediate_size=64)
+    Qwen2ForCausalLM(wide).save_pretrained(tmp_path / "base")
+    in_4_bits = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    trainer = run(
+        tmp_path / "run",
+        arguments={
+            "model": str(tmp_path / "base"),
+            "peft_config": lora,
+            "quantization_config": in_4_bits,
+            "eval_dataset": letters(),
+        },
+    )
+    trainer.save_model()
+    agent = Agent.from_pretrained(trainer.args.output_dir)
+    assert agent.model.get_base_model().is_loaded_in_4bit
+    torch.testing.assert_close(logits(agent.model), logits(trainer.model), rtol=0, atol=1e-5)
+    plain = Agent.from_pretrained(trainer.args.output_dir, quantization_config=False)
+    assert not getattr(plain.model.get_base_model(), "is_loaded_in_4bit", False)
+    assert not torch.allclose(logits(plain.model), logits(agent.model), atol=1e-3)
+
+
+# ----------------------------------------------------------------------- agent.json
+
+
+def test_settings_survive_the_file_and_unknown_keys_are_passed_over(tmp_path):
+    settings = AgentSettings(max_turns=4, sampling={"temperature": 0.5}, tools=["add"])
+    path = settings.save(tmp_path)
+    assert AgentSettings.load(tmp_path) == settings
+    path.write_text(json.dumps({**json.loads(path.read_text()), "code": "rm -rf /"}))
+    assert AgentSettings.load(tmp_path) == settings
+    assert AgentSettings.load(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ("{}", "is damaged"),
+        (json.dumps({"format": FORMAT + 1}), "Upgrade trl_stppo"),
+        (json.dumps({"format": FORMAT, "max_turns": "4"}), r"`max_turns='4'`"),
+        (json.dumps({"format": FORMAT, "seed": True}), r"`seed=True`"),
+    ],
+)
+def test_a_damaged_or_later_file_is_refused(tmp_path, text, said):
+    (tmp_path / AGENT_FILE).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        AgentSettings.load(tmp_path)

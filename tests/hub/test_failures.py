@@ -1,0 +1,193 @@
+"""The Hub refuses, breaks off or is not there: nothing is lost, and what is said helps."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import CountEnv
+from tests.hub.hub_kit import REPO, Impatient, letters, logits, run
+from tests.hub.hub_server import LocalHub
+from trl_stppo import Agent
+from trl_stppo.errors import HubError
+from trl_stppo.trainer import checkpoint_files
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+PUSHES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that has ended, and what it holds."""
+    trainer = run(tmp_path_factory.mktemp("trained") / "run", max_steps=1)
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture
+def pushable(trained):
+    """The run as if no repository had been made for it yet."""
+    trained.hub_model_id, trained.push_in_progress = None, None
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "said"),
+    [
+        ("repos/create", 401, "hf auth login"),
+        ("repos/create", 403, "write access"),
+        ("preupload", 401, "hf auth login"),
+        ("commit", 403, "write access"),
+        ("commit", 404, "check `hub_model_id`"),
+        ("commit", 409, "at the same time"),
+        ("commit", 429, "wait, then push again"),
+        ("preupload", 500, "in trouble"),
+        ("lfs/objects/batch", 503, "in trouble"),
+        ("PUT /lfs", None, "RuntimeError|disconnected|Error"),
+    ],
+)
+def test_a_final_push_that_fails_says_where_everything_is_and_how_to_go_on(
+    hub, pushable, pattern, status, said
+):
+    hub.fail(pattern, status)
+    folder = pushable.args.output_dir
+    with pytest.raises(HubError) as caught:
+        pushable.push_to_hub()
+    message = str(caught.value)
+    assert re.search(said, message)
+    for part in (repr(REPO), f"`{folder}`", "trainer.push_to_hub()", "hf upload"):
+        assert part in message
+    hub.heal()
+    agent = Agent.from_pretrained(folder)  # all of it is there
+    assert logits(agent.model).equal(logits(pushable.model))
+    pushable.push_to_hub()
+    assert hub.repos[REPO].files[WEIGHTS] == Path(folder, WEIGHTS).read_bytes()
+
+
+def test_the_command_in_the_message_pushes_what_the_trainer_would(hub, pushable):
+    hub.fail("PUT /lfs", 500)
+    with pytest.raises(HubError) as caught:
+        pushable.push_to_hub()
+    hub.heal()
+    command = shlex.split(re.search(r"`(hf upload .*?)`", str(caught.value))[1])
+    code = "import sys; from huggingface_hub.cli.hf import main; sys.argv[0] = 'hf'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command[1:]], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    by_command = hub.repos[REPO].files
+    commits = len(hub.repos[REPO].commits)
+    pushable.push_to_hub()
+    assert set(hub.repos[REPO].files) == set(by_command)
+    assert len(hub.repos[REPO].commits) <= commits + 1  # the card, at most
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "headers"),
+    [
+        ("preupload", 429, {"Retry-After": "7"}),
+        ("preupload", 500, {}),
+        ("lfs/objects/batch", 503, {}),
+        ("PUT /lfs", 500, {}),
+        ("PUT /lfs", None, {}),
+    ],
+)
+def test_what_goes_wrong_once_is_tried_again(hub, pushable, pattern, status, headers):
+    Impatient.waited.clear()
+    hub.fail(pattern, status, times=1, headers=headers)
+    pushable.push_to_hub()
+    assert WEIGHTS in hub.repos[REPO].files
+    assert not headers or max(Impatient.waited) >= 7
+
+
+def warnings_of(caplog, count):
+    """What was told of pushes; a thread tells it, perhaps a moment after the run."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        told = [r.message for r in caplog.records if "training goes on" in r.message]
+        if len(told) >= count:
+            return told
+        time.sleep(0.01)
+    raise AssertionError(f"told {len(told)} times, not {count}")
+
+
+@pytest.mark.parametrize("status", [401, 500, None])
+def test_a_push_from_a_checkpoint_that_fails_is_told_and_ends_no_run(hub, tmp_path, caplog, status):
+    trainer = run(tmp_path / "run", hub_strategy="checkpoint", **PUSHES)
+    hub.fail("preupload" if status else "PUT /lfs", status)
+    with caplog.at_level(logging.WARNING, logger="trl_stppo"):
+        output = trainer.train()
+    assert output.global_step == 2
+    told = warnings_of(caplog, 2)  # the model, and the checkpoint
+    assert all(repr(REPO) in text and "checkpoint-2" in text for text in told)
+    assert checkpoint_files.complaint(tmp_path / "run" / "checkpoint-2") is None
+    hub.heal()
+    trainer.push_to_hub()
+    assert WEIGHTS in hub.repos[REPO].files
+
+
+def test_what_cannot_be_put_together_for_a_push_ends_no_run(hub, tmp_path, caplog, monkeypatch):
+    trainer = run(tmp_path / "run", hub_strategy="every_save", **PUSHES)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trl_stppo.trainer.publishing.shutil.copytree", full)
+    with caplog.at_level(logging.WARNING, logger="trl_stppo"):
+        assert trainer.train().global_step == 2
+    assert "No space left on device" in caplog.text
+
+
+def test_a_repository_that_cannot_be_made_is_told_before_anything_is_loaded(hub, tmp_path):
+    hub.fail("repos/create", 403)
+    with pytest.raises(HubError, match=r"'me/agent' could not be created.*push_to_hub=False"):
+        run(tmp_path / "run", **PUSHES)
+
+
+def test_a_push_in_the_background_that_fails_is_told(hub, pushable, caplog):
+    hub.fail("preupload", 403)
+    with caplog.at_level(logging.WARNING, logger="trl_stppo"):
+        future = pushable.push_to_hub(blocking=False)
+        assert future.exception(timeout=60) is not None
+    assert "write access" in warnings_of(caplog, 1)[0]
+
+
+# ------------------------------------------------------------------------- downloads
+
+
+@pytest.fixture
+def published(hub: LocalHub, pushable):
+    pushable.push_to_hub()
+    return hub
+
+
+def test_a_download_that_breaks_off_goes_on_from_there(published, pushable):
+    published.fail(f"GET /{REPO}/resolve/.*{WEIGHTS}", None, times=1, after=1000)
+    agent = Agent.from_pretrained(REPO)
+    assert published.count(f"GET /{REPO}/resolve/.*/{WEIGHTS}") == 2
+    assert logits(agent.model).equal(logits(pushable.model))
+
+
+@pytest.mark.parametrize(("pattern", "status"), [("resolve", 500), ("revision|tree", 503)])
+def test_a_download_that_fails_for_good_names_the_repository(published, pattern, status):
+    published.fail(f"(GET|HEAD) .*({pattern})", status)
+    with pytest.raises(HubError, match=r"'me/agent' is no folder here and could not be downloaded"):
+        Agent.from_pretrained(REPO)
+    published.heal()
+    assert Agent.from_pretrained(REPO).run(CountEnv, letters()[0]).turns
+
+
+@pytest.mark.parametrize("revision", [None, "no-such"])
+def test_what_is_not_there_is_named(published, revision):
+    name = REPO if revision else "me/nothing"
+    with pytest.raises(HubError, match=f"'{name}'.*{revision or ''}"):
+        Agent.from_pretrained(name, revision=revision)

@@ -1,0 +1,221 @@
+"""The model card: what it says, and that words of others stay words."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import pytest
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+
+from tests.fakes import CountEnv
+from tests.hub.hub_kit import letters, run, saved_base
+from tests.hub.hub_server import Repo
+from trl_stppo import PPOTrainer, STGRPOTrainer
+from trl_stppo.hub import card as cards
+from trl_stppo.hub.facts import CardFacts, EnvironmentFacts
+from trl_stppo.hub.fetching import licence_of
+from trl_stppo.hub.markdown import code, escaped, fenced, plain, prose, table
+from trl_stppo.hub.results import last_evaluations, results_table
+from trl_stppo.hub.sections import CRITIC_FOLDER
+from trl_stppo.models import critic
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+HOSTILE = (
+    "# Heading\n\n<script>alert(1)</script> <img src=x onerror=alert(1)> [x](javascript:alert(1)) "
+    "![i](https://evil.example/i.png) `code` ``` | cell | $x$ ~~~ https://evil.example @someone "
+    "\u202etxet\u202c \x00\x1b[31m ---\n---\ntags: [evil]\n"
+)
+
+
+def rendered(text: str) -> str:
+    linkify = importlib.util.find_spec("linkify_it") is not None  # bare addresses, as the Hub does
+    reader = MarkdownIt("commonmark", {"html": True, "linkify": linkify}).enable("table")
+    return (reader.enable("linkify") if linkify else reader).render(text)
+
+
+def card_of(trainer) -> ModelCard:
+    trainer.create_model_card()
+    return ModelCard.load(f"{trainer.args.output_dir}/README.md")
+
+
+class HostileEnv(CountEnv):
+    __doc__ = HOSTILE
+
+
+HostileEnv.__name__ = HostileEnv.__qualname__ = "Evil`](x) <b>"
+
+
+@pytest.mark.parametrize("form", [escaped, prose, code])
+@pytest.mark.parametrize("before", ["", "- ", "1. ", "text ", "> "])
+def test_no_words_become_markup(form, before):
+    allowed = {"<p>", "</p>", "<span>", "</span>", "<code>", "</code>"}
+    html = rendered(form(before + HOSTILE))
+    tags = {tag if ">" in tag else tag + ">" for tag in _tags(html)}
+    assert tags <= allowed, html
+    for word in ("Heading", "alert(1)", "evil.example", "someone"):
+        assert word in html
+    assert "\u202e" not in html
+    assert "\x00" not in html
+
+
+def _tags(html: str) -> list[str]:
+    return ["<" + part.split(">")[0] + ">" for part in html.split("<")[1:]]
+
+
+def test_a_block_of_code_ends_where_it_should():
+    html = rendered(fenced("a\n```\n</code><b>x</b>\n~~~~\n````", "text") + "\n\nafter")
+    assert html.count("<pre>") == 1
+    assert "<b>" not in html
+    assert "<p>after</p>" in html
+
+
+def test_a_table_keeps_its_cells():
+    html = rendered(table(["a", "b"], [[code("x|y`|"), escaped("p|q\nr")]]))
+    assert html.count("<td>") == 2
+    assert "x|y`|" in html
+    assert plain("a\n\tb  c", 4) == "a b…"
+
+
+def test_a_card_survives_names_docstrings_and_rows_of_others(tmp_path):
+    rows = letters().map(
+        lambda row: {"prompt": [{"role": "system", "content": HOSTILE}, *row["prompt"]]}
+    )
+    trainer = run(
+        tmp_path / "odd `]( <b> name",
+        arguments={"environment_factory": HostileEnv, "train_dataset": rows},
+        hub_model_id=None,
+    )
+    trainer.create_model_card(model_name=HOSTILE, dataset_name=HOSTILE, tags=["a\nb: c"])
+    text = (tmp_path / "odd `]( <b> name" / "README.md").read_text()
+    card = ModelCard(text)
+    assert "evil" not in card.data.tags
+    assert "a b: c" in card.data.tags
+    html = rendered(card.text)
+    for tag in ("<script", "<img", "<b>", "onerror=alert(1)>", 'href="javascript'):
+        assert tag not in html
+    headings = [part.split("<")[0] for part in html.split("<h2>")[1:]]
+    assert headings == ["Run the agent", "Environment", "Training procedure", "Files", "Citations"]
+    links = {part.split('"')[0] for part in html.split('href="')[1:]}
+    assert not [link for link in links if "evil" in link]
+
+
+def test_a_card_tells_what_the_run_was(tmp_path):
+    trainer = run(
+        tmp_path / "run",
+        arguments={"eval_dataset": {"easy": letters(2), "hard": letters(3)}},
+        max_steps=1,
+        variant="s-ppo",
+    )
+    trainer.train()
+    trainer.evaluate()
+    card = card_of(trainer)
+    for said in (
+        "variant `s-ppo`",
+        "| `critic_learning_rate` | `0.01` |",
+        "| turns | `3` |",
+        "**`CountEnv`**: Pays for how often a letter occurs",
+        "ends after `turns` turns",
+        "`<\\|im_end\\|>`",
+        "li2025stppo",
+        "`critic/`: the critic, a sequence-classification model",
+        "after 1 optimizer steps",
+        "- trl-stppo: ",
+        "- TRL: ",
+    ):
+        assert said in card.text, said
+    assert "time machine" not in card.text  # TRL's stock example
+    assert "None" not in card.text
+    assert {r.dataset_name for r in card.data.eval_results} == {"easy", "hard"}
+    assert card.data.pipeline_tag == "text-generation"
+    assert "licence" not in card.data
+    header = [line for line in card.text.splitlines() if "| easy | hard |" in line]
+    assert len(header) == 1
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "tag", "absent"),
+    [(PPOTrainer, "ppo", "variant"), (STGRPOTrainer, "stgrpo", "critic")],
+)
+def test_the_other_trainers_have_cards_of_their_own(tmp_path, trainer_class, tag, absent):
+    options = {"per_device_train_batch_size": 8, "num_generations": 2, "num_mini_batches": 1}
+    card = card_of(run(tmp_path / "run", trainer_class, **options))
+    assert {tag, "trl", "reinforcement-learning", "multi-turn"} <= set(card.data.tags)
+    assert absent not in card.text.split("## Citations")[0].lower()
+
+
+def test_the_licence_of_the_base_model_is_passed_on(hub, tmp_path):
+    base = saved_base(tmp_path / "base")
+    card = "---\nlicense: apache-2.0\n---\nBase.\n"
+    (tmp_path / "base" / "README.md").write_text(card)
+    trainer = run(tmp_path / "run", arguments={"model": base})
+    found = card_of(trainer)
+    assert found.data.license == "apache-2.0"
+    assert found.data.base_model is None  # a path on this machine
+    hub.repos["me/base"] = Repo()
+    hub.repos["me/base"].commit({"config.json": b"{}"}, "first")
+    assert licence_of("me/base") == "mit"
+    hub.fail("models/me/base", 500)
+    assert licence_of("me/base") is None
+
+
+def test_a_failing_card_or_picture_ends_no_run(tmp_path, monkeypatch, caplog):
+    def broken(*args):
+        raise RuntimeError("no picture today")
+
+    monkeypatch.setattr(cards, "_draw", broken)
+    trainer = run(tmp_path / "run")
+    trainer.state.log_history = [{"loss": 1.0, "step": 1}, {"loss": 0.5, "step": 2}]
+    assert "Learning curves" not in card_of(trainer).text
+    assert "no picture today" in caplog.text
+    monkeypatch.setattr(cards, "improve", broken)
+    trainer.create_model_card()
+    assert "TRL's alone" in caplog.text
+
+
+def test_without_matplotlib_a_sentence_stands_for_the_curves(tmp_path, monkeypatch):
+    monkeypatch.setattr(cards.importlib.util, "find_spec", lambda name: None)
+    trainer = run(tmp_path / "run")
+    trainer.state.log_history = [{"loss": 1.0, "step": 1}, {"loss": 0.5, "step": 2}]
+    assert "matplotlib was not installed" in card_of(trainer).text
+
+
+def test_save_model_writes_the_card_and_keeps_an_older_one_where_others_save(tmp_path):
+    trainer = run(tmp_path / "run")
+    trainer.save_model(str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "run" / "README.md").exists()
+    trainer.save_model()
+    assert "Run the agent" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_the_last_evaluation_is_the_one_that_counts():
+    history = [
+        {"eval_episode/score": 0.1, "step": 1},
+        {"loss": 1.0, "step": 2},
+        {"eval_episode/score": 0.5, "eval_episode/success_rate": math.nan, "step": 2},
+    ]
+    found = last_evaluations(history)
+    assert [(e.step, e.name) for e in found] == [(2, None)]
+    assert "| score | 0.500 |" in results_table(found)
+    assert "success" not in results_table(found)
+    assert last_evaluations([{"loss": 1.0}]) == []
+
+
+def test_an_environment_that_cannot_be_imported_is_said_to_be_missing():
+    facts = CardFacts(
+        title="t",
+        repo="me/x",
+        method="PPO",
+        paper=None,
+        trainer="PPOTrainer",
+        environments=[EnvironmentFacts("a", "text", "f.<locals>.Env", "m", "")],
+    )
+    text = cards.sections.usage(facts)
+    assert 'agent.run({"a": YourEnvironment})' in text
+    assert "import f" not in text
+
+
+def test_folders_have_one_name_each():
+    assert CRITIC_FOLDER == critic.CRITIC_FOLDER

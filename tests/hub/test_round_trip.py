@@ -1,0 +1,163 @@
+"""Push, load, run and go on training, all through a Hub on this machine and the real client."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from tests.fakes import CountEnv
+from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
+from trl_stppo import Agent
+from trl_stppo.models.critic import SharedCritic
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
+
+
+def played(trainer, rows):
+    """Tokens of the trainer's evaluation, by row."""
+    kept = {}
+
+    def remember(*args, original=trainer._eval_engine.run, **kwargs):
+        episodes, record = original(*args, **kwargs)
+        names = args[6] if len(args) > 6 else kwargs["names"]
+        kept.update({name[0]: e for name, e in zip(names, episodes, strict=True)})
+        return episodes, record
+
+    trainer._eval_engine.run = remember
+    trainer.evaluate(rows)
+    return [(kept[i].prompt_ids, kept[i].ids) for i in range(len(rows))]
+
+
+def code_of(card: str) -> str:
+    return re.search(r"## Run the agent.*?```python\n(.*?)```", card, re.S)[1]
+
+
+def test_push_load_run_and_train_on(hub, tmp_path, capsys):
+    rows = letters()
+    trainer = run(tmp_path / "run", arguments={"eval_dataset": rows}, max_steps=4)
+    trainer.train()
+    expected = played(trainer, rows)
+    trainer.push_to_hub(dataset_name="me/letters")
+    said = values(trainer)
+
+    # Plain transformers.
+    model = AutoModelForCausalLM.from_pretrained(REPO)
+    assert torch.equal(logits(model), logits(trainer.model))
+
+    # The agent plays what the evaluation has played, token for token.
+    agent = Agent.from_pretrained(REPO)
+    words = "say a\nOK"
+    assert agent.tokenizer(words) == trainer._tokenizer(words)
+    episodes = agent.run_many(CountEnv, rows, seed=trainer.args.seed, parallel=3)
+    assert [(e.prompt_ids, e.ids) for e in episodes] == expected
+    assert agent.run(CountEnv(), rows[2]).ids == expected[2][1]
+    assert agent.settings.max_turn_tokens == 4
+    assert agent.environment_class(["tests"]) is CountEnv
+
+    # The card's code, as it stands in the repository.
+    files = hub.repos[REPO].files
+    card = ModelCard(files["README.md"].decode())
+    exec(code_of(card.text), {})
+    shown = capsys.readouterr().out
+    assert "'role': 'assistant'" in shown
+    assert "terminated" in shown
+    assert card.data.datasets == ["me/letters"]
+    assert {"trl", "stppo", "reinforcement-learning", "multi-turn"} <= set(card.data.tags)
+    assert {r.metric_type for r in card.data.eval_results} == {"success_rate", "mean_reward"}
+    assert "assets/curves.png" in files
+    assert "![Learning curves of the run](assets/curves.png)" in card.text
+    assert not [path for path in files if "checkpoint" in path or path.startswith(("_", "trace"))]
+
+    # Training goes on from the repository, with its critic.
+    onward = run(
+        tmp_path / "onward",
+        arguments={"model": REPO, "value_model": REPO, "processing_class": agent.tokenizer},
+        hub_model_id=None,
+    )
+    torch.testing.assert_close(values(onward), said, rtol=0, atol=0)
+    assert torch.equal(logits(onward.model), logits(trainer.model))
+    onward.train()
+    assert not torch.equal(values(onward), said)
+
+
+def test_an_adapter_with_its_shared_critic(hub, undrawn, tmp_path):
+    base = saved_base(tmp_path / "base", seed=3)
+    rows = letters()
+    trainer = run(
+        tmp_path / "run",
+        arguments={"model": base, "peft_config": LoraConfig(**LORA), "eval_dataset": rows},
+        critic_lora_r=2,
+        max_steps=4,
+    )
+    trainer.train()
+    expected, said = played(trainer, rows), values(trainer)
+    trainer.push_to_hub()
+    policy = logits(trainer.model)
+    files = set(hub.repos[REPO].files)
+    assert {"adapter_model.safetensors", "critic/adapter_model.safetensors"} <= files
+    assert "critic/value_head.safetensors" in files
+    assert not [path for path in files if path.startswith("ref/")]
+
+    # Whoever loads it plainly gets the policy.
+    fresh = AutoModelForCausalLM.from_pretrained(base)
+    assert not torch.allclose(logits(fresh), policy)
+    for model in (
+        PeftModel.from_pretrained(fresh, REPO),
+        AutoPeftModelForCausalLM.from_pretrained(REPO),
+        AutoModelForCausalLM.from_pretrained(REPO),
+    ):
+        torch.testing.assert_close(logits(model), policy, rtol=0, atol=1e-6)
+    agent = Agent.from_pretrained(REPO)
+    episodes = agent.run_many(CountEnv, rows, seed=trainer.args.seed)
+    assert [(e.prompt_ids, e.ids) for e in episodes] == expected
+    card = ModelCard(hub.repos[REPO].files["README.md"].decode())
+    assert card.data.library_name == "peft"
+    assert "lora" in card.data.tags
+
+    onward = run(
+        tmp_path / "onward",
+        arguments={"model": REPO, "value_model": REPO, "processing_class": None},
+        hub_model_id=None,
+    )
+    assert isinstance(onward.critic, SharedCritic)
+    assert onward.model.peft_config["critic"].r == 2
+    torch.testing.assert_close(values(onward), said, rtol=0, atol=0)
+    torch.testing.assert_close(logits(onward.model), policy, rtol=0, atol=0)
+    onward.train()
+    assert not torch.equal(values(onward), said)
+    assert not torch.equal(logits(onward.model), policy)
+    # Its reference is a copy of what it came with: a part of checkpoints, not of the model.
+    assert "ref" in onward.model.peft_config
+    onward.save_model()
+    assert not (tmp_path / "onward" / "ref").exists()
+
+
+def test_a_shared_critic_needs_a_policy_with_an_adapter(hub, undrawn, tmp_path):
+    base = saved_base(tmp_path / "base")
+    lora = {"model": base, "peft_config": LoraConfig(**LORA)}
+    run(tmp_path / "run", arguments=lora).push_to_hub()
+    with pytest.raises(ValueError, match=r"adapter on the backbone of a LoRA policy.*`model` too"):
+        run(tmp_path / "other", arguments={"value_model": REPO})
+    with pytest.raises(ValueError, match=r"`critic_lora_r=3`, but the adapter 'critic' .* rank 4"):
+        run(tmp_path / "rank", arguments={**lora, "value_model": REPO}, critic_lora_r=3)
+
+
+def test_a_critic_with_adapters_of_its_own_comes_back_from_a_folder(undrawn, tmp_path):
+    base = saved_base(tmp_path / "base")
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    lora = LoraConfig(**LORA, task_type="SEQ_CLS", modules_to_save=["score"])
+    arguments = {"model": base, "value_model": get_peft_model(model, lora)}
+    trainer = run(tmp_path / "run", arguments=arguments)
+    trainer.train()
+    trainer.save_model()
+    folder = trainer.args.output_dir
+    onward = run(tmp_path / "onward", arguments={"model": folder}, value_model_name_or_path=folder)
+    torch.testing.assert_close(values(onward), values(trainer), rtol=0, atol=0)
+    assert onward.args.value_model_name_or_path == folder
+    with pytest.raises(ValueError, match="were both given; pass one"):
+        run(tmp_path / "x", arguments={"value_model": folder}, value_model_name_or_path=folder)

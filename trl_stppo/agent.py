@@ -1,0 +1,326 @@
+"""A trained policy at work: loaded from the Hub or a folder, on environments or in one's own loop."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .hub.loading import load_model, load_tokenizer
+from .hub.settings import AgentSettings
+
+EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, row, repetition)
+
+
+@dataclass(frozen=True)
+class AgentEpisode:
+    """What came of one episode.
+
+    Attributes:
+        messages: the conversation, prompt included where that was messages.
+        turns: what the agent has said in each turn.
+        rewards: what the environment has paid for each turn.
+        final_reward: what it has paid for the episode at its end (`get_reward`), None for nothing.
+        success: whether the task was solved, None where the environment does not say.
+        stop_reason: why the episode ended, as in docs/rollout.md.
+        error: what went wrong in the environment, None for nothing.
+        prompt: as given, with the environment's opening words.
+        prompt_ids: its tokens.
+        ids: tokens after the prompt.
+        turn_spans: where the turns are in `ids`.
+    """
+
+    messages: list[dict[str, Any]]
+    turns: list[str]
+    rewards: list[float]
+    final_reward: float | None
+    success: bool | None
+    stop_reason: str
+    error: str | None
+    prompt: list[dict[str, Any]] | str
+    prompt_ids: list[int] = field(repr=False)
+    ids: list[int] = field(repr=False)
+    turn_spans: list[tuple[int, int]] = field(repr=False)
+
+    @property
+    def score(self) -> float:
+        """All that the environment has paid."""
+        return sum(self.rewards) + (self.final_reward or 0.0)
+
+
+class Agent:
+    """Plays episodes with a trained policy, as the run that trained it did in evaluation.
+
+    Args:
+        model: a causal language model, on its device.
+        tokenizer: its tokenizer.
+        settings: limits, sampling and the like; default those of `AgentSettings`.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, settings: AgentSettings | None = None) -> None:
+        from .trainer.play import Speaker
+
+        self.model, self.tokenizer = model, tokenizer
+        self.settings = settings or AgentSettings()
+        self._speaker = Speaker(model, tokenizer, self.settings.eos_token_ids)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_folder: str,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        quantization_config: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+        base_model: str | None = None,
+        model_init_kwargs: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Agent:
+        """Load a policy, full or an adapter, with its tokenizer and the settings of its run.
+
+        No code of the repository is run or even downloaded. Environments are yours to pass.
+
+        Args:
+            name_or_folder: of a repository on the Hub, or a folder that a trainer has saved.
+            revision: of the repository.
+            token: for a repository that is not public.
+            quantization_config: of an adapter's base model; default as in training, False for none.
+            device: default the GPU where there is one.
+            dtype: of the weights; default as in training.
+            base_model: of an adapter, where it is not what the adapter names.
+            model_init_kwargs: further arguments of the model's `from_pretrained`.
+            **settings: fields of `AgentSettings` that are to differ from the run's.
+
+        Raises:
+            HubError: the repository cannot be reached, or is not there.
+            TypeError: a setting that does not exist.
+            ValueError: `agent.json` is damaged, or a base model is missing.
+        """
+        from .hub.fetching import policy_folder
+        from .trainer.build import keep_trainable
+
+        folder = policy_folder(str(name_or_folder), revision, token)
+        known = (AgentSettings.load(folder) or AgentSettings()).changed(**settings)
+        model = load_model(
+            folder,
+            known,
+            token=token,
+            quantization_config=quantization_config,
+            device=device,
+            dtype=dtype,
+            base_model=base_model,
+            model_init_kwargs=model_init_kwargs,
+        )
+        keep_trainable(
+            model
+        )  # on the CPU 4-bit weights would be rounded otherwise than in training
+        return cls(model, load_tokenizer(folder), known)
+
+    # --------------------------------------------------------------------- episodes
+
+    def run(
+        self,
+        env: Any,
+        row: dict[str, Any] | None = None,
+        *,
+        tools: list[Any] | None = None,
+        seed: int = 0,
+        greedy: bool = True,
+    ) -> AgentEpisode:
+        """Play one episode.
+
+        Args:
+            env: an environment, its class, a factory, a dict of factories, or a path
+                "module:Class" of something installed; None with tools alone.
+            row: columns that `reset` gets, `prompt` among them unless the environment has the task.
+            tools: that belong to no environment.
+            seed: of the random numbers.
+            greedy: take the likeliest token; otherwise draw as the run's evaluation did.
+        """
+        return self.run_many(env, [row or {}], tools=tools, seed=seed, greedy=greedy)[0]
+
+    def run_many(
+        self,
+        factory: Any,
+        rows: Iterable[dict[str, Any]],
+        *,
+        tools: list[Any] | None = None,
+        seed: int = 0,
+        greedy: bool = True,
+        parallel: int | None = 32,
+    ) -> list[AgentEpisode]:
+        """Play one episode per row, several at once.
+
+        With the run's seed (`settings.seed`) the episodes are those of its evaluation on these rows.
+
+        Args:
+            factory: as `env` of `run`; a single instance plays the rows one after the other.
+            rows: a dataset, or a list of dicts.
+            tools: that belong to no environment.
+            seed: of the random numbers.
+            greedy: take the likeliest token; otherwise draw as the run's evaluation did.
+            parallel: episodes at once; None for all of them.
+
+        Returns:
+            The episodes, in the order of the rows.
+        """
+        from .trainer.play import Player
+
+        environments, owned = _factories(factory)
+        kwargs = self.settings.chat_template_kwargs
+        player = Player(
+            self._speaker, environments, self._limits(), tools=tools, template_kwargs=kwargs
+        )
+        every = [dict(row) for row in rows]
+        # Each episode of a batch has an instance of its own, and a single instance one at a time.
+        size = (parallel or max(1, len(every))) if owned else 1
+        episodes = []
+        try:
+            for start in range(0, len(every), size):
+                part = every[start : start + size]
+                names = [(start + i, 0) for i in range(len(part))]
+                sampling = self._sampling(greedy)
+                episodes += player.play(part, sampling, (seed, EVALUATION), names=names)
+        finally:
+            player.close(environments=owned)
+        return [self._episode(episode) for episode in episodes]
+
+    def act(
+        self,
+        messages: list[dict[str, Any]] | str,
+        *,
+        tools: list[Any] | None = None,
+        seed: int = 0,
+        greedy: bool = True,
+    ) -> str:
+        """The agent's next turn in a conversation that is led elsewhere.
+
+        Args:
+            messages: so far, the last one not the agent's; or plain text to go on from.
+            tools: whose schemas the template shows.
+            seed: of the random numbers.
+            greedy: take the likeliest token; otherwise draw as the run's evaluation did.
+
+        Raises:
+            ValueError: the conversation leaves no token to sample.
+        """
+        from .rollout.chat import ChatRenderer
+
+        ends, kwargs = self._speaker.eos_token_ids, self.settings.chat_template_kwargs
+        renderer = ChatRenderer(self.tokenizer, ends, template_kwargs=kwargs)
+        ids = renderer.prompt_ids(messages, tools)
+        limits = self._limits()
+        room = limits.max_turn_tokens or limits.max_completion_tokens
+        if limits.max_context_tokens is not None:
+            room = min(room, limits.max_context_tokens - len(ids))
+        if room < 1:
+            raise ValueError(
+                f"The conversation has {len(ids)} tokens and leaves none to sample: the model's context "
+                f"has {limits.max_context_tokens}. Shorten it."
+            )
+        said = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
+        turn = self._speaker.turn(ids, room, self._sampling(greedy), (seed, EVALUATION, 0, 0, said))
+        return renderer.decode_action(turn)
+
+    def environment_class(self, trusted: Sequence[str], name: str | None = None) -> type:
+        """The class of the run's environment, from a package that is installed and trusted.
+
+        Args:
+            trusted: names of top-level packages; nothing is imported from any other.
+            name: of the environment among several.
+
+        Raises:
+            ValueError: the run's environment is not known, or lives elsewhere.
+        """
+        known = {entry.get("name"): entry for entry in self.settings.environments}
+        path = str(known.get(name, {}).get("import") or "")
+        if path.split(":")[0].split(".")[0] not in set(trusted):
+            raise ValueError(
+                f"The run's environment {name or ''} is {path or 'not known'!r}, which is in none of the "
+                f"trusted packages {list(trusted)}. Name its package in `trusted`, or pass the class "
+                f"itself to `run`."
+            )
+        found = imported(path)
+        if not isinstance(found, type):
+            raise ValueError(f"{path!r} is a {type(found).__name__}, not a class.")
+        return found
+
+    # ---------------------------------------------------------------------- inside
+
+    def _limits(self) -> Any:
+        from .rollout.episode import Limits
+
+        settings = self.settings
+        return Limits(
+            max_completion_tokens=settings.max_completion_length,
+            max_turns=settings.max_turns,
+            max_turn_tokens=settings.max_turn_tokens,
+            max_context_tokens=getattr(self.model.config, "max_position_embeddings", None),
+            max_tool_rounds=settings.max_tool_rounds,
+            max_malformed_actions=settings.max_malformed_actions,
+            env_timeout_seconds=settings.env_timeout_seconds,
+            episode_timeout_seconds=settings.episode_timeout_seconds,
+        )
+
+    def _sampling(self, greedy: bool) -> Any:
+        from .generation.sampling import SamplingSettings
+
+        known = {k: v for k, v in self.settings.sampling.items() if k in _SAMPLING}
+        if greedy:
+            penalty = known.get("repetition_penalty", 1.0)
+            return SamplingSettings(do_sample=False, repetition_penalty=penalty)
+        return SamplingSettings(**{**known, "do_sample": True})
+
+    def _episode(self, episode: Any) -> AgentEpisode:
+        before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
+        decode = self.tokenizer.decode
+        return AgentEpisode(
+            messages=[*before, *episode.messages],
+            turns=[
+                decode(episode.ids[start:end], skip_special_tokens=True)
+                for start, end in episode.turn_spans
+            ],
+            rewards=list(episode.turn_rewards),
+            final_reward=episode.final_reward,
+            success=episode.success,
+            stop_reason=str(episode.stop_reason.value),
+            error=episode.error,
+            prompt=episode.prompt,
+            prompt_ids=list(episode.prompt_ids),
+            ids=list(episode.ids),
+            turn_spans=list(episode.turn_spans),
+        )
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _factories(env: Any) -> tuple[Any, bool]:
+    """Factories of whatever was passed, and whether their environments are ours to close."""
+    if isinstance(env, str):
+        env = imported(env)
+    if env is None or isinstance(env, (type, dict)) or not hasattr(env, "reset"):
+        return env, True
+    return (lambda: env), False
+
+
+def imported(path: str) -> Any:
+    """What "module:name" names.
+
+    Raises:
+        ValueError: there is no such thing.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{path!r} cannot be imported: {error}. Write it as module:Class, of a package that is "
+            f"installed here."
+        ) from error
+    return found

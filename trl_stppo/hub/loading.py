@@ -1,0 +1,151 @@
+"""From a folder to a model: full or an adapter on its base, without running code from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .fetching import ADAPTER_CONFIG
+from .settings import AgentSettings
+
+# Names that `agent.json` may have for a dtype; what else it says is not looked up in torch.
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+# Tokenizers that are all in their file.
+PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer beside a policy, padded on the side that generation needs."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    plain = (
+        config.get("tokenizer_class") in PLAIN_TOKENIZERS and (folder / "tokenizer.json").is_file()
+    )
+    # By itself transformers would take the class that usually goes with the model, and with it
+    # another way to split words.
+    kind = PreTrainedTokenizerFast if plain else AutoTokenizer
+    return kind.from_pretrained(str(folder), padding_side="left", truncation_side="left")
+
+
+def load_model(
+    folder: Path,
+    settings: AgentSettings,
+    *,
+    token: str | bool | None = None,
+    quantization_config: Any = None,
+    device: Any = None,
+    dtype: Any = None,
+    base_model: str | None = None,
+    model_init_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """The policy in a folder, ready to generate.
+
+    Args:
+        folder: with the policy.
+        settings: of its run.
+        token: for a base model that is not public.
+        quantization_config: of the base model; None as in the run, False for none.
+        device: default the GPU where there is one.
+        dtype: default as in the run.
+        base_model: of an adapter, in place of what its configuration names.
+        model_init_kwargs: of `from_pretrained`.
+
+    Raises:
+        ValueError: an adapter's base model is not to be had.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    quantized = _quantization(settings, quantization_config) if is_adapter else None
+    if not is_adapter and quantization_config not in (None, False):
+        quantized = quantization_config
+    kwargs: dict[str, Any] = {"dtype": _dtype(settings, dtype), **(model_init_kwargs or {})}
+    if quantized is not None:
+        kwargs["quantization_config"] = quantized
+    if is_adapter:
+        base, revision = base_of(folder, base_model)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                base, **{"revision": revision, "token": token, **kwargs}
+            )
+        except OSError as error:
+            raise ValueError(
+                f"The adapter in `{folder}` belongs on {base!r}, which could not be loaded: {error} Pass "
+                f"the base model's name or folder as `base_model`."
+            ) from error
+        model = with_adapter(model, folder, trainable=False)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(str(folder), **kwargs)
+    placed = quantized is not None or getattr(model, "is_quantized", False)
+    if "device_map" not in kwargs and not placed:
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model.eval()
+
+
+def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
+    """A PEFT model of a base and the adapter at the root of a folder, in the precision it was saved in."""
+    from peft import PeftModel
+
+    loaded = PeftModel.from_pretrained(
+        model, str(folder), is_trainable=trainable, autocast_adapter_dtype=False
+    )
+    # On quantised layers PEFT makes adapters in float32, whatever was saved.
+    dtypes = _saved_dtypes(folder / "adapter_model.safetensors")
+    for name, parameter in loaded.named_parameters():
+        dtype = dtypes.get(name.replace(".default.", "."))
+        if dtype is not None:
+            parameter.data = parameter.data.to(dtype)
+    return loaded
+
+
+def _saved_dtypes(file: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    if not file.is_file():
+        return {}
+    with safe_open(str(file), framework="pt") as tensors:
+        return {name: tensors.get_tensor(name).dtype for name in tensors.keys()}  # noqa: SIM118
+
+
+def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:
+    """Name and revision of the model that an adapter belongs on.
+
+    Args:
+        folder: of the adapter.
+        base_model: to be taken in place of what the adapter names.
+
+    Raises:
+        ValueError: neither names one.
+    """
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if base_model is not None:
+        return base_model, None
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise ValueError(
+            f"The adapter in `{folder}` does not name the model that it belongs on: that had no name "
+            f"when it was trained. Pass `base_model`."
+        )
+    return base, config.get("revision")
+
+
+def _dtype(settings: AgentSettings, dtype: Any) -> Any:
+    if dtype is not None:
+        return dtype
+    return settings.dtype if settings.dtype in DTYPES else "auto"
+
+
+def _quantization(settings: AgentSettings, given: Any) -> Any:
+    """What to quantise the base with."""
+    if given is not None:
+        return given or None
+    known = settings.quantization
+    if not known or known.get("quant_method") not in (None, "bitsandbytes"):
+        return None
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig.from_dict(known)

@@ -1,0 +1,87 @@
+"""Words of others in Markdown: whatever a docstring or a row says stays text."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
+# What opens a list, or underlines a heading, at the beginning of a line.
+_OPENING = re.compile(r"^(\d*)([-+=.)])")
+_BAR = re.compile(r"(?<!\\)\|")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_URL = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
+
+
+def plain(text: object, limit: int | None = None) -> str:
+    """One line of printable characters: no control characters, no marks that turn the line around.
+
+    Args:
+        text: whatever it is.
+        limit: characters that are kept; what is cut off leaves an ellipsis.
+    """
+    words = "".join(c if _printable(c) else " " for c in str(text))
+    line = " ".join(words.split())
+    if limit is not None and len(line) > limit:
+        line = line[: limit - 1].rstrip() + "…"
+    return line
+
+
+def _printable(character: str) -> bool:
+    # Cc control, Cf format (the bidirectional overrides among them), Cs lone surrogates, Co private.
+    # A joiner is kept: emoji and some scripts need it.
+    return character == "\u200d" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co")
+
+
+def escaped(text: object, limit: int | None = None) -> str:
+    """Text that Markdown shows as it is, links and HTML included."""
+    line = "".join(_ENTITIES.get(c, c) for c in plain(text, limit))
+    line = _OPENING.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", line))
+    # Bare addresses and names would become links.
+    return _URL.sub(r"\1<span></span>\2", line.replace("@", "&#64;"))
+
+
+def prose(text: object, limit: int | None = None) -> str:
+    """`escaped`, with `code` where a docstring has it in backticks."""
+    parts = re.split(r"`+([^`]+)`+", plain(text, limit))
+    return "".join(code(part) if i % 2 else escaped_inside(part) for i, part in enumerate(parts))
+
+
+def escaped_inside(part: str) -> str:
+    """A piece of a line, with the spaces around it."""
+    body = part.strip()
+    if not body:
+        return part
+    return part.replace(body, escaped(body))
+
+
+def code(text: object, limit: int | None = None) -> str:
+    """Inline code."""
+    line = plain(text, limit)
+    if not line:
+        return ""
+    runs = [len(run) for run in re.findall("`+", line)]
+    ticks = "`" * (max(runs, default=0) + 1)
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{ticks}{pad}{line}{pad}{ticks}"
+
+
+def fenced(text: str, language: str = "", limit: int | None = None) -> str:
+    """A block of code that nothing inside of it can end."""
+    lines = ["".join(c for c in line if c == "\t" or _printable(c)) for line in text.split("\n")]
+    body = "\n".join(lines)
+    if limit is not None and len(body) > limit:
+        body = body[: limit - 1].rstrip() + "…"
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", body)), default=0))
+    return f"{ticks}{language}\n{body}\n{ticks}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already; empty without rows."""
+    # In a cell a bar ends the cell, in code too.
+    cells = ([_BAR.sub(r"\\|", cell) for cell in row] for row in rows)
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    if not lines:
+        return ""
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])

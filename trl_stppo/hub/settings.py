@@ -1,0 +1,137 @@
+"""`agent.json`: what one must know to play a trained policy as its run did; plain data, no code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..version import __version__
+
+AGENT_FILE = "agent.json"
+FORMAT = 1
+_NUMBER_OR_NONE = (int, float, type(None))
+_COUNT_OR_NONE = (int, type(None))
+# Field -> the types that it may have; True and False count as numbers nowhere.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "max_completion_length": (int,),
+    "max_turns": _COUNT_OR_NONE,
+    "max_turn_tokens": _COUNT_OR_NONE,
+    "max_tool_rounds": _COUNT_OR_NONE,
+    "max_malformed_actions": _COUNT_OR_NONE,
+    "env_timeout_seconds": _NUMBER_OR_NONE,
+    "episode_timeout_seconds": _NUMBER_OR_NONE,
+    "sampling": (dict,),
+    "eos_token_ids": (list,),
+    "chat_template_kwargs": (dict,),
+    "environments": (list,),
+    "tools": (list,),
+    "trainer": (str, type(None)),
+    "dtype": (str, type(None)),
+    "quantization": (dict, type(None)),
+    "seed": (int,),
+}
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """How a run played its episodes in evaluation, as `agent.json` beside the model keeps it.
+
+    Attributes:
+        max_completion_length: tokens of an episode after its prompt, observations included.
+        max_turns: turns of an episode.
+        max_turn_tokens: sampled tokens of a turn.
+        max_tool_rounds: turns whose tools are called.
+        max_malformed_actions: turns that the environment cannot read until the episode ends.
+        env_timeout_seconds: of one call into the environment.
+        episode_timeout_seconds: of an episode, generation included.
+        sampling: temperature and the like, for turns that are drawn and not the likeliest.
+        eos_token_ids: ids that end a turn; empty for the model's own.
+        chat_template_kwargs: for `apply_chat_template`.
+        environments: of each its `name` among several, its `kind` ("text" or "tools"), its `class` and
+            where that is (`import`, "module:Class"). Nothing is imported from there by itself.
+        tools: names of the functions that belonged to no environment.
+        trainer: class that trained the policy.
+        dtype: of the model's weights in the run.
+        quantization: of the model in the run, as a bitsandbytes configuration; None for none.
+        seed: of the run; with it an agent meets the random numbers of the run's evaluation.
+    """
+
+    max_completion_length: int = 2048
+    max_turns: int | None = None
+    max_turn_tokens: int | None = None
+    max_tool_rounds: int | None = None
+    max_malformed_actions: int | None = None
+    env_timeout_seconds: float | None = 120.0
+    episode_timeout_seconds: float | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    eos_token_ids: list[int] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    environments: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    trainer: str | None = None
+    dtype: str | None = None
+    quantization: dict[str, Any] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, types in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, types) or isinstance(value, bool):
+                allowed = " or ".join("null" if t is type(None) else t.__name__ for t in types)
+                raise ValueError(f"`{name}={value!r}` of the agent's settings must be {allowed}.")
+
+    def changed(self, **changes: Any) -> AgentSettings:
+        """The same settings with some of them changed.
+
+        Raises:
+            TypeError: a name that no setting has.
+        """
+        known = [f.name for f in dataclasses.fields(self)]
+        unknown = sorted(set(changes) - set(known))
+        if unknown:
+            raise TypeError(
+                f"An agent has no setting named {', '.join(map(repr, unknown))}; there are "
+                f"{', '.join(known)}. Arguments of the model's from_pretrained go into "
+                f"`model_init_kwargs`."
+            )
+        return dataclasses.replace(self, **changes)
+
+    def save(self, folder: Path) -> Path:
+        """Write `agent.json` into a folder."""
+        about = {"format": FORMAT, "written_by": f"trl_stppo {__version__}"}
+        text = json.dumps({**about, **dataclasses.asdict(self)}, indent=1, default=str)
+        path = folder / AGENT_FILE
+        path.write_text(text + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, folder: Path) -> AgentSettings | None:
+        """Read `agent.json`; None where there is none. Keys that are not known are passed over.
+
+        Raises:
+            ValueError: it is damaged, or of a later format.
+        """
+        path = folder / AGENT_FILE
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            version = found["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"`{path}` is damaged ({type(error).__name__}: {error}). Get it again, or delete it and "
+                f"name the settings yourself."
+            ) from error
+        if not isinstance(version, int) or version > FORMAT:
+            raise ValueError(
+                f"`{path}` has format {version!r}; this version reads up to {FORMAT}. Upgrade trl_stppo, "
+                f"which wrote it as {found.get('written_by')!r}."
+            )
+        known = {f.name for f in dataclasses.fields(cls)}
+        try:
+            return cls(**{name: value for name, value in found.items() if name in known})
+        except ValueError as error:
+            raise ValueError(f"`{path}`: {error}") from error

@@ -24,6 +24,8 @@ Level = tuple[str, str]  # pressure, learning rate
 METHODS = ("ppo", "turn-ppo", "s-ppo", "st-ppo", "grpo", "gspo", "st-grpo")
 COLOURS = dict(zip(METHODS, plt.get_cmap("tab10").colors, strict=False))
 SUCCESS = "episode/success_rate"
+HEADLINE = {"ppo": "token PPO", "turn-ppo": "turn ratio", "s-ppo": "correction", "st-ppo": "ST-PPO"}
+HEADINGS = {"none": "on-policy", "both": "8 epochs on rollouts 4 updates old"}
 # Figure, its label, and whether its axis is logarithmic.
 SIGNALS = (
     (SUCCESS, "success of rollouts", False),
@@ -49,9 +51,11 @@ def main() -> None:
         rows = [row for row in csv.DictReader(file) if row["estimator"] == "exact"]
     args.output.mkdir(parents=True, exist_ok=True)
     drawings = {"success": draw_success, "collapse": draw_collapse, "clipping": draw_clipping}
-    for name, draw in (drawings | {"estimate": draw_estimate}).items():
-        tested = [row for row in rows if row["stage"] in ("test", "demo")]
-        figure = draw(tested) if tested else None
+    drawings |= {"estimate": draw_estimate, "headline": draw_headline}
+    for name, draw in drawings.items():
+        stages = ("second",) if draw is draw_headline else ("test", "demo")
+        shown = [row for row in rows if row["stage"] in stages]
+        figure = draw(shown) if shown else None
         if figure is None:
             print(f"{name}: nothing to draw yet")
             continue
@@ -147,6 +151,22 @@ def draw_success(rows: Sequence[Row]) -> Any:
     for row in axes:
         row[0].set_ylabel("success of rollouts")
     figure.suptitle("Success while training (counterpart of the paper's Figure 2)", fontsize=11)
+    add_legend(figure, axes)
+    return figure
+
+
+def draw_headline(rows: Sequence[Row]) -> Any:
+    """No pressure beside all of it, on the second set of seeds; the README's picture."""
+    found = levels(rows, "second")
+    panels = [found[0], found[-1]]
+    figure, axes = grid(1, len(panels))
+    for axis, (pressure, rate) in zip(axes[0], panels, strict=True):
+        for method, label in HEADLINE.items():
+            of = curves(rows, stage="second", pressure=pressure, learning_rate=rate, method=method)
+            draw_line(axis, of(SUCCESS), False, label=label, color=COLOURS[method])
+        axis.set_ylim(-0.02, 1.02)
+        axis.set_title(f"{HEADINGS[pressure]}, learning rate {float(rate):g}", fontsize=9)
+    axes[0][0].set_ylabel("success of rollouts")
     add_legend(figure, axes)
     return figure
 

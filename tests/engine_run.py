@@ -36,7 +36,7 @@ from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny
 from tests.scripted import EPISODES, scripted_trainer
 from trl_stppo import STPPOConfig, STPPOTrainer
 
-CONFIGS = Path(__file__).parents[1] / "scripts" / "accelerate_configs"
+CONFIGS = Path(__file__).parents[1] / "trl_stppo" / "cli" / "accelerate_configs"
 ENGINES = ("DDP", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 LORA = {"task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": "all-linear"}
 SETTINGS = {

@@ -14,6 +14,8 @@ from datasets import Dataset
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
 FOLDERS = (SCRIPTS, ROOT / "benchmarks")
+DEMO = str(SCRIPTS / "configs" / "demo.yaml")
+LAUNCHES = ROOT / "trl_stppo" / "cli" / "accelerate_configs"
 AGENT = str(SCRIPTS / "assets" / "search-agent")
 
 

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: figures per data set, averages, several agents, and nothing but the weights loaded."""
+"""`trl-stppo evaluate`: figures per data set, averages, several agents, nothing but weights loaded."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.launch import launcher
 from tests.script_kit import AGENT, ROOT, small_data
+from trl_stppo.cli import agents, evaluate, train
+from trl_stppo.cli import evaluation_tables as tables
 
 NAMES = ["nq", "hotpotqa", "nq"] * 4
 FLAGS = [
@@ -54,11 +56,11 @@ def words(data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def evaluated(script, words, adapter, tmp_path_factory):
+def evaluated(words, adapter, tmp_path_factory):
     """Results of two agents, and the files that were written."""
     output = tmp_path_factory.mktemp("tables") / "deep" / "table.json"
     flags = ["--models", AGENT, adapter, "--labels", "shipped", "changed", "--output", str(output)]
-    return script("evaluate").main([*words, *flags]), output
+    return evaluate.compare([*words, *flags]), output
 
 
 def test_each_data_set_has_its_own_figures_and_all_rows_theirs(evaluated):
@@ -86,11 +88,10 @@ def test_an_adapter_is_evaluated_with_its_adapter(evaluated):
     assert results["changed"]["nq"]["turns"] != results["shipped"]["nq"]["turns"]
 
 
-def test_the_figures_are_those_of_the_training_script(script, words, evaluated):
+def test_the_figures_are_those_of_the_training_script(words, evaluated):
     """With a critic, a reference and reward functions of nobody."""
-    agents = script("agents")
     parsed = agents.parse_flags(agents.TrainArguments, [*words, "--num_generations_eval", "1"])
-    trainer = script("train_stppo").make_trainer(*parsed)
+    trainer = train.make_trainer(*parsed)
     assert sum(p.numel() for p in trainer.critic.parameters()) > 1e5
     held_out = agents.load_splits(parsed[0])[1]
     rows = held_out.filter(lambda row: row["dataset"] == "nq")
@@ -101,8 +102,7 @@ def test_the_figures_are_those_of_the_training_script(script, words, evaluated):
     assert figures["eval_turns/mean"] == nq["turns"]
 
 
-def test_nothing_but_the_weights_is_loaded(script, words, adapter):
-    evaluate, agents = script("evaluate"), script("agents")
+def test_nothing_but_the_weights_is_loaded(words, adapter):
     flags = ["--kl_coef", "0.1", "--beta", "0.1", "--value_model_name_or_path", "nowhere"]
     args, config, model_args, trainer_class = agents.parse_flags(
         evaluate.EvaluateArguments, [*words, *flags]
@@ -118,9 +118,9 @@ def test_nothing_but_the_weights_is_loaded(script, words, adapter):
     assert config.kl_coef == 0.1, "the configuration itself is left as it was"
 
 
-def test_a_variant_without_a_critic_is_evaluated_too(script, words, evaluated):
+def test_a_variant_without_a_critic_is_evaluated_too(words, evaluated):
     flags = ["--variant", "grpo", "--num_generations", "2", "--per_device_train_batch_size", "2"]
-    results = script("evaluate").main([*words, *flags])
+    results = evaluate.compare([*words, *flags])
     assert list(results) == ["search-agent"]
     assert results["search-agent"]["nq"] == evaluated[0]["shipped"]["nq"]
 
@@ -141,21 +141,19 @@ def test_the_files_hold_what_is_on_the_screen(evaluated):
     assert float(lines[0]["success"]) == results["shipped"]["nq"]["success"]
 
 
-def test_max_rows_bounds_each_data_set(script, words):
-    evaluate, agents = script("evaluate"), script("agents")
+def test_max_rows_bounds_each_data_set(words):
     args = agents.parse_flags(evaluate.EvaluateArguments, [*words, "--max_rows", "3"])[0]
     parts = evaluate.held_out_sets(args)
     assert {name: len(rows) for name, rows in parts.items()} == {"nq": 3, "hotpotqa": 3}
 
 
-def test_rows_without_the_column_are_one_data_set(script, words, tmp_path):
+def test_rows_without_the_column_are_one_data_set(words, tmp_path):
     small_data(tmp_path / "mine")
     for split in ("train", "test"):
         path = str(tmp_path / "mine" / f"{split}.parquet")
         Dataset.from_parquet(path, cache_dir=str(tmp_path)).remove_columns("dataset").to_parquet(
             path
         )
-    evaluate, agents = script("evaluate"), script("agents")
     flags = [*words, "--dataset_name", str(tmp_path / "mine")]
     args = agents.parse_flags(evaluate.EvaluateArguments, flags)[0]
     assert {name: len(rows) for name, rows in evaluate.held_out_sets(args).items()} == {"mine": 16}
@@ -171,25 +169,23 @@ def test_rows_without_the_column_are_one_data_set(script, words, tmp_path):
         (["--models", AGENT, "runs/nowhere"], "`models`: .*`runs/nowhere` is no folder here"),
         (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path`: runs/nowhere cannot be"),
         (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
-        (["--dry_run"], "--dry_run: not known here"),
-        (["--value_model_lora_r", "4"], "--value_model_lora_r 4: not known here"),
-        (["--config", "WRONG"], "--figure: not known here"),
+        (["--dry_run"], "`--dry_run`: not known here. It is a flag of `trl-stppo train`"),
+        (["--value_model_lora_r", "4"], "`--value_model_lora_r 4`: not known here"),
+        (["--config", "WRONG"], "`figure` in .*wrong.yaml: not known here. Did you mean `figures`"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said(script, words, flags, said, monkeypatch, tmp_path):
+def test_what_cannot_be_evaluated_is_said(words, flags, said, monkeypatch, tmp_path):
     """Before anything is evaluated, so that nothing is lost."""
     (tmp_path / "wrong.yaml").write_text("figure: none")
     places = {"EMPTY": str(tmp_path), "WRONG": str(tmp_path / "wrong.yaml")}
-    monkeypatch.setattr(script("evaluate"), "evaluate", None)
+    monkeypatch.setattr(evaluate, "evaluate", None)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
-        script("evaluate").main([*words, *(places.get(flag, flag) for flag in flags)])
+        evaluate.compare([*words, *(places.get(flag, flag) for flag in flags)])
 
 
-def test_what_is_there_when_an_agent_fails_is_kept(
-    script, words, evaluated, monkeypatch, tmp_path, capsys
-):
+def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch, tmp_path, capsys):
     """And flags of the training script are passed over in a file."""
-    figures, evaluate = evaluated[0]["shipped"], script("evaluate")
+    figures = evaluated[0]["shipped"]
 
     def once(name, *rest):
         if name != AGENT:
@@ -201,7 +197,7 @@ def test_what_is_there_when_an_agent_fails_is_kept(
     (tmp_path / "run.yaml").write_text("value_model_lora_r: 4\ndry_run: true\n")
     flags = ["--models", AGENT, "second", "--labels", "first", "second"]
     with pytest.raises(MemoryError):
-        evaluate.main(
+        evaluate.compare(
             [
                 "--config",
                 str(tmp_path / "run.yaml"),
@@ -215,9 +211,8 @@ def test_what_is_there_when_an_agent_fails_is_kept(
     assert "hotpotqa" in capsys.readouterr().out
 
 
-def test_weights_in_four_bits_need_no_flag_of_training(script, words, adapter):
+def test_weights_in_four_bits_need_no_flag_of_training(words, adapter):
     """An agent without an adapter is given one that does nothing; one with an adapter keeps it."""
-    evaluate, agents = script("evaluate"), script("agents")
     flags = ["--load_in_4bit", "true", "--dtype", "bfloat16"]
     args, config, model_args, trainer_class = agents.parse_flags(
         evaluate.EvaluateArguments, [*words, *flags]
@@ -231,8 +226,7 @@ def test_weights_in_four_bits_need_no_flag_of_training(script, words, adapter):
     assert trainer.evaluate(rows)["eval_episodes"] == 4
 
 
-def test_a_stream_is_evaluated_whole(script, words):
-    evaluate, agents = script("evaluate"), script("agents")
+def test_a_stream_is_evaluated_whole(words):
     sets = [
         evaluate.held_out_sets(agents.parse_flags(evaluate.EvaluateArguments, [*words, *flags])[0])
         for flags in ([], ["--dataset_streaming", "true"])
@@ -240,8 +234,7 @@ def test_a_stream_is_evaluated_whole(script, words):
     assert {k: list(v) for k, v in sets[0].items()} == {k: list(v) for k, v in sets[1].items()}
 
 
-def test_agents_of_the_same_folder_name_are_told_apart(script):
-    evaluate = script("evaluate")
+def test_agents_of_the_same_folder_name_are_told_apart():
     args = evaluate.EvaluateArguments(models=["runs/a/final", "runs/b/final"])
     assert list(evaluate.agents_of(args, None)) == ["runs/a/final", "runs/b/final"]
 
@@ -249,8 +242,7 @@ def test_agents_of_the_same_folder_name_are_told_apart(script):
 # --------------------------------------------------------------------------- averages
 
 
-def test_averages_by_hand(script):
-    tables = script("evaluation_tables")
+def test_averages_by_hand():
     one = {"episodes": 100.0, "judged": 0.5, "turns": 2.0}
     one |= {"success": 0.5, "success low": 0.4, "success high": 0.7}
     two = {"episodes": 50.0, "judged": 1.0, "turns": 4.0, "F1": 0.3}
@@ -264,12 +256,11 @@ def test_averages_by_hand(script):
     assert "F1" not in mean, "it is not known of all of them"
 
 
-def test_one_data_set_has_no_averages(script):
-    assert list(script("evaluation_tables").with_averages({"one": {"episodes": 1.0}})) == ["one"]
+def test_one_data_set_has_no_averages():
+    assert list(tables.with_averages({"one": {"episodes": 1.0}})) == ["one"]
 
 
-def test_what_is_not_known_has_no_column(script):
-    tables = script("evaluation_tables")
+def test_what_is_not_known_has_no_column():
     figures = tables.figures_of(
         {"eval_episode/score": 0.5, "eval_turns/mean": 1.0, "eval_episodes": 3},
         "eval",
@@ -282,7 +273,7 @@ def test_what_is_not_known_has_no_column(script):
 
 
 @pytest.mark.slow
-def test_two_processes_agree_with_one(script, words, evaluated, tmp_path):
+def test_two_processes_agree_with_one(words, evaluated, tmp_path):
     output = tmp_path / "two.json"
     result = subprocess.run(
         [sys.executable, *launcher(2), "scripts/evaluate.py", *words, "--output", str(output)],

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from tests.script_kit import AGENT, ROOT, small_data
+from tests.script_kit import AGENT, LAUNCHES, ROOT, small_data
+from trl_stppo.cli import dry_run, launches, plan_rows, train
 from trl_stppo.models.memory import FITS, GIB, estimate
 
 FOLDER = ROOT / "scripts" / "configs" / "paper"
@@ -94,13 +95,13 @@ def test_the_first_lines_start_the_file_itself(name):
 # ------------------------------------------------------------------------ run for real
 
 
-def run(script, name: str, data: str, folder: Path, *flags: str) -> list[dict]:
+def run(name: str, data: str, folder: Path, *flags: str) -> list[dict]:
     """The log of a short training with the file, changed by flags alone."""
     words = ["--config", str(FOLDER / f"{name}.yaml"), "--model_name_or_path", AGENT, *SMALL]
     words += ["--dataset_name", data, "--output_dir", str(folder), *flags]
     if "--environment_kwargs" not in flags:
         words += ["--environment_kwargs", '{"retriever": "stdlib", "max_observation_tokens": 60}']
-    script("train_stppo").start(words)
+    train.run(words)
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
 
 
@@ -108,9 +109,9 @@ def entries(log: list[dict], name: str) -> list[float]:
     return [entry[name] for entry in log if name in entry]
 
 
-def test_one_gpu_qlora_trains_on_small_stand_ins(script, data, tmp_path):
+def test_one_gpu_qlora_trains_on_small_stand_ins(data, tmp_path):
     flags = ("--gradient_accumulation_steps", "4", "--total_episodes", "16", "--eval_episodes", "4")
-    log = run(script, "search_1.5b_1gpu_ppo", data, tmp_path, *flags)
+    log = run("search_1.5b_1gpu_ppo", data, tmp_path, *flags)
     assert len(entries(log, "policy/clip_fraction")) == 2
     assert max(entries(log, "turns/mean")) > 1
     evaluation = json.loads((tmp_path / "evaluation.json").read_text())
@@ -120,10 +121,10 @@ def test_one_gpu_qlora_trains_on_small_stand_ins(script, data, tmp_path):
     assert (tmp_path / "critic" / "value_head.safetensors").exists()
 
 
-def test_a_fully_trained_policy_with_a_critic_of_adapters(script, data, tmp_path):
+def test_a_fully_trained_policy_with_a_critic_of_adapters(data, tmp_path):
     """What the files for 7B on eight GPUs ask for, here on one process."""
     flags = ("--gradient_accumulation_steps", "2", "--total_episodes", "8")
-    log = run(script, "search_7b_8gpu_ppo", data, tmp_path, *flags)
+    log = run("search_7b_8gpu_ppo", data, tmp_path, *flags)
     assert len(entries(log, "policy/clip_fraction")) == 2
     critic = next((tmp_path / "critic").rglob("adapter_model.safetensors"))
     weights = load_file(critic)
@@ -132,7 +133,7 @@ def test_a_fully_trained_policy_with_a_critic_of_adapters(script, data, tmp_path
     assert (tmp_path / "model.safetensors").exists()
 
 
-def test_grpo_trains_in_groups_without_a_critic(script, data, tmp_path):
+def test_grpo_trains_in_groups_without_a_critic(data, tmp_path):
     flags = (
         "--gradient_accumulation_steps",
         "5",
@@ -143,7 +144,7 @@ def test_grpo_trains_in_groups_without_a_critic(script, data, tmp_path):
     )
     choices = '{"retriever": "stdlib", "max_observation_tokens": 60, "metric": "letter"}'
     flags += ("--environment_kwargs", choices, "--variant", "st-grpo")
-    log = run(script, "medical_1.5b_1gpu_grpo", data, tmp_path, *flags)
+    log = run("medical_1.5b_1gpu_grpo", data, tmp_path, *flags)
     assert len(entries(log, "policy/clip_fraction")) == 1
     assert entries(log, "kl")
     assert not (tmp_path / "critic").exists()
@@ -153,15 +154,16 @@ def test_grpo_trains_in_groups_without_a_critic(script, data, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("search")])
-def test_the_docs_say_what_the_file_says_and_what_the_memory_model_computes(name, script):
-    launched = re.search(r"accelerate_configs/(\S+)", (FOLDER / f"{name}.yaml").read_text())[1]
-    launches, dry_run = script("launches"), script("dry_run")
-    path = str(ROOT / "scripts" / "accelerate_configs" / launched)
+def test_the_docs_say_what_the_file_says_and_what_the_memory_model_computes(name):
+    launched = (
+        re.search(r"--accelerate_config (\S+)", (FOLDER / f"{name}.yaml").read_text())[1] + ".yaml"
+    )
+    path = str(LAUNCHES / launched)
     words = ["--config", str(FOLDER / f"{name}.yaml"), "--dry_run_accelerate_config", path]
     launch = launches.launcher(words)
     with launches.launched_as(launch):
         run = dry_run.parsed(words, launch, dry_run.Findings())
-        peak = estimate(script("plan_rows").planned_setup(run)).peak
+        peak = estimate(plan_rows.planned_setup(run)).peak
     card = 80 if "8gpu" in name else 24
     assert peak <= FITS * card * GIB
     lines = (ROOT / "docs" / "paper.md").read_text().splitlines()

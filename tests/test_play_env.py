@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
+
+from tests.script_kit import question_rows
+from trl_stppo.cli import play as play_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,14 +59,11 @@ class Garden:
 
 @pytest.fixture
 def play(monkeypatch, capsys):
-    """Runs the script's `main` in this process: flags and input to output."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import play_env
+    """Runs the command in this process: flags and input to output."""
 
     def run(text: str, *flags: str) -> str:
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
-        parser = play_env.TrlParser((play_env.PlayArguments,))
-        play_env.main(*parser.parse_args_and_config(list(flags)))
+        assert play_command.run(list(flags)) == 0
         return capsys.readouterr().out
 
     return run
@@ -132,6 +133,18 @@ def test_a_model_shows_its_template_and_counts_tokens(play) -> None:
 def test_wrong_flags_are_explained(play, flags, message) -> None:
     with pytest.raises(ValueError, match=message):
         play("", *flags)
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_row_is_taken_from_a_dataset_or_a_stream(play, streaming, tmp_path) -> None:
+    rows = question_rows(["nq"] * 3, "train")
+    Dataset.from_dict(rows).to_json(str(tmp_path / "train.jsonl"))
+    flags = ("--dataset_name", str(tmp_path), "--dataset_streaming", streaming)
+    out = play(":q\n", *flags, "--index", "2")
+    assert rows["question"][2] in out
+    assert rows["question"][1] not in out
+    with pytest.raises(ValueError, match=r"`--index 3`: there are (3|fewer) rows, counted from 0"):
+        play("", *flags, "--index", "3")
 
 
 def test_as_a_command_on_the_default_environment_and_dataset() -> None:

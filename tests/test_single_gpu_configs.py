@@ -13,6 +13,7 @@ import yaml
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_stppo import STPPOConfig
+from trl_stppo.cli.agents import TrainArguments
 from trl_stppo.models.geometry import QWEN25
 from trl_stppo.models.memory import FITS, GIB, Setup, estimate, make_setup
 
@@ -24,10 +25,9 @@ DOCS = (ROOT / "docs" / "single_gpu.md").read_text()
 RESOLVED = {"gradient_accumulation_steps", "total_episodes", "use_cpu", "report_to"}
 
 
-def parse(path: Path, script: Any, folder: Path) -> tuple[Any, STPPOConfig, ModelConfig]:
-    """What train_stppo.py makes of a file; on the CPU, because a card may be missing."""
-    arguments = script("agents").TrainArguments
-    parser = TrlParser((arguments, STPPOConfig, ModelConfig))
+def parse(path: Path, folder: Path) -> tuple[Any, STPPOConfig, ModelConfig]:
+    """What `trl-stppo train` makes of a file; on the CPU, because a card may be missing."""
+    parser = TrlParser((TrainArguments, STPPOConfig, ModelConfig))
     words = ["--config", str(path), "--use_cpu", "true", "--output_dir", str(folder)]
     return parser.parse_args_and_config(words)
 
@@ -59,8 +59,8 @@ def test_there_is_a_file_for_each_card():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_key_arrives(path, script, tmp_path):
-    parsed = parse(path, script, tmp_path)
+def test_every_key_arrives(path, tmp_path):
+    parsed = parse(path, tmp_path)
     for key, value in yaml.safe_load(path.read_text()).items():
         owners = [part for part in parsed if key in {f.name for f in fields(part)}]
         assert owners, key
@@ -72,8 +72,8 @@ def test_every_key_arrives(path, script, tmp_path):
 
 
 @pytest.mark.parametrize("path", SINGLE_GPU, ids=lambda path: path.stem)
-def test_the_single_gpu_files_mean_qlora(path, script, tmp_path):
-    _, args, model = parse(path, script, tmp_path)
+def test_the_single_gpu_files_mean_qlora(path, tmp_path):
+    _, args, model = parse(path, tmp_path)
     quantised, adapters = get_quantization_config(model), get_peft_config(model)
     assert quantised.load_in_4bit
     assert quantised.bnb_4bit_quant_type == "nf4"
@@ -86,8 +86,8 @@ def test_the_single_gpu_files_mean_qlora(path, script, tmp_path):
 
 
 @pytest.mark.parametrize("path", SINGLE_GPU, ids=lambda path: path.stem)
-def test_the_single_gpu_files_fit_and_the_docs_say_how_well(path, script, tmp_path):
-    _, args, model = parse(path, script, tmp_path)
+def test_the_single_gpu_files_fit_and_the_docs_say_how_well(path, tmp_path):
+    _, args, model = parse(path, tmp_path)
     peak = estimate(planned(args, model)).peak
     assert peak <= FITS * card(path) * GIB
     name = model.model_name_or_path.split("/")[1]

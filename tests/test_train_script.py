@@ -1,4 +1,4 @@
-"""The training script, on one small rollout batch, and the parts that it shares with others."""
+"""`trl-stppo train`, on one small rollout batch, and the parts that it shares with others."""
 
 import copy
 import json
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.script_kit import AGENT, ROOT, question_rows, small_data
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo.cli import agent_models, agents, objects, train
 
 FLAGS = """
     --config scripts/configs/demo.yaml --per_device_train_batch_size 4 --total_episodes 16
@@ -31,11 +32,9 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
-    script, tmp_path, monkeypatch, capsys
-):
+def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    script("train_stppo").start([*FLAGS.split(), "--output_dir", str(tmp_path)])
+    train.run([*FLAGS.split(), "--output_dir", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "before" in shown
     assert "95 % interval" in shown
@@ -80,13 +79,12 @@ class Uncapped:
         (["--config", "free"], STPPOTrainer, STPPOConfig),
     ],
 )
-def test_the_variant_chooses_the_trainer(words, trainer, config, script, tmp_path):
+def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path):
     (tmp_path / "grpo").write_text("variant: grpo\n")
     (tmp_path / "free").write_text("variant: null\n")
     words = [
         str(tmp_path / w) if w in ("grpo", "free") and "--config" in words else w for w in words
     ]
-    agents = script("agents")
     parsed = agents.parse_flags(
         agents.TrainArguments,
         [*words, *f"--output_dir {tmp_path} --use_cpu true --bf16 false".split()],
@@ -95,9 +93,9 @@ def test_the_variant_chooses_the_trainer(words, trainer, config, script, tmp_pat
     assert type(parsed[1]) is config
 
 
-def test_an_unknown_variant_names_the_known_ones(script):
+def test_an_unknown_variant_names_the_known_ones():
     with pytest.raises(ValueError, match=r"'st-ppo'.*'gspo'"):
-        script("agents").parse_flags(script("agents").TrainArguments, ["--variant", "so-ppo"])
+        agents.parse_flags(agents.TrainArguments, ["--variant", "so-ppo"])
 
 
 @pytest.mark.parametrize(
@@ -110,24 +108,24 @@ def test_an_unknown_variant_names_the_known_ones(script):
         ("Uncapped", None, False),
     ],
 )
-def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bound, script):
-    factory = script("agents").factory_of(f"{__name__}:{name}", arguments, len)
+def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bound):
+    factory = objects.factory_of(f"{__name__}:{name}", arguments, len)
     assert (getattr(factory(), "count", None) is len) == bound
 
 
-def test_a_wrong_environment_path_says_how_to_write_it(script, tmp_path):
+def test_a_wrong_environment_path_says_how_to_write_it(tmp_path):
     flags = ["--output_dir", str(tmp_path), "--environment", "SearchEnv"]
     with pytest.raises(ValueError, match="module:name"):
-        script("train_stppo").start([*FLAGS.split(), *flags])
+        train.run([*FLAGS.split(), *flags])
 
 
-def test_a_counter_that_is_given_stays(script):
-    factory = script("agents").factory_of(f"{__name__}:Capped", '{"count_tokens": 7}', len)
+def test_a_counter_that_is_given_stays():
+    factory = objects.factory_of(f"{__name__}:Capped", '{"count_tokens": 7}', len)
     assert factory().count == 7
 
 
-def test_the_counter_counts_the_models_tokens_and_travels(script):
-    counter = script("agent_models").TokenCounter(AGENT)
+def test_the_counter_counts_the_models_tokens_and_travels():
+    counter = agent_models.TokenCounter(AGENT)
     text = "Which class defines the method writerow?"
     expected = len(AutoTokenizer.from_pretrained(AGENT)(text, add_special_tokens=False).input_ids)
     assert counter(text) == expected > 1
@@ -135,31 +133,28 @@ def test_the_counter_counts_the_models_tokens_and_travels(script):
     assert pickle.loads(pickle.dumps(counter))(text) == expected
 
 
-def test_the_search_environment_keeps_its_observations_to_the_models_tokens(script):
-    agents, counter = script("agents"), script("agent_models").TokenCounter(AGENT)
+def test_the_search_environment_keeps_its_observations_to_the_models_tokens():
+    counter = agent_models.TokenCounter(AGENT)
     cap = '{"retriever": "stdlib", "max_observation_tokens": 40}'
-    environment = agents.factory_of("trl_stppo.envs:SearchEnv", cap, counter)()
+    environment = objects.factory_of("trl_stppo.envs:SearchEnv", cap, counter)()
     environment.reset(answers=["csv"])
     observation = environment.step("<search> writerow csv module </search>")[0]
     assert 20 < counter(observation) <= 40
 
 
-def test_a_folder_that_is_not_there_is_no_dataset_of_the_hub(script):
-    agents = script("agents")
+def test_a_folder_that_is_not_there_is_no_dataset_of_the_hub():
     with pytest.raises(FileNotFoundError, match=r"`dataset_name=data/nothing` .*prepare_data.py"):
         agents.load_splits(agents.AgentArguments(dataset_name="data/nothing"))
 
 
-def test_a_prepared_folder_is_read_with_its_report_beside_it(script, tmp_path):
-    agents = script("agents")
+def test_a_prepared_folder_is_read_with_its_report_beside_it(tmp_path):
     path = small_data(tmp_path / "search", train=8, test=["nq"] * 3)
     train, held_out = agents.load_splits(agents.AgentArguments(dataset_name=path))
     assert (len(train), len(held_out)) == (8, 3)
 
 
-def test_a_stream_and_options_of_loading_reach_the_trainer(script, tmp_path):
+def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
     """A policy's `model_init_kwargs` are kept beside the flags."""
-    agents = script("agents")
     for split, count in (("train", 8), ("test", 5)):
         rows = Dataset.from_dict(question_rows(["nq"] * count, split))
         rows.to_json(str(tmp_path / f"{split}.jsonl"))  # datasets pauses after streams of Parquet
@@ -174,7 +169,7 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(script, tmp_path):
     flags += ["--dataset_streaming", "true", "--eval_episodes", "3"]
     flags += ["--model_init_kwargs", '{"low_cpu_mem_usage": true}']
     *parsed, _ = agents.parse_flags(agents.TrainArguments, flags)
-    given = script("train_stppo").make_trainer(*parsed, lambda **kwargs: kwargs)
+    given = train.make_trainer(*parsed, lambda **kwargs: kwargs)
     assert given["args"].model_init_kwargs["low_cpu_mem_usage"] is True
     assert given["args"].model_init_kwargs["dtype"] == "float32"
     assert not hasattr(given["train_dataset"], "__len__")

@@ -21,7 +21,7 @@ from tests.launch import ROOT, on_two_processes
 from tests.scripted import norm
 from trl_stppo.trainer import engine_checks
 
-CONFIGS = sorted((ROOT / "scripts" / "accelerate_configs").glob("*.yaml"))
+CONFIGS = sorted((ROOT / "trl_stppo" / "cli" / "accelerate_configs").glob("*.yaml"))
 DOCS = (ROOT / "docs" / "distributed.md").read_text()
 DEEPSPEED = [name for name in ENGINES if name.startswith("ZeRO")]
 needs_deepspeed = pytest.mark.skipif(

@@ -1,11 +1,11 @@
-"""What scripts look at before the libraries are imported, which read their surroundings then."""
+"""What commands look at before the libraries are imported, which read their surroundings then."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +16,12 @@ import yaml
 TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
 
 
-def quieten() -> None:
+def quieten(words: Sequence[str]) -> None:
     """Keep dependencies' notes to each other off the screen; and a dry run off the network."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    try:
-        dry = wants_dry_run(sys.argv[1:])
-    except (OSError, ValueError, yaml.YAMLError):
-        return  # a file that cannot be read; the parser will say so
-    if dry:
+    if wants_dry_run(words):
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -37,19 +33,31 @@ def wants_dry_run(words: Sequence[str]) -> bool:
 def peeked(words: Sequence[str], name: str, default: Any) -> Any:
     """What a command line, or else its YAML file, says of one flag; True for a flag without a value.
 
-    For what decides how the rest is read, so that TrlParser cannot be asked yet.
+    For what decides how the rest is read, so that the parser cannot be asked yet.
     """
     found = default
-    for index, word in enumerate(words):
-        if word == "--config" and index + 1 < len(words):
-            read = _yaml(Path(words[index + 1]).read_text())
-            if isinstance(read, dict):  # anything else is for TrlParser to refuse
+    path = config_path(words)
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            read = _yaml(Path(path).read_text())
+            if isinstance(read, dict):  # anything else is for the parser to refuse
                 found = read.get(name, found)
     for index, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag.startswith("--") and flag[2:].replace("-", "_") == name:
             following = words[index + 1] if index + 1 < len(words) else "--"
             found = value if equals else True if following.startswith("--") else following
+    return found
+
+
+def config_path(words: Sequence[str]) -> str | None:
+    """The YAML file that a command line names."""
+    found = None
+    for index, word in enumerate(words):
+        if word == "--config" and index + 1 < len(words):
+            found = words[index + 1]
+        elif word.startswith("--config="):
+            found = word.partition("=")[2]
     return found
 
 

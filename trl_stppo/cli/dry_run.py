@@ -1,4 +1,4 @@
-"""What `train_stppo.py --dry_run` does: check a run and show it, without weights and without network.
+"""What `trl-stppo train --dry_run` does: check a run and show it, without weights and without network.
 
 Everything that a trainer's constructor decides before it loads a model is decided here by the same
 functions, so what it refuses is refused with the same words. Problems are collected, not the first
@@ -18,25 +18,25 @@ from typing import Any
 import torch
 from trl import get_peft_config, get_quantization_config
 
-from agent_models import TokenCounter, check_value_model, load_tokenizer, local_config
-from agents import (
+from ..errors import CheckpointError
+from ..trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
+from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
+from ..trainer.memory import longest_prompt
+from .agent_models import TokenCounter, check_value_model, load_tokenizer, local_config
+from .agents import (
     STDLIB_SEARCH,
     TrainArguments,
     load_environment,
     load_eval_environment,
-    load_object,
     load_splits,
     parse_flags,
 )
-from early import peeked
-from launches import Launch, launched_as, launcher
-from plan_packages import missing_packages
-from plan_rows import Plan, described
-from reporting import plan_table
-from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
-from trl_stppo.trainer.evaluation_settings import check_best_metric, plan_evaluation
-from trl_stppo.trainer.memory import longest_prompt
+from .early import peeked
+from .launches import Launch, launched_as, launcher
+from .objects import load_object
+from .plan_packages import missing_packages
+from .plan_rows import Plan, described
+from .reporting import plan_table
 
 FAILED: Any = object()
 
@@ -65,10 +65,15 @@ class Findings:
             return default
 
 
-def dry_run(words: Sequence[str]) -> int:
-    """Print the plan of a run; 0 where everything would start, 1 where something would not."""
+def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
+    """Print the plan of a run; 0 where everything would start, 1 where something would not.
+
+    Args:
+        words: flags of the training.
+        launch_words: flags for accelerate's launcher.
+    """
     found = Findings()
-    launch = found.check(launcher, words)
+    launch = found.check(launcher, words, launch_words)
     if launch is not None:
         with launched_as(launch):
             run = found.check(parsed, words, launch, found)

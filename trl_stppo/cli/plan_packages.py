@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from plan_rows import Plan, loaded_options
+from .plan_rows import Plan, loaded_options
 
 # Attention -> modules of which one must be there.
 ATTENTION = {

@@ -1,4 +1,4 @@
-"""What the scripts share: flags of an agent's task, and what they stand for.
+"""What commands share: flags of an agent's task, and what they stand for.
 
 The trainer follows from `variant`, environments and reward functions are named as `module:name`, data
 is the demo's, a folder, or a dataset of the Hub.
@@ -6,26 +6,21 @@ is the demo's, a folder, or a dataset of the Hub.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from early import peeked, quieten
-
-quieten()
-
 from datasets import Dataset, load_dataset
-from trl import ModelConfig, ScriptArguments, TrlParser
+from trl import ModelConfig, ScriptArguments
 
-import trl_stppo
-from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
-from trl_stppo.trainer.stppo_config import VARIANTS
+from ..trainer.stgrpo_config import GROUP_VARIANTS, STGRPOConfig
+from ..trainer.stppo_config import VARIANTS, STPPOConfig
+from .early import peeked
+from .flags import read_flags
+from .objects import factory_of
+from .usage import UsageError
 
 STDLIB_SEARCH = "stdlib-search"
 
@@ -95,20 +90,33 @@ class TrainArguments(AgentArguments):
 # ------------------------------------------------------------------ flags and trainers
 
 
-def trainer_of(variant: str | None) -> tuple[type, type]:
-    """The trainer and the configuration that know a variant.
+def config_of(variant: str | None) -> type:
+    """The configuration that knows a variant.
 
     Raises:
-        ValueError: nobody knows it.
+        UsageError: nobody knows it.
     """
     if variant is None or variant in VARIANTS:
-        return trl_stppo.STPPOTrainer, trl_stppo.STPPOConfig
+        return STPPOConfig
     if variant in GROUP_VARIANTS:
-        return trl_stppo.STGRPOTrainer, trl_stppo.STGRPOConfig
+        return STGRPOConfig
     with_critic, without = (", ".join(map(repr, names)) for names in (VARIANTS, GROUP_VARIANTS))
-    raise ValueError(
+    raise UsageError(
         f"`variant={variant!r}`: allowed are {with_critic}, and without a critic {without}."
     )
+
+
+def trainer_of(config: type) -> type:
+    """The trainer that a configuration is for."""
+    from ..trainer.stgrpo_trainer import STGRPOTrainer
+    from ..trainer.stppo_trainer import STPPOTrainer
+
+    return STGRPOTrainer if config is STGRPOConfig else STPPOTrainer
+
+
+def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
+    """The dataclasses whose fields are the flags of a training or an evaluation."""
+    return arguments, config_of(peeked(words, "variant", "st-ppo")), ModelConfig
 
 
 def parse_flags(
@@ -116,33 +124,23 @@ def parse_flags(
 ) -> tuple[Any, Any, ModelConfig, type]:
     """Script arguments, the trainer's configuration, the model's, and the trainer's class.
 
-    A YAML file may hold flags of train_stppo.py that another script does without; on the command line
-    they are refused.
+    A YAML file may hold flags of `train` that another command does without, and those of the launcher; on
+    the command line they are refused.
     """
     words = list(sys.argv[1:] if words is None else words)
-    trainer, config = trainer_of(peeked(words, "variant", "st-ppo"))
-    *parsed, from_file, unknown = TrlParser((arguments, config, ModelConfig)).parse_args_and_config(
-        words, return_remaining_strings=True, separate_remaining_strings=True
-    )
-    trainings = {f"--{spec.name}" for spec in fields(TrainArguments)}
-    unknown += [flag for flag in from_file[::2] if flag not in trainings]
-    if unknown:
-        raise ValueError(
-            f"{' '.join(unknown)}: not known here. Correct the name, or take it out; --help lists all flags."
-        )
-    args, training_args, model_args = parsed
-    return args, training_args, model_args, trainer
+    types = flag_types(arguments, words)
+    args, training_args, model_args = read_flags(types, words, passed_over=others_keys)
+    return args, training_args, model_args, trainer_of(types[1])
+
+
+def others_keys() -> set[str]:
+    """Keys of a file that are for `train`, or for the launcher."""
+    from .launch import launch_flags
+
+    return {spec.name for spec in fields(TrainArguments)} | launch_flags()
 
 
 # --------------------------------------------------------------- objects that flags name
-
-
-def load_object(path: str) -> Any:
-    """The object behind `module:name`."""
-    module, _, name = path.partition(":")
-    if not name:
-        raise ValueError(f"`{path}` does not name an object; write it as module:name.")
-    return getattr(importlib.import_module(module), name)
 
 
 def load_environment(
@@ -163,70 +161,20 @@ def load_eval_environment(
     return factory_of(path, arguments, count_tokens, flag="eval_environment_kwargs")
 
 
-def factory_of(
-    path: str | None,
-    arguments: str | None,
-    count_tokens: Callable[[str], int] | None = None,
-    *,
-    flag: str = "environment_kwargs",
-) -> Callable[[], Any] | None:
-    """The factory `module:factory`, with arguments bound that are written as a JSON object.
-
-    Args:
-        path: of the factory; None or "none" for none.
-        arguments: the JSON object.
-        count_tokens: bound as well where the factory takes it and caps observations in tokens.
-        flag: that the JSON object comes from.
-    """
-    if path in (None, "none"):
-        return None
-    factory = load_object(str(path))
-    bound = {} if arguments is None else parsed_arguments(arguments, flag)
-    defaults = parameters_of(factory)
-    cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
-    if count_tokens is not None and cap is not None and "count_tokens" in defaults:
-        bound.setdefault("count_tokens", count_tokens)
-    return functools.partial(factory, **bound) if bound else factory
-
-
-def parsed_arguments(arguments: str, flag: str) -> dict[str, Any]:
-    """The arguments of a factory, from JSON."""
-    try:
-        read = json.loads(arguments)
-    except json.JSONDecodeError as error:
-        read = error
-    if not isinstance(read, dict):
-        raise ValueError(
-            f"`{flag}={arguments}` is no JSON object ({read}); write it as in "
-            f"'{{\"top_k\": 3}}', with double quotes inside."
-        )
-    return read
-
-
-def parameters_of(factory: Any) -> dict[str, Any]:
-    """Names and defaults of what can be given by name; none where nobody can tell."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {p.name: None if p.default is p.empty else p.default for p in named}
-
-
 # ----------------------------------------------------------------------------- data
 
 
 def load_splits(args: AgentArguments) -> tuple[Any, Any]:
     """Training rows, and held-out rows where the dataset has them; streams with `dataset_streaming`."""
     if args.dataset_name == STDLIB_SEARCH:
-        from trl_stppo.envs.stdlib_docs import stdlib_search_dataset
+        from ..envs.stdlib_docs import stdlib_search_dataset
 
         return stdlib_search_dataset("train"), stdlib_search_dataset("test")
     loaded = loaded_dataset(args)
     if not isinstance(loaded, dict):
         return loaded, None
     if args.dataset_train_split not in loaded:
-        raise ValueError(
+        raise UsageError(
             f"`dataset_train_split={args.dataset_train_split!r}`: {args.dataset_name} has "
             f"{', '.join(map(repr, loaded))}. Name one of them."
         )

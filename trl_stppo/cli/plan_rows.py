@@ -16,11 +16,11 @@ from typing import Any
 
 from trl import ModelConfig
 
-from agent_models import local_config, model_options
-from agents import TrainArguments
-from launches import Launch
-from trl_stppo.models.geometry import QWEN25, Geometry, geometry_of
-from trl_stppo.models.memory import FITS, GIB, Setup, estimate, make_setup
+from ..models.geometry import QWEN25, Geometry, geometry_of
+from ..models.memory import FITS, GIB, Setup, estimate, make_setup
+from .agent_models import local_config, model_options
+from .agents import TrainArguments
+from .launches import Launch
 
 # Bytes of an element; whatever else a checkpoint may be loaded in counts as float32.
 DTYPES = {"bfloat16": 2, "float16": 2}
@@ -68,7 +68,7 @@ def _run_rows(run: Plan, rollout: Any) -> Iterator[tuple[str, str]]:
         f"{config.variant}: {config.importance_sampling_level} ratio"
         + ("" if correction == "none" else f", clipping bias corrected ({correction})"),
     )
-    yield "policy", f"{model_args.model_name_or_path}, {_training(run)}"
+    yield "policy", f"{model_args.model_name_or_path}, {described_method(run)}"
     yield "critic", _critic(run)
     yield (
         "processes",
@@ -84,7 +84,8 @@ def _run_rows(run: Plan, rollout: Any) -> Iterator[tuple[str, str]]:
     yield "learning rates", f"{rates} ({getattr(config.optim, 'value', config.optim)})"
 
 
-def _training(run: Plan) -> str:
+def described_method(run: Plan) -> str:
+    """How the policy is trained."""
     model_args, dtype = run.model_args, loaded_options(run).get("dtype")
     if not model_args.use_peft:
         return f"fully trained, {dtype}"
@@ -225,8 +226,7 @@ def planned_setup(run: Plan) -> Setup | str:
     problem = _not_counted(run)
     if problem is not None:
         return problem
-    setup = _policy(geometry, run)
-    setup = _with_critic(setup, run)
+    setup = _with_critic(_policy(geometry, run), run)
     if isinstance(setup, str):
         return setup
     if setup.full and (config.kl_coef or config.beta):

@@ -15,9 +15,12 @@ import yaml
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import TrainingArguments
 
-from early import TRUE, peeked
+from .early import TRUE, peeked
+from .launch import launch_settings
 
 PLAIN = {"NO": "none", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP"}
+# Flags of accelerate's launcher that choose the kind.
+KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU", "cpu": "NO"}
 # What launchers tell their processes; hidden, as nothing is to meet and no engine to be set up.
 HIDDEN = (
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -68,15 +71,27 @@ class Launch:
         return str(self.options.get(option)).lower() in TRUE
 
 
-def launcher(words: Sequence[str]) -> Launch:
+def launcher(words: Sequence[str], launch_words: Sequence[str] = ()) -> Launch:
     """How the run is started: from the flags, or what accelerate has set.
+
+    Args:
+        words: flags of the command.
+        launch_words: flags for accelerate's launcher.
 
     Raises:
         ValueError: a file or number that says nothing.
     """
+    given = launch_settings(launch_words)
+    named, asked = given.pop("config_file", None), peeked(words, "dry_run_accelerate_config", None)
     number = peeked(words, "dry_run_processes", None)
-    path = peeked(words, "dry_run_accelerate_config", None)
-    launch = _from_environment() if path is None else _from_file(Path(str(path)))
+    if asked is not None:
+        launch = _from_settings(*_read(f"`dry_run_accelerate_config={asked}`", asked), given)
+    elif named is not None:
+        launch = _from_settings(*_read(f"`accelerate_config={named}`", named), given)
+    elif given:
+        launch = _from_settings({"distributed_type": "NO"}, "the command line", given)
+    else:
+        launch = _from_environment()
     if number is not None:
         launch = replace(launch, processes=_count(number, f"`dry_run_processes={number}`"))
     several = launch.engine == "none" and launch.processes > 1
@@ -99,7 +114,8 @@ def _from_environment() -> Launch:
     launch = Launch(processes=int(env.get("WORLD_SIZE", 1)), mixed_precision=precision)
     if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         prefix = "ACCELERATE_DEEPSPEED_"
-        given = {k.removeprefix(prefix).lower(): v for k, v in env.items() if k.startswith(prefix)}
+        given: dict[str, Any] = {}
+        given |= {k.removeprefix(prefix).lower(): v for k, v in env.items() if k.startswith(prefix)}
         given["deepspeed_config_file"] = given.get("config_file")
         return _with_deepspeed(launch, given)
     if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
@@ -108,20 +124,24 @@ def _from_environment() -> Launch:
     return launch
 
 
-def _from_file(path: Path) -> Launch:
-    if not path.exists():
+def _read(said: str, path: str) -> tuple[dict[str, Any], str]:
+    """What a file for accelerate holds, and the file."""
+    if not Path(path).exists():
         raise ValueError(
-            f"`dry_run_accelerate_config={path}` does not exist; scripts/accelerate_configs/ has some."
+            f"{said} does not exist; `trl-stppo train` knows some by name (docs/cli.md)."
         )
-    read = yaml.safe_load(path.read_text())
+    read = yaml.safe_load(Path(path).read_text())
     if not isinstance(read, dict):
-        raise ValueError(
-            f"`dry_run_accelerate_config={path}` holds no settings; write it as those in "
-            f"scripts/accelerate_configs/."
-        )
+        raise ValueError(f"{said} holds no settings; write it as `accelerate config` does.")
+    return read, str(path)
+
+
+def _from_settings(read: dict[str, Any], source: str, given: Mapping[str, Any]) -> Launch:
+    """The launch that a file describes, changed by flags for accelerate's launcher."""
+    read = _changed(read, given)
     number, kind = read.get("num_processes", 1), str(read.get("distributed_type"))
     launch = Launch(
-        processes=_count(number, f"`num_processes: {number}` in {path}"),
+        processes=_count(number, f"`num_processes: {number}` in {source}"),
         mixed_precision=str(read.get("mixed_precision") or "no").lower(),
         pretended=True,
     )
@@ -133,9 +153,24 @@ def _from_file(path: Path) -> Launch:
         return replace(launch, engine=f"FSDP{options.get('fsdp_version', 1)}", options=options)
     if kind not in PLAIN:
         raise ValueError(
-            f"`distributed_type={kind}` in {path}: known are DEEPSPEED, FSDP, {', '.join(PLAIN)}."
+            f"`distributed_type={kind}` in {source}: known are DEEPSPEED, FSDP, {', '.join(PLAIN)}."
         )
     return replace(launch, engine=PLAIN[kind])
+
+
+def _changed(read: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's settings with flags of accelerate's launcher in their places."""
+    changed = dict(read)
+    for name, value in given.items():
+        if name in KINDS:
+            changed["distributed_type"] = KINDS[name] if value else changed.get("distributed_type")
+        elif name.startswith("fsdp_"):
+            changed["fsdp_config"] = {**(changed.get("fsdp_config") or {}), name: value}
+        elif name.startswith(("zero", "offload_", "deepspeed_", "gradient_")):
+            changed["deepspeed_config"] = {**(changed.get("deepspeed_config") or {}), name: value}
+        else:
+            changed[name] = value
+    return changed
 
 
 def _with_deepspeed(launch: Launch, given: Mapping[str, Any]) -> Launch:

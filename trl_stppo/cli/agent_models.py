@@ -9,7 +9,7 @@ from typing import Any
 
 from trl import ModelConfig
 
-from agents import TrainArguments
+from .agents import TrainArguments
 
 
 def model_options(model_args: ModelConfig, given: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def load_value_model(
         return None
     from peft import LoraConfig, get_peft_model
 
-    from trl_stppo.models.critic import critic_from_checkpoint
-    from trl_stppo.trainer.engines import unpartitioned
+    from ..models.critic import critic_from_checkpoint
+    from ..trainer.engines import unpartitioned
 
     name = training_args.value_model_name_or_path or model_args.model_name_or_path
     training_args.value_model_name_or_path = None  # it is given instead
@@ -153,7 +153,9 @@ class TokenCounter:
     """
 
     def __init__(self, name: str, revision: str | None = None) -> None:
-        self.__setstate__({"_source": (name, revision)})
+        self._source = (name, revision)
+        self._tokenizer: Any = None
+        self._lock = threading.Lock()
 
     def __call__(self, text: str) -> int:
         """Number of tokens, without special ones."""
@@ -167,9 +169,7 @@ class TokenCounter:
         return {"_source": self._source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._source: tuple[str, str | None] = state["_source"]
-        self._tokenizer: Any = None
-        self._lock = threading.Lock()
+        self.__init__(*state["_source"])  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Any) -> TokenCounter:
         return self  # all environments of a process share it

@@ -1,0 +1,114 @@
+"""`trl-stppo env check`: a report for clean, careless and broken environments."""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from trl_stppo.cli.main import main
+
+
+class Clean:
+    """Counts down from the row's number."""
+
+    def __init__(self, step_size: int = 1) -> None:
+        self.step_size = step_size
+
+    def reset(self, **row):
+        self.left = int(row.get("number", 2))
+        return f"{self.left} left. "
+
+    def step(self, action: str):
+        self.left -= self.step_size
+        ended = self.left <= 0
+        info = {"valid_action": True} | ({"success": True} if ended else {})
+        return f"{self.left} left. ", 1.0, ended, False, info
+
+
+class Garden:
+    """One tool."""
+
+    def reset(self, **row):
+        return "A garden."
+
+    def dig(self, depth: int) -> str:
+        """Dig a hole.
+
+        Args:
+            depth: how deep.
+        """
+        return "deep" if depth > 1 else None
+
+
+class Wrong(Clean):
+    def step(self, action: str):
+        return "x", "much", False, False, {}
+
+
+@pytest.fixture
+def check(capsys):
+    def run(name: str, *words: str) -> tuple[int, str]:
+        code = main(["env", "check", f"test_cli_env_check:{name}", *words])
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def test_a_clean_environment(check):
+    code, shown = check("Clean")
+    assert code == 0
+    assert shown == (
+        "test_cli_env_check:Clean: text environment; played one made-up row\n"
+        "keeps the contract, 0 warning(s)\n"
+    )
+
+
+def test_what_breaks_the_contract_is_an_error(check):
+    code, shown = check("Wrong")
+    assert code == 1
+    assert "trl-stppo env check: error: Wrong.step returned" in shown
+    assert "Traceback" not in shown
+
+
+def test_warnings_fail_on_request(check):
+    words = ("--action", 'dig {"depth": 1}')
+    code, shown = check("Garden", *words)
+    assert code == 0
+    assert "tools dig" in shown
+    assert "warning: " in shown
+    assert check("Garden", *words, "--strict")[0] == 1
+    assert check("Clean", "--strict")[0] == 0
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "csv", "parquet"])
+def test_rows_are_read_from_files(ending, check, tmp_path):
+    path = tmp_path / f"rows.{ending}"
+    rows = [{"prompt": "a", "number": number} for number in range(1, 11)]
+    if ending in ("csv", "parquet"):
+        getattr(Dataset.from_list(rows), f"to_{ending}")(str(path))
+    else:
+        path.write_text(json.dumps(rows) if ending == "json" else "\n".join(map(json.dumps, rows)))
+    code, shown = check("Clean", "--rows", str(path), "--arguments", '{"step_size": 2}')
+    assert code == 0
+    assert "played 8 of" in shown
+
+
+def test_rows_of_ones_own(check):
+    assert "played 2 of 2 rows" in check("Clean", "--row", '{"number": 1}', "--row", "{}")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--rows", "nowhere.jsonl"), "`--rows nowhere.jsonl` is no file"),
+        (("--rows", __file__), "the ending must be .json"),
+        (("--row", "{'a': 1}"), "`--row` is no JSON"),
+        (("--row", "1"), "1 is no row"),
+        (("--arguments", "3"), "`arguments=3` is no JSON object"),
+        (("--steps", "many"), "invalid int value: 'many'"),
+    ],
+)
+def test_words_that_make_no_sense(words, message, check):
+    code, shown = check("Clean", *words)
+    assert code == 2
+    assert message in shown

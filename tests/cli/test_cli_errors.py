@@ -1,0 +1,103 @@
+"""What a command raises becomes a message and an exit code; a traceback only where it says more."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.script_kit import ROOT
+from trl_stppo.cli import train
+from trl_stppo.cli.main import guarded, main
+from trl_stppo.errors import CheckpointError
+from trl_stppo.statistics import wilson_interval
+
+
+class Broken:
+    """An environment that fails when it is made."""
+
+    def __init__(self):
+        raise ValueError("out of order")
+
+
+def raising(error):
+    def call():
+        raise error
+
+    return call
+
+
+def ours(error):
+    """The same, raised in the package."""
+    scope = {"__name__": "trl_stppo.somewhere", "error": error}
+    exec("def call():\n    raise error", scope)
+    return scope["call"]
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "traceback"),
+    [
+        (lambda: 0, 0, False),
+        (lambda: 143, 143, False),
+        (ours(CheckpointError("damaged")), 1, False),
+        (ours(OSError("no space left")), 1, False),
+        (raising(ValueError("of an environment")), 1, True),
+        (ours(KeyError("a bug")), 1, True),
+        (lambda: wilson_interval("a", 3), 1, True),  # not raised on purpose
+        (raising(KeyboardInterrupt()), 130, False),
+        (raising(SystemExit(3)), 3, False),
+        (raising(SystemExit("sorry")), 1, False),
+        (raising(SystemExit()), 0, False),
+    ],
+)
+def test_exit_codes(call, code, traceback, capsys):
+    assert guarded(call, "trl-stppo train") == code
+    assert ("Traceback" in capsys.readouterr().err) == traceback
+
+
+def test_a_message_says_which_command_and_how_to_see_more(capsys):
+    assert guarded(ours(CheckpointError("damaged")), "trl-stppo train") == 1
+    assert capsys.readouterr().err == (
+        "trl-stppo train: error: damaged\nTRL_STPPO_DEBUG=1 shows where.\n"
+    )
+
+
+def test_debugging_shows_the_traceback(capsys, monkeypatch):
+    assert main(["--debug", "trian"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("TRL_STPPO_DEBUG", "1")
+    assert main(["trian"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("TRL_STPPO_DEBUG", "0")
+    assert main(["trian"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_environment_that_cannot_be_made_is_explained_by_the_check(capsys):
+    assert main(["env", "check", "test_cli_errors:Broken"]) == 1
+    shown = capsys.readouterr().err
+    assert "The factory raised ValueError: out of order" in shown
+    assert "Traceback" not in shown
+
+
+def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
+    """The trainer saves a checkpoint (tests/trainer/test_signals.py); here is the code."""
+
+    class Stopped:
+        stop_signal = signal.SIGTERM
+
+        def train(self, **given):
+            pass
+
+    monkeypatch.setattr(train, "make_trainer", lambda *parsed: Stopped())
+    monkeypatch.setattr(train, "ProgressLines", lambda trainer: None)
+    words = f"train --output_dir {tmp_path} --use_cpu --bf16 false --live_lines false"
+    assert main(words.split()) == 143
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m trl_stppo train -h; echo $? >&2"
+    closed = f"({command}) | (exec <&-; sleep 0.5)"
+    result = subprocess.run(closed, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+    assert result.stderr.split()[-1] == "141"

@@ -1,0 +1,126 @@
+"""Wrong words: exit code 2, the closest right ones, and no traceback."""
+
+from importlib import import_module
+
+import pytest
+
+from tests.script_kit import DEMO
+from trl_stppo.cli.main import MODULES, main
+from trl_stppo.cli.usage import GONE, RENAMED
+
+
+def said(capsys, *words: str) -> str:
+    """What a command line with a mistake prints."""
+    assert main(list(words)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("trian", "There is no command `trian`. Did you mean `train` or `trace`?"),
+        ("env chek", "There is no command `env chek`. Did you mean `env check`?"),
+        ("frobnicate", "Did you mean `train`, `evaluate`, `estimate`"),
+        ("train --max_turn 3", "`--max_turn 3`: not known here. Did you mean `--max_turns` or"),
+        ("train --max-turn=3", "`--max-turn=3`: not known here. Did you mean `--max_turns` or"),
+        ("train --learning 1", "`--learning 1`: not known here."),  # no abbreviation
+        (
+            "train --models a b",
+            "`--models a b`: not known here. It is a flag of `trl-stppo evaluate`.",
+        ),
+        ("evaluate --dry_run", "It is a flag of `trl-stppo train`."),
+        ("train --qlora", "It is called `--load_in_4bit` here."),
+        ("train --model x", "It is called `--model_name_or_path` here."),
+        ("train --init_kl_coef 1", "It is called `--kl_coef` here."),
+        (
+            "train --mini_batch_size 8",
+            "There is none here: it follows from per_device_train_batch_size",
+        ),
+        (
+            "train run.yaml",
+            "`run.yaml` belongs to no flag. Name a file of settings by `--config run.yaml`.",
+        ),
+        ("train --max_turns x", "`--max_turns`: invalid int value: 'x'."),
+        ("train --variant so-ppo", "`variant='so-ppo'`: allowed are 'ppo'"),
+        ("train --config", "`--config` needs the path of a YAML file"),
+        ("train --config nowhere.yaml", "`--config nowhere.yaml` cannot be read: No such file"),
+        ("train --config a --config b", "`--config` is given twice"),
+        (
+            "train --scale_rewards batch --use_cpu --bf16 false",
+            "`scale_rewards='batch'` is not supported",
+        ),
+        ("train --accelerate_config zero4", "`--accelerate_config zero4` is no file, and no name"),
+        ("train --num_processes two", "accelerate launch: argument --num_processes"),
+        (
+            "evaluate --max_rows 0 --use_cpu --bf16 false --model_name_or_path a",
+            "`max_rows=0`: must satisfy",
+        ),
+        ("env play --learning_rate 1", "It is a flag of `trl-stppo train`."),
+        ("env play --row [1]", "write a JSON object"),
+        ("env play --environment nowhere:Env", "`nowhere:Env`: there is no module nowhere"),
+        ("env check", "the following arguments are required: MODULE:CLASS"),
+        ("env check a:b --row {}", "there is no module a"),
+        ("env check trl_stppo.envs:SearchEn", "Did you mean `SearchEnv`"),
+        ("env check trl_stppo.envs:SearchEnv --stict", "Did you mean `--strict`"),
+        ("show", "`--model_name_or_path` is missing"),
+        ("estimate", "`--model` is missing"),
+        ("estimate --model x --card big", "`--card big`: write its memory in GB"),
+        ("estimate --model x --qlora 4", "`--qlora 4`: takes no value"),
+    ],
+)
+def test_what_to_write_instead_is_said(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = said(capsys, *words.split())
+    assert message in shown
+    assert shown.splitlines()[-1].endswith("--help explains the flags.")
+
+
+def test_all_mistakes_are_said_at_once(capsys, tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        "max_turn: 3\nvariant: ppo\nmax_tokens: 4\nnum_processes: 2\n"
+    )
+    shown = said(capsys, *f"train --config {tmp_path}/run.yaml --use_cpu --learnin_rate 3".split())
+    assert "`--learnin_rate 3`: not known here. Did you mean `--learning_rate`" in shown
+    shown = said(capsys, *f"train --config={tmp_path}/run.yaml --use_cpu".split())
+    assert f"`max_turn` in {tmp_path}/run.yaml: not known here. Did you mean `max_turns`" in shown
+    assert f"`max_tokens` in {tmp_path}/run.yaml: not known here." in shown
+    assert "num_processes" not in shown, "the launcher's"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_turns: three", "`--max_turns`: invalid int value: 'three'."),
+        ("- max_turns", "holds no settings"),
+        ("max_turns: [", "is no YAML"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_named(text, message, capsys, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    shown = said(capsys, "train", "--config", str(path))
+    assert message in shown
+    assert str(path) in shown
+
+
+def test_todays_names_exist_and_former_ones_do_not():
+    from trl_stppo.cli.flags import FlagParser
+
+    known = {
+        name
+        for command in MODULES
+        for name in FlagParser(import_module(MODULES[command]).flag_types_of([])).names()
+    }
+    train = FlagParser(import_module(MODULES["train"]).flag_types_of([])).names()
+    assert set(RENAMED.values()) <= train
+    assert not (set(RENAMED) | set(GONE)) & known
+
+
+def test_aliases_of_the_former_trainer_are_taken(capsys):
+    """These names have stayed."""
+    words = "--response_length 200 --total_episodes 512 --num_ppo_epochs 1 --dry_run"
+    assert main(["train", "--config", DEMO, *words.split(), "--max_completion_length", "200"]) == 0
+    assert "200 tokens" in " ".join(capsys.readouterr().out.replace("│", " ").split())

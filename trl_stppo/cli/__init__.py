@@ -1,0 +1,8 @@
+"""The console script `trl-stppo`; `docs/cli.md` shows what it can do.
+
+Nothing heavy is imported until a command needs it, so that `--help` answers at once.
+"""
+
+from .main import main, run_here
+
+__all__ = ["main", "run_here"]

@@ -1,0 +1,105 @@
+"""`trl-stppo env check`: what would break or spoil a training in an environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ..envs.base import is_text_environment, tool_names
+from ..envs.check import MAX_ROWS, check_env
+from .objects import factory_of
+from .usage import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    add = parser.add_argument
+    add(
+        "environment", metavar="MODULE:CLASS", help="The environment, or a function that makes one."
+    )
+    add("--rows", metavar="FILE", help="Rows to play: .json, .jsonl, .csv or .parquet.")
+    add("--row", metavar="JSON", action="append", help="One row; may be given several times.")
+    add("--arguments", metavar="JSON", help="Arguments of the class.")
+    add("--action", metavar="TEXT", action="append", help="A turn to play; once for each.")
+    add("--steps", metavar="N", type=int, default=20, help="Turns of an episode at most.")
+    add("--seed", metavar="N", type=int, default=0, help="Of the row that is made up without rows.")
+    add("--strict", action="store_true", help="Warnings fail too.")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check and report; 0 where nothing is wrong, 1 where something is."""
+    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
+    if factory is None:
+        raise UsageError("`none` is no environment. Name one as module:name.")
+    rows = _rows(options)
+    probe = _probe(factory)
+    text = is_text_environment(probe)
+    actions = [_action(word, text=text) for word in options.action or []] or None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_env(factory, rows, actions=actions, steps=options.steps, seed=options.seed)
+    played = (
+        "one made-up row" if rows is None else f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
+    )
+    kind = "text environment" if text else f"tools {', '.join(tool_names(probe))}"
+    print(f"{options.environment}: {kind}; played {played}")
+    for message in found:
+        print(f"warning: {message}")
+    print(f"keeps the contract, {len(found)} warning(s)")
+    return int(bool(found) and options.strict)
+
+
+def _probe(factory: Any) -> Any:
+    """One instance to look at; None where the check will say why there is none."""
+    try:
+        return factory()
+    except Exception:
+        return None
+
+
+def _rows(options: argparse.Namespace) -> list[dict[str, Any]] | None:
+    if options.rows is None and options.row is None:
+        return None
+    rows = [] if options.rows is None else rows_of(Path(options.rows))
+    rows += [_parsed(word, "--row") for word in options.row or []]
+    for row in rows:
+        if not isinstance(row, dict):
+            raise UsageError(
+                f'`--rows`: {row!r} is no row; write an object, as {{"prompt": "Hi"}}.'
+            )
+    return rows
+
+
+def rows_of(path: Path) -> list[Any]:
+    """The rows of a file."""
+    if not path.is_file():
+        raise UsageError(f"`--rows {path}` is no file. Check the path.")
+    if path.suffix == ".jsonl":
+        return [_parsed(line, f"--rows {path}") for line in path.read_text().splitlines() if line]
+    if path.suffix == ".json":
+        read = _parsed(path.read_text(), f"--rows {path}")
+        return read if isinstance(read, list) else [read]
+    if path.suffix in (".csv", ".parquet"):
+        from datasets import Dataset
+
+        read = getattr(Dataset, f"from_{path.suffix[1:]}")(str(path))
+        return list(read.select(range(min(len(read), MAX_ROWS))))
+    raise UsageError(f"`--rows {path}`: the ending must be .json, .jsonl, .csv or .parquet.")
+
+
+def _parsed(text: str, said: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"`{said}` is no JSON: {error}. Strings need double quotes.") from error
+
+
+def _action(word: str, *, text: bool) -> Any:
+    """A turn; of a tool environment its name and arguments."""
+    if text:
+        return word
+    name, _, arguments = word.strip().partition(" ")
+    return name, _parsed(arguments or "{}", "--action")

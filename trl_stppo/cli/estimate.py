@@ -1,0 +1,149 @@
+"""`trl-stppo estimate`: the memory of a run before it, from shapes and settings; loads no weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..models.memory import FITS, GIB, Estimate, Setup, estimate
+from ..trainer.memory import hints, longest_prompt
+from .agents import STDLIB_SEARCH, TrainArguments, flag_types, load_splits
+from .dry_run import Findings, local_tokenizer, parsed
+from .early import peeked
+from .flags import groups
+from .launch import divided, with_file
+from .launches import launched_as, launcher
+from .plan_rows import Plan, described_method, known_geometry, planned_setup, smallest_card
+from .usage import UsageError
+
+# Short flags -> those of `train` that they stand for; a value goes to the last.
+SHORT = {
+    "--model": "--model_name_or_path",
+    "--length": "--max_completion_length",
+    "--rows": "--per_device_train_batch_size",
+    "--lora": "--use_peft true --lora_target_modules all-linear --dtype bfloat16",
+    "--qlora": "--use_peft true --lora_target_modules all-linear --dtype bfloat16 "
+    "--load_in_4bit true --use_bnb_nested_quant true",
+    "--card": "",
+}
+SWITCHES = ("--lora", "--qlora")
+
+
+def flag_types_of(words: Sequence[str]) -> tuple[type, ...]:
+    """The dataclasses of the flags, less the short ones."""
+    return flag_types(TrainArguments, words)
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the table; 0 where it fits the card that is named, or none is, else 1."""
+    words, card = translated(words)
+    own, asked, filed = divided(flag_types_of(words), words)
+    if peeked(own, "model_name_or_path", None) is None:
+        raise UsageError(
+            "`--model` is missing. Name a checkpoint, a model of the Hub, or a --config."
+        )
+    launch, found = launcher(own, with_file([*filed, *asked])), Findings()
+    with launched_as(launch):
+        planned = parsed(own, launch, found)
+        look_up(planned)
+        planned.prompt = prompt_tokens(planned, own)
+        setup = planned_setup(planned)
+    if isinstance(setup, str):
+        raise ValueError(f"The memory of this run is not known: {setup}.")
+    expected = estimate(setup)
+    console = Console(highlight=False)
+    console.print(table(planned, expected))
+    for line in verdict(setup, expected, card):
+        console.print(line, markup=False, soft_wrap=True)
+    return int(card is not None and expected.peak > FITS * card * 2**30)
+
+
+def translated(words: Sequence[str]) -> tuple[list[str], float | None]:
+    """The words with short flags replaced, and the card's size in GB."""
+    result: list[str] = []
+    card: float | None = None
+    for flag, values in groups(words):
+        name, equals, value = (flag or "").partition("=")
+        given = [value, *values] if equals else values
+        if name == "--card":
+            card = _size(given)
+        elif name in SWITCHES:
+            if given not in ([], ["true"]):
+                raise UsageError(f"`{name} {' '.join(given)}`: takes no value.")
+            result += SHORT[name].split()
+        elif name in SHORT:
+            result += [SHORT[name], *given]
+        else:
+            result += [*([] if flag is None else [flag]), *values]
+    return result, card
+
+
+def _size(given: Sequence[str]) -> float:
+    with contextlib.suppress(ValueError):
+        if len(given) == 1 and float(given[0].upper().removesuffix("GB")) > 0:
+            return float(given[0].upper().removesuffix("GB"))
+    raise UsageError(f"`--card {' '.join(given)}`: write its memory in GB, as in --card 24.")
+
+
+def look_up(planned: Plan) -> None:
+    """Have shapes that are not known here from the Hub: a file of a few lines, and no weights."""
+    from transformers import AutoConfig
+
+    revision = planned.model_args.model_revision
+    names = (planned.model_args.model_name_or_path, planned.config.value_model_name_or_path)
+    for name in filter(None, names):
+        if known_geometry(name, revision) is None and not Path(name).exists():
+            with contextlib.suppress(Exception):  # what is not to be had is not known, and said so
+                AutoConfig.from_pretrained(name, revision=revision)
+
+
+def prompt_tokens(planned: Plan, words: Sequence[str]) -> int:
+    """Tokens of the longest prompt where a dataset is named and here, else 0."""
+    data = peeked(words, "dataset_name", None)
+    if data != STDLIB_SEARCH and not Path(str(data)).exists():  # nothing is fetched for it
+        return 0
+    model_args = planned.model_args
+    tokenizer = local_tokenizer(model_args.model_name_or_path, model_args.model_revision)
+    with contextlib.suppress(Exception):
+        return longest_prompt(load_splits(planned.args)[0], tokenizer)
+    return 0
+
+
+def table(planned: Plan, expected: Estimate) -> Table:
+    """What is alive in each phase."""
+    model_args, config, launch = planned.model_args, planned.config, planned.launch
+    title = f"{model_args.model_name_or_path}: {described_method(planned)}"
+    engine = "" if launch.engine == "none" else f", {launch.engine}"
+    caption = (
+        f"each of {launch.processes} process(es){engine}; {config.max_completion_length} tokens of an "
+        f"episode and {planned.prompt or 'none'} of its prompt counted, "
+        f"{config.per_device_train_batch_size} per micro-batch"
+    )
+    result = Table(title=escape(title), caption=escape(caption))
+    for name, side in (("phase", "left"), ("GiB", "right"), ("of that", "left")):
+        result.add_column(name, justify=side)
+    for name, parts in expected.phases.items():
+        order = sorted({**parts, "overhead": expected.overhead}.items(), key=lambda part: -part[1])
+        shown = ", ".join(f"{part} {size / GIB:.1f}" for part, size in order if size / GIB >= 0.05)
+        style = "bold" if name == expected.phase else ""
+        total = sum(parts.values()) + expected.overhead
+        result.add_row(name, f"{total / GIB:.1f}", shown, style=style)
+    return result
+
+
+def verdict(setup: Setup, expected: Estimate, card: float | None) -> list[str]:
+    """Whether it fits, and what would take less."""
+    peak = f"peak: about {expected.peak / GIB:.1f} GiB, in the {expected.phase}"
+    if card is None:
+        size = smallest_card(expected.peak, FITS)
+        fits = "none of the common ones" if size is None else f"{size} GB"
+        return [f"{peak}; smallest common card: {fits}"]
+    if expected.peak <= FITS * card * 2**30:
+        return [f"{peak}; fits {card:g} GB, where up to {FITS * card:.1f} GiB are counted on"]
+    lines = [f"{peak}; does not fit {card:g} GB, where up to {FITS * card:.1f} GiB are counted on"]
+    return lines + [f"  {text} (saves {saved / GIB:.1f} GiB)" for text, saved in hints(setup)]

@@ -1,0 +1,92 @@
+"""Objects that flags name as `module:name`, and factories of environments with arguments bound."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .usage import UsageError, closest, named
+
+
+def load_object(path: str) -> Any:
+    """The object behind `module:name`; modules in the current folder are found, as by `python -m`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, name = path.partition(":")
+    if not name:
+        raise UsageError(f"`{path}` does not name an object; write it as module:name.")
+    here = os.getcwd()
+    if not {here, ""} & set(sys.path):
+        sys.path.insert(0, here)
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks something itself
+        raise UsageError(
+            f"`{path}`: there is no module {error.name}, neither in {here} nor installed. Check the name, "
+            f"or start where the module is."
+        ) from error
+    if hasattr(loaded, name):
+        return getattr(loaded, name)
+    similar = closest(name, [other for other in dir(loaded) if not other.startswith("_")])
+    proposal = f"Did you mean {named(similar)}?" if similar else "Check the name."
+    raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}. {proposal}")
+
+
+def factory_of(
+    path: str | None,
+    arguments: str | None,
+    count_tokens: Callable[[str], int] | None = None,
+    *,
+    flag: str = "environment_kwargs",
+) -> Callable[[], Any] | None:
+    """The factory `module:factory`, with arguments bound that are written as a JSON object.
+
+    Args:
+        path: of the factory; None or "none" for none.
+        arguments: the JSON object.
+        count_tokens: bound as well where the factory takes it and caps observations in tokens.
+        flag: that the JSON object comes from.
+    """
+    if path in (None, "none"):
+        return None
+    factory = load_object(str(path))
+    bound = {} if arguments is None else parsed_arguments(arguments, flag)
+    defaults = parameters_of(factory)
+    cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
+    if count_tokens is not None and cap is not None and "count_tokens" in defaults:
+        bound.setdefault("count_tokens", count_tokens)
+    return functools.partial(factory, **bound) if bound else factory
+
+
+def parsed_arguments(arguments: str, flag: str) -> dict[str, Any]:
+    """The arguments of a factory, from JSON."""
+    try:
+        read = json.loads(arguments)
+    except json.JSONDecodeError as error:
+        read = error
+    if not isinstance(read, dict):
+        raise UsageError(
+            f"`{flag}={arguments}` is no JSON object ({read}); write it as in "
+            f"'{{\"top_k\": 3}}', with double quotes inside."
+        )
+    return read
+
+
+def parameters_of(factory: Any) -> dict[str, Any]:
+    """Names and defaults of what can be given by name; none where nobody can tell."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {p.name: None if p.default is p.empty else p.default for p in named}

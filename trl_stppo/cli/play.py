@@ -1,0 +1,223 @@
+"""`trl-stppo env play`: play an environment in the terminal, exactly as the model sees it.
+
+One line is one turn; a backslash at its end continues it on the next line. `:q` or the end of the
+input stops. A call of a tool is written `name {"argument": "value"}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import AutoTokenizer
+from transformers.utils import get_json_schema
+
+from ..envs._check_values import check_number, check_opening, check_step
+from ..envs.base import is_text_environment, tool_names
+from ..rollout.chat import ChatRenderer, with_opening
+from .agents import STDLIB_SEARCH, AgentArguments, load_environment, load_splits
+from .flags import read_flags
+from .usage import UsageError
+
+QUIT = ":q"
+
+
+@dataclass
+class PlayArguments(AgentArguments):
+    """What to play, and through whose eyes.
+
+    Parameters:
+        dataset_name (`str`, *optional*): where the row comes from, as for training.
+        index (`int`): which row of it.
+        row (`str`, *optional*): JSON object, instead of a row of a dataset.
+        model_name_or_path (`str`, *optional*): whose chat template and tokens to show.
+    """
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Where the row comes from: a Hub id, or a path."}
+    )
+    index: int = field(default=0, metadata={"help": "Which row of the dataset."})
+    row: str | None = field(default=None, metadata={"help": "JSON object, instead of a dataset."})
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Whose chat template and tokens to show."}
+    )
+
+
+def pick_row(args: PlayArguments) -> dict[str, Any]:
+    """The dataset row that the flags name."""
+    if args.row is not None:
+        try:
+            row = json.loads(args.row)
+        except json.JSONDecodeError as error:
+            row = error
+        if not isinstance(row, dict):
+            raise UsageError(f'`--row {args.row}`: write a JSON object, as in {{"prompt": "Hi"}}.')
+        return row
+    if args.dataset_name is None:
+        if args.environment != PlayArguments.environment:
+            return {"prompt": ""}
+        args.dataset_name = STDLIB_SEARCH  # the default environment's own questions
+    return row_at(load_splits(args)[0], args.index)
+
+
+def row_at(rows: Any, index: int) -> dict[str, Any]:
+    """A row of a dataset or of a stream."""
+    if index < 0:
+        raise UsageError(f"`--index {index}`: rows are counted from 0.")
+    if hasattr(rows, "__len__"):
+        found = [rows[index]] if index < len(rows) else []
+    else:
+        found = list(rows.skip(index).take(1))
+    if not found:
+        number = f"{len(rows)} rows" if hasattr(rows, "__len__") else "fewer rows"
+        raise UsageError(f"`--index {index}`: there are {number}, counted from 0.")
+    return dict(found[0])
+
+
+class Screen:
+    """Prints what the model would read; with a tokenizer as rendered, and counted."""
+
+    def __init__(self, renderer: ChatRenderer | None) -> None:
+        self._renderer = renderer
+        self._conversational = False
+        self.tokens = 0
+
+    def prompt(self, prompt: Any, tools: list[Any]) -> None:
+        """Everything before the first turn."""
+        self._conversational = not isinstance(prompt, str)
+        if self._renderer is not None:
+            self._show("prompt", self._renderer.prompt_ids(prompt, tools))
+            return
+        print("--- prompt")
+        for message in prompt if self._conversational else ():
+            print(f"{message['role']}: {message['content']}")
+        if not self._conversational:
+            print(prompt)
+
+    def observation(self, text: str) -> None:
+        """What comes between two turns."""
+        if self._renderer is None:
+            print(f"--- observation\n{text}")
+            return
+        ids = self._renderer.observation_ids(
+            text, conversational=self._conversational, turn_ended=True
+        )
+        self._show("observation", ids)
+
+    def action(self, text: str) -> None:
+        """Count a turn, with the token that ends it."""
+        if self._renderer is not None:
+            ids = self._renderer.tokenizer(text, add_special_tokens=False).input_ids
+            self.tokens += len(ids) + 1
+
+    def _show(self, title: str, ids: list[int]) -> None:
+        self.tokens += len(ids)
+        print(f"--- {title} ({len(ids)} tokens, {self.tokens} so far)")
+        print(self._renderer.tokenizer.decode(ids) if self._renderer else "")
+
+
+def read_action() -> str | None:
+    """The next turn from the standard input; None at the end."""
+    lines: list[str] = []
+    while True:
+        print("... " if lines else "> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line or (not lines and line.strip() == QUIT):
+            print()
+            return "\n".join(lines) or None
+        lines.append(line.rstrip("\n").removesuffix("\\"))
+        if not line.rstrip("\n").endswith("\\"):
+            return "\n".join(lines)
+
+
+def play_text(env: Any, call: Callable[..., Any], screen: Screen) -> tuple[int, float, str]:
+    """Turns until the episode ends: how many, what they earned, and why it ended."""
+    turns, total = 0, 0.0
+    while (action := read_action()) is not None:
+        screen.action(action)
+        step = check_step(f"{type(env).__name__}.step", call(env.step, action))
+        turns, total = turns + 1, total + step.reward
+        if step.ended:
+            print(f"--- observation (ignored, the episode is over)\n{step.observation}")
+        else:
+            screen.observation(step.observation)
+        info = "  ".join(f"{name}={value}" for name, value in step.info.items())
+        print(f"--- turn {turns}  reward={step.reward:g}  return={total:g}  {info}")
+        if step.ended:
+            return turns, total, "terminated" if step.terminated else "truncated"
+    return turns, total, "stopped by you"
+
+
+def use_tool(env: Any, call: Callable[..., Any], line: str) -> str:
+    """The text that the model would read after this call."""
+    name, _, arguments = line.strip().partition(" ")
+    try:
+        if name not in tool_names(env):
+            raise ValueError(f"Tool {name} not found; there are {', '.join(tool_names(env))}.")
+        return str(call(getattr(env, name), **json.loads(arguments or "{}")))
+    except Exception as error:  # a failed call is an answer to the model, too
+        return str({"error": str(error)})
+
+
+def play_tools(env: Any, call: Callable[..., Any], screen: Screen) -> tuple[int, float, str]:
+    """Calls of tools until the player stops: how many, what they earned, and why it ended."""
+    turns = 0
+    while (line := read_action()) is not None:
+        screen.action(line)
+        before = sum(getattr(env, "turn_rewards", None) or [])
+        print(f"--- result\n{use_tool(env, call, line)}")
+        turns, total = turns + 1, sum(getattr(env, "turn_rewards", None) or [])
+        print(f"--- turn {turns}  reward={total - before:g}  return={total:g}")
+    total = sum(getattr(env, "turn_rewards", None) or [])
+    if callable(getattr(env, "get_reward", None)):
+        reward = call(env.get_reward)
+        print(f"--- get_reward: {reward}")
+        total += check_number(f"{type(env).__name__}.get_reward returned", reward or 0.0)
+    return turns, total, "stopped by you"
+
+
+def flag_types_of(words: list[str]) -> tuple[type, ...]:
+    """The dataclass of the flags."""
+    return (PlayArguments,)
+
+
+def run(words: list[str]) -> int:
+    """Play what the flags name; the exit code."""
+    play(*read_flags([PlayArguments], words))
+    return 0
+
+
+def play(args: PlayArguments) -> None:
+    """Play until the episode or the input ends."""
+    factory = load_environment(args)
+    if factory is None:
+        raise UsageError("--environment is none; name one as module:factory.")
+    renderer = None
+    if args.model_name_or_path is not None:
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        renderer = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
+    screen, row = Screen(renderer), pick_row(args)
+    with asyncio.Runner() as runner:
+
+        def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named)
+            return runner.run(result) if inspect.iscoroutine(result) else result
+
+        env = factory()
+        is_text = is_text_environment(env)
+        tools = [] if is_text else [getattr(env, name) for name in tool_names(env)]
+        name = type(env).__name__
+        opening = check_opening(f"{name}.reset", call(env.reset, **row), tools=not is_text)
+        for tool in tools if renderer is None else ():
+            print(f"--- tool\n{json.dumps(get_json_schema(tool)['function'])}")
+        screen.prompt(with_opening(row.get("prompt", ""), opening), tools)
+        turns, total, ending = (play_text if is_text else play_tools)(env, call, screen)
+        if is_text and callable(getattr(env, "close", None)):
+            call(env.close)
+    counted = f", {screen.tokens} tokens" if renderer else ""
+    print(f"=== {name}: {turns} turns, return {total:g}, {ending}{counted}")

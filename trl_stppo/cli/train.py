@@ -1,0 +1,110 @@
+"""`trl-stppo train`: train a language-model agent on any model, dataset and environment.
+
+Flags and YAML are STPPOConfig's (STGRPOConfig's for the variants without a critic; both extend
+GRPOConfig), ModelConfig's and ScriptArguments', plus a few of our own. A flag beats the YAML file.
+`--dry_run` checks and shows all of it, and loads no weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from ..watch.curves import draw_curves
+from ..watch.live import ProgressLines
+from .agent_models import TokenCounter, load_value_model, model_options
+from .agents import (
+    TrainArguments,
+    drawn,
+    flag_types,
+    load_environment,
+    load_eval_environment,
+    load_splits,
+    parse_flags,
+)
+from .early import wants_dry_run
+from .objects import load_object
+from .reporting import comparison_table
+
+
+def make_trainer(
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+) -> Any:
+    """The trainer that the flags describe."""
+    train, held_out = load_splits(args)
+    if held_out is not None and args.eval_episodes:
+        held_out = drawn(held_out, args.eval_episodes)
+    training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
+    counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
+    value_model = load_value_model(args, training_args, model_args, trainer_class)
+    return trainer_class(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        reward_funcs=[load_object(path) for path in args.reward_funcs or []] or None,
+        train_dataset=train,
+        eval_dataset=held_out,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+        environment_factory=load_environment(args, counter),
+        eval_environment_factory=load_eval_environment(args, counter),
+        **({} if value_model is None else {"value_model": value_model}),
+    )
+
+
+def train(
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+) -> int:
+    """Train, with the evaluations that the flags ask for around it; the exit code."""
+    if args.dry_run:
+        raise ValueError(
+            "`dry_run=True` was to look only; `run` does that, and nothing is trained."
+        )
+    if args.live_lines:
+        disable_progress_bar()
+    trainer = make_trainer(args, training_args, model_args, trainer_class)
+    output_dir = Path(training_args.output_dir)
+    lines = ProgressLines(trainer) if args.live_lines else None
+    before = trainer.evaluate() if args.eval_episodes else {}
+    if lines:
+        lines.start(before)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    if trainer.stop_signal:  # there is a checkpoint; whoever sent it wants the machine
+        return 128 + trainer.stop_signal
+    after = trainer.evaluate() if args.eval_episodes else {}
+    trainer.save_model()
+    if trainer.accelerator.is_main_process:
+        trainer.state.save_to_json(str(output_dir / "trainer_state.json"))
+        (output_dir / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
+        if args.eval_episodes:
+            comparison_table(before, after)
+        print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=args.dataset_name)
+    return 0
+
+
+def drawn_curves(trainer: Any) -> str:
+    """Where the picture of the run is, or why there is none."""
+    path = Path(trainer.args.output_dir) / "curves.png"
+    try:
+        return str(draw_curves({trainer.args.variant: trainer.state.log_history}, path))
+    except (ImportError, ValueError) as error:  # no matplotlib, or nothing was measured
+        return f"none, {error}"
+
+
+def flag_types_of(words: list[str]) -> tuple[type, ...]:
+    """The dataclasses of the flags."""
+    return flag_types(TrainArguments, words)
+
+
+def run(words: list[str]) -> int:
+    """Train, or only look; the exit code."""
+    if wants_dry_run(words):
+        from .dry_run import dry_run
+
+        return dry_run(words)
+    return train(*parse_flags(TrainArguments, words))

@@ -37,6 +37,15 @@ def code_of(card: str) -> str:
     return re.search(r"## Run the agent.*?```python\n(.*?)```", card, re.S)[1]
 
 
+def test_the_token_of_the_hub_stays_here(tmp_path):
+    trainer = run(tmp_path, hub_token="hf_secret", push_to_hub=False)
+    trainer.save_model()
+    assert trainer.args.hub_token == "hf_secret"
+    saved = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "training_args.bin" for path in saved)
+    assert not [path for path in saved if b"hf_secret" in path.read_bytes()]
+
+
 def test_push_load_run_and_train_on(hub, tmp_path, capsys):
     rows = letters()
     trainer = run(tmp_path / "run", arguments={"eval_dataset": rows}, max_steps=4)

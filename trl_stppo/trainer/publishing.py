@@ -69,7 +69,11 @@ class AgentPublishing(ActorCriticCheckpoints):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        super()._save(output_dir, state_dict)
+        token, self.args.hub_token = self.args.hub_token, None  # upstream pickles the arguments
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args.hub_token = token
         if not self.args.should_save:
             return
         folder = Path(output_dir or self.args.output_dir)

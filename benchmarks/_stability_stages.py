@@ -30,7 +30,7 @@ from _stability_report import estimate_agreement, summaries
 Correction = tuple[str, float, str]
 # Of the second task, whose configuration has this learning rate.
 DEMO_RATE = 5e-4
-SGD_RATES = (1.0, 3.0)
+SGD_RATES = (0.1, 0.3)
 
 
 def cells_of(

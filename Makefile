@@ -9,7 +9,7 @@ DEMO_THREADS ?= 1
 # So do those of the tests, which run in so many processes instead.
 TEST_PROCESSES ?= 2
 
-.PHONY: install demo test test-slow lint format check clean
+.PHONY: install demo docs test test-slow test-matrix lint format check clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,14 @@ test: install
 test-slow: install
 	$(OFFLINE) $(BIN)/python -m pytest -m slow
 
+# The oldest and the newest versions that setup.cfg allows, each in an environment of its own.
+MATRIX_FLAGS ?=
+test-matrix:
+	$(PYTHON) scripts/test_matrix.py $(MATRIX_FLAGS)
+
+docs: install
+	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,4 +48,4 @@ format: install
 check: lint test
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs
+	rm -rf $(VENV) build dist *.egg-info runs docs/_build

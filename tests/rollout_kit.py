@@ -149,14 +149,15 @@ def build(
         )
         for name in texts
     }
+    options = {"run_on_main": calls.run_on_poller, "isolated": isolate}
     for name in tools:
         probe, plain = probes[name], list(standalone)
         drivers[name] = ToolDriver(
-            pool, name, probe, plain, tool_format, calls.run_async, isolated=isolate
+            pool, name, probe, plain, tool_format, calls.run_async, **options
         )
     if not drivers:
         plain = list(standalone)
-        drivers[None] = ToolDriver(None, None, None, plain, tool_format, calls.run_async)
+        drivers[None] = ToolDriver(None, None, None, plain, tool_format, calls.run_async, **options)
     return RolloutEngine(
         drivers,
         pool,

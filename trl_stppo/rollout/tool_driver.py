@@ -23,6 +23,8 @@ from .isolation import EnvironmentDied
 from .record import check_reward
 
 TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
+# What Python says where a tool limits its time by an alarm.
+MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class ToolDriver:
         standalone: tools that belong to no environment.
         format: TRL's parsing.
         run_async: runs a coroutine from a worker thread.
+        run_on_main: runs a function on the main thread, from a worker thread; some tools need it.
         isolated: instances live in processes of their own, whose methods are synchronous here.
     """
 
@@ -60,10 +63,13 @@ class ToolDriver:
         format: ToolFormat,
         run_async: Callable[[Any], Any],
         *,
+        run_on_main: Callable[[Callable[[], Any]], Any] | None = None,
         isolated: bool = False,
     ) -> None:
         self._pool, self._name, self._format = pool, name, format
         self._run_async, self._isolated = run_async, isolated
+        self._run_on_main = run_on_main
+        self._main_only: set[str] = set()
         self.type_name = type(probe).__name__ if probe is not None else "tools"
         self._methods = [] if probe is None else tool_names(probe)
         self._scores = inspect.isfunction(getattr(type(probe), "get_reward", None))
@@ -106,7 +112,7 @@ class ToolDriver:
         requests = message.get("tool_calls")
         if not requests:
             return None
-        turn = _ToolTurn(self._tools_of(episode.env), self._signatures)
+        turn = _ToolTurn(self._tools_of(episode.env), self._signatures, self._run_tool)
         turn.sort(requests)
 
         if turn.waiting and not turn.now:
@@ -157,6 +163,21 @@ class ToolDriver:
         }
         return {**self._standalone, **methods}
 
+    def _run_tool(self, name: str, call: Callable[[], Any]) -> Any:
+        """On the worker's own thread; on the main one for a tool that sets signal handlers, as in TRL.
+
+        Such a tool is found out by its failure, which its first call pays for by beginning anew.
+        """
+        if name not in self._main_only:
+            try:
+                return call()
+            except ValueError as error:
+                if self._run_on_main is None or MAIN_THREAD_ONLY not in str(error):
+                    raise
+                self._main_only.add(name)
+        assert self._run_on_main is not None
+        return self._run_on_main(call)
+
     def _outcome(self, episode: Episode, turn: _ToolTurn) -> Outcome:
         if turn.fatal is not None:
             raise turn.fatal
@@ -192,8 +213,13 @@ class ToolDriver:
 class _ToolTurn:
     """The tool calls of one turn."""
 
-    def __init__(self, tools: dict[str, Callable[..., Any]], signatures: dict[str, Any]) -> None:
-        self._tools, self._signatures = tools, signatures
+    def __init__(
+        self,
+        tools: dict[str, Callable[..., Any]],
+        signatures: dict[str, Any],
+        run: Callable[[str, Callable[[], Any]], Any],
+    ) -> None:
+        self._tools, self._signatures, self._run = tools, signatures, run
         self.results: list[tuple[str, Any]] = []
         self.now: list[Callable[[], None]] = []  # in order, failures in sorting among them
         self.waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
@@ -255,7 +281,7 @@ class _ToolTurn:
 
     def _run_one(self, name: str, tool: Callable[..., Any], arguments: Any) -> None:
         try:
-            result, error = tool(**arguments), None
+            result, error = self._run(name, lambda: tool(**arguments)), None
         except BaseException as raised:
             result, error = None, raised
         self._record(name, result, error)

@@ -77,6 +77,7 @@ class EnvironmentCalls:
         self._live = 0
         self._resting = False
         self._current = threading.local()
+        self._for_poller: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Loops that may be blocked, until when they have time to answer, and whether they did.
         self._doubted: list[tuple[asyncio.AbstractEventLoop, float, threading.Event]] = []
@@ -107,16 +108,18 @@ class EnvironmentCalls:
             wait: seconds to wait for the first one.
         """
         until = time.monotonic() + wait
-        with self._change:
-            while True:
+        while True:
+            if self._run_for_worker():
+                until = time.monotonic()  # that took time: whoever polls may have limits to keep
+            with self._change:
                 self._abandon_overdue()
                 left = until - time.monotonic()
                 if self._finished or left <= 0:
-                    break
-                self._change.wait(min(left, *self._seconds_to_deadlines(), left))
-            results = list(self._finished)
-            self._finished.clear()
-        return results
+                    results = list(self._finished)
+                    self._finished.clear()
+                    return results
+                if not self._for_poller:
+                    self._change.wait(min(left, *self._seconds_to_deadlines(), left))
 
     def cancel(self, key: int) -> None:
         """Forget a call; no result will come."""
@@ -143,6 +146,37 @@ class EnvironmentCalls:
         if error is not None:
             raise error
         return value
+
+    def run_on_poller(self, func: Callable[[], Any]) -> Any:
+        """Run `func()` on the thread that polls and wait for it, from a worker thread.
+
+        For what works on the main thread only. Once it runs there, its time limit cannot end it.
+        """
+        call: _Call | None = getattr(self._current, "call", None)
+        future: Future[Any] = Future()
+        with self._change:
+            self._for_poller.append((func, future))
+            if call is not None:
+                call.future = future
+                if call.abandoned:
+                    future.cancel()
+            self._change.notify_all()
+        return future.result()
+
+    def _run_for_worker(self) -> bool:
+        """Run the function that has waited longest, if any does."""
+        while self._for_poller:
+            func, future = self._for_poller.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue  # the call that waited for it has been abandoned
+            try:
+                future.set_result(func())
+            except BaseException as error:
+                future.set_exception(error)
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+            return True
+        return False
 
     def rest(self) -> None:
         """Let idle threads go; called between rollouts."""

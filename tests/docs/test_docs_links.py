@@ -1,0 +1,66 @@
+"""Links between pages, to files and to headings hold; the table of contents names every page."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.docs_kit import DOCS, PAGES, ROOT, anchors, blocks, links
+
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def test_links_are_seen():
+    assert "docs/rollout.md" in links(ROOT / "README.md")
+    assert "the-correction" in anchors(DOCS / "algorithm.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page):
+    for target in links(page):
+        url = urlsplit(target)
+        if url.scheme:
+            assert url.scheme in ("https", "mailto"), target
+            assert url.scheme == "mailto" or re.fullmatch(r"[\w.-]+\.[a-z]+", url.netloc), target
+            continue
+        file = (page.parent / url.path).resolve() if url.path else page
+        assert file.is_file(), f"{page.name} links to {target}"
+        assert file.is_relative_to(ROOT), target
+        if url.fragment:
+            assert url.fragment in anchors(file), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_pages_have_one_title(page):
+    levels = [len(marks) for marks, _ in re.findall(r"^(#+) (.*)$", _outside(page), re.MULTILINE)]
+    assert levels, f"{page.name} has no heading"
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(then - level <= 1 for level, then in pairwise(levels))
+
+
+def _outside(page):
+    text = page.read_text()
+    for block in blocks(page):
+        text = text.replace(block.code, "")
+    return text
+
+
+def test_every_page_is_in_the_table_of_contents():
+    trees = [b for b in blocks(DOCS / "index.md") if b.language == "{toctree}"]
+    listed = [line for tree in trees for line in tree.code.split() if not line.startswith(":")]
+    pages = {line for line in listed if (DOCS / f"{line}.md").is_file()}
+    assert {page.stem for page in DOCS.glob("*.md")} - {"index"} == pages - {"api/index"}
+    captions = re.findall(r":caption: (.+)", "".join(tree.code for tree in trees))
+    assert captions == ["Start", "Concepts", "How-to", "Evidence", "Reference", "Contributing"]
+
+
+def test_pages_read_well_on_github():
+    """Only the page of contents and the API reference use the syntax of the site."""
+    for page in PAGES:
+        if page.name != "index.md" and page.parent.name != "api":
+            languages = {block.language for block in blocks(page)}
+            assert not any("{" in language for language in languages), page

@@ -1,0 +1,105 @@
+"""docs/metrics.md has every figure that training logs, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+import trl.trainer.grpo_trainer
+from datasets import Dataset
+
+from tests.docs_kit import CODE, DOCS, ROOT, prose, table_rows
+from tests.script_kit import AGENT
+from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
+
+SMALL = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 2,
+    "max_turns": 2,
+    "max_turn_tokens": 4,
+    "max_completion_length": 24,
+    "logging_steps": 1,
+    "target_kl": 10.0,
+    "log_clip_bias": True,
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+# What needs a mixture of experts, tools, or vLLM; and what is logged at the end of a run.
+ELSEWHERE = ("aux_loss", "tools/", "sampling/importance_sampling_ratio/")
+
+
+class Room:
+    """Ends in the second turn."""
+
+    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
+        self._left = 2
+        return "", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        info = {"valid_action": True, "success": True}
+        return "on", float(len(action)), self._left == 0, False, info
+
+
+def polite(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+    return [0.5] * len(completions)
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names in the logs of two short runs with everything switched on."""
+    names: set[str] = set()
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "go"}]}] * 8)
+    for kind, config in (
+        (STPPOTrainer, STPPOConfig(str(tmp_path_factory.mktemp("a")), **SMALL, beta=0.1)),
+        (
+            STGRPOTrainer,
+            STGRPOConfig(str(tmp_path_factory.mktemp("b")), **SMALL, num_generations=2),
+        ),
+    ):
+        trainer = kind(
+            AGENT,
+            [polite],
+            config,
+            rows,
+            environment_factory=Room,
+            turn_reward_funcs=[polite] if kind is STPPOTrainer else None,
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        names |= {name for line in trainer.state.log_history for name in line} - {"step"}
+    return names
+
+
+def documented() -> set[str]:
+    """Names in the tables, and in the last paragraph."""
+    rows = {name for row in table_rows(DOCS / "metrics.md") for name in CODE.findall(row[0])}
+    last = prose(DOCS / "metrics.md").strip().split("\n\n")[-1]
+    return rows | set(CODE.findall(last))
+
+
+def test_everything_that_is_logged_is_documented(logged):
+    generic = {
+        name.replace("polite", "<function>").replace("Room", "<function>") for name in logged
+    }
+    reasons = {name for name in generic if name.startswith("stop_reason/")}
+    environment = {"rewards/environment/mean", "rewards/environment/std"}
+    assert generic - reasons - environment - documented() == set()
+    assert reasons <= documented()
+
+
+def test_everything_that_is_documented_is_logged(logged):
+    plain = {name for name in documented() if "<" not in name and "*" not in name}
+    missing = plain - logged
+    upstream = Path(trl.trainer.grpo_trainer.__file__).read_text()
+    ours = (ROOT / "trl_stppo/trainer/rollout_phase.py").read_text()
+    for name in missing:
+        assert name.startswith(ELSEWHERE), name
+        assert name in upstream or name.rpartition("/")[0] in ours, name

@@ -1,0 +1,74 @@
+"""Python blocks of every page run, in order, on this machine; those that cannot are few and compile."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.docs_kit import DOCS, PAGES, ROOT, blocks
+from tests.docs_offline import SHORTER, make_short, run_block
+
+PYTHON = {page: [b for b in blocks(page) if b.language in ("python", "py")] for page in PAGES}
+WITH_CODE = [page for page, found in PYTHON.items() if any(not b.not_run for b in found)]
+# page -> blocks that need what no test machine has.
+NOT_RUN = {"hub.md": 4}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Matrices are so small that a second thread only gets in the way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    make_short(monkeypatch)
+    before = set(sys.modules)
+    module = ModuleType("page")  # a module, so that what it defines can be pickled
+    monkeypatch.setitem(sys.modules, "page", module)
+    try:
+        for block in PYTHON[page]:
+            if block.not_run is None:
+                run_block(block, vars(module))
+    finally:
+        for name in set(sys.modules) - before:
+            if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
+                del sys.modules[name]
+        shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_that_are_not_run_are_python_and_few(page):
+    left_out = [block for block in PYTHON[page] if block.not_run]
+    for block in left_out:
+        ast.parse(block.code)
+    assert len(left_out) == NOT_RUN.get(page.name, 0), [block.where for block in left_out]
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_what_is_shortened_is_there(name):
+    for long in SHORTER[name]:
+        assert (DOCS / name).read_text().count(long) == 1
+
+
+def test_a_block_with_an_old_name_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_short(monkeypatch)
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nfrom trl_stppo import STPPOConfig\nSTPPOConfig(output_dir='x', cliprnage=0.2)\n```\n"
+    )
+    monkeypatch.setattr("tests.docs_offline.ROOT", tmp_path)
+    with pytest.raises(TypeError, match="cliprnage"):
+        run_block(blocks(page)[0], {"__name__": "__page__"})

@@ -1,0 +1,81 @@
+"""Commands in shell blocks exist with the flags and files that the pages give them; YAML is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from tests import docs_scripts
+from tests.docs_kit import CODE, DOCS, PAGES, blocks, table_rows
+
+ALL = [block for page in PAGES for block in blocks(page)]
+SHELL = [block for block in ALL if block.language in ("bash", "shell", "console")]
+YAML = [block for block in ALL if block.language == "yaml"]
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(script):
+    """Scripts import their neighbours by bare names; those are forgotten again."""
+
+
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
+def test_commands_and_flags_exist(block):
+    check_all(block.code)
+
+
+def check_all(code):
+    found = list(docs_scripts.commands(code))
+    assert found, "no command in the block"
+    for words in found:
+        docs_scripts.check(words)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "make no-such-target",
+        "trl-stppo train --no_such_flag 3",
+        "accelerate launch --no_such_flag scripts/train_stppo.py",
+        "accelerate launch scripts/train_stppo.py --response_lenght 3",
+        "python scripts/build_index.py bm25 a b --no_such_flag",
+        "python scripts/no_such_script.py",
+        "pip install 'trl-stppo[no-such-extra]'",
+        "for i in 1 2; do\n  python scripts/train_stppo.py --config scripts/configs/none.yaml\ndone",
+        "frobnicate --all",
+    ],
+)
+def test_a_wrong_command_is_noticed(code):
+    with pytest.raises(AssertionError):
+        check_all(code)
+
+
+def test_every_extra_is_explained():
+    named = {e for row in table_rows(DOCS / "installation.md") for e in CODE.findall(row[0])}
+    assert named == docs_scripts.extras()
+
+
+@pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
+def test_yaml_is_a_configuration(block, tmp_path, monkeypatch):
+    """Keys are options of training; those of accelerate's own files are known to accelerate."""
+    settings = yaml.safe_load(block.code)
+    assert isinstance(settings, dict)
+    if "compute_environment" in settings or "distributed_type" in settings:
+        return
+    from trl import TrlParser
+
+    from trl_stppo.cli import train
+
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run.yaml"
+    path.write_text(block.code)
+    words = ["--config", str(path), "--output_dir", "run", "--use_cpu", "true", "--bf16", "false"]
+    TrlParser(train.flag_types_of([])).parse_args_and_config(words)
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in ALL if b.language == "json"], ids=lambda block: block.where
+)
+def test_json_is_json(block):
+    json.loads(block.code)

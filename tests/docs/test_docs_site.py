@@ -1,0 +1,101 @@
+"""`make docs` builds the site without a warning; the API reference has every option and public name."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+
+import trl_stppo
+from tests.docs_kit import DOCS, ROOT
+
+pytest.importorskip("furo")
+pytest.importorskip("myst_parser")
+sys.path.append(str(DOCS / "_ext"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages, built as the Makefile builds them."""
+    folder = tmp_path_factory.mktemp("site")
+    command = next(
+        line.split() for line in (ROOT / "Makefile").read_text().splitlines() if "-m sphinx" in line
+    )
+    words = command[command.index("-m") : -1]
+    result = subprocess.run(
+        [sys.executable, *words, str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
+    # Sphinx repeats itself for every page.
+    said = "\n".join(dict.fromkeys(result.stderr.splitlines()))
+    assert result.returncode == 0, said[-4000:]
+    return folder
+
+
+def test_every_page_is_built(site):
+    for page in DOCS.rglob("*.md"):
+        if "_build" not in page.parts:
+            assert (site / page.relative_to(DOCS)).with_suffix(".html").is_file(), page
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"(https?:[^\"]+)", page.read_text()
+        )
+        assert loaded == [], page
+
+
+def test_formulas_are_markup(site):
+    assert (site / "algorithm.html").read_text().count("<math ") == 3
+
+
+@pytest.mark.parametrize("name", ["PPOConfig", "STPPOConfig", "STGRPOConfig"])
+def test_every_own_field_has_a_row(site, name):
+    config = getattr(trl_stppo, name)
+    page = (site / "api" / "configurations.html").read_text()
+    own = [
+        field.name
+        for field in dataclasses.fields(config)
+        if field.name in vars(config)["__annotations__"]
+    ]
+    assert len(own) > 3
+    for field in own:
+        assert page.count(f'id="{name.lower()}-{field.replace("_", "-")}"') == 1, field
+
+
+def test_public_names_are_in_the_reference(site):
+    import trl_stppo.core
+    import trl_stppo.data
+    import trl_stppo.envs
+
+    text = "".join(page.read_text() for page in (site / "api").glob("*.html"))
+    for module in (trl_stppo, trl_stppo.core, trl_stppo.data, trl_stppo.envs):
+        for name in module.__all__:
+            constant = name.isupper() or name.startswith("__")
+            assert constant or f'id="{module.__name__}.{name}"' in text, f"{module.__name__}.{name}"
+
+
+def test_docstrings_become_markup():
+    from api_text import adapt
+
+    assert adapt(["Of [`STPPOTrainer`]:", "", "    x = 1"])[:1] == ["Of ``STPPOTrainer``::"]
+    results = adapt(["Returns:", "    loss: small.", "        Or not.", "    Both float32."])
+    assert results == [
+        ":returns:",
+        "    - **loss**: small.",
+        "          Or not.",
+        "    - Both float32.",
+    ]
+    cut = adapt(["A.", "", "Parameters:", "    x: y", "", "B."], without_parameters=True)
+    assert cut == ["A.", "", "B."]
+
+
+def test_bare_links_get_titles():
+    from page_links import titled
+
+    assert titled("see [rollout.md](rollout.md)") == "see [](rollout.md)"
+    assert titled("see [rollout.md](rollout.md#limits)") == "see [](rollout.md#limits)"
+    assert titled("see [rollout](rollout.md)") == "see [rollout](rollout.md)"

@@ -1,0 +1,99 @@
+"""TRL's example scripts themselves, from a checkout that TRL_EXAMPLES names (its folder examples/scripts)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.dropin_kit import PPO, run, with_ours
+from tests.dropin_models import agent_model, plain_models, save_split, texts
+from tests.dropin_servers import install
+from tests.tool_model import call
+
+FOLDER = Path(os.environ.get("TRL_EXAMPLES", "TRL_EXAMPLES is not set"))
+SHORT = {"use_cpu": True, "bf16": False, "report_to": ["none"], "disable_tqdm": True}
+AGENTS = {
+    "grpo_2048.py": ("Qwen3-4B", [call("move", direction=way) for way in ("left", "up")], ""),
+    "openenv/echo.py": ("Qwen3-0.6B", [call("echo", message="Hello World!")], ""),
+    "openenv/catch.py": (
+        "Qwen2.5-0.5B-Instruct",
+        [call("move", direction="left"), call("stay")],
+        "--env-mode space --env-host http://localhost --dataset-size 16",
+    ),
+    "openenv/wordle.py": ("Qwen3-1.7B", [call("guess", guess="[crane]")], "--dataset-size 16"),
+    "openenv/multi_env.py": ("Qwen3-1.7B", [call("guess", guess="[crane]"), call("stay")], ""),
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is no folder with TRL's examples"),
+]
+
+
+@pytest.fixture
+def ppo_words(tmp_path) -> list[str]:
+    policy, reward = plain_models(tmp_path)
+    return f"""
+        --output_dir out --model_name_or_path {policy} --sft_model_path {policy}
+        --reward_model_path {reward} --learning_rate 3e-6 --per_device_train_batch_size 4
+        --gradient_accumulation_steps 1 --total_episodes 8 --missing_eos_penalty 1.0
+    """.split()
+
+
+def test_ppo(ppo_words, tmp_path, monkeypatch):
+    columns = {name: texts(116) for name in ("prompt", "chosen", "rejected")}
+    save_split(tmp_path / "words", "descriptiveness", columns)
+    words = [*ppo_words, "--dataset_name", "words", "--dataset_train_split", "descriptiveness"]
+    words += ["--response_length", "12"]
+    trainer = run(FOLDER / "ppo" / "ppo.py", words, tmp_path, monkeypatch, PPO, **SHORT)
+    assert trainer.state.global_step == 8
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("extra", ["", "--use_peft --lora_target_modules query_key_value dense"])
+def test_ppo_tldr(extra, ppo_words, tmp_path, monkeypatch):
+    for split, rows in (("train", 20), ("validation", 6)):
+        save_split(tmp_path / "posts", split, {"prompt": texts(rows), "completion": texts(rows)})
+    words = ["--dataset_name", "posts", "--dataset_test_split", "validation", "--stop_token", "eos"]
+    words += ["--response_length", "12", "--eval_strategy", "steps", "--eval_steps", "4"]
+    words = [*ppo_words, *words, *extra.split()]
+    trainer = run(FOLDER / "ppo" / "ppo_tldr.py", words, tmp_path, monkeypatch, PPO, **SHORT)
+    assert trainer.state.global_step == 8
+    assert any("eval_episode/score" in entry for entry in trainer.state.log_history)
+
+
+@pytest.mark.parametrize("kind", ["STPPO", "STGRPO"])
+def test_tools(kind, tmp_path, monkeypatch):
+    condition = "Aliases_Interactor_A = 'ABC1'"
+    asked = call("query_biogrid", sql_command=f"SELECT * FROM interactions WHERE {condition}")
+    model = agent_model(tmp_path / "model", [asked, asked, "It is *yes*."])
+    names = {"Aliases Interactor A": ["ABC1", "TP53"], "Taxid Interactor A": ["9606", "9606"]}
+    save_split(tmp_path / "qgallouedec" / "biogrid", "train", names)
+    asks = [f"Does the gene ABC{i} interact with TP53?" for i in range(16)]
+    questions = {"question": [*asks, "Why?"], "answer": ["Yes", "No"] * 8 + ["No"]}
+    save_split(tmp_path / "qgallouedec" / "biogrid_qa", "train", questions)
+    words = f"--model_name_or_path {model} --output_dir out --max_completion_length 512".split()
+    words += ["--max_steps", "2"]
+    script = FOLDER / "grpo_agent.py"
+    trainer = run(script, words, tmp_path, monkeypatch, with_ours(kind), **SHORT)
+    log = trainer.state.log_history[0]
+    assert log["tools/call_frequency"] > 0
+    assert log["tools/failure_frequency"] == 0
+
+
+@pytest.mark.parametrize("kind", ["STPPO", "STGRPO"])
+@pytest.mark.parametrize("script", AGENTS)
+def test_environments(script, kind, tmp_path, monkeypatch):
+    name, calls, words = AGENTS[script]
+    agent_model(tmp_path / "Qwen" / name, [*calls, *calls, "I am done."])
+    install(tmp_path, monkeypatch)
+    # No GPU here; a few steps; and a group where five rows would not fill a batch.
+    forced = {**SHORT, "max_steps": 2, "use_vllm": False, "max_completion_length": 192}
+    forced |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    forced["num_generations"] = 2 if kind == "STPPO" else 8
+    ours, path = with_ours(kind), FOLDER / script
+    trainer = run(path, words.split(), tmp_path, monkeypatch, ours, **forced)
+    assert trainer.state.global_step == 2
+    assert trainer.state.log_history[0]["tools/call_frequency"] > 0

@@ -1,0 +1,168 @@
+"""What setup.cfg promises: ranges that are pinned somewhere, package data, sources that old Pythons read."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "trl_stppo"
+CONFIG = configparser.ConfigParser()
+CONFIG.read(ROOT / "setup.cfg")
+# Extras whose packages the tests do without, and which are therefore not pinned.
+UNPINNED = {"deepspeed", "gem", "gymnasium", "openenv", "textarena", "textworld", "vllm"}
+
+
+def requirements(block: str) -> list[Requirement]:
+    lines = (line.strip() for line in block.splitlines())
+    return [Requirement(line) for line in lines if line and not line.startswith(("#", "%"))]
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {normal(package): version for package, version in pairs}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def lowest(requirement: Requirement) -> str | None:
+    bounds = [spec.version for spec in requirement.specifier if spec.operator == ">="]
+    return bounds[0] if bounds else None
+
+
+REQUIRED = requirements(CONFIG["options"]["install_requires"])
+EXTRAS = {
+    name: requirements(block)
+    for name, block in CONFIG["options.extras_require"].items()
+    if not name.startswith("#")
+}
+
+
+def test_every_package_that_tests_need_is_pinned_to_a_version_in_its_range():
+    pinned = pins("constraints.txt")
+    wanted = REQUIRED + [r for name, rs in EXTRAS.items() if name not in UNPINNED for r in rs]
+    for requirement in wanted:
+        version = pinned.get(normal(requirement.name))
+        assert version is not None, f"constraints.txt has no pin of {requirement.name}"
+        assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
+
+
+def test_the_oldest_versions_are_the_lower_ends_of_the_ranges():
+    wanted = [
+        *REQUIRED,
+        *EXTRAS["test"],
+        *EXTRAS["search"],
+        *EXTRAS["quantization"],
+        *EXTRAS["plot"],
+    ]
+    expected = {normal(r.name): lowest(r) for r in wanted if lowest(r)}
+    same = {name: _padded(v) for name, v in pins("constraints-oldest.txt").items()}
+    assert same == {name: _padded(v) for name, v in expected.items()}
+
+
+def _padded(version: str | None) -> list[int]:
+    parts = [int(part) for part in str(version).split(".")]
+    return parts + [0] * (3 - len(parts))
+
+
+def test_what_only_some_need_is_not_required():
+    assert {r.name for r in REQUIRED} == {
+        *("accelerate", "datasets", "peft", "rich", "torch", "transformers", "trl")
+    }
+    assert {"quantization", "vllm", "search", "dense", "gem", "trackio", "docs", "test"} <= set(
+        EXTRAS
+    )
+
+
+def test_every_file_of_the_package_is_python_or_package_data():
+    patterns = CONFIG["options.package_data"]["trl_stppo"].split()
+    data = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    others = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".py"}
+    missing = {path for path in others - data if "__pycache__" not in path.parts}
+    assert not missing, f"missing from the wheel; setup.cfg has {patterns}"
+
+
+def test_folders_with_python_files_are_packages():
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [str(f) for f in folders if not (f / "__init__.py").exists()] == []
+
+
+def test_sources_keep_to_the_syntax_of_the_oldest_python():
+    oldest = CONFIG["options"]["python_requires"].removeprefix(">=").split(".")
+    for folder in ("trl_stppo", "scripts", "benchmarks", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            ast.parse(path.read_text(), feature_version=(int(oldest[0]), int(oldest[1])))
+
+
+def test_the_syntax_check_would_notice():
+    with pytest.raises(SyntaxError):
+        ast.parse("type Row = dict", feature_version=(3, 11))
+
+
+# Counted rather than timed: what `benchmarks/import_time.py` shows follows from it.
+HEAVY = {
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "datasets",
+    "peft",
+    "numpy",
+    "rich",
+    "pandas",
+}
+
+
+def printed(code: str) -> list[str]:
+    words = [sys.executable, "-c", f"import sys; {code}"]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return result.stdout.split()
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    names = printed("import trl_stppo, trl_stppo.envs; print(*sys.modules)")
+    assert {name.split(".")[0] for name in names} & HEAVY == set()
+
+
+def test_our_trainer_brings_no_package_that_trls_has_not_brought():
+    names = printed(
+        "from trl import GRPOConfig, GRPOTrainer; before = set(sys.modules); "
+        "from trl_stppo import STPPOConfig, STPPOTrainer; print(*set(sys.modules) - before)"
+    )
+    tops = {name.split(".")[0] for name in names} - {"trl_stppo"}
+    assert {name for name in tops if name not in sys.stdlib_module_names} <= set()
+
+
+def test_the_matrix_runs_tests_that_exist_and_knows_its_environments(script, monkeypatch, capsys):
+    matrix = script("test_matrix")
+    assert [path for path in matrix.SUBSET if not (ROOT / path).exists()] == []
+    monkeypatch.setattr(sys, "argv", ["test_matrix.py", "middle"])
+    with pytest.raises(SystemExit):
+        matrix.main()
+    assert "'middle': allowed are oldest and newest" in capsys.readouterr().err
+
+
+def test_the_matrix_installs_then_runs_the_subset_then_all(script, monkeypatch, tmp_path):
+    matrix, commands = script("test_matrix"), []
+    monkeypatch.setattr(matrix, "run", lambda words: commands.append(words) or 0)
+    monkeypatch.setattr(sys, "argv", ["test_matrix.py", "--keep", str(tmp_path)])
+    assert matrix.main() == 0
+    oldest, newest = commands[:5], commands[5:]
+    assert "constraints-oldest.txt" in oldest[1]
+    assert not any("constraints" in word for word in newest[1])
+    assert oldest[3][-len(matrix.SUBSET) :] == list(matrix.SUBSET)
+    assert oldest[4] == oldest[3][: -len(matrix.SUBSET)]
+    commands.clear()
+    monkeypatch.setattr(matrix, "run", lambda words: commands.append(words) or len(commands) - 1)
+    assert matrix.main() == 1
+    assert len(commands) == 2

@@ -1,0 +1,104 @@
+"""Tools that work on the main thread only, as a time limit by an alarm does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+from tests.rollout_kit import build, play, play_once, says
+
+MAIN = threading.main_thread()
+
+
+def alarmed(x: str) -> str:
+    """Answer within a second.
+
+    Args:
+        x: what.
+    """
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, before)
+    return f"{x} on the main thread: {threading.current_thread() is MAIN}"
+
+
+def plain(x: str) -> str:
+    """Say it.
+
+    Args:
+        x: what.
+    """
+    return f"{x} on the main thread: {threading.current_thread() is MAIN}"
+
+
+def answers(played) -> list[str]:
+    return [m["content"] for m in played.record.messages[0] if m["role"] == "tool"]
+
+
+def test_a_tool_that_sets_signal_handlers_works_and_the_others_stay_off_the_main_thread():
+    script = says(["!alarmed a;plain b]", "!alarmed c]", "end]"])
+    played = play_once(None, script, standalone=[alarmed, plain])
+    said = [
+        f"{x} on the main thread: {main}" for x, main in (("a", True), ("b", False), ("c", True))
+    ]
+    assert answers(played) == said
+    assert played.only.tool_failures == 0
+
+
+def test_its_first_failure_is_remembered():
+    begun = []
+
+    class Board:
+        def reset(self, **row):
+            begun.clear()
+
+        def move(self, x: str) -> str:
+            """Move.
+
+            Args:
+                x: where.
+            """
+            begun.append(threading.current_thread() is MAIN)
+            return alarmed(x)
+
+    play_once(Board, says(["!move a]", "!move b]", "end]"]))
+    assert begun == [False, True, True]
+
+
+def test_what_it_raises_is_its_answer():
+    def broken(x: str) -> str:
+        """Break.
+
+        Args:
+            x: what.
+        """
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        raise LookupError(x)
+
+    played = play_once(None, says(["!broken a]", "end]"]), standalone=[broken])
+    assert answers(played) == ["{'error': 'a'}"]
+
+
+def test_a_call_whose_episode_has_run_out_of_time_is_not_begun():
+    asked = []
+
+    def slow(x: str) -> str:
+        """Keep the main thread busy.
+
+        Args:
+            x: what.
+        """
+        alarmed(x)
+        asked.append(x)
+        time.sleep(0.7)
+        return x
+
+    engine = build(None, standalone=[slow], episode_timeout_seconds=0.5)
+    try:
+        played = play(engine, says(["!slow a]", "end]"], ["!slow b]", "end]"]), rows=({}, {}))
+        assert [str(reason) for reason in played.reasons] == ["episode_timeout"] * 2
+        assert len(asked) == 1
+        assert engine.calls.poll() == []
+        assert len(asked) == 1
+    finally:
+        engine.close()

@@ -10,8 +10,7 @@ How to run (writes the fixture and, beside it, a JSON file with the settings)::
     python scripts/oracle/make_oracle.py --venv /path/to/scratch-venv
 
 The scratch environment is created and filled by pip unless the folder exists; the script then
-runs itself inside it. Set ``PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`` to get the
-CPU build of torch.
+runs itself inside it. Point ``PIP_EXTRA_INDEX_URL`` at PyTorch's CPU builds to get a small torch.
 
 Two runs are recorded from the same initial weights, ``one_epoch`` (one optimizer step) and
 ``two_epochs`` (two steps on the same rollout; a large part of the tokens is clipped in the second

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerCallback
+from transformers.integrations import TrackioCallback
 
 from tests.scripted import scripted_trainer
 from trl_stppo import PPOConfig
@@ -185,3 +186,23 @@ def test_a_training_that_reports_offline(name, tmp_path):
     if name == "trackio" or (name == "" and importlib.util.find_spec("trackio")):
         assert "REPORTED trackio" in printed
         assert list((tmp_path / "hf").rglob("*.db")) != []
+
+
+def test_trackio_is_open_before_an_evaluation_that_comes_before_the_training(tmp_path):
+    class Opened(TrackioCallback):
+        def __init__(self):  # without the package
+            self._initialized, self.at = False, []
+
+        def setup(self, args, state, model, **kwargs):
+            self._initialized = True
+            self.at.append(state.global_step)
+
+        on_train_begin = on_log = on_train_end = TrainerCallback.on_log
+
+    opened = Opened()
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[opened], max_steps=2, staleness=0.0)
+    trainer.eval_dataset = trainer.train_dataset
+    trainer.evaluate()
+    assert opened.at == [0], "TRL's profiling writes to it while the episodes are played"
+    trainer.evaluate()
+    assert opened.at == [0]

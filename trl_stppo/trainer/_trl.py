@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import trainer as upstream_trainer
+from transformers.integrations import TrackioCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import (
     add_response_schema,
@@ -65,6 +66,7 @@ __all__ = [
     "group_by_length",
     "max_context_tokens",
     "new_token_limit",
+    "open_trackio",
     "parse_response",
     "prepare_for_engine",
     "prepare_reference",
@@ -221,6 +223,13 @@ def generation_model(trainer: GRPOTrainer) -> Iterator[Any]:
         whole_weights(trainer.accelerator, model),
     ):
         yield model
+
+
+def open_trackio(trainer: GRPOTrainer) -> None:
+    """TRL's profiling writes to trackio, which upstream opens when training begins or with its first log."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TrackioCallback) and not callback._initialized:
+            callback.setup(trainer.args, trainer.state, trainer.model)
 
 
 @contextmanager

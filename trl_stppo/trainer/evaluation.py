@@ -17,6 +17,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from . import plan, rollout_engine
+from ._trl import open_trackio
 from .evaluation_figures import EvaluationRun, PlayedEpisode
 from .evaluation_rows import COLUMN, Name, named_rows, take_names
 from .evaluation_settings import evaluation_settings, undisturbed
@@ -61,6 +62,7 @@ class AgentEvaluation(ActorCriticUpdate):
         """
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
+        open_trackio(self)
         outer, self._eval_prefix = self._eval_prefix, metric_key_prefix
         try:
             with undisturbed(self):
@@ -70,6 +72,7 @@ class AgentEvaluation(ActorCriticUpdate):
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's, on a test dataset: the figures are in its `metrics`, named `test_...`."""
+        open_trackio(self)
         with undisturbed(self):
             return super().predict(*args, **kwargs)
 

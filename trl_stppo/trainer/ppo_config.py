@@ -152,7 +152,7 @@ class PPOConfig(GRPOConfig):
         metadata={"help": "Dropout would make the ratio of an unchanged policy differ from 1."},
     )
 
-    report_to: None | str | list[str] = field(
+    report_to: None | str | list[str] = field(  # noqa: RUF036 (the form that upstream parses)
         default="auto", metadata={"help": "Integrations; 'auto' is local trackio, if installed."}
     )
 

@@ -165,7 +165,7 @@ def draw_headline(rows: Sequence[Row]) -> Any:
             of = curves(rows, stage="second", pressure=pressure, learning_rate=rate, method=method)
             draw_line(axis, of(SUCCESS), False, label=label, color=COLOURS[method])
         axis.set_ylim(-0.02, 1.02)
-        axis.set_title(f"{HEADINGS[pressure]}, learning rate {float(rate):g}", fontsize=9)
+        axis.set_title(f"{HEADINGS[pressure]}\nlearning rate {float(rate):g}", fontsize=9)
     axes[0][0].set_ylabel("success of rollouts")
     add_legend(figure, axes)
     return figure

@@ -96,6 +96,7 @@ def test_the_script_shows_every_token_of_every_turn():
     assert f" · {len(turns)} turns · " in plain
 
 
+@pytest.mark.slow
 def test_the_script_colours_a_terminal():
     coloured = run("--index", "3", "--logprobs", FORCE_COLOR="1", TERM="xterm-256color")
     assert "\x1b[" in coloured

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import BitsAndBytesConfig, Qwen2ForCausalLM
 
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy
@@ -120,6 +120,27 @@ def test_one_leads_the_conversation_oneself(agent):
         agent.act("x" * 600)
 
 
+def test_its_prompts_are_those_of_episodes_where_the_template_drops_earlier_thoughts(
+    saved, monkeypatch
+):
+    """Training uses another template then, one that grows."""
+    agent = Agent.from_pretrained(str(saved), max_completion_length=400, max_turn_tokens=None)
+    agent.tokenizer.chat_template = TEMPLATE.with_name("qwen3.jinja").read_text()
+    agent.model = Qwen2ForCausalLM(tiny_config(agent.tokenizer, max_position_embeddings=4096))
+    lines = iter(["<think>\nhm\n</think>\n\na", "<think>\noh\n</think>\n\nb", "c"])
+    asked = []
+
+    def script(rows, limit, seeds):
+        asked.extend(rows)
+        return [agent.tokenizer(next(lines) + "<|im_end|>")["input_ids"]], None
+
+    monkeypatch.setattr(agent._speaker, "backend", lambda sampling: BatchedBackend(script))
+    episode = agent.run(CountEnv, ROW)
+    assert agent.act(episode.messages[:-1]) == "c"
+    assert "hm" in agent.tokenizer.decode(asked[1]).replace(" ", "")
+    assert agent.tokenizer.decode(asked[2]) == agent.tokenizer.decode(asked[1])
+
+
 def test_tools_are_called_and_pay(saved, monkeypatch):
     agent = Agent.from_pretrained(str(saved), max_completion_length=400, max_turn_tokens=None)
     torch.manual_seed(0)
@@ -182,6 +203,15 @@ def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
         Agent.from_pretrained(folder)
     agent = Agent.from_pretrained(folder, base_model=str(tmp_path / "moved"))
     assert torch.equal(logits(agent.model), expected)
+
+
+def test_a_second_adapter_on_top_of_one_by_name_is_refused(tmp_path):
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    base = saved_base(tmp_path / "base")
+    get_peft_model(Qwen2ForCausalLM.from_pretrained(base), lora).save_pretrained(tmp_path / "lora")
+    named = {"model": str(tmp_path / "lora"), "peft_config": lora}
+    with pytest.raises(ValueError, match=r"`peft_config` was given .*lora' holds an adapter"):
+        run(tmp_path / "run", arguments=named)
 
 
 def test_a_quantised_policy_comes_back_quantised(tmp_path):

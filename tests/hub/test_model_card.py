@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 
 import pytest
 from huggingface_hub import ModelCard
@@ -77,6 +78,17 @@ def test_a_table_keeps_its_cells():
     assert html.count("<td>") == 2
     assert "x|y`|" in html
     assert plain("a\n\tb  c", 4) == "a b…"
+
+
+def test_rows_that_are_not_public_stay_here(tmp_path):
+    rows = letters()
+    rows = rows.add_column("answers", [["a secret"]] * len(rows))
+    trainer = run(tmp_path / "run", arguments={"train_dataset": rows}, hub_model_id=None)
+    trainer.create_model_card(dataset_name=str(tmp_path))
+    card = ModelCard((tmp_path / "run" / "README.md").read_text())
+    assert "a secret" not in card.text
+    assert re.search(r'"answers": \[\s*"\.\.\."\s*\]', card.text)
+    assert not card.data.datasets
 
 
 def test_a_card_survives_names_docstrings_and_rows_of_others(tmp_path):

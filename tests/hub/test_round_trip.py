@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
+from tests.hub.hub_server import TOKEN
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
 
@@ -37,13 +38,15 @@ def code_of(card: str) -> str:
     return re.search(r"## Run the agent.*?```python\n(.*?)```", card, re.S)[1]
 
 
-def test_the_token_of_the_hub_stays_here(tmp_path):
-    trainer = run(tmp_path, hub_token="hf_secret", push_to_hub=False)
-    trainer.save_model()
-    assert trainer.args.hub_token == "hf_secret"
+def test_the_token_of_the_hub_stays_here(hub, tmp_path):
+    steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    trainer = run(tmp_path, hub_token=TOKEN, push_to_hub=True, hub_always_push=True, **steps)
+    trainer.train()  # pushes from its checkpoints
+    trainer.push_to_hub()
+    assert trainer.args.hub_token == TOKEN
     saved = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.name == "training_args.bin" for path in saved)
-    assert not [path for path in saved if b"hf_secret" in path.read_bytes()]
+    assert len([path for path in saved if path.name == "training_args.bin"]) == 3
+    assert not [path for path in saved if TOKEN.encode() in path.read_bytes()]
 
 
 def test_push_load_run_and_train_on(hub, tmp_path, capsys):

@@ -125,9 +125,10 @@ def test_nothing_half_written_is_uploaded(hub, tmp_path):
         f"{checkpoint_files.STAGING}/checkpoint-9/x.pt",
         "_deleted/x",
         "trace/episodes.gz",
+        "trace.html",
     ):
         path = tmp_path / "run" / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"no")
     trainer.push_to_hub()
     assert {p.split("/")[0] for p in hub.repos[REPO].files if "/" in p} <= {"critic", "assets"}

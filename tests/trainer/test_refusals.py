@@ -107,3 +107,13 @@ def test_another_rank_keeps_the_scaling_of_the_adapter(rslora):
     assert layer.scaling["critic"] == pytest.approx(layer.scaling["default"])
     assert layer.r["critic"] == 16
     assert policy.get_base_model().model.layers[0].self_attn.q_proj.r["critic"] == 16
+
+
+def test_rows_without_a_prompt_for_environments_are_pointed_at(tmp_path, caplog):
+    def named(rows):
+        caplog.clear()
+        build(tmp_path, arguments={"environment_factory": CountEnv, "train_dataset": rows})
+        return "no `prompt`: the model reads what `reset` returns" in caplog.text
+
+    assert named(prompts(8).rename_column("prompt", "question"))
+    assert not named(prompts(8))

@@ -92,8 +92,8 @@ def test_a_name_that_nobody_knows_is_refused_with_those_there_are(tmp_path):
         scripted_trainer(tmp_path, report_to="nobody")
 
 
-class Integration(TrainerCallback):
-    """Comes before all of ours but one, as upstream's integrations do."""
+class Seen(TrainerCallback):
+    """A callback of the user's."""
 
     def __init__(self) -> None:
         self.seen: list[dict] = []
@@ -102,9 +102,15 @@ class Integration(TrainerCallback):
         self.seen.append(dict(logs))
 
 
+class Integration(Seen):
+    """Known as one of upstream's by where it is from."""
+
+    __module__ = "transformers.integrations.of_a_test"
+
+
 def test_integrations_get_numbers_only_and_the_history_everything(tmp_path):
-    integration = Integration()
-    trainer, _ = scripted_trainer(tmp_path, callbacks=[integration])
+    integration, own = Integration(), Seen()
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[integration, own])
     trainer._metrics["train"].update(ODD)
     trainer.train()
     entry, _ = trainer.state.log_history
@@ -113,6 +119,7 @@ def test_integrations_get_numbers_only_and_the_history_everything(tmp_path):
     first, _ = integration.seen
     assert {*entry} - {*first} == {"rewards/<lambda>/mean", "too/large", "step"}
     assert all(isinstance(v, (int, float)) and math.isfinite(v) for v in first.values())
+    assert {*entry} - {*own.seen[0]} == {"step"}, "the user's callbacks miss nothing"
 
 
 def test_tensorboard(tmp_path, caplog):

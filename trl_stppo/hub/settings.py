@@ -16,7 +16,7 @@ _NUMBER_OR_NONE = (int, float, type(None))
 _COUNT_OR_NONE = (int, type(None))
 # Field -> the types that it may have; True and False count as numbers nowhere.
 _TYPES: dict[str, tuple[type, ...]] = {
-    "max_completion_length": (int,),
+    "max_completion_length": _COUNT_OR_NONE,
     "max_turns": _COUNT_OR_NONE,
     "max_turn_tokens": _COUNT_OR_NONE,
     "max_tool_rounds": _COUNT_OR_NONE,
@@ -59,7 +59,7 @@ class AgentSettings:
         seed: of the run; with it an agent meets the random numbers of the run's evaluation.
     """
 
-    max_completion_length: int = 2048
+    max_completion_length: int | None = 2048
     max_turns: int | None = None
     max_turn_tokens: int | None = None
     max_tool_rounds: int | None = None

@@ -11,7 +11,7 @@ from transformers import ProgressCallback, TrainerCallback
 from ..watch.metrics_file import MetricsFile
 from .evaluation_settings import evaluation_settings, undisturbed
 from .memory import announce
-from .reporting import LoggableFigures
+from .reporting import shield_integrations
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -65,7 +65,7 @@ class MemoryCallback(TrainerCallback):
 
 def install_callbacks(trainer: PPOTrainer) -> None:
     """Swap in our progress bar or live view, announce the memory, write down what is logged."""
-    trainer.callback_handler.callbacks.insert(0, LoggableFigures())
+    shield_integrations(trainer.callback_handler.callbacks)
     trainer.add_callback(MetricsFile)
     trainer.add_callback(MemoryCallback(trainer))
     install_live_view(trainer)

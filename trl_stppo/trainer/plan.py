@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from .ppo_config import PPOConfig
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
+
+logger = logging.getLogger(__name__)
 
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 # Options that only the rollout engine honours, None where unset.
@@ -225,6 +228,13 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         raise ValueError(
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` (a string or a list "
             f"of messages) nor `input_ids` (token ids). Rename or map one of them."
+        )
+    if owns_prompt and not {"prompt", "input_ids"} & columns:
+        logger.warning(
+            "`%s` has the columns %s and no `prompt`: the model reads what `reset` returns, and nothing "
+            "else. If a column holds the task, rename it to `prompt`.",
+            name,
+            dataset.column_names,
         )
     if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
         raise ValueError(

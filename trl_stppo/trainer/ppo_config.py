@@ -366,6 +366,9 @@ class PPOConfig(GRPOConfig):
             self.gradient_accumulation_steps = accumulation // parts
         return parts
 
+    def __getstate__(self) -> dict[str, object]:  # upstream pickles this into what it pushes
+        return {**self.__dict__, "hub_token": None}
+
     def _resolve_schedule(self, parts: int | None) -> None:
         """Check that mini-batches fill a rollout, and turn total_episodes into max_steps."""
         steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps

@@ -69,11 +69,7 @@ class AgentPublishing(ActorCriticCheckpoints):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        token, self.args.hub_token = self.args.hub_token, None  # upstream pickles the arguments
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            self.args.hub_token = token
+        super()._save(output_dir, state_dict)
         if not self.args.should_save:
             return
         folder = Path(output_dir or self.args.output_dir)
@@ -138,14 +134,18 @@ class AgentPublishing(ActorCriticCheckpoints):
 
     # ----------------------------------------------------------------------- uploads
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
         """Upstream's: make the repository, where it is not there yet.
+
+        Args:
+            token: of the Hub.
+            **kwargs: `private`, from transformers 5.23 on.
 
         Raises:
             HubError: it can be neither made nor reached.
         """
         try:
-            super().init_hf_repo(token, private)
+            super().init_hf_repo(token, **kwargs)
         except Exception as error:
             raise pushing.failed_creation(error, self._repo_name()) from error
 

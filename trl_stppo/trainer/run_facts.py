@@ -122,7 +122,7 @@ def card_names(
 ) -> tuple[str, str | None]:
     """Names that TRL's template may have as they are, on one line."""
     own = model_name or Path(trainer._repo_name()).name
-    data = dataset_name or next(iter(_hub_datasets(trainer)), None)
+    data = next(iter([*_public(dataset_name), *_hub_datasets(trainer)]), None)
     return plain(own), None if data is None else plain(data)
 
 
@@ -133,6 +133,7 @@ def card_facts(trainer: AgentPublishing, title: str, dataset: str | None) -> Car
     local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
     asks = local or (trainer.hub_model_id is not None and not trainer._saving_checkpoint)
     row = _first_row(trainer)
+    datasets = [dataset] if dataset else _hub_datasets(trainer)
     adapter = _adapter(model)
     return CardFacts(
         title=title,
@@ -143,7 +144,7 @@ def card_facts(trainer: AgentPublishing, title: str, dataset: str | None) -> Car
         variant=getattr(args, "variant", None),
         base_model=None if local else base,
         licence=licence_of(base) if asks else None,
-        datasets=[dataset] if dataset else _hub_datasets(trainer),
+        datasets=datasets,
         tags=[*trainer._tag_names, "agent"],
         adapter=adapter,
         critic=_critic(trainer),
@@ -151,7 +152,7 @@ def card_facts(trainer: AgentPublishing, title: str, dataset: str | None) -> Car
         tools=_tool_facts(trainer._rollout_plan.standalone_tools),
         limits=_limits(trainer),
         system_prompt=_system_prompt(row),
-        example=_writable(row),
+        example=_writable(row if datasets else _blank(row)),
         settings=_settings(trainer, adapter),
         history=list(trainer.state.log_history),
         versions=[("trl-stppo", __version__)],
@@ -259,6 +260,24 @@ def _system_prompt(row: dict[str, Any]) -> str | None:
         content = first.get("content")
         return content if isinstance(content, str) else None
     return None
+
+
+def _public(name: str | None) -> list[str]:
+    """The id of data on the Hub: not a path, nor rows that this package makes itself."""
+    local = name is None or os.path.exists(name) or "/" not in name.strip("./~")
+    return [] if local or name is None or os.path.isabs(name) else [name]
+
+
+def _blank(value: Any, key: str = "") -> Any:
+    """The form of a value without what it says: rows that are not public stay here."""
+    if isinstance(value, dict):
+        return {name: _blank(part, name) for name, part in value.items()}
+    if isinstance(value, list):
+        shown = value if all(isinstance(part, dict) for part in value) else value[:1]
+        return [_blank(part) for part in shown]
+    if isinstance(value, str):
+        return value if key == "role" else "..."
+    return None if value is None else type(value)()
 
 
 def _writable(row: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class OpenRecord:
             if name not in self.passes:
                 length = self.batch["completion_ids"].size(1)
                 self.passes[name] = values.new_zeros(size + 1, length)
-            self.passes[name][slots, : values.size(1)] = values.detach()
+            kept = self.passes[name]
+            kept[slots, : values.size(1)] = values.detach().to(kept.dtype)
 
     def outcomes_of_rows(self) -> list[Counter[str]]:
         """Per recorded row, how many passes over it had which outcome."""

@@ -107,24 +107,30 @@ class TraceRecorder:
         self, inputs: Batch, logprobs: Tensor, log_ratio: Tensor, surrogate: ClippedSurrogate
     ) -> None:
         """A micro-batch of the update has gone through the policy."""
-        if self._update is not None and ROW in inputs:
+        if self._update is None or ROW not in inputs:
+            return
+        record, self._update = self._update, None  # gone if this fails
+        with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
-            self._update.observe(inputs[ROW], figures)
+            record.observe(inputs[ROW], figures)
+            self._update = record
 
     def end_mini_batch(self, window: list[Batch], *, admitted: bool) -> None:
         """The guards have judged an optimizer step; perhaps it was the update's last."""
         if self._update is None:
             return
         trainer = self._trainer
-        outcome = "critic_only" if trainer._warming_up else "taken"
-        if not admitted:
-            outcome = "target_kl" if trainer._guards.rollout_stopped else "not_finite"
-        self._update.header["steps"][outcome] = self._update.header["steps"].get(outcome, 0) + 1
-        rows = [part[ROW] for part in window if ROW in part]
-        if rows:
-            self._update.outcomes.append((outcome, torch.cat(rows)))
-        self._add_figures(TRAINED)
+        with self._harmless():
+            outcome = "critic_only" if trainer._warming_up else "taken"
+            if not admitted:
+                outcome = "target_kl" if trainer._guards.rollout_stopped else "not_finite"
+            steps = self._update.header["steps"]
+            steps[outcome] = steps.get(outcome, 0) + 1
+            rows = [part[ROW] for part in window if ROW in part]
+            if rows:
+                self._update.outcomes.append((outcome, torch.cat(rows)))
+            self._add_figures(TRAINED)
         args = trainer.args
         if trainer._step % (args.steps_per_generation * trainer.num_iterations) == 0:
             self._update.header["complete"] = True

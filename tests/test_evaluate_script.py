@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +16,14 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests.hub import conftest as hub_fixtures
+from tests.hub.hub_server import Repo
 from tests.launch import launcher
 from tests.script_kit import AGENT, ROOT, small_data
 from trl_stppo.cli import agents, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
 
+local_hub = hub_fixtures.hub
 NAMES = ["nq", "hotpotqa", "nq"] * 4
 FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--max_turns", "4", "--max_turn_tokens", "24"),
@@ -86,6 +90,33 @@ def test_f1_is_reported_and_does_not_count_in_the_score(evaluated):
 def test_an_adapter_is_evaluated_with_its_adapter(evaluated):
     results = evaluated[0]
     assert results["changed"]["nq"]["turns"] != results["shipped"]["nq"]["turns"]
+
+
+def test_an_adapter_of_the_hub_is_evaluated_as_its_folder(local_hub, words, adapter, tmp_path):
+    files = {path.name: path.read_bytes() for path in Path(adapter).iterdir()}
+    repo = local_hub.repos["me/lora-agent"] = Repo()
+    repo.commit(files, "first", branch="v1")
+    flags = ["--models", "me/lora-agent", "--model_revision", "v1", "--max_rows", "4"]
+    results = evaluate.compare([*words, *flags, "--output", str(tmp_path / "table")])
+    expected = evaluate.compare([*words, "--models", adapter, "--max_rows", "4"])
+    assert list(results) == ["lora-agent"]
+    assert list(results.values()) == list(expected.values())
+    read = json.loads((tmp_path / "table.json").read_text())
+    assert read["settings"]["agents"] == {"lora-agent": "me/lora-agent"}
+
+
+def test_the_files_of_the_run_are_left_alone(words, tmp_path):
+    (tmp_path / "trace").mkdir()
+    for name in ("metrics.jsonl", "trace/eval-0000000-rank0.jsonl.gz"):
+        (tmp_path / name).write_text("of the training")
+    flags = ["--output_dir", str(tmp_path), "--max_rows", "2"]
+    evaluate.compare([*words, *flags, "--trace_episodes", "4", "--live_view", "true"])
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(path.name for path in files) == [
+        "eval-0000000-rank0.jsonl.gz",
+        "metrics.jsonl",
+    ]
+    assert {path.read_text() for path in files} == {"of the training"}
 
 
 def test_the_figures_are_those_of_the_training_script(words, evaluated):
@@ -193,7 +224,7 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
         return figures, True
 
     monkeypatch.setattr(evaluate, "evaluate", once)
-    monkeypatch.setattr(evaluate, "check_agents", lambda *args: None)
+    monkeypatch.setattr(evaluate, "check_agent", lambda *args: None)
     (tmp_path / "run.yaml").write_text("value_model_lora_r: 4\ndry_run: true\n")
     flags = ["--models", AGENT, "second", "--labels", "first", "second"]
     with pytest.raises(MemoryError):

@@ -41,7 +41,18 @@ RULES = {
     "agent": ({"hub", "trainer", "rollout", "generation"}, set(), set()),
     # The console script talks to TRL by its public names alone.
     "cli": (
-        {"cli", "trainer", "models", "rollout", "generation", "envs", "watch", "errors", "version"},
+        {
+            "cli",
+            "hub",
+            "trainer",
+            "models",
+            "rollout",
+            "generation",
+            "envs",
+            "watch",
+            "errors",
+            "version",
+        },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers"},
     ),

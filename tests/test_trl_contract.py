@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import transformers
 import trl
+from packaging.version import Version
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
 
@@ -176,7 +177,7 @@ def test_wrapped_methods_call_super(name):
 def test_bodies_of_methods_that_we_override_or_borrow_are_those_we_read(name, recorded):
     module = sys.modules[package(name)]
     versions = recorded["bodies"][module.__name__]
-    if module.__version__ not in versions and module is transformers:
+    if module.__version__ not in versions and module.__name__ == "transformers":
         pytest.skip(f"transformers {module.__version__} not recorded; its signature is checked")
     # An unknown TRL is compared with the newest one known.
     known = versions.get(module.__version__, list(versions.values())[-1])
@@ -188,6 +189,10 @@ def test_bodies_of_methods_that_we_override_or_borrow_are_those_we_read(name, re
 
 @pytest.mark.parametrize("name", sorted({*_trl.OVERRIDDEN, *called_methods(), *borrowed_methods()}))
 def test_signatures_of_methods_that_we_wrap_or_call(name, recorded):
+    known = recorded["bodies"].get(package(name), {})
+    versions = [Version(version) for version in known]
+    if package(name) == "transformers" and Version(transformers.__version__) < min(versions):
+        pytest.skip(f"transformers {transformers.__version__} is older than what we read")
     assert signature(upstream(name)) == recorded["signatures"].get(name), (
         f"The signature of {upstream(name).__qualname__} has changed. {TODO}"
     )

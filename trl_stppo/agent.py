@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .hub.loading import load_model, load_tokenizer
-from .hub.settings import AgentSettings
+from .hub.settings import DEFAULT_LENGTH, AgentSettings
 
 EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, row, repetition)
 
@@ -205,12 +205,17 @@ class Agent:
             greedy: take the likeliest token; otherwise draw as the run's evaluation did.
 
         Raises:
-            ValueError: the conversation leaves no token to sample.
+            ValueError: the conversation leaves no token to sample, or the template knows no tools.
         """
         from .rollout.chat import ChatRenderer
+        from .trainer.play import prompt_template
 
         ends, kwargs = self._speaker.eos_token_ids, self.settings.chat_template_kwargs
-        renderer = ChatRenderer(self.tokenizer, ends, template_kwargs=kwargs)
+        uses_tools = bool(tools) or self._trained_with_tools()
+        template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
+        renderer = ChatRenderer(
+            self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
+        )
         ids = renderer.prompt_ids(messages, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
@@ -255,7 +260,8 @@ class Agent:
 
         settings = self.settings
         return Limits(
-            max_completion_tokens=settings.max_completion_length,
+            # A run without environments may have had no limit.
+            max_completion_tokens=settings.max_completion_length or DEFAULT_LENGTH,
             max_turns=settings.max_turns,
             max_turn_tokens=settings.max_turn_tokens,
             max_context_tokens=getattr(self.model.config, "max_position_embeddings", None),
@@ -264,6 +270,10 @@ class Agent:
             env_timeout_seconds=settings.env_timeout_seconds,
             episode_timeout_seconds=settings.episode_timeout_seconds,
         )
+
+    def _trained_with_tools(self) -> bool:
+        kinds = [entry.get("kind") for entry in self.settings.environments]
+        return bool(self.settings.tools) or "tools" in kinds
 
     def _sampling(self, greedy: bool) -> Any:
         from .generation.sampling import SamplingSettings

@@ -79,6 +79,41 @@ def test_what_it_raises_is_its_answer():
     assert answers(played) == ["{'error': 'a'}"]
 
 
+def test_the_wait_for_the_main_thread_is_not_the_tools_time():
+    def slow(x: str) -> str:
+        """Take a while.
+
+        Args:
+            x: what.
+        """
+        alarmed(x)
+        time.sleep(0.2)
+        return x
+
+    engine = build(None, standalone=[slow], env_timeout_seconds=0.7)
+    try:
+        played = play(engine, says(*[["!slow a]", "end]"]] * 8), rows=[{}] * 8)
+        assert not [reason for reason in played.reasons if "timeout" in str(reason)]
+        assert played.record.tool_failures == 0
+    finally:
+        engine.close()
+
+
+def test_a_tool_that_takes_too_long_on_the_main_thread_has_timed_out():
+    def slow(x: str) -> str:
+        """Take too long.
+
+        Args:
+            x: what.
+        """
+        alarmed(x)
+        time.sleep(0.4)
+        return x
+
+    played = play_once(None, says(["!slow a]", "end]"]), standalone=[slow], env_timeout_seconds=0.2)
+    assert [str(reason) for reason in played.reasons] == ["env_timeout"]
+
+
 def test_a_call_whose_episode_has_run_out_of_time_is_not_begun():
     asked = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -121,6 +122,28 @@ def adapter_base(name: str) -> str | None:
     """The base model of an adapter's folder; None where the folder holds no adapter."""
     config = Path(name) / "adapter_config.json"
     return json.loads(config.read_text())["base_model_name_or_path"] if config.exists() else None
+
+
+def found_agent(name: str, model_args: ModelConfig) -> tuple[str, ModelConfig]:
+    """Where an agent is loaded from, and the flags for it.
+
+    transformers loads an adapter with its base only from a folder, so that one of the Hub's is
+    downloaded. Then the flags' revision is the adapter's, and its base has the one it names.
+
+    Raises:
+        HubError: the adapter could not be downloaded.
+    """
+    from transformers.utils import find_adapter_config_file
+
+    from ..hub.fetching import policy_folder
+    from ..hub.loading import base_of
+
+    revision = model_args.model_revision
+    if Path(name).exists() or find_adapter_config_file(name, revision=revision) is None:
+        return name, model_args
+    folder = policy_folder(name, revision)
+    of_base = base_of(folder)[1] or ModelConfig().model_revision
+    return str(folder), dataclasses.replace(model_args, model_revision=of_base)
 
 
 def load_tokenizer(name: str, revision: str | None = None, **options: Any) -> Any:

@@ -23,6 +23,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from .agent_models import (
     TokenCounter,
     adapter_base,
+    found_agent,
     load_tokenizer,
     model_options,
     unused_critic,
@@ -54,6 +55,7 @@ LIGHT: dict[str, Any] = {
     **{"gradient_checkpointing": False, "sync_ref_model": False, "rollout_staleness": 0},
     **{"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False},
     **{"push_to_hub": False, "report_to": [], "disable_tqdm": True},
+    **{"trace_episodes": 0, "live_view": False},
 }
 
 
@@ -97,27 +99,26 @@ def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str
     return dict(zip(labels, models, strict=True))
 
 
-def check_agents(agents: dict[str, str], flag: str, model_args: ModelConfig) -> None:
+def check_agent(name: str, flag: str, model_args: ModelConfig) -> None:
     """Refuse an agent that cannot be loaded, before hours have been spent on others.
 
     Args:
-        agents: label -> agent.
-        flag: that has named them.
+        name: of the agent.
+        flag: that has named it.
         model_args: flags of models.
     """
-    for name in agents.values():
-        base = adapter_base(name)
-        folder = Path(name)
-        if folder.is_dir() and base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
-            raise FileNotFoundError(
-                f"`{flag}`: {name} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Name the "
-                f"folder of a saved model, or a checkpoint-<step> in it."
-            )
-        try:
-            load_tokenizer(name, revision_of(name, model_args))
-            AutoConfig.from_pretrained(base or name, revision=revision_of(name, model_args))
-        except Exception as error:
-            raise FileNotFoundError(f"`{flag}`: {name} cannot be loaded: {error}") from error
+    base = adapter_base(name)
+    folder = Path(name)
+    if folder.is_dir() and base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
+        raise FileNotFoundError(
+            f"`{flag}`: {name} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Name the "
+            f"folder of a saved model, or a checkpoint-<step> in it."
+        )
+    try:
+        load_tokenizer(name, revision_of(name, model_args))
+        AutoConfig.from_pretrained(base or name, revision=revision_of(name, model_args))
+    except Exception as error:
+        raise FileNotFoundError(f"`{flag}`: {name} cannot be loaded: {error}") from error
 
 
 def revision_of(name: str, model_args: ModelConfig) -> str | None:
@@ -265,12 +266,15 @@ def compare(words: Sequence[str]) -> Results:
     """Evaluate, print, write; the figures by agent and data set."""
     args, config, model_args, trainer_class = parse_flags(EvaluateArguments, words)
     agents, sets = agents_of(args, model_args), held_out_sets(args)
-    check_agents(agents, "models" if args.models else "model_name_or_path", model_args)
+    found = {label: found_agent(name, model_args) for label, name in agents.items()}
+    flag = "models" if args.models else "model_name_or_path"
+    for where, its_args in found.values():
+        check_agent(where, flag, its_args)
     results: Results = {}
     is_main, written = True, []
     try:
-        for label, name in agents.items():
-            results[label], is_main = evaluate(name, args, config, model_args, trainer_class, sets)
+        for label, (where, its_args) in found.items():
+            results[label], is_main = evaluate(where, args, config, its_args, trainer_class, sets)
             gc.collect()  # trainers refer to themselves
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

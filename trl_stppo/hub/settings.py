@@ -12,6 +12,7 @@ from ..version import __version__
 
 AGENT_FILE = "agent.json"
 FORMAT = 1
+DEFAULT_LENGTH = 2048
 _NUMBER_OR_NONE = (int, float, type(None))
 _COUNT_OR_NONE = (int, type(None))
 # Field -> the types that it may have; True and False count as numbers nowhere.
@@ -40,7 +41,8 @@ class AgentSettings:
     """How a run played its episodes in evaluation, as `agent.json` beside the model keeps it.
 
     Attributes:
-        max_completion_length: tokens of an episode after its prompt, observations included.
+        max_completion_length: tokens of an episode after its prompt, observations included; None for no
+            limit but the model's, which only runs without environments can have.
         max_turns: turns of an episode.
         max_turn_tokens: sampled tokens of a turn.
         max_tool_rounds: turns whose tools are called.
@@ -59,7 +61,7 @@ class AgentSettings:
         seed: of the run; with it an agent meets the random numbers of the run's evaluation.
     """
 
-    max_completion_length: int | None = 2048
+    max_completion_length: int | None = DEFAULT_LENGTH
     max_turns: int | None = None
     max_turn_tokens: int | None = None
     max_tool_rounds: int | None = None

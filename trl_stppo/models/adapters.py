@@ -91,7 +91,7 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
     config.modules_to_save = None
     config.ensure_weight_tying = False
     if rank is not None:
-        if policy.init_lora_weights in SPLIT_INITS or policy.kasa_config:
+        if policy.init_lora_weights in SPLIT_INITS or getattr(policy, "kasa_config", None):
             raise ValueError(
                 f"`critic_lora_r={rank}` is not supported with "
                 f"init_lora_weights={policy.init_lora_weights!r} or KaSA: part of the base weights is in "

@@ -47,7 +47,8 @@ class _Call:
     key: int
     func: Callable[[], Any]
     timeout: float | None
-    started: float | None = None
+    started: float | None = None  # None while it waits, for a worker or for the poller
+    spent: float = 0.0  # before it began to wait for the poller
     abandoned: bool = False
     asynchronous: bool = False
     loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +78,7 @@ class EnvironmentCalls:
         self._live = 0
         self._resting = False
         self._current = threading.local()
-        self._for_poller: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._for_poller: deque[tuple[Callable[[], Any], Future[Any], _Call | None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Loops that may be blocked, until when they have time to answer, and whether they did.
         self._doubted: list[tuple[asyncio.AbstractEventLoop, float, threading.Event]] = []
@@ -150,14 +151,17 @@ class EnvironmentCalls:
     def run_on_poller(self, func: Callable[[], Any]) -> Any:
         """Run `func()` on the thread that polls and wait for it, from a worker thread.
 
-        For what works on the main thread only. Once it runs there, its time limit cannot end it.
+        For what works on the main thread only. Once it runs there, its time limit cannot end it; while
+        it waits for its turn, the limit's clock stands still.
         """
         call: _Call | None = getattr(self._current, "call", None)
         future: Future[Any] = Future()
         with self._change:
-            self._for_poller.append((func, future))
+            self._for_poller.append((func, future, call))
             if call is not None:
                 call.future = future
+                if call.started is not None:
+                    call.spent, call.started = time.monotonic() - call.started, None
                 if call.abandoned:
                     future.cancel()
             self._change.notify_all()
@@ -166,9 +170,11 @@ class EnvironmentCalls:
     def _run_for_worker(self) -> bool:
         """Run the function that has waited longest, if any does."""
         while self._for_poller:
-            func, future = self._for_poller.popleft()
+            func, future, call = self._for_poller.popleft()
             if not future.set_running_or_notify_cancel():
                 continue  # the call that waited for it has been abandoned
+            if call is not None:
+                call.started = time.monotonic() - call.spent
             try:
                 future.set_result(func())
             except BaseException as error:
@@ -207,13 +213,13 @@ class EnvironmentCalls:
     def _worker(self) -> None:
         while (call := self._next_call()) is not None:
             result = CallResult(call.key)
-            started = time.monotonic()
             self._current.call = call
             try:
                 result.value = call.func()
             except BaseException as error:
                 result.error = error
-            result.seconds = time.monotonic() - started
+            if call.started is not None:  # or it was abandoned as it waited for the poller
+                result.seconds = time.monotonic() - call.started
             if call.timeout is not None and result.seconds > call.timeout:
                 # Overdue, though nobody has polled in the meantime: timing must not decide.
                 result.value, result.error, result.timed_out = None, None, True

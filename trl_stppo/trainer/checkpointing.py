@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from ..errors import CheckpointWriteError
-from ..models.critic import CRITIC_FOLDER
+from ..models.critic import CRITIC_FOLDER, SharedCritic
 from . import checkpoint_files, run_state
 from .engines import CriticOptimizer
 from .update_phase import ActorCriticUpdate
@@ -172,7 +172,12 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._load_beside_policy(Path(resume_from_checkpoint))
+        folder = Path(resume_from_checkpoint)
+        policy = self.model if model is None else model
+        if isinstance(self.critic, SharedCritic) and not self.is_fsdp_enabled:
+            # transformers before 5.23 loads the adapters in subfolders only, once it finds one there.
+            policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
+        self._load_beside_policy(folder)
 
     def _load_beside_policy(self, folder: Path) -> None:
         self.critic.load(folder / CRITIC_FOLDER)

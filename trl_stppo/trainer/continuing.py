@@ -23,7 +23,11 @@ ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass
 
 
 def policy_to_go_on_with(
-    model: Any, processing_class: Any, args: PPOConfig, quantization_config: Any
+    model: Any,
+    processing_class: Any,
+    args: PPOConfig,
+    quantization_config: Any,
+    peft_config: Any = None,
 ) -> tuple[Any, Any, Any]:
     """The policy of a repository that holds an adapter; GRPOTrainer loads full models only.
 
@@ -32,9 +36,13 @@ def policy_to_go_on_with(
         processing_class: likewise; default the tokenizer beside the adapter.
         args: configuration.
         quantization_config: of the base model.
+        peft_config: of a new adapter, which cannot be put on top of one that is there.
 
     Returns:
         The three arguments for GRPOTrainer; the same ones where the model is no name of an adapter.
+
+    Raises:
+        ValueError: a new adapter is asked for as well.
     """
     kwargs = dict(args.model_init_kwargs or {})
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
@@ -42,6 +50,12 @@ def policy_to_go_on_with(
         return model, processing_class, quantization_config
     if find_adapter_config_file(model, revision=revision, token=token) is None:
         return model, processing_class, quantization_config
+    if peft_config is not None:
+        raise ValueError(
+            f"`peft_config` was given (`use_peft=True` among the flags), but {model!r} holds an adapter "
+            f"already, which is trained on as it is. Leave `peft_config` out to go on with it, or pass its "
+            f"base model as `model` to begin a new adapter."
+        )
     folder = policy_folder(model, revision, token)
     base, base_revision = base_of(folder)
     if quantization_config is not None:

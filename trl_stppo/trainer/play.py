@@ -100,6 +100,33 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
     return [*{*(end for end in ends if end is not None), tokenizer.eos_token_id}]
 
 
+def prompt_template(
+    speaker: Speaker, template_kwargs: dict[str, Any] | None, *, uses_tools: bool
+) -> tuple[str | None, ValueError | None]:
+    """The chat template that training uses in place of the tokenizer's, so that prompts are the same.
+
+    Args:
+        speaker: the model with its tokenizer, which is made ready for tools if there are any.
+        template_kwargs: passed on to `apply_chat_template`.
+        uses_tools: whether the agent can call tools.
+
+    Returns:
+        The template, None for the tokenizer's own; and why episodes of messages cannot be played, None
+        if they can.
+
+    Raises:
+        ValueError: tools are used, and the template cannot render them.
+    """
+    tokenizer = speaker.tokenizer
+    if uses_tools:
+        return prepare_tool_tokenizer(tokenizer), None
+    plain = ChatRenderer(tokenizer, speaker.eos_token_ids, template_kwargs=template_kwargs)
+    try:
+        return growing_template(plain), None
+    except ValueError as error:  # which matters to conversations alone
+        return None, error
+
+
 class Player:
     """Plays episodes with a model, as a trainer would, on one set of environments.
 
@@ -131,16 +158,8 @@ class Player:
         rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
         tokenizer, ends = speaker.tokenizer, speaker.eos_token_ids
         self._speaker = speaker
-        self._broken: ValueError | None = None
-        template = None
-        if tool_factories or tools:
-            template = prepare_tool_tokenizer(tokenizer)
-        else:
-            plain = ChatRenderer(tokenizer, ends, template_kwargs=template_kwargs)
-            try:
-                template = growing_template(plain)
-            except ValueError as error:  # which matters to conversations alone
-                self._broken = error
+        uses_tools = bool(tool_factories or tools)
+        template, self._broken = prompt_template(speaker, template_kwargs, uses_tools=uses_tools)
         self._renderer = ChatRenderer(
             tokenizer, ends, chat_template=template, template_kwargs=template_kwargs
         )

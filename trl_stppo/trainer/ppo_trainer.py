@@ -130,7 +130,7 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
         evaluation = plan_evaluation(args, eval_environment_factory, rollout)
         check_best_metric(args, eval_dataset)
         model, processing_class, quantization_config = continuing.policy_to_go_on_with(
-            model, processing_class, args, quantization_config
+            model, processing_class, args, quantization_config, peft_config
         )
         given = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
         rewards = plan.plan_rewards(

@@ -11,15 +11,24 @@ TEST_PROCESSES ?= 2
 
 .PHONY: install demo docs test test-slow test-matrix lint format check clean
 
+# $(1): an extra of setup.cfg
+define pip_install
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install -c constraints.txt -e '.[$(1)]'
+	touch $@
+endef
+
 install: $(VENV)/.installed
 
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
-	touch $@
+	$(call pip_install,dev)
 
-demo: install
+# Search and curves, without what only tests and documentation need.
+$(VENV)/.installed-demo: setup.cfg pyproject.toml constraints.txt
+	$(call pip_install,demo)
+
+demo: $(VENV)/.installed-demo
 	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)
 
 test: install

@@ -161,15 +161,10 @@ def clipped_surrogate(
     scale = advantages if weights is None else advantages * _constant_weights(weights, loss_mask)
 
     fixed = ratio.detach()
-    low, high = 1.0 - cliprange_low, 1.0 + cliprange_high
-    clipped_low = (advantages < 0) & (fixed < low)
-    # With A < 0 a large ratio is pessimistic already, so only delta can stop it.
-    upper = torch.full_like(fixed, high)
-    upper = upper.masked_fill(advantages < 0, math.inf if delta is None else delta)
-    clipped_high = (advantages != 0) & (fixed > upper)
+    clipped_low, clipped_high, held_ratio = _clip(
+        fixed, advantages, 1.0 - cliprange_low, 1.0 + cliprange_high, delta
+    )
     is_clipped = clipped_low | clipped_high
-    held_ratio = torch.where(clipped_low, low, torch.minimum(fixed, upper))
-
     return ClippedSurrogate(
         kept=zero_off_mask(ratio, ~is_clipped) * scale,
         clipped=zero_off_mask(ratio, is_clipped) * scale,
@@ -177,6 +172,18 @@ def clipped_surrogate(
         is_clipped=is_clipped,
         stats=_surrogate_stats(log_ratio.detach(), fixed, loss_mask, clipped_low, clipped_high),
     )
+
+
+def _clip(
+    ratio: Tensor, advantages: Tensor, low: float, high: float, delta: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens lie below and above what the clip leaves free, and the ratio held to it; [B, T] each."""
+    clipped_low = (advantages < 0) & (ratio < low)
+    # With A < 0 a large ratio is pessimistic already, so only delta can stop it.
+    upper = torch.full_like(ratio, high)
+    upper = upper.masked_fill(advantages < 0, math.inf if delta is None else delta)
+    clipped_high = (advantages != 0) & (ratio > upper)
+    return clipped_low, clipped_high, torch.where(clipped_low, low, torch.minimum(ratio, upper))
 
 
 def clipped_value_loss(

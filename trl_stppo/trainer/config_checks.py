@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core import KL_ESTIMATORS, LOSS_TYPES
@@ -101,8 +102,47 @@ def check_refused(config: PPOConfig) -> None:
         )
 
 
+OPTIONAL_COUNTS = (
+    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
+    *("num_generations_eval", "eval_max_completion_length"),
+)
+TIMEOUTS = ("env_timeout_seconds", "episode_timeout_seconds")
+# What a field may hold: field -> (check, the rule in words).
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "num_iterations": (lambda v: v >= 1, "num_iterations >= 1"),
+    "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon < 1"),
+    "epsilon_high": (lambda v: v is None or v >= 0, "epsilon_high >= 0 or None"),
+    "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
+    "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
+    "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
+    "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
+    "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
+    "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
+    "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
+    "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
+    "eval_temperature": (lambda v: v is None or v >= 0, "eval_temperature >= 0 or None"),
+    "eval_top_p": (lambda v: v is None or 0 < v <= 1, "0 < eval_top_p <= 1 or None"),
+    "eval_top_k": (lambda v: v is None or v >= 0, "eval_top_k >= 0 or None"),
+    "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
+    "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
+    "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
+    "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
+    "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
+    "collapse_patience": (lambda v: v >= 1, "collapse_patience >= 1"),
+    "min_valid_action_rate": (
+        lambda v: v is None or 0 < v <= 1,
+        "0 < min_valid_action_rate <= 1 or None",
+    ),
+    **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
+    **{
+        name: (lambda v: v is None or v > 0, f"{name} > 0 or None")
+        for name in ("target_kl", "min_reward_std", *TIMEOUTS)
+    },
+}
+
+
 def check_values(config: PPOConfig, ratio_levels: tuple[str, ...]) -> None:
-    """Raise ValueError for values out of range."""
+    """Raise ValueError for values out of range, alone or together."""
     choices = {
         "loss_type": LOSS_TYPES,
         "importance_sampling_level": ratio_levels,
@@ -117,42 +157,14 @@ def check_values(config: PPOConfig, ratio_levels: tuple[str, ...]) -> None:
             raise ValueError(
                 f"`{name}={getattr(config, name)!r}`: allowed are {', '.join(map(repr, allowed))}."
             )
-    limits = {
-        "num_iterations": (lambda v: v >= 1, "num_iterations >= 1"),
-        "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon < 1"),
-        "epsilon_high": (lambda v: v is None or v >= 0, "epsilon_high >= 0 or None"),
-        "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
-        "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
-        "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
-        "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-        "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
-        "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
-        "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
-        "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
-        "eval_temperature": (lambda v: v is None or v >= 0, "eval_temperature >= 0 or None"),
-        "eval_top_p": (lambda v: v is None or 0 < v <= 1, "0 < eval_top_p <= 1 or None"),
-        "eval_top_k": (lambda v: v is None or v >= 0, "eval_top_k >= 0 or None"),
-        "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
-        "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
-        "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
-        "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
-        "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
-        "collapse_patience": (lambda v: v >= 1, "collapse_patience >= 1"),
-        "min_valid_action_rate": (
-            lambda v: v is None or 0 < v <= 1,
-            "0 < min_valid_action_rate <= 1 or None",
-        ),
-    }
-    for name in (
-        *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
-        *("num_generations_eval", "eval_max_completion_length"),
-    ):
-        limits[name] = (lambda v: v is None or v >= 1, f"{name} >= 1 or None")
-    for name in ("target_kl", "min_reward_std", "env_timeout_seconds", "episode_timeout_seconds"):
-        limits[name] = (lambda v: v is None or v > 0, f"{name} > 0 or None")
-    for name, (valid, rule) in limits.items():
+    for name, (valid, rule) in RANGES.items():
         if not valid(getattr(config, name)):
             raise ValueError(f"`{name}={getattr(config, name)}`: must satisfy {rule}.")
+    _check_combinations(config)
+
+
+def _check_combinations(config: PPOConfig) -> None:
+    """Values that are fine alone and contradict each other."""
     for name in ("eval_top_p", "eval_top_k"):
         if config.eval_temperature == 0 and getattr(config, name) is not None:
             raise ValueError(

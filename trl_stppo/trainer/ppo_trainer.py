@@ -168,16 +168,24 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
             )
         with given.in_place(args):
             build.check_engine(self, given.model, reference, turn_reward_funcs)
-        self._engine = rollout_engine.build_engine(self)
-        self._eval_engine = rollout_engine.build_eval_engine(self, evaluation)
-        rollout_engine.take_over(self, len(rewards.funcs))
+        self._install_engines(rewards, evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
             self, turn_reward_funcs, turn_reward_processing_classes, args.turn_reward_weights
         )
-        # Column of the reward table that only repeats, for the log, what the turns have earned.
-        self._repeated_reward = rewards.repeated
         with given.in_place(args):
             self._add_models(given, reference)
+        self._install_parts()
+
+    def _install_engines(self, rewards: plan.RewardPlan, evaluation: plan.RolloutPlan) -> None:
+        """What plays the episodes, in training and in evaluation."""
+        self._engine = rollout_engine.build_engine(self)
+        self._eval_engine = rollout_engine.build_eval_engine(self, evaluation)
+        rollout_engine.take_over(self, len(rewards.funcs))
+        # Column of the reward table that only repeats, for the log, what the turns have earned.
+        self._repeated_reward = rewards.repeated
+
+    def _install_parts(self) -> None:
+        """State of the run, and what watches it; needs the models."""
         self._init_rollout_state()
         self._init_update_state()
         self._init_evaluation()

@@ -3,6 +3,8 @@
 from importlib import import_module
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from tests.script_kit import DEMO
 from trl_stppo.cli.main import MODULES, main
@@ -116,7 +118,9 @@ def test_todays_names_exist_and_former_ones_do_not():
     }
     train = FlagParser(import_module(MODULES["train"]).flag_types_of([])).names()
     assert set(RENAMED.values()) <= train
-    assert not (set(RENAMED) | set(GONE)) & known
+    # transformers 5.13 has these two still.
+    old = Version(transformers.__version__) < Version("5.23")
+    assert (set(RENAMED) | set(GONE)) & known <= ({"logging_dir", "warmup_ratio"} if old else set())
 
 
 def test_aliases_of_the_former_trainer_are_taken(capsys):

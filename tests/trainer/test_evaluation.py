@@ -23,7 +23,9 @@ from tests.scripted import numbered_rows, play_script, weights
 def test_batch_size_changes_no_episode_and_no_figure(case, tmp_path):
     one, first = evaluated(tmp_path, case, per_device_eval_batch_size=16)
     assert len(first.facts) == (10 if case == "text" else 5)
-    assert len({fact.tokens for fact in first.facts}) > 1, "the case should be interesting"
+    assert len({(fact.tokens, fact.score) for fact in first.facts}) > 1, (
+        "the case should be interesting"
+    )
     for size in (1, 4):
         other, second = evaluated(tmp_path, case, per_device_eval_batch_size=size)
         assert second.facts == first.facts

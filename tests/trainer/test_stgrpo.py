@@ -72,7 +72,9 @@ def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path):
     assert moved > 5e-3
     log, expected = logs(ours), logs(theirs)
     for name in ("reward", "reward_std", "frac_reward_zero_std", "completions/mean_length"):
-        assert log[name] == pytest.approx(expected[name], abs=1e-6)
+        # There upstream asks for the spread of the batch, ours always for that of each group.
+        if (name, options.get("scale_rewards")) != ("frac_reward_zero_std", "batch"):
+            assert log[name] == pytest.approx(expected[name], abs=1e-6), name
     if "beta" in options:
         assert log["kl"] == pytest.approx(expected["kl"], rel=1e-3)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trl_stppo.hub import markdown
 from trl_stppo.models.geometry import QWEN25, Geometry
 from trl_stppo.models.memory import FITS, GIB, estimate, make_setup
 
@@ -34,13 +35,13 @@ def peak(geometry: Geometry, method: str, length: int) -> int:
 def table() -> list[str]:
     """The lines of the Markdown table."""
     head = ["Qwen2.5", "method", "at 4096 tokens", *[f"{card} GB" for card in CARDS]]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    rows = []
     for size, geometry in QWEN25.items():
         for method, name in METHODS.items():
             needed = f"{peak(geometry, method, 4096) / GIB:.1f} GiB"
             cells = [f"{longest(geometry, method, card) or '-'}" for card in CARDS]
-            lines.append(f"| {' | '.join([size, name, needed, *cells])} |")
-    return lines
+            rows.append([size, name, needed, *cells])
+    return markdown.table(head, rows).splitlines()
 
 
 if __name__ == "__main__":

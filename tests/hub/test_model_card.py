@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from tests.fakes import CountEnv
-from tests.hub.hub_kit import letters, run, saved_base
+from tests.hub.hub_kit import REPO, letters, run, saved_base
 from tests.hub.hub_server import Repo
 from trl_stppo import PPOTrainer, STGRPOTrainer
 from trl_stppo.hub import card as cards
@@ -19,8 +19,6 @@ from trl_stppo.hub.facts import CardFacts, EnvironmentFacts
 from trl_stppo.hub.fetching import licence_of
 from trl_stppo.hub.markdown import code, escaped, fenced, plain, prose, table
 from trl_stppo.hub.results import last_evaluations, results_table
-from trl_stppo.hub.sections import CRITIC_FOLDER
-from trl_stppo.models import critic
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -202,6 +200,26 @@ def test_save_model_writes_the_card_and_keeps_an_older_one_where_others_save(tmp
     assert "Run the agent" in (tmp_path / "run" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("My words.\n", False),
+        ("---\nlicense: mit\ntags: [mine]\n---\nMy words.\n", False),
+        ("---\ntags: [broken\n---\nMy words.\n", False),
+        ("---\ntags:\n- generated_from_trainer\n---\nOf an earlier run.\n", True),
+    ],
+)
+def test_only_a_trainers_card_is_overwritten(hub, tmp_path, caplog, text, written):
+    trainer = run(tmp_path / "run")
+    path = tmp_path / "run" / "README.md"
+    path.write_text(text)
+    trainer.save_model()
+    trainer.push_to_hub()
+    assert (path.read_text() == text) is not written
+    assert hub.repos[REPO].files["README.md"].decode() == path.read_text()
+    assert caplog.text.count(f"`{path}` was not written by a trainer") == (not written)
+
+
 def test_the_last_evaluation_is_the_one_that_counts():
     history = [
         {"eval_episode/score": 0.1, "step": 1},
@@ -227,7 +245,3 @@ def test_an_environment_that_cannot_be_imported_is_said_to_be_missing():
     text = cards.sections.usage(facts)
     assert 'agent.run({"a": YourEnvironment})' in text
     assert "import f" not in text
-
-
-def test_folders_have_one_name_each():
-    assert CRITIC_FOLDER == critic.CRITIC_FOLDER

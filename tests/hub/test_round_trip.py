@@ -138,6 +138,7 @@ def test_an_adapter_with_its_shared_critic(hub, undrawn, tmp_path):
     assert [(e.prompt_ids, e.ids) for e in episodes] == expected
     card = ModelCard(hub.repos[REPO].files["README.md"].decode())
     assert card.data.library_name == "peft"
+    assert code_of(card.text)
     assert "lora" in card.data.tags
 
     onward = run(
@@ -154,7 +155,11 @@ def test_an_adapter_with_its_shared_critic(hub, undrawn, tmp_path):
     assert not torch.equal(logits(onward.model), policy)
     # Its reference is a copy of what it came with: a part of checkpoints, not of the model.
     assert "ref" in onward.model.peft_config
+    mine = tmp_path / "onward" / "README.md"
+    mine.write_text("---\ntags: [mine]\n---\nMy words, to which PEFT would add its version.\n")
+    written = mine.read_bytes()
     onward.save_model()
+    assert mine.read_bytes() == written
     assert not (tmp_path / "onward" / "ref").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from huggingface_hub import snapshot_download
 from transformers import TrainerCallback
 
-from tests.hub.hub_kit import REPO, run
+from tests.hub.hub_kit import REPO, letters, run
 from tests.scripted import assert_same, weights
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trainer import checkpoint_files
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
 POLICY = {"config.json", "model.safetensors", "tokenizer.json", "agent.json", "README.md"}
+SECRET = [{"role": "user", "content": "what nobody else may read"}]
 CRITIC = {"critic/config.json", "critic/model.safetensors"}
 STATE = {"optimizer.pt", "run_state_0.pt", "scheduler.pt", "stppo_checkpoint.json"}
 
@@ -65,17 +68,21 @@ def test_each_strategy_uploads_the_agent_and_run_state_only_in_checkpoints(
 
 
 def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
-    whole = run(tmp_path / "whole", max_steps=4)
+    rows = {"train_dataset": letters().map(lambda row: {"prompt": SECRET})}
+    whole = run(tmp_path / "whole", max_steps=4, arguments=rows)
     whole.train()
-    first = run(tmp_path / "first", hub_strategy="checkpoint", **STEPS)
+    first = run(tmp_path / "first", hub_strategy="checkpoint", arguments=rows, **STEPS)
     first.add_callback(StopAt(2))
     first.train()
     assert first.state.global_step == 2
+    words = SECRET[0]["content"].encode()
+    assert words in (tmp_path / "first" / "checkpoint-2" / "episodes_0.pt").read_bytes()
+    assert [name for name, content in hub.repos[REPO].files.items() if words in content] == []
 
     folder = tmp_path / "second"
     snapshot_download(REPO, local_dir=folder)
-    second = run(folder, hub_strategy="checkpoint", **STEPS)
-    second.train(resume_from_checkpoint="last-checkpoint")
+    second = run(folder, hub_strategy="checkpoint", arguments=rows, **STEPS)
+    second.train(resume_from_checkpoint="auto")
     assert_same(weights(second), weights(whole), rtol=0)
     # Under its own name it is not uploaded with the model, and found by True.
     assert not (folder / "last-checkpoint").exists()
@@ -86,6 +93,27 @@ def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
     assert files["last-checkpoint/optimizer.pt"] == saved
     with pytest.raises(CheckpointError, match="is not a folder"):
         second.train(resume_from_checkpoint="no-checkpoint")
+
+    # Downloaded once more, into the folder of another run: which one is meant, nobody can tell.
+    snapshot_download(REPO, local_dir=tmp_path / "whole", allow_patterns="last-checkpoint/*")
+    other = tmp_path / "whole" / "checkpoint-2"
+    shutil.copytree(folder / "checkpoint-2", other)
+    manifest = json.loads((other / checkpoint_files.MANIFEST).read_text())
+    about = {**manifest, "run": "another"}
+    (other / checkpoint_files.MANIFEST).write_text(json.dumps(about))
+    for wanted in (True, "auto"):
+        with pytest.raises(CheckpointError, match=r"last-checkpoint.*checkpoint-2.*different runs"):
+            whole.train(resume_from_checkpoint=wanted)
+    # Of the same run, the newer one goes on.
+    (other / checkpoint_files.MANIFEST).write_text(json.dumps(manifest))
+    newest = checkpoint_files.to_resume(tmp_path / "whole", True)
+    assert newest == tmp_path / "whole" / "last-checkpoint"
+    # Written twice at the same step, on two branches.
+    shutil.move(other, other.with_name("checkpoint-4"))
+    about = {**manifest, "global_step": 4, "saved_at": 0.0}
+    (other.with_name("checkpoint-4") / checkpoint_files.MANIFEST).write_text(json.dumps(about))
+    with pytest.raises(CheckpointError, match="are not the same, and only one"):
+        whole.train(resume_from_checkpoint="last-checkpoint")
 
 
 def test_a_checkpoint_stays_until_it_is_uploaded(hub, tmp_path):
@@ -126,9 +154,14 @@ def test_nothing_half_written_is_uploaded(hub, tmp_path):
         "_deleted/x",
         "trace/episodes.gz",
         "trace.html",
+        "metrics.jsonl",
+        "metrics.previous.jsonl",
+        "skipped/step-3-rank0.pt",
+        "last-checkpoint/model.safetensors",
     ):
         path = tmp_path / "run" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"no")
     trainer.push_to_hub()
     assert {p.split("/")[0] for p in hub.repos[REPO].files if "/" in p} <= {"critic", "assets"}
+    assert not [path for path in hub.repos[REPO].files if "metrics" in path]

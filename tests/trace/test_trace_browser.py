@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
@@ -47,6 +49,21 @@ def press(session, *keys: str) -> None:
 
     for key in keys:
         ActionChains(session).send_keys(key).perform()
+
+
+CONTROLS = {"button", "searchbox", "combobox", "spinbutton", "listbox", "option", "dialog"}
+
+
+def spoken(session) -> list[tuple[str, str, bool]]:
+    """Role and name of what can be used, and whether it has the focus, as a screen reader has it."""
+    nodes = session.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    found = []
+    for node in (node for node in nodes if not node["ignored"]):
+        facts = {fact["name"]: fact["value"].get("value") for fact in node.get("properties", [])}
+        focused = bool(facts.get("focused"))
+        if focused or node["role"]["value"] in CONTROLS:
+            found.append((node["role"]["value"], node["name"]["value"].strip(), focused))
+    return found
 
 
 HEADING = "document.querySelector('#episode h2')?.textContent"
@@ -107,6 +124,14 @@ def test_keys_alone_are_enough(session, page):
     assert ask(session, "document.activeElement.closest('[data-turn]').dataset.turn") == "0"
     press(session, Keys.ARROW_RIGHT)
     assert int(ask(session, "document.activeElement.dataset.i")) == int(first) + 1
+    session.find_element("id", "more").click()
+    press(session, "n")
+    controls = spoken(session)
+    assert len({role for role, *_ in controls} & CONTROLS) >= 6
+    assert [control for control in controls if not control[1]] == []
+    word = json.dumps(ask(session, "document.activeElement.textContent"))
+    assert ("group", word, True) in controls, "the token in focus, and none of the others"
+    assert sum(role == "group" for role, *_ in controls) == 1
     press(session, Keys.ESCAPE)
     assert ask(session, "document.getElementById('tip').hidden")
     press(session, Keys.ESCAPE)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.trace_kit import HOSTILE, add_hostile, episode, made_up_run
+from trl_stppo.cli import main
 from trl_stppo.errors import TraceError
 from trl_stppo.trace import TracedUpdate, files, read_trace
 
@@ -87,6 +88,9 @@ def test_damaged_files_are_left_out(tmp_path, caplog):
     (tmp_path / "trace" / ".train-0000009-rank0.jsonl.gz.1.writing").write_bytes(b"half")
     assert [e.key for e in read_trace(tmp_path)] == ["train-2-0", "train-4-0", "train-4-1"]
     assert caplog.text.count("is damaged and left out") == 3
+    page = tmp_path / "trace.html"
+    assert main(["trace", str(tmp_path)]) == 0
+    assert page.read_text().count('id="episode-') == 3
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

@@ -63,3 +63,19 @@ def test_a_decoder_that_rewrites_its_past_still_adds_up():
     pieces = TokenPieces(decode)(ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == decode(ids)
+
+
+def test_one_odd_character_costs_a_long_text_little():
+    tokenizer, calls = byte_tokenizer(), []
+
+    def decode(ids):
+        calls.append(len(ids))
+        return tokenizer.decode(ids)
+
+    cut = TokenPieces(decode)
+    text = "a plain word " * 500
+    cut(tokenizer.encode("€ " + text).ids)
+    calls.clear()
+    pieces = cut(tokenizer.encode(text + "€" + text).ids)
+    assert pieces == [*text, "", "", "€", *text]
+    assert len(calls) < 20

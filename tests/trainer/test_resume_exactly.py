@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+
 import pytest
 import torch
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
 from tests.scripted import numbered_rows, scripted_trainer, weights
 from trl_stppo import STPPOTrainer
+from trl_stppo.trace import read_trace
 from trl_stppo.trainer import run_state
+from trl_stppo.trainer.checkpoint_files import warn_of_earlier_run
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.1}
 RUN = {
@@ -109,11 +115,46 @@ def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, tmp_path):
     assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
 
 
-def test_a_new_run_of_the_same_trainer_starts_over(tmp_path):
+def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     """`_step` and the buffer of a run that was stopped half-way are gone."""
+    (tmp_path / "notes.txt").write_text("no run")
     trainer = build("separate critic", tmp_path)
     trainer.args.max_steps = 3
     trainer.train()
     trainer.train()
     assert trainer._step == 6
     assert trainer.state.global_step == 3
+    assert "holds an earlier run" not in caplog.text
+    first = trainer._run_name
+
+    # Another trainer begins in the same folder: said once, and not where it goes on from there.
+    names = []
+
+    class Names(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            names.append(args.run_name)
+            args.report_to = []  # trackio itself is not there
+
+    def build_again(max_steps):
+        trainer = build("separate critic", tmp_path)
+        trainer.args.max_steps, trainer.args.report_to = max_steps, ["trackio"]
+        trainer.add_callback(Names)
+        return trainer
+
+    other = build_again(1)
+    other.train()
+    told = r"`output_dir='.*'` holds an earlier run \(newest checkpoint checkpoint-3, step 3\)"
+    told += ".*resume_from_checkpoint=True.*another output_dir"
+    assert len(re.findall(told, caplog.text)) == 1
+    assert len((tmp_path / "metrics.previous.jsonl").read_text().splitlines()) == 5
+    assert {e.update.first_step for e in read_trace(tmp_path)} == {0}
+    onward = build_again(2)
+    onward.train(resume_from_checkpoint=True)
+    assert onward._run_name == other._run_name != first
+    assert names == [f"{tmp_path.name}-{other._run_name[:8]}"] * 2, "trackio goes on with its run"
+    assert other.args.run_name is None
+    assert caplog.text.count("holds an earlier run") == 1
+    for folder in tmp_path.glob("checkpoint-*"):
+        shutil.rmtree(folder)
+    warn_of_earlier_run(tmp_path)
+    assert "(metrics.jsonl)" in caplog.text

@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..hub.markdown import table
+
 Figures = dict[str, float]
 # Label of an agent -> data set, or kind of average -> its figures.
 Results = dict[str, dict[str, Figures]]
@@ -148,25 +150,20 @@ def print_tables(results: Results, console: Console | None = None) -> None:
     """Show all tables on the screen."""
     console = console or Console()
     for title, (heading, *lines) in layouts(results).items():
-        table = Table(title=title)
+        drawn = Table(title=title)
         for index, name in enumerate(heading):
-            table.add_column(name.replace("[", r"\["), justify="right" if index else "left")
+            drawn.add_column(name.replace("[", r"\["), justify="right" if index else "left")
         for line in lines:
-            table.add_row(*(cell.replace("[", r"\[") for cell in line))
-        console.print(table)
+            drawn.add_row(*(cell.replace("[", r"\[") for cell in line))
+        console.print(drawn)
 
 
 def markdown(results: Results) -> str:
     """All tables as Markdown."""
     parts = []
     for title, (heading, *lines) in layouts(results).items():
-        rule = "|" + "---|" * len(heading)
-        parts += [f"**{title}**", "", _row(heading), rule, *map(_row, lines), ""]
+        parts += [f"**{title}**", "", table(heading, lines), ""]
     return "\n".join(parts)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def as_csv(results: Results) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-SUCCESS, SCORE = "episode/success_rate", "episode/score"
+from ..watch.figures import SCORE, SUCCESS
 
 
 def comparison_table(before: dict[str, float], after: dict[str, float]) -> None:

@@ -6,22 +6,50 @@ import importlib.util
 import logging
 import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, metadata_load
 
 from . import sections
 from .facts import CardFacts
 from .markdown import escaped, plain
-from .results import last_evaluations, model_index
+from .results import Evaluation, last_evaluations, model_index
 
 logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 PICTURE = "assets/curves.png"
+GENERATED = "generated_from_trainer"  # upstream's tag on every card that it writes
+BLANK = "# Model Card for Model ID"  # the form that PEFT leaves beside an adapter
 # Figures that say how a run went; without two of them there is no curve to draw.
 CURVES = ("episode/score", "episode/success_rate", "reward", "loss")
+
+
+def may_be_written(folder: Path) -> bool:
+    """Whether a folder has no card, or one that a program has written; any other is its user's."""
+    path = folder / CARD
+    if not path.exists():
+        return True
+    try:
+        if BLANK in path.read_text(encoding="utf-8"):
+            return True
+        tags = (metadata_load(path) or {}).get("tags")
+    except Exception:  # whatever is wrong with its header, somebody has written it
+        return False
+    return isinstance(tags, list) and GENERATED in tags
+
+
+@contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """Give a user's card back its words: PEFT adds its own to any that is there when it saves."""
+    path = folder / CARD
+    words = None if may_be_written(folder) else path.read_bytes()
+    yield
+    if words is not None and path.read_bytes() != words:
+        path.write_bytes(words)
 
 
 def improve(folder: Path, facts: CardFacts, *, draw: bool = True) -> None:
@@ -34,6 +62,7 @@ def improve(folder: Path, facts: CardFacts, *, draw: bool = True) -> None:
     """
     path = folder / CARD
     card = ModelCard.load(path)
+    evaluations = last_evaluations(facts.history)
     picture, why_not = _picture(folder, facts, draw)
     training, citations = _upstreams(card.text)
     parts = [
@@ -41,7 +70,7 @@ def improve(folder: Path, facts: CardFacts, *, draw: bool = True) -> None:
         sections.introduction(facts),
         sections.usage(facts),
         sections.environments(facts),
-        sections.results(facts, picture, why_not),
+        sections.results(evaluations, picture, why_not),
         training,
         sections.settings(facts),
         _versions(card.text, facts),
@@ -49,7 +78,7 @@ def improve(folder: Path, facts: CardFacts, *, draw: bool = True) -> None:
         citations,
     ]
     card.text = "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
-    _set_data(card, facts)
+    _set_data(card, facts, evaluations)
     card.save(path)
 
 
@@ -68,7 +97,7 @@ def _versions(text: str, facts: CardFacts) -> str:
     return "### Framework versions\n\n" + "\n".join(lines) if lines else ""
 
 
-def _set_data(card: ModelCard, facts: CardFacts) -> None:
+def _set_data(card: ModelCard, facts: CardFacts, evaluations: Sequence[Evaluation]) -> None:
     data: Any = card.data
     data.pop("licence")  # TRL's own word, which the Hub does not know
     data.base_model = facts.base_model
@@ -81,7 +110,7 @@ def _set_data(card: ModelCard, facts: CardFacts) -> None:
     data.tags = list(dict.fromkeys(plain(tag) for tag in tags))
     data.model_name = plain(facts.title)
     played = ", ".join(e.class_name for e in facts.environments) or "held-out rows"
-    data.eval_results = model_index(last_evaluations(facts.history), plain(played)) or None
+    data.eval_results = model_index(evaluations, plain(played)) or None
 
 
 def _picture(folder: Path, facts: CardFacts, draw: bool) -> tuple[str | None, str | None]:

@@ -11,15 +11,36 @@ from .settings import AgentSettings
 
 # Names that `agent.json` may have for a dtype; what else it says is not looked up in torch.
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+_CODES = dict(zip(("F32", "F64", "F16", "BF16"), DTYPES, strict=True))  # in safetensors
 # Tokenizers that are all in their file.
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer beside a policy, padded on the side that generation needs."""
+def adapter_base(name: str | Path) -> str | None:
+    """The base model of an adapter's folder; None where the folder holds no adapter."""
+    folder = Path(name)
+    return base_of(folder)[0] if (folder / ADAPTER_CONFIG).is_file() else None
+
+
+def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any) -> Any:
+    """A policy's tokenizer, padded on the side that generation needs.
+
+    Args:
+        name: of a folder, or on the Hub; an adapter's folder without a tokenizer has its base model's.
+        revision: on the Hub.
+        **options: further arguments of `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: there is no such folder, and the Hub gave none.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    options = {"padding_side": "left", "truncation_side": "left", **options}
+    folder = Path(name)
     file = folder / "tokenizer_config.json"
+    if not file.is_file() and adapter_base(folder) is not None:
+        base, of_base = base_of(folder)
+        return AutoTokenizer.from_pretrained(base, revision=of_base, **options)
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     plain = (
         config.get("tokenizer_class") in PLAIN_TOKENIZERS and (folder / "tokenizer.json").is_file()
@@ -27,7 +48,15 @@ def load_tokenizer(folder: Path) -> Any:
     # By itself transformers would take the class that usually goes with the model, and with it
     # another way to split words.
     kind = PreTrainedTokenizerFast if plain else AutoTokenizer
-    return kind.from_pretrained(str(folder), padding_side="left", truncation_side="left")
+    try:
+        return kind.from_pretrained(str(name), revision=revision, **options)
+    except Exception as error:
+        if folder.exists():
+            raise
+        raise FileNotFoundError(
+            f"`{name}` is no folder here, and the Hub did not give a tokenizer of that name "
+            f"({type(error).__name__}). Check the name, and the network."
+        ) from error
 
 
 def load_model(
@@ -103,12 +132,14 @@ def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
 
 
 def _saved_dtypes(file: Path) -> dict[str, Any]:
+    import torch
     from safetensors import safe_open
 
     if not file.is_file():
         return {}
-    with safe_open(str(file), framework="pt") as tensors:
-        return {name: tensors.get_tensor(name).dtype for name in tensors.keys()}  # noqa: SIM118
+    with safe_open(str(file), framework="pt") as tensors:  # its header alone is read
+        codes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    return {name: getattr(torch, _CODES[code]) for name, code in codes.items() if code in _CODES}
 
 
 def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:

@@ -15,8 +15,13 @@ logger = logging.getLogger(__name__)
 
 # What upstream leaves out of an upload of the output directory.
 LEFT_OUT = ("_*", "checkpoint-*")
-# ... and we: recorded episodes are whole training data, and are shown only on purpose.
-LEFT_OUT_TOO = ("trace/*", "trace.html", ".*.writing")
+# ... and we: recorded episodes are whole training data, and are shown only on purpose; the log names
+# settings and data of this machine; a checkpoint that came from the Hub is there already.
+EPISODES = "episodes_*.pt"  # in checkpoints
+LEFT_OUT_TOO = (
+    *("trace/*", "trace.html", "skipped/*", EPISODES, "metrics*.jsonl", ".*.writing"),
+    "last-checkpoint/*",
+)
 _HINTS = {
     401: "The token is missing or no longer valid: log in with `hf auth login`, or set HF_TOKEN.",
     403: "The token may not write there: use one with write access, and check `hub_model_id`.",

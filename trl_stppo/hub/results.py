@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..watch.figures import SCORE, SUCCESS
 from .markdown import escaped, table
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 PREFIX = "eval_"
-_SCORE = "episode/score"
 # Figure of evaluation -> its name in the table; docs/evaluation.md explains them.
 FIGURES = {
-    "episode/success_rate": "success rate",
-    "episode/score": "score",
+    SUCCESS: "success rate",
+    SCORE: "score",
     "turns/mean": "turns per episode",
     "turns/valid_action_rate": "readable actions",
     "turns/tokens_mean": "tokens per turn",
     "episodes": "episodes",
 }
 # What goes into the model-index, as its kind of metric.
-INDEXED = {"episode/success_rate": "success_rate", "episode/score": "mean_reward"}
+INDEXED = {SUCCESS: "success_rate", SCORE: "mean_reward"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
     last = entries[-1].get("step", 0)
     found: dict[str, dict[str, float]] = {}
     for entry in (e for e in entries if e.get("step", 0) == last):
-        for prefix in [k.removesuffix(_SCORE) for k in entry if _ends_in_score(k)]:
+        for prefix in [k.removesuffix(SCORE) for k in entry if _ends_in_score(k)]:
             found[prefix] = {
                 key.removeprefix(prefix): float(value)
                 for key, value in entry.items()
@@ -63,7 +63,7 @@ def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
 
 
 def _ends_in_score(key: str) -> bool:
-    return key.startswith(PREFIX) and key.endswith(_SCORE)
+    return key.startswith(PREFIX) and key.endswith(SCORE)
 
 
 def _is_number(value: Any) -> bool:

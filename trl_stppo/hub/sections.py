@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import pprint
+from collections.abc import Sequence
 
 from .facts import CardFacts, EnvironmentFacts
 from .markdown import code, escaped, fenced, plain, prose, table
-from .results import last_evaluations, results_table
-from .settings import AGENT_FILE
+from .results import Evaluation, results_table
+from .settings import AGENT_FILE, CRITIC_FOLDER
 
-CRITIC_FOLDER = "critic"
 HUB = "https://huggingface.co"
 
 
@@ -124,10 +124,9 @@ def _environment(facts: EnvironmentFacts) -> str:
     return text
 
 
-def results(facts: CardFacts, picture: str | None, why_not: str | None) -> str:
+def results(found: Sequence[Evaluation], picture: str | None, why_not: str | None) -> str:
     """Evaluation and learning curves."""
     parts = []
-    found = last_evaluations(facts.history)
     if found:
         parts.append(
             f"Evaluation after {found[0].step} optimizer steps, every episode counted once; in brackets "

@@ -11,6 +11,7 @@ from typing import Any
 from ..version import __version__
 
 AGENT_FILE = "agent.json"
+CRITIC_FOLDER = "critic"
 FORMAT = 1
 DEFAULT_LENGTH = 2048
 _NUMBER_OR_NONE = (int, float, type(None))

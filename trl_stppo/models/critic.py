@@ -23,7 +23,6 @@ from . import adapters
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-CRITIC_FOLDER = "critic"
 HEAD_FILE = "value_head.safetensors"
 
 

@@ -20,7 +20,7 @@ FIGURES = (
     *("old_logprobs", "token_log_ratio", "log_ratio"),
     *("advantages", "values", "returns"),
 )
-# Digits of a per-token figure; more would double the file and tell nobody anything.
+# Digits of a recorded per-token figure; more would double the file and tell nobody anything.
 DIGITS = 6
 
 Figures = list[float | None] | None
@@ -172,7 +172,7 @@ class TracedEpisode:
         """One line of a file."""
         line = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "update"}
         for name in FIGURES:
-            line[name] = None if line[name] is None else [short(v) for v in line[name]]
+            line[name] = _as_json(line[name])
         line["score"] = as_json(self.score)
         line["rewards"] = {name: as_json(value) for name, value in self.rewards.items()}
         if self.turn_rewards is not None:
@@ -200,11 +200,10 @@ def as_json(value: float | None) -> float | str | None:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def short(value: float | None) -> float | str | None:
-    """The same with `DIGITS` significant digits."""
-    if value is None or not math.isfinite(value):
-        return as_json(value)
-    return float(f"{value:.{DIGITS}g}")
+def _as_json(values: Sequence[float | None] | None) -> Sequence[float | str | None] | None:
+    """Per-token figures; nearly always there is nothing to replace."""
+    known = filter(None, values or ())
+    return values if all(map(math.isfinite, known)) else [as_json(v) for v in values or ()]
 
 
 def _float(value: Any) -> float | None:

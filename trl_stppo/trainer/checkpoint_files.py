@@ -14,10 +14,13 @@ import re
 import shutil
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..hub.pushing import EPISODES
+from ..watch.runs import MANIFEST, METRICS_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ logger = logging.getLogger(__name__)
 # upload what begins with an underscore.
 STAGING = "_incomplete"
 TRASH = "_deleted"
-MANIFEST = "stppo_checkpoint.json"
+LAST_CHECKPOINT = "last-checkpoint"  # upstream's on the Hub, of hub_strategy="checkpoint"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -33,11 +36,12 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 def seal(folder: Path, about: dict[str, Any]) -> None:
     """Flush a written folder to the disk and list what is in it; the last thing done to it."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    needed = (p for p in files if not p.match(EPISODES))  # which a copy from the Hub lacks
     manifest = {
         "format": FORMAT,
         "saved_at": time.time(),
         **about,
-        "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in files},
+        "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in needed},
     }
     for path in files:
         _flush(path)
@@ -147,6 +151,37 @@ def _saved_at(folder: Path) -> float:
         return folder.stat().st_mtime
 
 
+def with_downloaded(run_dir: Path) -> list[Path]:
+    """Those of `checkpoints`, and the one that came from the Hub; the newest last."""
+    downloaded = run_dir / LAST_CHECKPOINT
+    found = checkpoints(run_dir)
+    if downloaded.is_dir():  # a copy goes before what it is a copy of
+        found = sorted([downloaded, *found], key=_saved_at)
+    return found
+
+
+def check_one_run(one: Path, other: Path) -> None:
+    """Refuse two checkpoints in one output directory of which nobody can tell which is meant.
+
+    Raises:
+        CheckpointError: different runs have written them, or one run twice at the same step.
+    """
+    first, second = read_manifest(one), read_manifest(other)
+    name = "run" if "run" in first and "run" in second else "identity"
+    same_run = first.get(name) == second.get(name)
+    if same_run and (
+        first.get("global_step") != second.get("global_step")
+        or first["saved_at"] == second["saved_at"]
+    ):
+        return
+    what = "are not the same" if same_run else "come from different runs"
+    raise CheckpointError(
+        f"`{one}` (step {first.get('global_step')}) and `{other}` (step {second.get('global_step')}) "
+        f"{what}, and only one of them can go on in this output_dir. Move the one that is not meant to "
+        f"another folder, or set another output_dir and pass the path of the one that is."
+    )
+
+
 def last_complete(run_dir: Path, wanted: str | bool = True) -> Path:
     """The newest checkpoint that can be resumed from.
 
@@ -155,10 +190,15 @@ def last_complete(run_dir: Path, wanted: str | bool = True) -> Path:
         wanted: the argument to which this is the answer.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or one from the Hub lies beside those of another run.
     """
     complaints: list[str] = []
-    for folder in reversed(checkpoints(run_dir)):
+    downloaded = run_dir / LAST_CHECKPOINT
+    if complaint(downloaded) is None:
+        whole = [folder for folder in checkpoints(run_dir) if complaint(folder) is None]
+        if whole:
+            check_one_run(downloaded, whole[-1])
+    for folder in reversed(with_downloaded(run_dir)):
         problem = complaint(folder)
         if problem is None:
             if complaints:
@@ -176,6 +216,26 @@ def as_meant(wanted: str | bool | None) -> str | bool | None:
     return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
 
 
+def warn_of_earlier_run(run_dir: Path) -> None:
+    """Say what a new run in an output directory overwrites there, if it holds another one."""
+    found = with_downloaded(run_dir)
+    if not found and not (run_dir / METRICS_FILE).is_file():
+        return
+    holds, goes_on = METRICS_FILE, ""
+    if found:
+        with suppress(CheckpointError):
+            holds = f"step {read_manifest(found[-1])['global_step']}"
+        holds = f"newest checkpoint {found[-1].name}, {holds}"
+        goes_on = "To go on with it, pass resume_from_checkpoint=True; to keep it, set"
+    logger.warning(
+        "`output_dir=%r` holds an earlier run (%s), and this one begins at step 0. It overwrites the "
+        "model, checkpoints of the same steps and recorded episodes; the other checkpoints stay until "
+        "`save_total_limit` deletes them, and the log is kept as metrics.previous.jsonl. %s another "
+        "output_dir.",
+        str(run_dir), holds, goes_on or "To keep it, set",
+    )  # fmt: skip
+
+
 def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
     """The checkpoint that `train(resume_from_checkpoint=wanted)` goes on from; nothing is changed.
 
@@ -190,7 +250,7 @@ def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
         CheckpointError: it is not there, or not whole.
     """
     wanted = as_meant(wanted)
-    if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
+    if not wanted or (wanted == "auto" and not with_downloaded(run_dir)):
         return None
     if wanted is True or wanted == "auto":
         return last_complete(run_dir, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from ..errors import CheckpointWriteError
-from ..models.critic import CRITIC_FOLDER, SharedCritic
+from ..hub.settings import CRITIC_FOLDER
+from ..models.critic import SharedCritic
 from . import checkpoint_files, run_state
 from .engines import CriticOptimizer
+from .reporting import named_run
 from .update_phase import ActorCriticUpdate
 
 if TYPE_CHECKING:
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
 REFERENCE = "reference.pt"
 STALE_POLICIES = "stale_policies.pt"
+
+
+def _loaded(path: Path) -> Any:
+    """Plain data and tensors."""
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 class RunStateCallback(TrainerCallback):
@@ -34,6 +42,7 @@ class RunStateCallback(TrainerCallback):
     def __init__(self, trainer: PPOTrainer) -> None:
         self._trainer = trainer
         self.saved: dict[str, Any] | None = None
+        self._episodes: dict[str, Any] = {}
         self._epoch_start: Tensor | None = None
         self._passes = self._pass_start = 0
         self._continues = False
@@ -44,10 +53,12 @@ class RunStateCallback(TrainerCallback):
         self._continues = folder is not None
         if folder is None:
             return
-        path = run_state.state_file(folder, self._trainer.accelerator.process_index)
-        if not path.is_file():  # fewer processes wrote it, at the end of a rollout batch
-            path = run_state.state_file(folder, 0)
-        self.saved = torch.load(path, map_location="cpu", weights_only=True)
+        process = self._trainer.accelerator.process_index
+        if not run_state.state_file(folder, process).is_file():
+            process = 0  # fewer processes wrote it, at the end of a rollout batch
+        self.saved = _loaded(run_state.state_file(folder, process))
+        episodes = run_state.episodes_file(folder, process)
+        self._episodes = _loaded(episodes) if episodes.is_file() else {}
         self._passes, self._pass_start = self.saved["passes"] - 1, self.saved["pass_start"]
 
     def place_in_stream(self) -> tuple[int, int]:
@@ -63,18 +74,16 @@ class RunStateCallback(TrainerCallback):
             trainer._stale.load_state_dict([])
             return
         run_state.restore(trainer, saved)
-        trainer._trace.load_state_dict(saved.get("trace"))
+        run_state.restore_episodes(trainer, self._episodes)
         if trainer._critic_optimizer is not None:
-            moments = torch.load(folder / CRITIC_OPTIMIZER, map_location="cpu", weights_only=True)
-            trainer._critic_optimizer.load_state_dict(moments)
+            trainer._critic_optimizer.load_state_dict(_loaded(folder / CRITIC_OPTIMIZER))
         if (folder / STALE_POLICIES).is_file():
-            past = torch.load(folder / STALE_POLICIES, map_location="cpu", weights_only=True)
-            trainer._stale.load_state_dict(past)
+            trainer._stale.load_state_dict(_loaded(folder / STALE_POLICIES))
         if trainer.is_deepspeed_enabled:  # which loads the policy itself
             trainer._load_beside_policy(folder)
         if trainer._train_generator is not None and saved["sampler"] is not None:
             trainer._train_generator.set_state(saved["sampler"])
-        self.saved = None
+        self.saved, self._episodes = None, {}
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remember the sampler's state from before it draws the epoch's order."""
@@ -103,6 +112,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self._staging: Path | None = None
         self._resume_folder: Path | None = None
         self._last_checkpoint: Path | None = None  # that this run has written or come from
+        self._run_name = uuid.uuid4().hex  # the same for all that goes on from one start
+        self._has_trained = False
         self._run_state = RunStateCallback(self)
         self.add_callback(self._run_state)
 
@@ -139,10 +150,22 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         if folder is not None:
             saved = checkpoint_files.read_manifest(folder)
             run_state.check_same_run(folder, saved, run_state.about(self))
+            self._run_name = saved.get("run") or self._run_name
+        else:
+            self._begin_run(resume_from_checkpoint)
+        self._has_trained = True
         self._resume_folder = self._last_checkpoint = folder
         self._run_state.read(folder)
-        output = super().train(None if folder is None else str(folder), *args, **kwargs)
+        with named_run(self.args, self._run_name):
+            output = super().train(None if folder is None else str(folder), *args, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _begin_run(self, wanted: str | bool | None) -> None:
+        """A name for a run that starts, and a warning where it does so on top of another one."""
+        if self._has_trained:  # and what it has left there is no news to anybody
+            self._run_name = uuid.uuid4().hex
+        elif self.accelerator.is_main_process and wanted != "auto":  # which has looked already
+            checkpoint_files.warn_of_earlier_run(Path(self.args.output_dir))
 
     def _checkpoint_to_resume(self, wanted: str | bool | None) -> Path | None:
         run_dir = Path(self.args.output_dir)
@@ -183,8 +206,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self.critic.load(folder / CRITIC_FOLDER)
         reference = folder / REFERENCE
         if self.args.sync_ref_model and reference.is_file():
-            weights = torch.load(reference, map_location="cpu", weights_only=True)
-            self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(_loaded(reference))
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -279,9 +301,10 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         if self.args.save_only_model:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        beside = {**self._run_state.place(), "trace": self._trace.state_dict()}
-        state = run_state.collect(self, beside)
-        torch.save(state, run_state.state_file(folder, self.accelerator.process_index))
+        process = self.accelerator.process_index
+        state = run_state.collect(self, self._run_state.place())
+        torch.save(state, run_state.state_file(folder, process))
+        torch.save(run_state.collect_episodes(self), run_state.episodes_file(folder, process))
         if self.args.should_save and self._critic_optimizer is not None:
             torch.save(self._critic_optimizer.state_dict(), folder / CRITIC_OPTIMIZER)
         if self.args.should_save and self.args.rollout_staleness:

@@ -12,8 +12,9 @@ from transformers.utils import find_adapter_config_file
 
 from ..hub.fetching import ADAPTER_CONFIG, critic_folder, policy_folder
 from ..hub.loading import base_of, load_tokenizer, with_adapter
+from ..hub.settings import CRITIC_FOLDER
 from ..models.adapter_checks import CRITIC, SPLIT_INITS
-from ..models.critic import CRITIC_FOLDER, HEAD_FILE, SharedCritic
+from ..models.critic import HEAD_FILE, SharedCritic
 from ._trl import create_model_from_path
 
 if TYPE_CHECKING:

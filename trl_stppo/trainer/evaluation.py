@@ -22,6 +22,7 @@ from .evaluation_figures import EvaluationRun, PlayedEpisode
 from .evaluation_rows import COLUMN, Name, named_rows, take_names
 from .evaluation_settings import evaluation_settings, undisturbed
 from .forward import Batch, Logprobs
+from .reporting import named_run
 from .update_phase import ActorCriticUpdate
 
 
@@ -30,6 +31,7 @@ class AgentEvaluation(ActorCriticUpdate):
 
     num_generations_eval: int
     vllm_importance_sampling_correction: bool
+    _run_name: str
 
     def _init_evaluation(self) -> None:
         self._run: EvaluationRun | None = None
@@ -62,7 +64,8 @@ class AgentEvaluation(ActorCriticUpdate):
         """
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
-        open_trackio(self)
+        with named_run(self.args, self._run_name):
+            open_trackio(self)
         outer, self._eval_prefix = self._eval_prefix, metric_key_prefix
         try:
             with undisturbed(self):
@@ -72,7 +75,8 @@ class AgentEvaluation(ActorCriticUpdate):
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's, on a test dataset: the figures are in its `metrics`, named `test_...`."""
-        open_trackio(self)
+        with named_run(self.args, self._run_name):
+            open_trackio(self)
         with undisturbed(self):
             return super().predict(*args, **kwargs)
 

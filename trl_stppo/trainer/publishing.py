@@ -9,22 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from ..hub import card, pushing
-from ..hub.settings import AGENT_FILE
+from ..hub.settings import AGENT_FILE, CRITIC_FOLDER
 from ..models.adapters import discard_saved_reference
-from ..models.critic import CRITIC_FOLDER
 from . import checkpoint_files, run_facts
 from ._trl import uploads_without
 from .checkpointing import ActorCriticCheckpoints
 
 logger = logging.getLogger(__name__)
-
-LAST_CHECKPOINT = "last-checkpoint"  # upstream's, of hub_strategy="checkpoint"
 
 
 class CompletePushCallback(TrainerCallback):
@@ -69,10 +67,11 @@ class AgentPublishing(ActorCriticCheckpoints):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir)
+        with card.kept(folder):
+            super()._save(output_dir, state_dict)
         if not self.args.should_save:
             return
-        folder = Path(output_dir or self.args.output_dir)
         run_facts.agent_settings(self).save(folder)
         if self._staging is None:  # only a checkpoint is gone on from with the same reference
             discard_saved_reference(folder)
@@ -99,22 +98,40 @@ class AgentPublishing(ActorCriticCheckpoints):
     ) -> None:
         """Write the model card, `README.md` in the output directory: TRL's, and what is the agent's.
 
+        A README.md that no trainer has written stays as it is; a push uploads it.
+
         Args:
             model_name: its title; default the name of the repository or of the output directory.
             dataset_name: id on the Hub of the data; default what the training rows come from.
             tags: besides those of the trainer.
         """
+        folder = Path(self.args.output_dir)
+        if not card.may_be_written(folder):
+            self._warn_of_foreign_card(folder / card.CARD)
+            return
         names = run_facts.card_names(self, model_name, dataset_name)
         super().create_model_card(*names, tags=tags)
         if not self.is_world_process_zero():
             return
         try:
             facts = run_facts.card_facts(self, *names)
-            card.improve(Path(self.args.output_dir), facts, draw=self._draws_card())
+            card.improve(folder, facts, draw=self._draws_card())
         except Exception as error:  # no card is worth a run; TRL's is there
             logger.warning(
                 "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
             )
+
+    def _warn_of_foreign_card(self, path: Path) -> None:
+        if self._foreign_card_named or not self.is_world_process_zero():
+            return
+        self._foreign_card_named = True
+        logger.warning(
+            "`%s` was not written by a trainer (it has no tag %s) and is left as it is; it stands for the "
+            "model card in a push. To get the run's card, move it away. This is said once.",
+            path, card.GENERATED,
+        )  # fmt: skip
+
+    _foreign_card_named = False
 
     def _draws_card(self) -> bool:
         """Whether curves are due: not at each checkpoint that stays here, nor under a running upload."""
@@ -196,18 +213,21 @@ class AgentPublishing(ActorCriticCheckpoints):
     def _checkpoint_to_resume(self, wanted: str | bool | None) -> Path | None:
         """A checkpoint that was downloaded into the output directory gets the name it had there.
 
-        As `last-checkpoint` it would be uploaded again with every push of that directory.
+        There upstream looks for the best one.
         """
         folder = super()._checkpoint_to_resume(wanted)
         run_dir = Path(self.args.output_dir).resolve()
-        if folder is None or folder.resolve() != run_dir / LAST_CHECKPOINT:
+        if folder is None or folder.resolve() != run_dir / checkpoint_files.LAST_CHECKPOINT:
             return folder
         named = run_dir / f"checkpoint-{checkpoint_files.read_manifest(folder)['global_step']}"
+        if checkpoint_files.complaint(named) is None:
+            checkpoint_files.check_one_run(folder, named)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_local_main_process and not named.exists():
-            os.replace(folder, named)
+            with suppress(FileNotFoundError):  # on a shared disk another machine was faster
+                os.replace(folder, named)
         self.accelerator.wait_for_everyone()
-        return named if named.exists() else folder
+        return named if checkpoint_files.complaint(named) is None else folder
 
     def _push_jobs(self) -> list[Any]:
         progress = getattr(self, "push_in_progress", None)

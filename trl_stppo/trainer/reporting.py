@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
@@ -46,6 +49,26 @@ def _usable_trackio() -> bool:
     except PackageNotFoundError:
         return False
     return tuple(int(part) for part in parts[:2] if part.isdigit()) >= TRACKIO_FROM
+
+
+@contextmanager
+def named_run(args: PPOConfig, run: str) -> Iterator[None]:
+    """Have trackio know a run by a name that the run keeps when it is resumed.
+
+    By itself it would make up another one. A name that is set stays; so does that of other integrations,
+    which can go on with a run otherwise.
+
+    Args:
+        args: its `run_name` is what upstream passes on.
+        run: that goes on.
+    """
+    given = args.run_name
+    if given is None and args.report_to == ["trackio"]:
+        args.run_name = f"{Path(args.output_dir).absolute().name}-{run[:8]}"
+    try:
+        yield
+    finally:
+        args.run_name = given
 
 
 class LoggableFigures(TrainerCallback):

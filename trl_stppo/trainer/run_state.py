@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..hub.pushing import EPISODES
 from ..models.critic import SeparateCritic
 from .engines import engine_name, is_sharded
 
@@ -54,13 +55,33 @@ def state_file(folder: Path, process: int) -> Path:
     return folder / f"run_state_{process}.pt"
 
 
+def episodes_file(folder: Path, process: int) -> Path:
+    """Where it keeps what its newest episodes have said; on this disk alone, see `hub.pushing`."""
+    return folder / EPISODES.replace("*", str(process))
+
+
+def collect_episodes(trainer: PPOTrainer) -> dict[str, Any]:
+    """Texts that the log shows, and the update that is being recorded; no weight depends on them."""
+    logs = {key: value for key, value in trainer._logs.items() if key != "images"}
+    return {"logs": plain(logs), "trace": plain(trainer._trace.state_dict())}
+
+
+def restore_episodes(trainer: PPOTrainer, state: dict[str, Any]) -> None:
+    """Put back what `collect_episodes` took; nothing of it in a checkpoint that came from the Hub."""
+    for key, entries in state.get("logs", {}).items():
+        if isinstance(entries, dict):
+            for name, values in entries.items():
+                trainer._logs[key][name].extend(values)
+        else:
+            trainer._logs[key].extend(entries)
+    trainer._trace.load_state_dict(state.get("trace"))
+
+
 def collect(trainer: PPOTrainer, data: dict[str, Any]) -> dict[str, Any]:
     """The state of this process between two optimizer steps; `data` says where in the rows it is."""
-    logs = {key: value for key, value in trainer._logs.items() if key != "images"}
     state = {
         "buffer": trainer._buffered_inputs if _inside_rollout(trainer) else None,
         "metrics": trainer._metrics,
-        "logs": logs,
         "loss": trainer._tr_loss,
         "total_loss": trainer._total_loss_scalar,
         "last_logged": trainer._globalstep_last_logged,
@@ -78,12 +99,6 @@ def restore(trainer: PPOTrainer, state: dict[str, Any]) -> None:
     trainer._buffered_inputs = None if buffer is None else [_to(part, device) for part in buffer]
     for mode, figures in state["metrics"].items():
         trainer._metrics[mode].update(figures)
-    for key, entries in state["logs"].items():
-        if isinstance(entries, dict):
-            for name, values in entries.items():
-                trainer._logs[key][name].extend(values)
-        else:
-            trainer._logs[key].extend(entries)
     trainer._tr_loss = state["loss"].to(device)
     trainer._total_loss_scalar = state["total_loss"]
     trainer._globalstep_last_logged = state["last_logged"]
@@ -103,6 +118,7 @@ def about(trainer: PPOTrainer) -> dict[str, Any]:
     rows, micro_batches = trainer.train_dataset, args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has filled it in
     return {
+        "run": trainer._run_name,
         "global_step": trainer.state.global_step,
         "inside_rollout": _inside_rollout(trainer),
         "resumable": not args.save_only_model,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..trace.format import TracedEpisode, TracedUpdate
+from ..trace.format import DIGITS, TracedEpisode, TracedUpdate
 from ..trace.pieces import TokenPieces
 
 # Lines do not hold the update, so any will do.
 NOWHERE = TracedUpdate("train", "train", 0, 0)
+# Those that float64 has exactly.
+_POWERS = torch.tensor([10.0**power for power in range(23)], dtype=torch.float64)
 
 
 def lines(
@@ -29,8 +33,14 @@ def lines(
         pieces: cuts the text.
     """
     # The one wait for the device.
-    rows = {name: tensor.tolist() for name, tensor in batch.items()}
-    last = {name: tensor.tolist() for name, tensor in passes.items()}
+    batch = {name: tensor.cpu() for name, tensor in batch.items()}
+    passes = {name: tensor.cpu()[: len(episodes)] for name, tensor in passes.items()}
+    if "logprobs" in passes:
+        # Without them the policy that is trained is the one that has played.
+        old = batch.get("old_per_token_logps", passes["logprobs"])
+        passes["difference"] = passes["logprobs"].double() - old.double()
+    rows = {name: _short(tensor).tolist() for name, tensor in batch.items()}
+    last = {name: _short(tensor).tolist() for name, tensor in passes.items()}
     result = []
     for number, episode in enumerate(episodes):
         own = {name: values[number] for name, values in rows.items()}
@@ -75,25 +85,29 @@ def _figures(own: dict[str, Any], passed: dict[str, Any], length: int) -> dict[s
     turns, trains = own["turn_index"][:length], own["loss_mask"][:length]
     sampled = [turn >= 0 for turn in turns]
     seen = passed.get("seen", [False] * length)[:length]
-    new = _where(seen, passed.get("logprobs"))
-    ratio = _where(seen, passed.get("log_ratio"))
-    # Without them the policy that is trained is the one that has played.
-    old = _where(sampled, own.get("old_per_token_logps")) or new
-    difference = None
-    if new is not None and old is not None:
-        pairs = zip(new, old, strict=True)
-        difference = [None if n is None or o is None else n - o for n, o in pairs]
+    old = _where(sampled, own.get("old_per_token_logps"))
     return {
         "turn_index": turns,
         "loss_mask": trains,
-        "old_logprobs": old,
-        "token_log_ratio": difference,
-        "log_ratio": ratio,
+        "old_logprobs": old or _where(seen, passed.get("logprobs")),
+        "token_log_ratio": _where(seen, passed.get("difference")),
+        "log_ratio": _where(seen, passed.get("log_ratio")),
         "advantages": _where(trains, own["advantages"]),
         "values": _where(sampled, own.get("values")),
         "returns": _where(own.get("value_mask", [])[:length], own.get("returns")),
         "clipped": _where(seen, passed.get("clipped")),
     }
+
+
+def _short(tensor: Tensor) -> Tensor:
+    """Figures with `DIGITS` significant digits, as the numbers of float64 that print so."""
+    if not tensor.is_floating_point():
+        return tensor
+    exact = tensor.double()
+    decimals = (DIGITS - 1 - exact.abs().log10().floor()).nan_to_num(posinf=math.inf)
+    scale = _POWERS[decimals.clamp(0, len(_POWERS) - 1).long()]
+    # Smaller ones, zero among them, stay as they are.
+    return torch.where(decimals < len(_POWERS), (exact * scale).round() / scale, exact)
 
 
 def _where(mask: list[bool], values: list[Any] | None) -> Any:

@@ -137,13 +137,15 @@ function showTip(span, episode) {
   hideTip();
   current = span;
   span.classList.add("here");
-  span.setAttribute("aria-describedby", "tip");
   const i = Number(span.dataset.i), tip = $("tip");
   const piece = episode.pieces[i];
   const text = piece === "" ? "a part of the next character" : JSON.stringify(piece.slice(0, 200));
   const figures = figuresOf(episode, i).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
   tip.replaceChildren(make("code", { dir: "ltr" }, ...visible(text)), make("dl", {}, ...figures));
   tip.hidden = false;
+  // A span alone is not announced, and of all tokens only this one need be.
+  const spoken = { role: "group", "aria-label": tip.firstChild.textContent, "aria-describedby": "tip" };
+  for (const [name, value] of Object.entries(spoken)) span.setAttribute(name, value);
   placeTip();
 }
 
@@ -160,7 +162,7 @@ function placeTip() {
 function hideTip() {
   if (current === null) return;
   current.classList.remove("here");
-  current.removeAttribute("aria-describedby");
+  for (const name of ["role", "aria-label", "aria-describedby"]) current.removeAttribute(name);
   current = null;
   $("tip").hidden = true;
 }

@@ -57,6 +57,7 @@ toc_object_entries_show_parents = "hide"
 default_role = "code"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default underlines names as if they were links
 html_title = f"trl-stppo {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

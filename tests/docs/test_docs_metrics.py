@@ -95,6 +95,12 @@ def test_everything_that_is_logged_is_documented(logged):
     assert reasons <= documented()
 
 
+def test_every_figure_has_its_meaning_its_healthy_range_and_what_to_do():
+    rows = [row for row in table_rows(DOCS / "metrics.md") if len(row) == 4]
+    assert len(rows) > 40
+    assert [row[0] for row in rows if not all(cell.strip() for cell in row)] == []
+
+
 def test_everything_that_is_documented_is_logged(logged):
     plain = {name for name in documented() if "<" not in name and "*" not in name}
     missing = plain - logged

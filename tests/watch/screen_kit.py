@@ -50,6 +50,18 @@ class Screen:
         self._print(text[at:])
         return self
 
+    def narrow(self, columns: int) -> Screen:
+        """Become narrower, as most terminals do it: longer lines wrap, and the cursor stays at its text."""
+        rows, at = [], 0
+        for index, row in enumerate(self._rows):
+            parts = [row[i : i + columns] for i in range(0, len(row), columns)] or [[]]
+            if index == self._row:
+                part = max(0, self._column - 1) // columns
+                at, self._column = len(rows) + part, self._column - part * columns
+            rows += parts
+        self._rows, self._row, self.columns = rows, at, columns
+        return self
+
     def _obey(self, arguments: str, command: str) -> None:
         count = int(arguments) if arguments.isdigit() else 1
         if command == "A":

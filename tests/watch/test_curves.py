@@ -41,7 +41,7 @@ def test_panels_are_those_that_were_measured():
     assert measured(groups) == {"episode/score"}
     assert [d.metric for d in chosen(groups, None)] == ["episode/score"]
     with pytest.raises(
-        ValueError, match=r"No run has logged policy/approx_kl\. There are: episode"
+        ValueError, match=r"no run has logged policy/approx_kl\. .*that there are: episode"
     ):
         chosen(groups, ["policy/approx_kl"])
     with pytest.raises(ValueError, match="--metrics; there are: other"):
@@ -84,6 +84,24 @@ def test_what_is_on_the_picture(drawn, tmp_path):
     (legend,) = drawn[-1].legends
     assert [text.get_text() for text in legend.get_texts()] == ["ppo (2 runs)", "st-ppo"]
     assert legend.get_title().get_text() == "mean of the runs, band from lowest to highest"
+
+
+def test_zeros_have_no_place_on_a_logarithmic_axis(drawn, tmp_path):
+    norm = "clip_bias/norm"
+    runs = [
+        history(0.0, 0.0, 1.0, 0.0, 100.0, metric=norm),
+        history(0.0, 2.0, 3.0, 0.0, 100.0, metric=norm),
+    ]
+    draw_groups({"st-ppo": runs}, tmp_path / "x.png")
+    (axis,) = drawn[-1].axes
+    assert axis.get_yscale() == "log"
+    (line,) = axis.lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([2.0, 3.0, 5.0], [1.0, 2.0, 100.0])
+    (filled,) = axis.collections
+    corners = filled.get_paths()[0].vertices
+    assert sorted(set(corners[:, 1])) == [1.0, 2.0, 3.0, 100.0], (
+        "down to the lowest, not to nothing"
+    )
 
 
 def test_held_out_success_is_beside_that_of_rollouts(drawn, tmp_path):

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from rich.console import Console
+from rich.panel import Panel
 from rich.table import Table
 from tqdm import tqdm
 
@@ -110,6 +111,38 @@ def test_a_terminal_that_goes_away_ends_the_view_alone(monkeypatch):
         live.stop()
         monkeypatch.undo()
         assert not isinstance(sys.stdout, Above)
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_terminal_that_becomes_narrower(wraps, monkeypatch):
+    """Nothing of the wider panel stays, whether it is redrawn or something is printed first."""
+    mark = "\x00"
+    if not wraps:
+        monkeypatch.setenv("XTERM_VERSION", "XTerm(390)")
+    with terminal(monkeypatch, columns=80) as seen:
+        live = LiveTerminal(Panel("figures", title="panel"))
+        live.start()
+        print("printed before")
+        for width in (50, 23):
+            live.refresh()
+            sys.stdout.stream.write(mark)
+            live._console.size = (width, 50)
+            print(f"printed at {width}")
+        live.stop()
+    screen = Screen()
+    for part, width in zip(seen[0].split(mark), (50, 23, None), strict=True):
+        screen.feed(part)
+        if width and wraps:
+            screen.narrow(width)
+        elif width:
+            screen.columns = width
+    lines = [line for line in screen.lines if line]
+    if wraps:
+        assert lines[:3] == ["printed before", "printed at 50", "printed at 23"]
+        assert [line[0] for line in lines[3:]] == ["╭", "│", "╰"]
+        assert {len(line) for line in lines[3:]} == {23}
+    else:
+        assert lines[:3] == ["printed before", "printed at 50", "printed at 23"], "nothing is lost"
 
 
 def test_what_a_signal_handler_writes_stays_readable(monkeypatch):

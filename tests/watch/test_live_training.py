@@ -108,8 +108,8 @@ def test_elsewhere_there_is_one_line_per_rollout_batch(tmp_path, capsys):
     assert [line.split()[0] for line in lines] == ["2/6", "4/6", "6/6"]
     assert "{" not in printed, "in place of TRL's dictionaries"
     logged = [e["policy/clip_fraction"] for e in trainer.state.log_history if "loss" in e]
-    success, clip = lines[1].split()[1:3]
-    assert (success, clip) == (NOTHING, f"{sum(logged[2:4]) / 2:.3f}")
+    success, valid, clip = lines[1].split()[1:4]
+    assert (success, valid, clip) == (NOTHING, NOTHING, f"{sum(logged[2:4]) / 2:.3f}")
     assert "nan" not in printed
 
 

@@ -40,6 +40,12 @@ def test_it_holds_the_whole_log_and_the_settings(finished):
     assert run.history == trainer.state.log_history
     assert (run.settings["variant"], run.settings["seed"]) == ("st-ppo", 3)
     assert run.settings["num_ppo_epochs"] == 2
+    task = {name: run.settings[name] for name in ("model", "environment", "dataset")}
+    assert task == {
+        "model": type(trainer.model).__name__,
+        "environment": "play_script",
+        "dataset": "32 rows",
+    }
     assert "hub_token" not in run.settings
     assert "cliprange_value" not in run.settings, "what is as usual is left out"
 

@@ -91,10 +91,13 @@ def test_groups_on_request(runs, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere does not exist"),
-        (["a0", "--group", "colour"], "`--group colour`: no run has written down that setting"),
-        (["a0", "--metrics", "colour"], "No run has logged colour"),
-        (["a0", "--output", "x.gif"], "ends in .png, .svg, .pdf"),
+        (["nowhere"], "`runs=nowhere` does not exist"),
+        (
+            ["a0", "--group", "colour"],
+            "`group=colour`: no run has written down colour. Name settings",
+        ),
+        (["a0", "--metrics", "colour"], "`metrics=colour`: no run has logged colour. Name some"),
+        (["a0", "--output", "x.gif"], "`output=x.gif`: a picture's name ends in .png, .svg, .pdf"),
         (["a0", "--output", "a0/metrics.jsonl/x.png"], "metrics.jsonl"),
     ],
 )
@@ -110,7 +113,7 @@ def test_without_matplotlib_tables_still_work(runs, capsys, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     assert plot(runs[0]) == 1
-    assert "pip install 'trl-stppo[plot]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
     assert plot(runs[0], "--table") == 0
 
 

@@ -82,7 +82,7 @@ def test_a_damaged_file_is_named(name, text, message, tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"does not exist\. Name the output_dir"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere` does not exist\. Name the output_dir"):
         read_run(tmp_path / "nowhere")
 
 
@@ -116,6 +116,31 @@ def test_settings_in_which_groups_differ_are_in_their_label():
         "ppo learning_rate=default": ["b"],
         "st-ppo": ["c"],
     }
+
+
+def test_runs_of_different_tasks_are_no_repetitions():
+    task = {"model": "small", "environment": "GuessEnv", "dataset": "448 rows"}
+    runs = [
+        run_of("a", variant="ppo", seed=0, **task),
+        run_of("b", variant="ppo", seed=1, **task),
+        run_of("c", variant="ppo", seed=0, **{**task, "environment": "GuessEnv(largest=15)"}),
+        run_of("d", variant="st-ppo", seed=0, **task),
+    ]
+    assert names(grouped(runs)) == {
+        "ppo GuessEnv": ["a", "b"],
+        "ppo GuessEnv(largest=15)": ["c"],
+        "st-ppo": ["d"],
+    }
+    assert names(grouped([*runs, run_of("old", variant="st-ppo", seed=1)])) == {
+        "ppo GuessEnv": ["a", "b"],
+        "ppo GuessEnv(largest=15)": ["c"],
+        "st-ppo small GuessEnv 448 rows": ["d"],
+        "st-ppo model=unknown environment=unknown dataset=unknown": ["old"],
+    }
+    assert list(grouped(runs, ["environment"])) == [
+        "environment=GuessEnv",
+        "environment=GuessEnv(largest=15)",
+    ]
 
 
 def test_groups_by_some_settings_or_none():

@@ -122,7 +122,7 @@ def card_names(
 ) -> tuple[str, str | None]:
     """Names that TRL's template may have as they are, on one line."""
     own = model_name or Path(trainer._repo_name()).name
-    data = next(iter([*_public(dataset_name), *_hub_datasets(trainer)]), None)
+    data = next(iter([*_public(dataset_name), *hub_datasets(trainer)]), None)
     return plain(own), None if data is None else plain(data)
 
 
@@ -133,7 +133,7 @@ def card_facts(trainer: AgentPublishing, title: str, dataset: str | None) -> Car
     local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
     asks = local or (trainer.hub_model_id is not None and not trainer._saving_checkpoint)
     row = _first_row(trainer)
-    datasets = [dataset] if dataset else _hub_datasets(trainer)
+    datasets = [dataset] if dataset else hub_datasets(trainer)
     adapter = _adapter(model)
     return CardFacts(
         title=title,
@@ -178,7 +178,7 @@ def _tool_facts(tools: Any) -> list[tuple[str, str]]:
     return [(name, (inspect.getdoc(tool) or "").split("\n")[0]) for name, tool in names]
 
 
-def _hub_datasets(trainer: AgentPublishing) -> list[str]:
+def hub_datasets(trainer: AgentPublishing) -> list[str]:
     """Ids of the data on the Hub, as the paths of their local copies tell: `<namespace>___<name>`."""
     found = []
     for file in getattr(trainer.train_dataset, "cache_files", None) or []:

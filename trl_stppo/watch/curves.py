@@ -117,7 +117,8 @@ def draw_groups(
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ValueError(
-            f"`{path}`: a picture ends in {', '.join(FORMATS)}. Name one of these kinds."
+            f"`output={path}`: a picture's name ends in {', '.join(FORMATS)}. Name one of these kinds, "
+            f"such as {path.with_suffix(FORMATS[0]).name}."
         )
     diagnostics = chosen(groups, metrics)
     try:
@@ -125,7 +126,7 @@ def draw_groups(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Drawing curves needs matplotlib: pip install 'trl-stppo[plot]'. `trl-stppo plot --table` "
+            "Drawing curves needs matplotlib: pip install matplotlib. `trl-stppo plot --table` "
             "and `--csv` do without."
         ) from error
     columns = min(3, len(diagnostics))
@@ -161,14 +162,15 @@ def chosen(
         found = [diagnostic for diagnostic in DIAGNOSTICS if diagnostic.metric in known]
         if not found:
             raise ValueError(
-                "None of the runs has logged a figure that is drawn by default. Name some with "
-                f"--metrics; there are: {', '.join(sorted(known)) or 'none'}."
+                "`metrics=None`: none of the runs has logged a figure that is drawn by default. Name "
+                f"some with --metrics; there are: {', '.join(sorted(known)) or 'none'}."
             )
         return found
     unknown = [name for name in metrics if name not in known]
     if unknown:
         raise ValueError(
-            f"No run has logged {', '.join(unknown)}. There are: {', '.join(sorted(known))}."
+            f"`metrics={' '.join(metrics)}`: no run has logged {', '.join(unknown)}. Name some of those "
+            f"that there are: {', '.join(sorted(known)) or 'none'}."
         )
     named = {diagnostic.metric: diagnostic for diagnostic in DIAGNOSTICS}
     return [named.get(name, Diagnostic(name, name, "")) for name in metrics]
@@ -224,18 +226,19 @@ def band(
 def _draw_panel(
     axis: Axes, diagnostic: Diagnostic, groups: Mapping[str, Sequence[History]], smooth: int
 ) -> None:
-    everything: list[float] = []
-    for index, (label, histories) in enumerate(groups.items()):
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "label": label}
+    curves = [
+        band([points(history, diagnostic.metric, smooth) for history in histories])
+        for histories in groups.values()
+    ]
+    everything = [value for _, _, low, high in curves for value in (*low, *high)]
+    floor = _log_floor(everything) if diagnostic.spread else None
+    for index, (histories, curve) in enumerate(zip(groups.values(), curves, strict=True)):
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)]}
         if diagnostic.held_out is not None:  # few, and exact: never smoothed
-            steps, mean, *_ = band([points(history, diagnostic.held_out) for history in histories])
-            axis.plot(steps, mean, "o", markersize=5, markerfacecolor="white", **style)
-            everything += mean
-        curves = [points(history, diagnostic.metric, smooth) for history in histories]
-        steps, mean, low, high = band(curves)
-        if not steps:
-            continue
-        everything += low + high
+            at, circles, *_ = band([points(history, diagnostic.held_out) for history in histories])
+            axis.plot(at, circles, "o", markersize=5, markerfacecolor="white", **style)
+            everything += circles
+        steps, mean, low, high = curve if floor is None else _positive(*curve, floor)
         axis.plot(
             steps,
             mean,
@@ -245,19 +248,42 @@ def _draw_panel(
             **style,
         )
         if len(histories) > 1:
-            axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, color=style["color"])
+            axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, **style)
     axis.set_title(diagnostic.title, fontsize=10)
     axis.set_ylabel(diagnostic.unit, fontsize=8)
     axis.grid(color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
-    _scale(axis, diagnostic, everything)
+    _scale(axis, diagnostic, everything, floor)
 
 
-def _scale(axis: Axes, diagnostic: Diagnostic, values: Sequence[float]) -> None:
-    """A logarithmic axis where values span much; otherwise from zero, or the figure's own limits."""
+def _log_floor(values: Sequence[float]) -> float | None:
+    """The lowest value of a logarithmic axis, where values span much; None for an axis as usual."""
     positive = [value for value in values if value > 0]
-    if diagnostic.spread and positive and max(positive) > MUCH * min(positive):
-        axis.set_yscale("log", nonpositive="mask")
+    return min(positive) if positive and max(positive) > MUCH * min(positive) else None
+
+
+def _positive(
+    steps: list[float], mean: list[float], low: list[float], high: list[float], floor: float
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Without the steps at which all runs are at zero, for which a logarithmic axis has no place.
+
+    Where some of them are, the band goes down to the axis' lowest value.
+    """
+    kept = [i for i, value in enumerate(high) if value > 0]
+    return (
+        [steps[i] for i in kept],
+        [mean[i] for i in kept],
+        [max(low[i], floor) for i in kept],
+        [high[i] for i in kept],
+    )
+
+
+def _scale(
+    axis: Axes, diagnostic: Diagnostic, values: Sequence[float], floor: float | None
+) -> None:
+    """A logarithmic axis where it was decided on; otherwise from zero, or the figure's own limits."""
+    if floor is not None:
+        axis.set_yscale("log")
     elif diagnostic.limits is not None and values:
         low, high = diagnostic.limits
         axis.set_ylim(min(low - 0.02, *values), max(high + 0.02, *values))

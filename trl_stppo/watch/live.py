@@ -14,7 +14,7 @@ from .figures import SUCCESS, Figures, Progress, duration, shown
 from .panel import LIMITS, LivePanel
 from .terminal import LiveTerminal, can_be_live
 
-HEADING = "  step        success   clip      KL     ‖C‖  scale   tok/s   left"
+HEADING = "  step        success  valid   clip      KL     ‖C‖  scale   tok/s   left"
 # Says which trainer's warnings the panel repeats.
 LOGGER = "trl_stppo"
 
@@ -84,6 +84,7 @@ class Watcher(TrainerCallback):
         get, progress = self.figures.averaged(), self.progress
         return (
             f"{progress.step:5d}/{progress.max_steps:<5d}  {shown(get(SUCCESS)):>7}"
+            f"  {shown(get('turns/valid_action_rate'), '.2f'):>5}"
             f"  {shown(get('policy/clip_fraction')):>5}  {shown(get('policy/approx_kl'), '.4f'):>6}"
             f"  {shown(get('clip_bias/norm')):>6}  {shown(get('clip_bias/scale'), '.2f'):>5}"
             f"  {shown(get('perf/update_tokens_per_second'), '.0f'):>6}  {duration(progress.left()):>5}"
@@ -91,7 +92,7 @@ class Watcher(TrainerCallback):
 
 
 class ProgressLines(Watcher):
-    """One line per rollout batch: success, clipping, KL, ‖C‖, speed, time left.
+    """One line per rollout batch: success, valid actions, clipping, KL, ‖C‖, speed, time left.
 
     Takes the place of the progress bar and of the printed dictionaries; where the trainer has a
     `LiveView`, that one prints instead.

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,14 @@ class MetricsFile(TrainerCallback):
     A resumed run first puts back what its checkpoint knows, so that entries after it are not there
     twice. The file of another run that began in the same folder is kept as `metrics.previous.jsonl`.
     A disk that is full costs the file's rest, and a warning, not the training.
+
+    Args:
+        task: gives names of what is trained on what, when a training begins; `trl-stppo plot` tells
+            runs apart by them as by settings.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._task = task
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -36,7 +41,7 @@ class MetricsFile(TrainerCallback):
         if not state.is_world_process_zero:
             return
         path = Path(args.output_dir) / METRICS_FILE
-        head = {"format": FORMAT, "settings": changed_settings(args)}
+        head = {"format": FORMAT, "settings": {**changed_settings(args), **self._task()}}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if state.global_step == 0 and path.is_file():

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0; try 10")
     return int(text)
 
 
@@ -107,8 +107,8 @@ def _check_group(by: list[str] | None, runs: list[Run]) -> None:
     unknown = [name for name in by or [] if name not in known]
     if unknown:
         raise ValueError(
-            f"`--group {' '.join(unknown)}`: no run has written down that setting. There are: "
-            f"{', '.join(sorted(known)) or 'none; runs of older versions have none'}."
+            f"`group={' '.join(by or [])}`: no run has written down {', '.join(unknown)}. Name settings "
+            f"that one has, or 'none': {', '.join(sorted(known)) or 'runs of older versions have none'}."
         )
 
 

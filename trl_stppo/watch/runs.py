@@ -25,6 +25,8 @@ PLACES = frozenset(
         *("trackio_static_space_id", "log_level"),
     }
 )
+# Written down beside the settings: what is trained on what. Their values speak for themselves.
+TASK = ("model", "environment", "dataset")
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Run:
     Attributes:
         folder: of the run.
         history: entries of `log_history`, oldest first.
-        settings: those of its configuration that differ from the default; empty where nobody has
-            written them down.
+        settings: those of its configuration that differ from the default, and the names of `TASK`;
+            empty where nobody has written them down.
         source: the file that was read.
     """
 
@@ -70,7 +72,8 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist. Name the output_dir of a run, or the {STATE_FILE} in it."
+            f"`runs={path}` does not exist. Name the output_dir of a run, one of its checkpoints, or the "
+            f"{METRICS_FILE} or {STATE_FILE} in it."
         )
     if path.is_file():
         return _read_file(path, path.parent)
@@ -79,7 +82,7 @@ def read_run(path: str | Path) -> Run:
         if run.history:
             return run
     raise FileNotFoundError(
-        f"{path} holds no log: there is no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
+        f"`runs={path}` holds no log: there is no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
         f"checkpoint-<step> folder with one. A run writes its first entry after `logging_steps` "
         f"optimizer steps; if it has only begun, wait for it, otherwise name another folder."
     )
@@ -103,7 +106,7 @@ def _read_file(file: Path, folder: Path) -> Run:
             history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{file} is no log of a run, or it is damaged ({type(error).__name__}: {error}). Name a "
+            f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error}). Name a "
             f"{METRICS_FILE}, a {STATE_FILE}, or a folder that holds one."
         ) from error
     return Run(folder, [entry for entry in history if "step" in entry], settings, file)
@@ -175,10 +178,18 @@ def _labels(groups: Sequence[Sequence[Run]], by: Sequence[str] | None) -> list[s
 
 
 def _differences(head: Run, others: Sequence[Run]) -> list[str]:
-    """Settings in which groups of one variant differ, as this one has them."""
+    """Task and settings in which groups of one variant differ, as this one has them."""
     names = sorted({key for other in others for key in other.without_places()} - {"variant"})
     return [
-        f"{key}={head.settings.get(key, 'default')}"
-        for key in names
+        _said(head, key)
+        for key in sorted(names, key=lambda key: TASK.index(key) if key in TASK else len(TASK))
         if len({json.dumps(o.settings.get(key), default=str) for o in others}) > 1
     ]
+
+
+def _said(run: Run, key: str) -> str:
+    """One setting in a label."""
+    if key in TASK and key in run.settings:
+        return str(run.settings[key])
+    missing = "unknown" if key in TASK else "default"
+    return f"{key}={run.settings.get(key, missing)}"

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich.ansi import AnsiDecoder
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
+from rich.control import Control
 from rich.live import Live
-from rich.segment import SegmentLines
+from rich.segment import ControlType, Segment, SegmentLines
 from rich.text import Text
 
 REDRAWS_PER_SECOND = 2
@@ -106,6 +107,26 @@ def _plain_streams() -> None:
             setattr(sys, name, stream.stream)
 
 
+class _Redrawn(Live):
+    """rich's, for a terminal that may have become narrower, and wrapped lines, since the last redraw.
+
+    rich goes up by as many lines as it has drawn, which would leave the first of them behind.
+    """
+
+    wrapped: Callable[[], int]
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """What rich prints in one go, after going up by the lines that wrapping has added."""
+        found, more = super().process_renderables(renderables), self.wrapped()
+        erase, up = (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)
+        return [Control(erase, *((up, erase) * more)), *found] if more else found
+
+
+def _wraps_again() -> bool:
+    """Whether a terminal that becomes narrower wraps what it shows; these cut it off instead."""
+    return os.environ.get("TERM") != "linux" and "XTERM_VERSION" not in os.environ
+
+
 class LiveTerminal:
     """Keeps a renderable at the end of the terminal, from `start` to `stop`.
 
@@ -120,7 +141,8 @@ class LiveTerminal:
 
     def __init__(self, panel: RenderableType, stopping: Callable[[], bool] = lambda: False) -> None:
         self._panel, self._stopping = panel, stopping
-        self._live: Live | None = None
+        self._live: _Redrawn | None = None
+        self._drawn: list[int] = []  # widths of the lines that are on the screen
         self._streams: dict[str, Above] = {}
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._moved = False
@@ -138,14 +160,15 @@ class LiveTerminal:
             os.register_at_fork(after_in_child=_plain_streams)
             LiveTerminal._forks = True
         self._console = Console(file=sys.stdout, highlight=False)
-        self._live = Live(
+        self._live = _Redrawn(
+            self,
             console=self._console,
-            get_renderable=self._shown,
             refresh_per_second=REDRAWS_PER_SECOND,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._moved = False
+        self._live.wrapped = self._wrapped
+        self._drawn, self._moved = [], False
         with contextlib.suppress(OSError):
             self._live.start()
             self._console.show_cursor(True)
@@ -176,18 +199,26 @@ class LiveTerminal:
                 setattr(sys, name, above.stream)
         self._handlers, self._streams = [], {}
 
-    def _shown(self) -> RenderableType:
+    def _wrapped(self) -> int:
+        """Lines that a narrower terminal has made of those that were drawn, beyond their number."""
+        if not _wraps_again():
+            return 0
+        return sum((width - 1) // self._console.width for width in self._drawn if width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The panel; below what was written past us, if it was."""
         try:
-            lines = self._console.render_lines(self._panel, self._console.options, pad=False)
+            lines = console.render_lines(self._panel, options, pad=False)
         except Exception as error:  # nothing that is only to be looked at may end a training
-            return Text(f"The live view cannot be drawn: {type(error).__name__}: {error}")
+            said = Text(f"The live view cannot be drawn: {type(error).__name__}: {error}")
+            lines = console.render_lines(said, options, pad=False)
+        self._drawn = [Segment.get_line_length(line) for line in lines]
         if self._stopping() and not self._moved:
             self._moved = True
             # The redraw goes up by the height of what it has drawn last.
             with contextlib.suppress(OSError):
                 self._console.file.write("\n" * (len(lines) - 1))
-        return SegmentLines(lines, new_lines=True)
+        yield SegmentLines(lines, new_lines=True)
 
     def refresh(self) -> None:
         """Draw now."""

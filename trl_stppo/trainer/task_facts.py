@@ -1,0 +1,73 @@
+"""What a run was about: its model, its environment, its data, by their names alone.
+
+`metrics.jsonl` holds them beside the settings, so that runs of different tasks are told apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from ._trl import get_config_model_id
+from .run_facts import hub_datasets
+
+if TYPE_CHECKING:
+    from .ppo_trainer import PPOTrainer
+
+# What `datasets` calls rows that it has read from files; says how, not which.
+READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
+
+
+def task_facts(trainer: PPOTrainer) -> dict[str, str]:
+    """Names of the model, the environment and the data.
+
+    Args:
+        trainer: that is about to train.
+
+    Returns:
+        For each a name without folders: where something lies tells nobody what it is.
+    """
+    return {
+        "model": _model(trainer.accelerator.unwrap_model(trainer.model)),
+        "environment": _environment(trainer),
+        "dataset": _dataset(trainer),
+    }
+
+
+def _model(model: Any) -> str:
+    named = get_config_model_id(model.config) or ""
+    return PurePath(named).name or type(model).__name__
+
+
+def _environment(trainer: PPOTrainer) -> str:
+    """Classes with the arguments that were bound to them; else whoever plays the episodes."""
+    plan = trainer._rollout_plan
+    factories = {**plan.text, **plan.tools}
+    names = [
+        type(probe).__name__ + _arguments(factories.get(name))
+        for name, probe in plan.probes.items()
+    ]
+    tools = [getattr(tool, "__name__", type(tool).__name__) for tool in plan.standalone_tools]
+    names += [f"tools {' '.join(tools)}"] if tools else []
+    if not names and plan.user_func is not None:
+        names = [getattr(plan.user_func, "__name__", type(plan.user_func).__name__)]
+    return " + ".join(names) or "none"
+
+
+def _arguments(factory: Any) -> str:
+    """`(largest=7)` of a `functools.partial`; of paths the last part."""
+    if not isinstance(factory, functools.partial):
+        return ""
+    plain = {k: v for k, v in factory.keywords.items() if isinstance(v, (str, int, float))}
+    shown = (f"{k}={PurePath(v).name if isinstance(v, str) else v}" for k, v in plain.items())
+    return f"({', '.join(shown)})" if plain else ""
+
+
+def _dataset(trainer: PPOTrainer) -> str:
+    """The name as far as it is known, and the number of rows, which is the same for every seed."""
+    rows: Any = trainer.train_dataset
+    name = getattr(getattr(rows, "info", None), "dataset_name", None)
+    names = hub_datasets(trainer) or ([] if name is None or name in READERS else [name])
+    size = f"{len(rows)} rows" if hasattr(rows, "__len__") else "a stream"
+    return f"{names[0]}, {size}" if names else size

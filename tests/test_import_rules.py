@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What environments and their adapters play, and how they look a tool over.
 ENV_PACKAGES = {
-    *("bm25s", "datasets", "faiss", "sentence_transformers"),
+    *("bm25s", "datasets", "faiss", "packaging", "sentence_transformers"),
     *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld", "transformers"),
 }
 
@@ -42,8 +42,10 @@ RULES = {
     # The console script talks to TRL by its public names alone.
     "cli": (
         {
+            "agent",
             "cli",
             "hub",
+            "trace",
             "trainer",
             "models",
             "rollout",
@@ -52,6 +54,7 @@ RULES = {
             "watch",
             "errors",
             "version",
+            "wording",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers"},
@@ -62,7 +65,7 @@ RULES = {
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("errors", "statistics", "version"),
+            *("envs", "errors", "statistics", "version", "wording"),
         },
         {"torch", "transformers", "accelerate", "numpy"},
         {"datasets", "rich", "peft", "safetensors"},

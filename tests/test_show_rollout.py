@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.script_kit import AGENT
 from tests.tool_model import tool_tokenizer
-from trl_stppo.generation.sampling import SamplingSettings
+from trl_stppo import Agent
+from trl_stppo.cli.main import main
+from trl_stppo.hub.settings import AgentSettings
 from trl_stppo.models.small import tiny_config
-from trl_stppo.rollout.episode import Limits
-from trl_stppo.trainer.play import play_episodes
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "show_rollout.py"
 ROWS = [{"prompt": [{"role": "user", "content": f"count {i} "}]} for i in range(3)]
@@ -31,21 +33,21 @@ def ends_nowhere(tokenizer):
 def test_episodes_are_played_without_a_trainer():
     tokenizer = char_tokenizer()
     model = ends_nowhere(tokenizer).train()
-    episodes = play_episodes(model, tokenizer, CountEnv, ROWS, Limits(60, 3, 5), seed=3)
-    assert [episode.row for episode in episodes] == [0, 1, 2]
+    settings = AgentSettings(max_completion_length=60, max_turns=3, max_turn_tokens=5)
+    agent = Agent(model, tokenizer, settings)
+    episodes = agent.run_many(CountEnv, ROWS, seed=3, greedy=False)
     for episode in episodes:
-        assert episode.stop_reason is not None
-        assert 1 <= episode.num_turns <= 3
+        assert episode.stop_reason
+        assert 1 <= len(episode.turns) <= 3
         assert all(end - start <= 5 for start, end in episode.turn_spans)
-        assert episode.has_logprobs
+        sampled = [episode.logprobs[i] for span in episode.turn_spans for i in range(*span)]
+        assert all(logprob < 0 for logprob in sampled)
     assert model.training
-    again = play_episodes(model, tokenizer, CountEnv, ROWS, Limits(60, 3, 5), seed=3)
+    again = agent.run_many(CountEnv, ROWS, seed=3, greedy=False)
     assert [e.ids for e in again] == [e.ids for e in episodes]
-    other = play_episodes(model, tokenizer, CountEnv, ROWS, Limits(60, 3, 5), seed=4)
+    other = agent.run_many(CountEnv, ROWS, seed=4, greedy=False)
     assert [e.ids for e in other] != [e.ids for e in episodes]
-    greedy = SamplingSettings(do_sample=False)
-    once = play_episodes(model, tokenizer, CountEnv, ROWS, Limits(60, 3, 5), greedy, seed=1)
-    twice = play_episodes(model, tokenizer, CountEnv, ROWS, Limits(60, 3, 5), greedy, seed=2)
+    once, twice = (agent.run_many(CountEnv, ROWS, seed=seed) for seed in (1, 2))
     assert [e.ids for e in once] == [e.ids for e in twice]
 
 
@@ -62,17 +64,47 @@ def test_tools_alone_can_be_played():
     tokenizer = tool_tokenizer(["add one and two"])
     torch.manual_seed(0)
     model = type(tiny_policy(char_tokenizer()))(tiny_config(tokenizer))
-    episodes = play_episodes(model, tokenizer, None, ROWS, Limits(20), tools=[add])
-    assert {str(e.stop_reason) for e in episodes} <= {"no_action", "token_budget"}
+    agent = Agent(model, tokenizer, AgentSettings(max_completion_length=20))
+    episodes = agent.run_many(None, ROWS, tools=[add])
+    assert {e.stop_reason for e in episodes} <= {"no_action", "token_budget"}
 
 
 def test_nothing_to_play_and_templates_without_tools_are_refused():
     tokenizer = char_tokenizer()
-    model = ends_nowhere(tokenizer)
+    agent = Agent(ends_nowhere(tokenizer), tokenizer)
     with pytest.raises(ValueError, match="nothing to play"):
-        play_episodes(model, tokenizer, None, ROWS, Limits(20))
+        agent.run_many(None, ROWS)
     with pytest.raises(ValueError, match="cannot render tool calls"):
-        play_episodes(model, tokenizer, None, ROWS, Limits(20), tools=[len])
+        agent.run_many(None, ROWS, tools=[len])
+
+
+def test_the_agents_own_settings_count_and_a_file_of_training_is_read(
+    monkeypatch, tmp_path, capsys
+):
+    """agent.json beside the model; flags and the file beat it; keys of training are passed over."""
+    monkeypatch.chdir(SCRIPT.parents[1])
+    shutil.copytree(AGENT, tmp_path / "agent")
+    AgentSettings(max_turns=1, max_turn_tokens=3, trainer="STPPOTrainer").save(tmp_path / "agent")
+    own = ["--model_name_or_path", str(tmp_path / "agent"), "--environment", f"{__name__}:Endless"]
+    words = [*own, "--row", '{"prompt": "Hi"}', "--greedy"]
+    assert main(["show", *words]) == 0
+    assert len(re.findall(r"turn \d · 3 tokens", capsys.readouterr().out)) == 1
+    (tmp_path / "run.yaml").write_text(
+        "variant: s-ppo\nlearning_rate: 0.1\nmax_turns: 2\ndry_run: true\n"
+    )
+    assert main(["show", *words, "--config", str(tmp_path / "run.yaml")]) == 0
+    assert len(re.findall(r"turn \d · 3 tokens", capsys.readouterr().out)) == 2
+    assert main(["show", *own[2:], "--model_name_or_path", "runs/nowhere"]) == 1
+    assert "`model_name_or_path=runs/nowhere` is no file or folder" in capsys.readouterr().err
+    assert main(["show", *words, "--learning_rate", "0.1"]) == 2, "on the command line it is a slip"
+
+
+class Endless:
+    def reset(self, **row):
+        return ""
+
+    def step(self, action):
+        return "on. ", 0.0, False, False, {}
 
 
 def run(*flags, **environment):

@@ -10,10 +10,14 @@ import pytest
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.script_kit import AGENT, ROOT, question_rows, small_data
+from tests.hub import conftest as hub_fixtures
+from tests.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli import agent_models, agents, objects, train
+from trl_stppo.cli.main import main
+from trl_stppo.cli.names import check_name
 
+local_hub, undrawn = hub_fixtures.hub, hub_fixtures.undrawn
 FLAGS = """
     --config scripts/configs/demo.yaml --per_device_train_batch_size 4 --total_episodes 16
     --num_ppo_epochs 2 --num_mini_batches 2 --eval_episodes 8 --per_device_eval_batch_size 8
@@ -32,17 +36,59 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(tmp_path, monkeypatch, capsys):
+def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
+    local_hub, undrawn, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(ROOT)
-    train.run([*FLAGS.split(), "--output_dir", str(tmp_path)])
+    monkeypatch.setattr(train.shutil, "which", lambda program: "/bin/trl-stppo")
+    tmp_path = tmp_path / "run"
+    pushed = ["--push_to_hub", "true", "--hub_model_id", "me/demo"]
+    train.run([*FLAGS.split(), "--output_dir", str(tmp_path), *pushed])
     shown = capsys.readouterr().out
+    config = "scripts/configs/demo.yaml"
+    assert f"next:\n  trl-stppo evaluate --config {config} --models {tmp_path}\n" in shown
+    assert f"  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
+    repo = local_hub.repos["me/demo"]
+    assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"
+    assert {"model.safetensors", "evaluation.json"} <= set(repo.files)
     assert "before" in shown
     assert "95 % interval" in shown
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+    known = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["settings"]
+    assert known["environment"].startswith("StdlibSearchEnv")
+    assert (known["model"], known["dataset"].split(",")[0]) == ("search-agent", "stdlib-search")
     log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert any("clip_bias/norm" in entry for entry in log)
     assert sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tmp_path).parameters()) > 1e5
     assert (tmp_path / "critic" / "model.safetensors").exists()
+
+
+OWN = str(SCRIPTS / "configs" / "own_task.yaml")
+
+
+def test_the_sample_of_a_task_of_ones_own_is_sound(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(ROOT)
+    words = ["scripts.configs.own_task.lookup:LookupEnv", "--strict"]
+    rows = "scripts/configs/own_task/train.jsonl"
+    assert main(["env", "check", *words, "--rows", rows]) == 0
+    assert main(["train", "--config", OWN, "--dry_run", "--output_dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "LookupEnv" in shown
+    assert "here, 32 rows" in shown
+    assert "note" not in shown.replace("note: no GPU here", "")
+
+
+@pytest.mark.slow
+def test_the_sample_of_a_task_of_ones_own_trains_and_is_evaluated(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert main(["train", "--config", OWN, "--output_dir", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "evaluation.json").read_text())
+    before, after = (results[when]["eval_episode/success_rate"] for when in ("before", "after"))
+    assert after > before
+    agents_of = ["--models", AGENT, str(tmp_path), "--output", str(tmp_path / "table")]
+    assert main(["evaluate", "--config", OWN, *agents_of]) == 0
+    read = json.loads((tmp_path / "table.json").read_text())["results"]
+    assert read[tmp_path.name]["own_task"]["success"] == after
 
 
 @pytest.mark.slow
@@ -147,6 +193,33 @@ def test_a_folder_that_is_not_there_is_no_dataset_of_the_hub():
         agents.load_splits(agents.AgentArguments(dataset_name="data/nothing"))
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
+def test_a_file_of_rows_is_the_training_split(ending, tmp_path):
+    rows = Dataset.from_dict({"prompt": ["a", "b"], "number": [1, 2]})
+    path = tmp_path / f"rows.{ending}"
+    getattr(rows, f"to_{ending.replace('jsonl', 'json')}")(str(path))
+    for streaming in (False, True):
+        named = agents.AgentArguments(dataset_name=str(path), dataset_streaming=streaming)
+        train, held_out = agents.load_splits(named)
+        assert list(train) == [{"prompt": "a", "number": 1}, {"prompt": "b", "number": 2}]
+        assert held_out is None
+    with pytest.raises(ValueError, match=r"must end in \.jsonl, \.json, \.csv, \.parquet"):
+        agents.load_splits(agents.AgentArguments(dataset_name=__file__))
+
+
+@pytest.mark.parametrize("name", ["./a", "/a/b", "~/a", "a/b/c", "runs/a", "docs/a", "rows.jsonl"])
+def test_paths_that_are_not_there_are_refused_without_asking_the_hub(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(FileNotFoundError, match=f"`model={name}` is no file or folder here"):
+        check_name("model", name)
+
+
+@pytest.mark.parametrize("name", [None, "gpt2", "Qwen/Qwen2.5-0.5B", AGENT, "docs"])
+def test_names_of_the_hub_and_paths_that_are_there_pass(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    check_name("model", name)
+
+
 def test_a_prepared_folder_is_read_with_its_report_beside_it(tmp_path):
     path = small_data(tmp_path / "search", train=8, test=["nq"] * 3)
     train, held_out = agents.load_splits(agents.AgentArguments(dataset_name=path))
@@ -174,4 +247,5 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
     assert given["args"].model_init_kwargs["dtype"] == "float32"
     assert not hasattr(given["train_dataset"], "__len__")
     assert len(list(given["train_dataset"])) == 8
+    assert given["train_dataset"].info.dataset_name == tmp_path.name
     assert len(given["eval_dataset"]) == 3

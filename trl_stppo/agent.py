@@ -29,6 +29,8 @@ class AgentEpisode:
         prompt_ids: its tokens.
         ids: tokens after the prompt.
         turn_spans: where the turns are in `ids`.
+        logprobs: of `ids` when they were sampled, nats; 0 of what the environment has written, and
+            everywhere with a model that keeps nothing between turns (docs/rollout.md).
     """
 
     messages: list[dict[str, Any]]
@@ -42,6 +44,7 @@ class AgentEpisode:
     prompt_ids: list[int] = field(repr=False)
     ids: list[int] = field(repr=False)
     turn_spans: list[tuple[int, int]] = field(repr=False)
+    logprobs: list[float] = field(repr=False)
 
     @property
     def score(self) -> float:
@@ -302,6 +305,7 @@ class Agent:
             prompt_ids=list(episode.prompt_ids),
             ids=list(episode.ids),
             turn_spans=list(episode.turn_spans),
+            logprobs=list(episode.logprobs),
         )
 
 

@@ -77,6 +77,11 @@ def test_warnings_fail_on_request(check):
     assert "tools dig" in shown
     assert "warning: " in shown
     assert check("Garden", *words, "--strict")[0] == 1
+    code, shown = check("Garden", "--action", "up")
+    assert code == 2
+    assert "`--action up`: Garden has no `step`" in shown
+    assert """none is called 'up': dig. Write""" in shown
+    assert """--action 'dig {"depth": "..."}'""" in shown
     assert check("Clean", "--strict")[0] == 0
 
 
@@ -94,7 +99,9 @@ def test_rows_are_read_from_files(ending, check, tmp_path):
 
 
 def test_rows_of_ones_own(check):
-    assert "played 2 of 2 rows" in check("Clean", "--row", '{"number": 1}', "--row", "{}")[1]
+    shown = check("Clean", "--row", '{"number": 1}', "--row", "{}")[1]
+    assert "played 2 of 2 rows" in shown
+    assert "warning: `rows` has the columns ['number'] and no `prompt`" in shown
 
 
 @pytest.mark.parametrize(

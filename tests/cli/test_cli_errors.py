@@ -74,7 +74,7 @@ def test_debugging_shows_the_traceback(capsys, monkeypatch):
 
 
 def test_an_environment_that_cannot_be_made_is_explained_by_the_check(capsys):
-    assert main(["env", "check", "test_cli_errors:Broken"]) == 1
+    assert main(["env", "check", "test_cli_errors:Broken", "--action", "up"]) == 1
     shown = capsys.readouterr().err
     assert "The factory raised ValueError: out of order" in shown
     assert "Traceback" not in shown

@@ -63,7 +63,7 @@ def test_the_module_is_the_script(capfd):
 @pytest.mark.parametrize("command", PAGES)
 def test_pages_teach_flags_that_exist(command):
     page, known = PAGES[command], flags_of(command)
-    assert 4 <= len(page.first) <= 5
+    assert 4 <= len(page.first) <= 6
     assert all(f"{example} ".startswith(f"trl-stppo {command} ") for example in page.examples)
     lines = [*page.first, *(shlex.join(shlex.split(e, comments=True)) for e in page.examples)]
     for flag in re.findall(r"--(\w+)", " ".join(lines)):

@@ -57,7 +57,7 @@ def test_the_arithmetic_of_the_papers_batches(dry_run):
         "optimizer steps 2",
         "4 turns, 3584 tokens, 2000 of them sampled",
         "rollouts 1,005",
-        "updates 2,010",
+        "optimizer steps 2,010",
         "learning rates policy 1e-06, critic 1e-05",
         "Qwen/Qwen2.5-1.5B-Instruct from the Hub, about 2.9 GiB",
         "data could not be loaded",

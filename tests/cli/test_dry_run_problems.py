@@ -26,7 +26,8 @@ from trl_stppo.trainer import checkpoint_files
         (["--critic_lora_r", "4"], "`critic_lora_r=4` is the rank"),
         (["--value_model_lora_r", "4", "--use_peft", "true"], "Set critic_lora_r"),
         (["--value_model_lora_r", "0"], "value_model_lora_r >= 1"),
-        (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere` is no folder"),
+        (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere` is no file"),
+        (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl` is no file or folder here"),
         (["--gradient_accumulation_steps", "15"], "must be a multiple of `num_mini_batches=4`"),
         (["--per_device_train_batch_size", "800"], "fewer than the 12800 prompts"),
         (["--reward_funcs", "trl_stppo.rewards:nothing"], "has no attribute 'nothing'"),
@@ -134,6 +135,10 @@ def test_rows_without_a_prompt_are_found(dry_run, tmp_path):
     )
     assert code == 1
     assert "neither `prompt`" in shown
+    plain = ("--eval_episodes", "0", "--per_device_train_batch_size", "1")
+    code, shown = dry_run("--config", DEMO, "--dataset_name", str(tmp_path), *plain)
+    assert code == 0, "the environment may have the task"
+    assert "note: `train_dataset` has the columns ['text'] and no `prompt`: the model" in shown
 
 
 def test_packages_that_are_missing_are_named(dry_run, monkeypatch):

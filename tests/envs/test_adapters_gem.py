@@ -107,7 +107,7 @@ def test_ends(gem, action, rest) -> None:
 
 def test_a_missing_package_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gem", None)
-    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[gem\]'"):
+    with pytest.raises(ImportError, match="pip install 'gem-llm"):
         GemEnv("dice")
 
 

@@ -92,13 +92,20 @@ def test_whatever_is_a_bool_is_a_flag(flag) -> None:
     [
         (lambda self: "x", r"cannot take the row's columns \['prompt', 'seed'\]"),
         (lambda self, prompt: "x", "unexpected keyword argument 'seed'"),
-        (lambda self, task, **row: "x", "missing a required argument: 'task'"),
+        (
+            lambda self, task, **row: "x",
+            r"row\) needs 'task', and the row with the .*Fix: add 'task'",
+        ),
+        (lambda self, task, **row: "x", r"columns \['prompt', 'seed'\] has no 'task'"),
         (lambda self, **row: 3, "reset returned 3"),
         (lambda self, **row: ["x"], r"reset returned \['x'\]"),
         (lambda self, **row: ("x", {}, 1), "reset returned"),
         (lambda self, **row: (3, {}), "reset returned 3"),
         (lambda self, **row: ("x", None), "reset returned the info None"),
-        (lambda self, **row: row["answers"], r"raised KeyError.*Fix: pass rows=\[\.\.\.\]"),
+        (
+            lambda self, **row: row["answers"],
+            r"reset raised KeyError: 'answers', and.*Fix: add 'answers' to .*rows=\[\.\.\.\]",
+        ),
         (lambda self, **row: asyncio.sleep(0), "declare reset with `async def`"),
     ],
 )
@@ -129,6 +136,12 @@ def test_an_odd_text_may_not_raise_even_if_the_given_actions_are_read() -> None:
 def test_warnings_are_issued_too() -> None:
     with pytest.warns(UserWarning, match="no info\\['valid_action'\\]"):
         check_env(env_with(step=returning({"success": True}, at=4))())
+
+
+def test_rows_without_a_prompt_are_a_smell() -> None:
+    found = check_env(Clean, [{"seed": 1, "question": "why?"}])
+    assert len(found) == 1
+    assert "`rows` has the columns ['seed', 'question'] and no `prompt`" in found[0]
 
 
 def test_explicit_parameters_are_a_smell() -> None:

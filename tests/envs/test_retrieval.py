@@ -93,5 +93,5 @@ def test_a_corpus_without_words_is_refused(passages: list[Passage]) -> None:
 
 def test_missing_bm25s_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(ImportError, match=r"pip install trl-stppo\[search\]"):
+    with pytest.raises(ImportError, match=r"pip install bm25s"):
         BM25Retriever(PASSAGES)

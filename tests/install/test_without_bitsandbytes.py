@@ -38,7 +38,7 @@ def missing(monkeypatch):
 def test_what_needs_it_is_refused_by_name(options, setting, missing, tmp_path):
     with pytest.raises(ImportError, match=setting) as caught:
         scripted_trainer(tmp_path, **options)
-    assert "pip install 'trl-stppo[quantization]'" in str(caught.value)
+    assert "pip install bitsandbytes" in str(caught.value)
 
 
 def test_a_quantised_model_is_refused_too(missing, tmp_path):

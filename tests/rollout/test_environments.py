@@ -130,6 +130,12 @@ def test_an_environment_without_reset_is_refused(kind):
             split_environments(factory)
 
 
+def test_an_instance_in_place_of_a_factory_is_refused():
+    for given in (Text(), {"one": Text, "two": Text()}):
+        with pytest.raises(ValueError, match=r"a Text, but every episode.*Pass the class, Text"):
+            split_environments(given)
+
+
 def test_the_instance_that_was_looked_at_is_the_first_of_the_pool():
     probe = Text()
     pool = EnvironmentPool({None: Text}, {None: probe})

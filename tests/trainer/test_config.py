@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from trl_stppo import PPOConfig, STPPOConfig
 
@@ -170,8 +171,34 @@ def test_all_of_grpo_configs_checks_stay_in_force(options, message, generations)
 
 
 def test_generations_must_still_divide_the_rollout_batch():
-    with pytest.raises(ValueError, match=r"must be divisible by num_generations \(3\)"):
-        config(num_generations=3, per_device_train_batch_size=4)
+    said = (
+        r"`num_generations=3` does not divide the 16 episodes.*`per_device_train_batch_size=4` x 4 "
+        r".*Allowed are 1, 2, 4, 8, 16\. Set num_generations=2"
+    )
+    with pytest.raises(ValueError, match=said):
+        config(num_generations=3, per_device_train_batch_size=4, gradient_accumulation_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_turn", "STPPOConfig has no argument `max_turn`. Did you mean `max_turns`"),
+        ("init_kl_coef", "It is called `kl_coef` here."),
+        ("mini_batch_size", "There is none here: it follows from per_device_train_batch_size"),
+        ("xyzzy", "docs/configuration.md lists"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name, said):
+    with pytest.raises(TypeError, match=re.escape(said)):
+        STPPOConfig(output_dir="out", **{name: 1})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have bfloat16")
+def test_bfloat16_without_a_gpu_says_what_to_type():
+    said = r"`bf16=True`.*`--use_cpu true --bf16 false` \(YAML: .*`bf16: false`"
+    for options in ({}, {"bf16": True}):
+        with pytest.raises(ValueError, match=said):
+            STPPOConfig(output_dir="out", report_to="none", **options)
 
 
 def test_no_generation_at_all_is_refused():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
 
+from ..hub.loading import base_of, load_tokenizer
 from .agents import TrainArguments
 
 
@@ -118,12 +118,6 @@ def unused_critic() -> Any:
 # ------------------------------------------------------------- tokenizers and adapters
 
 
-def adapter_base(name: str) -> str | None:
-    """The base model of an adapter's folder; None where the folder holds no adapter."""
-    config = Path(name) / "adapter_config.json"
-    return json.loads(config.read_text())["base_model_name_or_path"] if config.exists() else None
-
-
 def found_agent(name: str, model_args: ModelConfig) -> tuple[str, ModelConfig]:
     """Where an agent is loaded from, and the flags for it.
 
@@ -136,7 +130,6 @@ def found_agent(name: str, model_args: ModelConfig) -> tuple[str, ModelConfig]:
     from transformers.utils import find_adapter_config_file
 
     from ..hub.fetching import policy_folder
-    from ..hub.loading import base_of
 
     revision = model_args.model_revision
     if Path(name).exists() or find_adapter_config_file(name, revision=revision) is None:
@@ -144,24 +137,6 @@ def found_agent(name: str, model_args: ModelConfig) -> tuple[str, ModelConfig]:
     folder = policy_folder(name, revision)
     of_base = base_of(folder)[1] or ModelConfig().model_revision
     return str(folder), dataclasses.replace(model_args, model_revision=of_base)
-
-
-def load_tokenizer(name: str, revision: str | None = None, **options: Any) -> Any:
-    """A model's tokenizer; an adapter's folder without one has its base model's."""
-    from transformers import AutoTokenizer
-
-    base = adapter_base(name)
-    if base is not None and not (Path(name) / "tokenizer_config.json").exists():
-        return AutoTokenizer.from_pretrained(base, **options)
-    try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, **options)
-    except Exception as error:
-        if Path(name).exists():
-            raise
-        raise FileNotFoundError(
-            f"`{name}` is no folder here, and the Hub did not give a tokenizer of that name "
-            f"({type(error).__name__}). Check the name, and the network."
-        ) from error
 
 
 class TokenCounter:

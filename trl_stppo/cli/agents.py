@@ -1,7 +1,7 @@
 """What commands share: flags of an agent's task, and what they stand for.
 
 The trainer follows from `variant`, environments and reward functions are named as `module:name`, data
-is the demo's, a folder, or a dataset of the Hub.
+is the demo's, a file of rows, a folder of such, or a dataset of the Hub.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from ..trainer.stgrpo_config import GROUP_VARIANTS, STGRPOConfig
 from ..trainer.stppo_config import VARIANTS, STPPOConfig
 from .early import peeked
 from .flags import read_flags
+from .names import ROWS, check_name
 from .objects import factory_of
 from .usage import UsageError
 
 STDLIB_SEARCH = "stdlib-search"
+FIND_DATA = "Check the path; scripts/prepare_data.py writes data/search and data/medical"
 
 
 @dataclass
@@ -41,7 +43,8 @@ class AgentArguments(ScriptArguments):
     """
 
     dataset_name: str | None = field(
-        default=STDLIB_SEARCH, metadata={"help": "Or a Hub id, or a path."}
+        default=STDLIB_SEARCH,
+        metadata={"help": "A file or folder of rows (.jsonl, .json, .csv, .parquet), or a Hub id."},
     )
     environment: str | None = field(
         default="trl_stppo.envs:StdlibSearchEnv",
@@ -58,7 +61,10 @@ class AgentArguments(ScriptArguments):
     eval_environment_kwargs: str | None = field(
         default=None, metadata={"help": "JSON object of arguments for eval_environment."}
     )
-    live_lines: bool = field(default=True, metadata={"help": "One short line per logging step."})
+    live_lines: bool = field(
+        default=True,
+        metadata={"help": "A short line per logging step in place of TRL's dictionary."},
+    )
 
 
 @dataclass
@@ -133,6 +139,14 @@ def parse_flags(
     return args, training_args, model_args, trainer_of(types[1])
 
 
+def every_key() -> set[str]:
+    """Keys that a file may have for `train` or `evaluate`, for commands with few flags of their own."""
+    from .evaluate import EvaluateArguments
+
+    owners = (STGRPOConfig, ModelConfig, EvaluateArguments)  # the first knows PPO's and STPPO's too
+    return others_keys() | {spec.name for owner in owners for spec in fields(owner)}
+
+
 def others_keys() -> set[str]:
     """Keys of a file that are for `train`, or for the launcher."""
     from .launch import launch_flags
@@ -188,15 +202,23 @@ def drawn(rows: Any, number: int) -> Any:
 
 
 def loaded_dataset(args: AgentArguments) -> Any:
-    """What `load_dataset` finds; a folder that is not there is no dataset of the Hub's."""
-    name = str(args.dataset_name)
+    """What `load_dataset` finds: in a file, in a folder, or on the Hub."""
+    name, streaming = str(args.dataset_name), args.dataset_streaming
+    check_name("dataset_name", name, FIND_DATA)
+    path = Path(name)
+    if path.is_file():
+        if path.suffix not in ROWS:
+            raise UsageError(
+                f"`dataset_name={name}`: a file of rows must end in {', '.join(ROWS)}. Write it as one of "
+                f"these, or name a folder of such files, or a data set of the Hub."
+            )
+        return load_dataset(ROWS[path.suffix], data_files={"train": name}, streaming=streaming)
     try:
-        return load_dataset(name, args.dataset_config, streaming=args.dataset_streaming)
+        return load_dataset(name, args.dataset_config, streaming=streaming)
     except Exception as error:
-        if Path(name).exists():
+        if path.exists():
             raise
         raise FileNotFoundError(
-            f"`dataset_name={name}` is no folder here, and the Hub did not give a dataset of that name "
-            f"({type(error).__name__}). scripts/prepare_data.py writes data/search and data/medical; "
-            f"otherwise check the name and the network."
+            f"`dataset_name={name}` is no file or folder here, and the Hub did not give a dataset of that "
+            f"name ({type(error).__name__}). {FIND_DATA}; otherwise check the name and the network."
         ) from error

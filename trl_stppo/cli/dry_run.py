@@ -8,8 +8,10 @@ alone.
 from __future__ import annotations
 
 import copy
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +21,11 @@ import torch
 from trl import get_peft_config, get_quantization_config
 
 from ..errors import CheckpointError
+from ..hub.loading import load_tokenizer
 from ..trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
 from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
 from ..trainer.memory import longest_prompt
-from .agent_models import TokenCounter, check_value_model, load_tokenizer, local_config
+from .agent_models import TokenCounter, check_value_model, local_config
 from .agents import (
     STDLIB_SEARCH,
     TrainArguments,
@@ -33,6 +36,7 @@ from .agents import (
 )
 from .early import peeked
 from .launches import Launch, launched_as, launcher
+from .names import check_name, looks_like_path
 from .objects import load_object
 from .plan_packages import missing_packages
 from .plan_rows import Plan, described
@@ -63,6 +67,20 @@ class Findings:
             text = str(error) or type(error).__name__
             self.problems += [text] if text not in self.problems else []
             return default
+
+    @contextmanager
+    def warnings_of(self, logger: logging.Logger) -> Iterator[None]:
+        """Note what the run would warn of, in place of the log."""
+
+        def note(record: logging.LogRecord) -> bool:
+            self.notes.append(record.getMessage())
+            return False
+
+        logger.addFilter(note)
+        try:
+            yield
+        finally:
+            logger.removeFilter(note)
 
 
 def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
@@ -132,8 +150,9 @@ def check_task(run: Plan, held_out: Any, rewards: Any, counter: Any, found: Find
             "Nothing pays a reward: `environment=none` without `reward_funcs`. Name one as module:name."
         )
     if run.train is not None:
-        found.check(plan.check_dataset, run.train, config, rollout)
-        found.check(plan.check_eval_dataset, held_out, rollout)
+        with found.warnings_of(plan.logger):
+            found.check(plan.check_dataset, run.train, config, rollout)
+            found.check(plan.check_eval_dataset, held_out, rollout)
         found.check(check_best_metric, config, held_out)
     return rollout
 
@@ -153,7 +172,8 @@ def find_data(run: Plan, found: Findings) -> Any:
     try:
         run.train, held_out = load_splits(args)
     except Exception as error:
-        if Path(str(args.dataset_name)).exists() or args.dataset_name == STDLIB_SEARCH:
+        name = str(args.dataset_name)
+        if name == STDLIB_SEARCH or Path(name).exists() or looks_like_path(name):
             found.problems.append(str(error))
             return None
         found.notes.append(f"data could not be loaded, and is not checked: {error}")
@@ -239,14 +259,6 @@ def check_models(run: Plan, rewards: Any, found: Findings) -> None:
     reference = found.check(build.plan_reference, config, name or "", None, peft)
     reference = build.ReferencePlan() if reference is None else reference
     found.check(check_engine, run, quantised, reference, rewards)
-
-
-def check_name(flag: str, name: str | None) -> None:
-    """Refuse what is neither a folder here nor the form of a name on the Hub."""
-    if name is None or Path(name).exists():
-        return
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"`{flag}={name}` is no folder here. Check the path.")
 
 
 def check_targets(name: str | None, revision: str | None, peft: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import warnings
 from pathlib import Path
@@ -37,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
     rows = _rows(options)
     probe = _probe(factory)
     text = is_text_environment(probe)
-    actions = [_action(word, text=text) for word in options.action or []] or None
+    # Without an instance the check says what is wrong with the factory.
+    given = [] if probe is None else options.action or []
+    actions = [word if text else _call(probe, word) for word in given] or None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check_env(factory, rows, actions=actions, steps=options.steps, seed=options.seed)
@@ -97,9 +100,17 @@ def _parsed(text: str, said: str) -> Any:
         raise UsageError(f"`{said}` is no JSON: {error}. Strings need double quotes.") from error
 
 
-def _action(word: str, *, text: bool) -> Any:
-    """A turn; of a tool environment its name and arguments."""
-    if text:
-        return word
+def _call(env: Any, word: str) -> tuple[str, Any]:
+    """A call of a tool, from its name and arguments."""
     name, _, arguments = word.strip().partition(" ")
+    tools = tool_names(env)
+    if name not in tools:
+        kind = type(env).__name__
+        takes = inspect.signature(getattr(env, tools[0])).parameters if tools else ()
+        example = f"{tools[0]} {json.dumps(dict.fromkeys(takes, '...'))}" if tools else ""
+        raise UsageError(
+            f"`--action {word}`: {kind} has no `step` that reads a text, but tools, and none is called "
+            f"{name!r}: {', '.join(tools) or 'it has none'}. Write a tool and its arguments as JSON, as in "
+            f"--action '{example}'; or define step(action)."
+        )
     return name, _parsed(arguments or "{}", "--action")

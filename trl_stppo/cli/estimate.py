@@ -18,6 +18,7 @@ from .early import peeked
 from .flags import groups
 from .launch import divided, with_file
 from .launches import launched_as, launcher
+from .names import check_name
 from .plan_rows import Plan, described_method, known_geometry, planned_setup, smallest_card
 from .usage import UsageError
 
@@ -97,6 +98,7 @@ def look_up(planned: Plan) -> None:
     revision = planned.model_args.model_revision
     names = (planned.model_args.model_name_or_path, planned.config.value_model_name_or_path)
     for name in filter(None, names):
+        check_name("model", name)
         if known_geometry(name, revision) is None and not Path(name).exists():
             with contextlib.suppress(Exception):  # what is not to be had is not known, and said so
                 AutoConfig.from_pretrained(name, revision=revision)

@@ -20,11 +20,10 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from ..hub.loading import adapter_base, load_tokenizer
 from .agent_models import (
     TokenCounter,
-    adapter_base,
     found_agent,
-    load_tokenizer,
     model_options,
     unused_critic,
 )
@@ -45,6 +44,7 @@ from .evaluation_tables import (
     with_averages,
     write_files,
 )
+from .names import check_name
 from .objects import load_object
 from .usage import UsageError
 
@@ -132,7 +132,8 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     if rows is None:
         raise UsageError(
             f"`dataset_name={args.dataset_name}` has no split {args.dataset_test_split!r} to evaluate on. "
-            f"Set dataset_test_split to one that it has."
+            f"Set dataset_test_split to one that it has (a file of rows is the split 'train'), or name a "
+            f"folder with train.jsonl and test.jsonl."
         )
     if args.dataset_streaming:
         rows = Dataset.from_list(list(rows))  # all of them are played anyway
@@ -205,7 +206,7 @@ def make_evaluator(
     config = light(config, len(args.reward_funcs or []), len(reported))
     config.model_init_kwargs = model_options(model_args, config.model_init_kwargs)
     revision = revision_of(name, model_args)
-    tokenizer = load_tokenizer(name, revision, padding_side="left", truncation_side="left")
+    tokenizer = load_tokenizer(name, revision)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     counter = TokenCounter(name, revision)
@@ -265,9 +266,11 @@ def run(words: Sequence[str]) -> int:
 def compare(words: Sequence[str]) -> Results:
     """Evaluate, print, write; the figures by agent and data set."""
     args, config, model_args, trainer_class = parse_flags(EvaluateArguments, words)
-    agents, sets = agents_of(args, model_args), held_out_sets(args)
+    agents, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
+    for name in agents.values():
+        check_name(flag, name)
+    sets = held_out_sets(args)
     found = {label: found_agent(name, model_args) for label, name in agents.items()}
-    flag = "models" if args.models else "model_name_or_path"
     for where, its_args in found.values():
         check_agent(where, flag, its_args)
     results: Results = {}

@@ -23,6 +23,7 @@ from .flags import FlagParser, flag_name, groups, refuse, strange_keys, with_con
 from .usage import UsageError, closest, named
 
 CONFIG = "accelerate_config"
+REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/distributed.md)
 LAUNCHED = "trl_stppo.cli.launched"
 # What a launcher tells its processes.
 TOLD = ("LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")
@@ -140,11 +141,12 @@ def launch_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def shipped() -> dict[str, Path]:
-    """Files for accelerate by name: TRL's, and ours, which go before."""
+    """Files for accelerate by name: TRL's that we can train with, and ours, which go before."""
     upstream = importlib.util.find_spec("trl")
     packages = [upstream.origin, __file__] if upstream else [__file__]
     folders = [Path(str(file)).parent / "accelerate_configs" for file in packages]
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    found = {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    return {name: path for name, path in found.items() if name not in REFUSED}
 
 
 def with_file(words: Sequence[str]) -> list[str]:

@@ -47,6 +47,7 @@ PAGES: dict[str, Page] = {
         first={
             "--config FILE": "YAML file of flags",
             "--model_name_or_path NAME": "what to train: a folder, or a model of the Hub",
+            "--dataset_name NAME": "its rows: a file (rows.jsonl), a folder, or a data set of the Hub",
             "--environment MODULE:CLASS": "where it acts (default: a search over Python's own docs)",
             "--variant NAME": "st-ppo, s-ppo, turn-ppo, ppo; no critic: st-grpo, grpo, gspo, ...",
             "--output_dir FOLDER": "where checkpoints, curves and the model go",

@@ -139,15 +139,15 @@ def _total_rows(run: Plan) -> Iterator[tuple[str, str]]:
         rollouts = math.ceil(config.num_train_epochs * (len(run.train) // prompts))
         steps = rollouts * each
     if steps <= 0:
-        yield "updates", "not known: neither max_steps nor the number of rows is"
+        yield "optimizer steps", "not known: neither max_steps nor the number of rows is"
         return
     rollouts = math.ceil(steps / each)
     yield "rollouts", f"{rollouts:,}"
     yield "episodes", f"{rollouts * config.generation_batch_size:,}"
-    yield "updates", f"{steps:,}"
+    yield "optimizer steps", f"{steps:,}"
     warmup = config.get_warmup_steps(steps)
     kind = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
-    yield "schedule", f"{kind}, {warmup} updates of warm-up" if warmup else str(kind)
+    yield "schedule", f"{kind}, {warmup} optimizer steps of warm-up" if warmup else str(kind)
     if hasattr(run.train, "__len__"):
         share = rollouts * config.generation_batch_size / config.num_generations / len(run.train)
         yield "passes over the data", f"{share:.2f} ({len(run.train):,} rows)"

@@ -14,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 
 from ..envs._check_values import check_number, check_opening, check_step
 from ..envs.base import is_text_environment, tool_names
+from ..hub.loading import load_tokenizer
 from ..rollout.chat import ChatRenderer, with_opening
-from .agents import STDLIB_SEARCH, AgentArguments, load_environment, load_splits
+from .agents import STDLIB_SEARCH, AgentArguments, every_key, load_environment, load_splits
 from .flags import read_flags
+from .names import check_name
 from .usage import UsageError
 
 QUIT = ":q"
@@ -188,7 +189,7 @@ def flag_types_of(words: list[str]) -> tuple[type, ...]:
 
 def run(words: list[str]) -> int:
     """Play what the flags name; the exit code."""
-    play(*read_flags([PlayArguments], words))
+    play(*read_flags([PlayArguments], words, passed_over=every_key))
     return 0
 
 
@@ -199,7 +200,8 @@ def play(args: PlayArguments) -> None:
         raise UsageError("--environment is none; name one as module:factory.")
     renderer = None
     if args.model_name_or_path is not None:
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        check_name("model_name_or_path", args.model_name_or_path)
+        tokenizer = load_tokenizer(args.model_name_or_path)
         renderer = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
     screen, row = Screen(renderer), pick_row(args)
     with asyncio.Runner() as runner:

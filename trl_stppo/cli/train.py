@@ -8,6 +8,9 @@ GRPOConfig), ModelConfig's and ScriptArguments', plus a few of our own. A flag b
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ from .agents import (
     load_splits,
     parse_flags,
 )
-from .early import wants_dry_run
+from .early import config_path, wants_dry_run
+from .names import check_name
 from .objects import load_object
 from .reporting import comparison_table
 
@@ -35,7 +39,10 @@ def make_trainer(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> Any:
     """The trainer that the flags describe."""
+    check_name("model_name_or_path", model_args.model_name_or_path)
+    check_name("value_model_name_or_path", getattr(training_args, "value_model_name_or_path", None))
     train, held_out = load_splits(args)
+    train.info.dataset_name = Path(str(args.dataset_name)).name  # metrics.jsonl names it
     if held_out is not None and args.eval_episodes:
         held_out = drawn(held_out, args.eval_episodes)
     training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
@@ -56,9 +63,21 @@ def make_trainer(
 
 
 def train(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
+    args: TrainArguments,
+    training_args: Any,
+    model_args: ModelConfig,
+    trainer_class: type,
+    config: str | None = None,
 ) -> int:
-    """Train, with the evaluations that the flags ask for around it; the exit code."""
+    """Train, with the evaluations that the flags ask for around it; the exit code.
+
+    Args:
+        args: of the task.
+        training_args: of the trainer.
+        model_args: of the model.
+        trainer_class: of the variant.
+        config: the file that the flags are from, to be named at the end.
+    """
     if args.dry_run:
         raise ValueError(
             "`dry_run=True` was to look only; `run` does that, and nothing is trained."
@@ -75,16 +94,27 @@ def train(
     if trainer.stop_signal:  # there is a checkpoint; whoever sent it wants the machine
         return 128 + trainer.stop_signal
     after = trainer.evaluate() if args.eval_episodes else {}
-    trainer.save_model()
+    # A push saves it once more, and uploads what is written in between.
+    trainer.save_model(_internal_call=training_args.push_to_hub)
     if trainer.accelerator.is_main_process:
         trainer.state.save_to_json(str(output_dir / "trainer_state.json"))
         (output_dir / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
         if args.eval_episodes:
             comparison_table(before, after)
         print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
+        print("\n".join(["next:", *next_steps(training_args, config)]))
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=args.dataset_name)
     return 0
+
+
+def next_steps(training_args: Any, config: str | None) -> list[str]:
+    """Commands to look at the run with, as they can be typed here."""
+    run = shlex.quote(str(training_args.output_dir))
+    said = [] if config is None else [f"evaluate --config {shlex.quote(config)} --models {run}"]
+    said += [f"trace {run} --open"] if training_args.trace_episodes else []
+    program = "trl-stppo" if shutil.which("trl-stppo") else f"{sys.executable} -m trl_stppo"
+    return [f"  {program} {words}" for words in (*said, f"plot {run}")]
 
 
 def drawn_curves(trainer: Any) -> str:
@@ -107,4 +137,4 @@ def run(words: list[str]) -> int:
         from .dry_run import dry_run
 
         return dry_run(words)
-    return train(*parse_flags(TrainArguments, words))
+    return train(*parse_flags(TrainArguments, words), config_path(words))

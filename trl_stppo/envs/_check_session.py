@@ -93,6 +93,11 @@ class Session:
         except EnvironmentContractError:
             raise
         except Exception as error:
+            if method == "reset" and isinstance(error, KeyError) and error.args[:1]:
+                column = error.args[0]
+                if isinstance(column, str) and column not in kwargs:
+                    what = f"{type(env).__name__}.reset raised KeyError: {column!r}"
+                    raise lacks(what, [column], kwargs) from error
             shown = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]
             raise violation(
                 f"{type(env).__name__}.{method}({', '.join(shown)}) raised "
@@ -110,6 +115,18 @@ class Session:
                 )
 
 
+def lacks(what: str, columns: list[str], row: dict[str, Any]) -> EnvironmentContractError:
+    """The error for columns that `reset` needs and a row has not."""
+    wanted = " and ".join(map(repr, columns))
+    return violation(
+        f"{what}, and the row with the columns {sorted(row)} has no {wanted}",
+        "parameters that are columns of every row, or that have a default",
+        "rows of another task, a column of another name, or a check without rows",
+        f"add {wanted} to the rows (env check: --rows FILE, check_env: rows=[...]), rename the "
+        f"column, or give the parameter a default",
+    )
+
+
 def check_reset_signature(env: Any, row: dict[str, Any]) -> str | None:
     """A smell, if any; raises if `reset` cannot take the row."""
     name = f"{type(env).__name__}.reset"
@@ -117,10 +134,16 @@ def check_reset_signature(env: Any, row: dict[str, Any]) -> str | None:
     try:
         signature.bind(**row)
     except TypeError as error:
+        parameters = signature.parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        lacking = [p.name for p in named if p.default is p.empty and p.name not in row]
+        if lacking:
+            what = f"{name}{signature} needs {' and '.join(map(repr, lacking))}"
+            raise lacks(what, lacking, row) from None
         raise violation(
             f"{name}{signature} cannot take the row's columns {sorted(row)} ({error})",
             "reset(**row): every column comes as a keyword, `prompt` included",
-            "a missing **kwargs, or a parameter that is no column",
+            "a missing **kwargs",
             f"write def reset(self, **row), or add **row to {signature}",
         ) from None
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):

@@ -65,8 +65,14 @@ def check_opening(name: str, result: Any, *, tools: bool) -> str:
     return result if isinstance(result, str) else str(result or "")
 
 
-def check_step(name: str, result: Any) -> Step:
-    """The result of `step`, whatever its form."""
+def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
+    """The result of `step`, whatever its form.
+
+    Args:
+        name: of the method.
+        result: what it returned.
+        strict: refuse flags that are merely true or false; a training takes them as they are.
+    """
     if not isinstance(result, tuple) or len(result) not in (4, 5):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise violation(
@@ -91,16 +97,21 @@ def check_step(name: str, result: Any) -> Step:
             "return a dict, {} for nothing, as the last value",
         )
     number = check_number(f"{name} returned the reward", reward)
-    for flag, value in zip(("terminated", "truncated"), flags, strict=False):
-        check_flag(f"{name} returned {flag if len(flags) == 2 else 'done'}", value)
-    for key in ("valid_action", "success"):
-        if info.get(key) is not None:
-            check_flag(f"{name} returned info[{key!r}]", info[key])
+    if strict:
+        _check_flags(name, flags, info)
     terminated, truncated = bool(flags[0]), bool(flags[-1])
     if len(flags) == 1:  # the older form marks a time limit in `info`
         truncated = terminated and bool(info.get("TimeLimit.truncated"))
         terminated = terminated and not truncated
     return Step(observation, number, terminated, truncated, info)
+
+
+def _check_flags(name: str, flags: list[Any], info: dict[str, Any]) -> None:
+    for flag, value in zip(("terminated", "truncated"), flags, strict=False):
+        check_flag(f"{name} returned {flag if len(flags) == 2 else 'done'}", value)
+    for key in ("valid_action", "success"):
+        if info.get(key) is not None:
+            check_flag(f"{name} returned info[{key!r}]", info[key])
 
 
 def check_number(name: str, value: Any) -> float:

@@ -5,6 +5,7 @@ An environment never sees tokens. Anything with these two methods qualifies; inh
 """
 
 import inspect
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -52,6 +53,22 @@ def is_text_environment(env: Any) -> bool:
     if not callable(step):
         return False
     return inspect.signature(step).return_annotation not in (str, "str")
+
+
+def without_prompt(rows: str, columns: Iterable[str]) -> str | None:
+    """What to say of rows that leave the whole task to `reset`; None where they have a prompt.
+
+    Args:
+        rows: what they are called, as `train_dataset`.
+        columns: of the rows.
+    """
+    columns = list(columns)
+    if {"prompt", "input_ids"} & set(columns):
+        return None
+    return (
+        f"`{rows}` has the columns {columns} and no `prompt`: the model reads what `reset` returns, and "
+        f"nothing else. If a column holds the task, rename it to `prompt`."
+    )
 
 
 def tool_names(env: Any) -> list[str]:

@@ -15,7 +15,7 @@ from ._check_session import Session, check_reset_signature, global_generators, p
 from ._check_text import check_text
 from ._check_tools import check_tools
 from ._check_values import short, violation
-from .base import is_text_environment
+from .base import is_text_environment, without_prompt
 
 MAX_ROWS = 8
 
@@ -60,6 +60,8 @@ def check_env(
             found = pool.submit(_check, env_or_factory, played, actions, steps).result()
     else:
         found = _check(env_or_factory, played, actions, steps)
+    columns = dict.fromkeys(column for row in played for column in row)
+    found += filter(None, [without_prompt("rows", columns)])
     for message in found:
         warnings.warn(message, stacklevel=2)
     return found

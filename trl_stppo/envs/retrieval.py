@@ -136,6 +136,6 @@ def import_bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise ImportError(
-            "BM25 needs bm25s: pip install trl-stppo[search], or pass a retriever of your own."
+            "BM25 needs bm25s: pip install bm25s, or pass a retriever of your own."
         ) from error
     return bm25s

@@ -158,6 +158,6 @@ class RolloutEngine:
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             raise RuntimeError(
                 f"The last {self.failures_in_a_row} episodes all ended in a failure of their "
-                f"environment, so nothing can be learned. The newest: {errors[-1]}. Try the environment "
-                f"with `trl_stppo.envs.check_env`."
+                f"environment, so nothing can be learned. The newest: {errors[-1].rstrip('.')}. Try the "
+                f"environment with `trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
             )

@@ -31,7 +31,7 @@ def split_environments(
         that each made for the probe.
 
     Raises:
-        ValueError: an environment without `reset`.
+        ValueError: an instance in place of a factory, or an environment without `reset`.
     """
     factories: Factories = {}
     if isinstance(environment_factory, dict):
@@ -42,6 +42,13 @@ def split_environments(
     tools: Factories = {}
     probes: dict[str | None, Any] = {}
     for name, factory in factories.items():
+        if not callable(factory):
+            kind = type(factory).__name__
+            raise ValueError(
+                f"`environment_factory` is or holds a {kind}, but every episode of a batch needs an "
+                f"environment of its own. Pass the class, {kind}, or functools.partial({kind}, ...) with its "
+                f"arguments."
+            )
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
             raise ValueError(

@@ -6,13 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ..envs._check_values import short
+from ..envs._check_values import check_step, short
 from ..errors import EnvironmentContractError
 from .chat import Message
 from .driver import Call, Opening, Outcome, readable
 from .environments import EnvironmentPool
 from .episode import Episode
-from .record import check_reward
 
 
 class TextDriver:
@@ -102,28 +101,13 @@ class TextDriver:
         return Opening(env, readable(observation or ""))
 
     def _checked_step(self, result: Any) -> Outcome:
-        name = f"{self.type_name}.step"
-        if not isinstance(result, tuple) or len(result) not in (4, 5):
-            raise EnvironmentContractError(
-                f"{name} returned {short(result)}; allowed are (observation, reward, terminated, "
-                f"truncated, info) and (observation, reward, done, info)."
-            )
-        observation, reward, *flags, info = result
-        if not isinstance(observation, str) or not isinstance(info, dict):
-            raise EnvironmentContractError(
-                f"{name} returned a {type(observation).__name__} observation and a "
-                f"{type(info).__name__} info; allowed are str and dict."
-            )
-        terminated, truncated = bool(flags[0]), bool(flags[-1])
-        if len(flags) == 1:  # the older form: one flag, and gymnasium's word for a time limit
-            truncated = terminated and bool(info.get("TimeLimit.truncated"))
-            terminated = terminated and not truncated
-        valid, success = info.get("valid_action"), info.get("success")
+        step = check_step(f"{self.type_name}.step", result, strict=False)
+        valid, success = step.info.get("valid_action"), step.info.get("success")
         return Outcome(
-            [{"role": "user", "content": readable(observation)}],
-            check_reward(reward, f"{name} reward"),
-            terminated,
-            truncated,
+            [{"role": "user", "content": readable(step.observation)}],
+            step.reward,
+            step.terminated,
+            step.truncated,
             None if valid is None else bool(valid),
             None if success is None else bool(success),
         )

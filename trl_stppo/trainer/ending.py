@@ -114,7 +114,12 @@ class Ending:
         if self.reason is None or not self._trainer.accelerator.is_main_process:
             return
         state, last = self._trainer.state, self._trainer._last_checkpoint
-        how = "" if last is None else " To go on: train(resume_from_checkpoint=True)."
+        how = ""
+        if last is not None:
+            how = (
+                " To go on: train(resume_from_checkpoint=True), on the command line "
+                "`--resume_from_checkpoint auto`."
+            )
         logger.warning(
             "Training stopped after step %d of %d: %s. Checkpoint: %s.%s",
             state.global_step, state.max_steps, self.reason, last or "none", how,

@@ -17,7 +17,7 @@ def check_packages(args: PPOConfig, model: Any, quantization_config: Any) -> Non
     """Refuse what needs bitsandbytes where it is not installed.
 
     Raises:
-        ImportError: naming the setting, the package and the extra that brings it.
+        ImportError: naming the setting, the package and how to install it.
     """
     if find_spec(BITSANDBYTES) is not None:
         return
@@ -37,7 +37,7 @@ def check_packages(args: PPOConfig, model: Any, quantization_config: Any) -> Non
     if reasons:
         raise ImportError(
             f"bitsandbytes is not installed, and {'; '.join(reasons)}. Install it with "
-            f"`pip install 'trl-stppo[quantization]'`, or leave the setting out."
+            f"`pip install bitsandbytes`, or leave the setting out."
         )
 
 

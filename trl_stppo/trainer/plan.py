@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import ProcessorMixin
 
+from ..envs.base import without_prompt
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import Factories, split_environments
 from ..rollout.reward_funcs import guarded
@@ -229,13 +230,9 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` (a string or a list "
             f"of messages) nor `input_ids` (token ids). Rename or map one of them."
         )
-    if owns_prompt and not {"prompt", "input_ids"} & columns:
-        logger.warning(
-            "`%s` has the columns %s and no `prompt`: the model reads what `reset` returns, and nothing "
-            "else. If a column holds the task, rename it to `prompt`.",
-            name,
-            dataset.column_names,
-        )
+    said = without_prompt(name, dataset.column_names) if owns_prompt else None
+    if said is not None:
+        logger.warning(said)
     if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
         raise ValueError(
             f"`{name}` is pre-tokenised (`input_ids`), but environments and tools need a `prompt` to add "

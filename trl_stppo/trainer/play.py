@@ -195,36 +195,3 @@ class Player:
             self._engine.close()
         else:
             self._engine.calls.close()
-
-
-def play_episodes(
-    model: Any,
-    tokenizer: Any,
-    environment_factory: Any,
-    rows: list[dict[str, Any]],
-    limits: Limits,
-    sampling: SamplingSettings | None = None,
-    *,
-    tools: list[Any] | None = None,
-    seed: int = 0,
-) -> list[Episode]:
-    """Play one episode per row, as a trainer would.
-
-    Args:
-        model: a causal language model, on its device.
-        tokenizer: its tokenizer, with a chat template if prompts are messages.
-        environment_factory: as in the trainers, None for tools alone.
-        rows: columns of the dataset rows; `prompt` may be missing where the environment has the task.
-        limits: of an episode.
-        sampling: how tokens are drawn; default as in training, at temperature 1.
-        tools: that belong to no environment.
-        seed: names the randomness of sampling.
-
-    Raises:
-        ValueError: neither environment nor tools, or a template that cannot render what is needed.
-    """
-    player = Player(Speaker(model, tokenizer), environment_factory, limits, tools=tools)
-    try:
-        return player.play(rows, sampling or SamplingSettings(), (seed,))
-    finally:
-        player.close()

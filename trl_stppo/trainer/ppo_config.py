@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config_checks import check_refused, check_values
+from .config_errors import KnownNames, explained
 from .reporting import resolve_report_to
 
 # PPO's name -> GRPOConfig's name for the same thing.
@@ -23,7 +24,7 @@ ALIASES = {
 
 
 @dataclass
-class PPOConfig(GRPOConfig):
+class PPOConfig(KnownNames, GRPOConfig):
     r"""Configuration of [`PPOTrainer`].
 
     All of [`~trl.GRPOConfig`] is inherited; listed here is what is new or has another default.
@@ -276,7 +277,6 @@ class PPOConfig(GRPOConfig):
     eval_max_completion_length: int | None = field(
         default=None, metadata={"help": "In evaluation; default max_completion_length."}
     )
-
     trace_episodes: int = field(
         default=8, metadata={"help": "Episodes of each update that are recorded; 0 for none."}
     )
@@ -316,12 +316,12 @@ class PPOConfig(GRPOConfig):
         # Each repetition is an episode of its own, so evaluation batches need not hold whole groups.
         repetitions, self.num_generations_eval = self.num_generations_eval, 1
         metric_given = self.metric_for_best_model is not None
-        super().__post_init__()
+        with explained(self):
+            super().__post_init__()
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:
             self.metric_for_best_model, self.greater_is_better = "episode/score", True
-        if single:
-            self.num_generations = 1
+        self.num_generations = 1 if single else self.num_generations
         self._resolve_schedule(mini_batches)
         check_refused(self)
         check_values(self, self._VALID_LEVELS)

@@ -7,8 +7,6 @@ mini-batch is complete, a factor for the gradient or for the optimizer's step.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -42,11 +40,12 @@ class STPPOTrainer(PPOTrainer):
         "citation": citations.ST_PPO,
     }
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._correction: ClipBiasCorrection | None = None
-        self._estimate: ClipBiasEstimate | None = None
-        self._later: tuple[Batch, Tensor] | None = None
-        super().__init__(*args, **kwargs)
+    _correction: ClipBiasCorrection | None = None
+    _estimate: ClipBiasEstimate | None = None
+    _later: tuple[Batch, Tensor] | None = None
+
+    def _install_parts(self) -> None:
+        super()._install_parts()
         if self._estimates:
             self.args.check_estimator()
 

@@ -35,7 +35,7 @@ class _ToyTextEnv:
         try:
             import gymnasium
         except ImportError as error:
-            raise missing("gymnasium", "gymnasium") from error
+            raise missing("gymnasium") from error
         self._env: Any = gymnasium.make(self._game, max_episode_steps=max_steps, **options)
         self._opening = self._rules if rules is None else rules
         self._invalid_reward = float(invalid_reward)

@@ -76,7 +76,7 @@ class _Session:
             try:
                 from openenv.core import GenericEnvClient
             except ImportError as error:
-                raise missing("openenv", "openenv") from error
+                raise missing("openenv") from error
             return GenericEnvClient(base_url=source)
         # A class has the attribute `reset` too, but is there to be called.
         is_factory = isinstance(source, type) or not hasattr(source, "reset")

@@ -49,7 +49,7 @@ class TextArenaEnv:
             try:
                 import textarena
             except ImportError as error:
-                raise missing("textarena", "textarena") from error
+                raise missing("textarena") from error
             self._env: Any = textarena.make(f"{game}-raw", **options)
         self._invalid_reward = float(invalid_reward)
         self._is_running = False

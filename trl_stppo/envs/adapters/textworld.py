@@ -87,7 +87,7 @@ class TextWorldEnv:
         try:
             import textworld
         except ImportError as error:
-            raise missing("textworld", "textworld") from error
+            raise missing("textworld") from error
         if game == self._loaded:
             return
         if not (game.endswith(".z8") and os.path.isfile(game)):

@@ -211,7 +211,7 @@ def _import_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise ImportError(
-            "dense retrieval needs faiss: pip install 'trl-stppo[dense]', or search by words with "
+            "dense retrieval needs faiss: pip install faiss-cpu, or search by words with "
             "an index of kind bm25."
         ) from error
     return faiss
@@ -222,7 +222,7 @@ def _sentence_encoder(name: str) -> Encode:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ImportError(
-            f"the encoder {name!r} needs sentence-transformers: pip install 'trl-stppo[dense]', or "
+            f"the encoder {name!r} needs sentence-transformers: pip install sentence-transformers, or "
             "pass a callable as encode."
         ) from error
     model = SentenceTransformer(name)

@@ -1,0 +1,43 @@
+"""Names that flags give of models and of data: paths here are told from names on the Hub.
+
+What looks like a path and is none is refused before the Hub is asked for it, which takes half a minute
+where there is no network.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Endings of files with rows -> the loader that datasets has for them.
+ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name can only be meant as a path: `./agent`, `runs/agent`, `a/b/c`, `rows.jsonl`."""
+    first, slash, _ = name.partition("/")
+    return (
+        name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or Path(name).suffix in ROWS
+        or (bool(slash) and (first == "runs" or Path(first).is_dir()))
+    )
+
+
+def check_name(flag: str, name: str | None, fix: str = "Check the path") -> None:
+    """Refuse a path that is not there.
+
+    Args:
+        flag: that gives the name.
+        name: of a file, of a folder, or on the Hub.
+        fix: what to do, without a full stop.
+
+    Raises:
+        FileNotFoundError: it looks like a path, and nothing is there.
+    """
+    if name is None or Path(name).exists() or not looks_like_path(name):
+        return
+    where = "" if Path(name).is_absolute() else f", seen from {Path.cwd()}"
+    raise FileNotFoundError(
+        f"`{flag}={name}` is no file or folder here{where}, and looks like a path rather than a name on "
+        f"the Hub. {fix}."
+    )

@@ -53,8 +53,8 @@ def install(kind: str, folder: Path, options: argparse.Namespace) -> tuple[Path,
         words += ["-c", "constraints-oldest.txt"]
     if options.pre:
         words.append("--pre")
-    # The package along, so that its own ranges count; the tests read the sources of the checkout.
-    return python, status or run([*words, "setuptools>=77", ".[test]"])
+    # The package along, so that its own ranges count, and by its sources, which scripts import too.
+    return python, status or run([*words, "setuptools>=77", "-e", ".[test]"])
 
 
 def check(python: Path, options: argparse.Namespace) -> int:

@@ -112,12 +112,12 @@ def test_what_is_no_number_is_null(tmp_path):
 
 
 def test_a_new_run_keeps_the_log_of_the_one_before(tmp_path):
-    for step in (1, 2):
+    for step in (1, 2, 3):
         writer, at = MetricsFile(), state()
         writer.on_train_begin(Settings(str(tmp_path)), at, None)
         log(writer, at, {"a": step, "step": step})
-    assert [e["step"] for e in read_run(tmp_path).history] == [2]
-    assert [e["step"] for e in read_run(tmp_path / "metrics.previous.jsonl").history] == [1]
+    for step, name in enumerate((".previous", ".previous-2", ""), 1):
+        assert [e["step"] for e in read_run(tmp_path / f"metrics{name}.jsonl").history] == [step]
 
 
 def test_a_disk_that_is_full_costs_a_warning(tmp_path, caplog, monkeypatch):

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from transformers import TrainerCallback
 from .runs import FORMAT, METRICS_FILE
 
 logger = logging.getLogger(__name__)
-PREVIOUS = "metrics.previous.jsonl"
 
 
 class MetricsFile(TrainerCallback):
     """Appends every entry of `log_history` to `metrics.jsonl` in the output directory.
 
     A resumed run first puts back what its checkpoint knows, so that entries after it are not there
-    twice. The file of another run that began in the same folder is kept as `metrics.previous.jsonl`.
+    twice. The file of another run that began in the same folder is kept as `metrics.previous.jsonl`, or
+    `metrics.previous-2.jsonl` and so on.
     A disk that is full costs the file's rest, and a warning, not the training.
 
     Args:
@@ -45,7 +46,7 @@ class MetricsFile(TrainerCallback):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if state.global_step == 0 and path.is_file():
-                os.replace(path, path.with_name(PREVIOUS))
+                os.replace(path, _free_name(path))
             aside = path.with_suffix(".writing")
             aside.write_text(_lines([head, *state.log_history]), encoding="utf-8")
             os.replace(aside, path)
@@ -70,6 +71,13 @@ class MetricsFile(TrainerCallback):
             path,
             error,
         )
+
+
+def _free_name(path: Path) -> Path:
+    """Where an earlier run's file is kept: the first name that nothing has yet."""
+    numbers = chain([""], (f"-{number}" for number in count(2)))
+    places = (path.with_name(f"{path.stem}.previous{n}{path.suffix}") for n in numbers)
+    return next(place for place in places if not place.exists())
 
 
 def changed_settings(args: Any) -> dict[str, Any]:

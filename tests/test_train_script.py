@@ -43,10 +43,10 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     monkeypatch.setattr(train.shutil, "which", lambda program: "/bin/trl-stppo")
     tmp_path = tmp_path / "run"
     pushed = ["--push_to_hub", "true", "--hub_model_id", "me/demo"]
-    train.run([*FLAGS.split(), "--output_dir", str(tmp_path), *pushed])
+    words = [*FLAGS.split(), "--output_dir", str(tmp_path), *pushed]
+    train.run(words)
     shown = capsys.readouterr().out
-    config = "scripts/configs/demo.yaml"
-    assert f"next:\n  trl-stppo evaluate --config {config} --models {tmp_path}\n" in shown
+    assert f"next:\n  trl-stppo evaluate {' '.join(words)} --models {tmp_path}\n" in shown
     assert f"  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
     repo = local_hub.repos["me/demo"]
     assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"
@@ -56,7 +56,8 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     known = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["settings"]
     assert known["environment"].startswith("StdlibSearchEnv")
-    assert (known["model"], known["dataset"].split(",")[0]) == ("search-agent", "stdlib-search")
+    assert known["model"] == "assets/search-agent"
+    assert known["dataset"].split(",")[0] == "stdlib-search"
     log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert any("clip_bias/norm" in entry for entry in log)
     assert sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tmp_path).parameters()) > 1e5
@@ -207,14 +208,16 @@ def test_a_file_of_rows_is_the_training_split(ending, tmp_path):
         agents.load_splits(agents.AgentArguments(dataset_name=__file__))
 
 
-@pytest.mark.parametrize("name", ["./a", "/a/b", "~/a", "a/b/c", "runs/a", "docs/a", "rows.jsonl"])
+@pytest.mark.parametrize("name", ["./a", "/a/b", "~/a", "a/b/c", "runs/a", "rows.jsonl"])
 def test_paths_that_are_not_there_are_refused_without_asking_the_hub(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(FileNotFoundError, match=f"`model={name}` is no file or folder here"):
         check_name("model", name)
 
 
-@pytest.mark.parametrize("name", [None, "gpt2", "Qwen/Qwen2.5-0.5B", AGENT, "docs"])
+@pytest.mark.parametrize(
+    "name", [None, "gpt2", "Qwen/Qwen2.5-0.5B", "docs/of-an-owner", AGENT, "docs"]
+)
 def test_names_of_the_hub_and_paths_that_are_there_pass(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     check_name("model", name)

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import random
 import time
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -77,7 +78,9 @@ def test_faulty_steps(faulty, message) -> None:
         assert part in str(raised.value)
 
 
-@pytest.mark.parametrize("reward", [True, np.float64(1), np.int64(1), torch.tensor(0.5), 1])
+@pytest.mark.parametrize(
+    "reward", [True, np.float64(1), np.int64(1), torch.tensor(0.5), Decimal(1)]
+)
 def test_whatever_is_a_number_is_a_reward(reward) -> None:
     assert check_env(env_with(step=returning(reward, at=1))()) == []
 
@@ -106,6 +109,8 @@ def test_whatever_is_a_bool_is_a_flag(flag) -> None:
             lambda self, **row: row["answers"],
             r"reset raised KeyError: 'answers', and.*Fix: add 'answers' to .*rows=\[\.\.\.\]",
         ),
+        # What a table of the environment's own lacks is no column.
+        (lambda self, seed, **row: {}[str(seed)], r"reset\(.*raised KeyError: '\d'"),
         (lambda self, **row: asyncio.sleep(0), "declare reset with `async def`"),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+from dataclasses import InitVar, dataclass
 
 import pytest
 import torch
 
-from trl_stppo import PPOConfig, STPPOConfig
+from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
 
 CONFIGS = (PPOConfig, STPPOConfig)
 
@@ -185,12 +188,38 @@ def test_generations_must_still_divide_the_rollout_batch():
         ("max_turn", "STPPOConfig has no argument `max_turn`. Did you mean `max_turns`"),
         ("init_kl_coef", "It is called `kl_coef` here."),
         ("mini_batch_size", "There is none here: it follows from per_device_train_batch_size"),
+        ("lora_rank", "The trainer, ModelConfig or LoraConfig takes it"),
         ("xyzzy", "docs/configuration.md lists"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name, said):
     with pytest.raises(TypeError, match=re.escape(said)):
         STPPOConfig(output_dir="out", **{name: 1})
+
+
+class Wider(STPPOConfig):
+    """What a user may do: a constructor of one's own."""
+
+    def __init__(self, *args, mine=0, **others):
+        super().__init__(*args, **others)
+        self.mine = mine
+
+
+@dataclass
+class Wrapped(STPPOConfig):
+    mine: InitVar[int] = 0
+
+    def __post_init__(self, mine):
+        super().__post_init__()
+
+
+@pytest.mark.parametrize("cls", [Wider, Wrapped])
+def test_subclasses_may_take_more(cls):
+    options = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
+    args = cls(mine=3, **options)
+    assert copy.deepcopy(args).max_turns == pickle.loads(pickle.dumps(args)).max_turns
+    with pytest.raises(TypeError, match="max_turn"):
+        cls(max_turn=3, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have bfloat16")
@@ -202,8 +231,13 @@ def test_bfloat16_without_a_gpu_says_what_to_type():
 
 
 def test_no_generation_at_all_is_refused():
-    with pytest.raises((ValueError, ZeroDivisionError)):
+    with pytest.raises(ValueError, match="`num_generations=0`: must be 1 or more"):
         config(num_generations=0)
+
+
+def test_groups_of_one_are_not_proposed_where_groups_compare():
+    with pytest.raises(ValueError, match=r"Allowed are 3, 9\. Set num_generations=3"):
+        config(STGRPOConfig, num_generations=2, per_device_train_batch_size=9)
 
 
 # ---------------------------------------------------------------------- values

@@ -7,11 +7,13 @@ import logging
 import math
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from tests.scripted import train
+from trl_stppo.trainer.task_facts import _arguments
 from trl_stppo.watch import read_run
 from trl_stppo.watch.metrics_file import MetricsFile, changed_settings
 
@@ -48,6 +50,20 @@ def test_it_holds_the_whole_log_and_the_settings(finished):
     }
     assert "hub_token" not in run.settings
     assert "cliprange_value" not in run.settings, "what is as usual is left out"
+
+
+def test_environments_are_told_apart_and_keep_their_secrets():
+    said = {
+        _arguments(partial(dict, *args, **words))
+        for args in ((), (3,), (7,))
+        for words in (
+            *({"games": [1]}, {"games": [2]}, {"path": "runs/a/index"}, {"path": "runs/b/index"}),
+            {"api_key": "sk-1", "url": "http://x?token=sk-1"},
+        )
+    }
+    assert len(said) == 15
+    assert not any("sk-1" in words or "/" in words for words in said)
+    assert _arguments(partial(dict, 3, largest=7, mode="easy")) == "(3, largest=7, mode=easy)"
 
 
 def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_path):

@@ -96,9 +96,14 @@ def look_up(planned: Plan) -> None:
     from transformers import AutoConfig
 
     revision = planned.model_args.model_revision
-    names = (planned.model_args.model_name_or_path, planned.config.value_model_name_or_path)
-    for name in filter(None, names):
-        check_name("model", name)
+    names = {
+        "model": planned.model_args.model_name_or_path,
+        "value_model_name_or_path": planned.config.value_model_name_or_path,
+    }
+    for flag, name in names.items():
+        if name is None:
+            continue
+        check_name(flag, name)
         if known_geometry(name, revision) is None and not Path(name).exists():
             with contextlib.suppress(Exception):  # what is not to be had is not known, and said so
                 AutoConfig.from_pretrained(name, revision=revision)

@@ -19,7 +19,7 @@ def looks_like_path(name: str) -> bool:
         name.startswith((".", "/", "~"))
         or name.count("/") > 1
         or Path(name).suffix in ROWS
-        or (bool(slash) and (first == "runs" or Path(first).is_dir()))
+        or (bool(slash) and first == "runs")
     )
 
 
@@ -36,6 +36,8 @@ def check_name(flag: str, name: str | None, fix: str = "Check the path") -> None
     """
     if name is None or Path(name).exists() or not looks_like_path(name):
         return
+    if name.startswith("~"):
+        fix = "Write `~` out, which only a shell does"
     where = "" if Path(name).is_absolute() else f", seen from {Path.cwd()}"
     raise FileNotFoundError(
         f"`{flag}={name}` is no file or folder here{where}, and looks like a path rather than a name on "

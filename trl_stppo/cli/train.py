@@ -11,6 +11,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from .agents import (
     load_splits,
     parse_flags,
 )
-from .early import config_path, wants_dry_run
+from .early import wants_dry_run
 from .names import check_name
 from .objects import load_object
 from .reporting import comparison_table
@@ -67,7 +68,7 @@ def train(
     training_args: Any,
     model_args: ModelConfig,
     trainer_class: type,
-    config: str | None = None,
+    words: Sequence[str] = (),
 ) -> int:
     """Train, with the evaluations that the flags ask for around it; the exit code.
 
@@ -76,7 +77,7 @@ def train(
         training_args: of the trainer.
         model_args: of the model.
         trainer_class: of the variant.
-        config: the file that the flags are from, to be named at the end.
+        words: the command line that they are from, to be repeated at the end.
     """
     if args.dry_run:
         raise ValueError(
@@ -102,19 +103,22 @@ def train(
         if args.eval_episodes:
             comparison_table(before, after)
         print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
-        print("\n".join(["next:", *next_steps(training_args, config)]))
+        print("\n".join(["next:", *next_steps(trainer, words)]))
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=args.dataset_name)
     return 0
 
 
-def next_steps(training_args: Any, config: str | None) -> list[str]:
+def next_steps(trainer: Any, words: Sequence[str]) -> list[str]:
     """Commands to look at the run with, as they can be typed here."""
-    run = shlex.quote(str(training_args.output_dir))
-    said = [] if config is None else [f"evaluate --config {shlex.quote(config)} --models {run}"]
-    said += [f"trace {run} --open"] if training_args.trace_episodes else []
-    program = "trl-stppo" if shutil.which("trl-stppo") else f"{sys.executable} -m trl_stppo"
-    return [f"  {program} {words}" for words in (*said, f"plot {run}")]
+    run = shlex.quote(str(trainer.args.output_dir))
+    said = []
+    if words and trainer.eval_dataset is not None:  # the task as it was given, flags included
+        said.append(f"evaluate {shlex.join(words)} --models {run}")
+    said += [f"trace {run} --open"] if trainer.args.trace_episodes else []
+    python = f"{shlex.quote(sys.executable)} -m trl_stppo"
+    program = "trl-stppo" if shutil.which("trl-stppo") else python
+    return [f"  {program} {command}" for command in (*said, f"plot {run}")]
 
 
 def drawn_curves(trainer: Any) -> str:
@@ -137,4 +141,4 @@ def run(words: list[str]) -> int:
         from .dry_run import dry_run
 
         return dry_run(words)
-    return train(*parse_flags(TrainArguments, words), config_path(words))
+    return train(*parse_flags(TrainArguments, words), words)

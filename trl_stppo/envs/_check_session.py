@@ -95,7 +95,9 @@ class Session:
         except Exception as error:
             if method == "reset" and isinstance(error, KeyError) and error.args[:1]:
                 column = error.args[0]
-                if isinstance(column, str) and column not in kwargs:
+                # What the row's own texts hold was looked up in something else than the row.
+                values = " ".join(map(str, kwargs.values()))
+                if isinstance(column, str) and column not in kwargs and column not in values:
                     what = f"{type(env).__name__}.reset raised KeyError: {column!r}"
                     raise lacks(what, [column], kwargs) from error
             shown = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]

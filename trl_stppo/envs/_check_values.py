@@ -1,6 +1,7 @@
 """What an environment may return, checked value by value."""
 
 import math
+from decimal import Decimal
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def check_number(name: str, value: Any) -> float:
     # Arrays and tensors of one element are numbers to `float`; so are texts, which are not rewards.
     number = math.nan
     is_scalar = hasattr(value, "item") and not isinstance(value, str | bytes | complex)
-    if isinstance(value, Real) or is_scalar:
+    if isinstance(value, Real | Decimal) or is_scalar:
         try:
             number = float(value)
         except (TypeError, ValueError):

@@ -80,8 +80,6 @@ def fenced(text: str, language: str = "", limit: int | None = None) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are Markdown already; empty without rows."""
     # In a cell a bar ends the cell, in code too.
-    cells = ([_BAR.sub(r"\\|", cell) for cell in row] for row in rows)
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    if not lines:
-        return ""
-    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])
+    cells = ([_BAR.sub(r"\\|", cell) for cell in row] for row in (head, *rows))
+    first, *lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return "\n".join([first, "|" + "---|" * len(head), *lines]) if lines else ""

@@ -43,12 +43,7 @@ def split_environments(
     probes: dict[str | None, Any] = {}
     for name, factory in factories.items():
         if not callable(factory):
-            kind = type(factory).__name__
-            raise ValueError(
-                f"`environment_factory` is or holds a {kind}, but every episode of a batch needs an "
-                f"environment of its own. Pass the class, {kind}, or functools.partial({kind}, ...) with its "
-                f"arguments."
-            )
+            raise ValueError(_no_factory(factory))
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
             raise ValueError(
@@ -145,3 +140,15 @@ def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
             run_async(result)
     except Exception as error:
         logger.warning("%s.close raised %r", type(env).__name__, error)
+
+
+def _no_factory(given: Any) -> str:
+    kind = type(given).__name__
+    what = repr(given) if isinstance(given, str) else f"a {kind}"
+    said = f"`environment_factory` is or holds {what}"
+    if not callable(getattr(given, "reset", None)):
+        return f"{said}, which makes no environment. Pass a class, or a function that returns an environment."
+    return (
+        f"{said}, but every episode of a batch needs an environment of its own. Pass the class, {kind}, "
+        f"or functools.partial({kind}, ...) with its arguments."
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ..wording import proposal
+import torch
+
+from ..wording import RENAMED, proposal
 
 if TYPE_CHECKING:
     from .ppo_config import PPOConfig
@@ -17,13 +19,19 @@ class KnownNames:
     """Refuses unknown arguments of a dataclass by what they may have been meant to be."""
 
     def __new__(cls, *args: Any, **given: Any) -> KnownNames:
-        """Look at the names; the rest is `__init__`'s."""
-        known = [spec.name for spec in fields(cls) if spec.init]  # type: ignore[arg-type]
+        """Look at the names; the rest is `__init__`'s, which a subclass may have written itself."""
+        known = inspect.signature(cls.__init__).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         for name in given:
-            if name not in known:
+            if name not in known and not takes_any:
                 advice = (
                     proposal(name, known) or "docs/configuration.md lists those that there are."
                 )
+                if name in RENAMED and RENAMED[name] not in known:
+                    advice = (
+                        "The trainer, ModelConfig or LoraConfig takes it; on the command line it is "
+                        f"`--{RENAMED[name]}`."
+                    )
                 raise TypeError(f"{cls.__name__} has no argument `{name}`. {advice}")
         return super().__new__(cls)
 
@@ -31,25 +39,35 @@ class KnownNames:
 @contextmanager
 def explained(config: PPOConfig) -> Iterator[None]:
     """Say what upstream refuses in terms of what was set, and with what to type instead."""
+    if config.num_generations is not None and config.num_generations < 1:
+        raise ValueError(f"`num_generations={config.num_generations}`: must be 1 or more.")
     try:
         yield
     except ValueError as error:
         text = str(error)
         if "support bf16" in text:
-            raise ValueError(
-                "`bf16=True` (the default) needs a GPU with bfloat16, and there is none here. On a CPU: "
-                "`--use_cpu true --bf16 false` (YAML: `use_cpu: true` and `bf16: false`; Python: "
-                "use_cpu=True, bf16=False)."
-            ) from error
+            raise ValueError(_no_bf16(config)) from error
         if "must be divisible by num_generations" in text:
             raise ValueError(_wrong_groups(config)) from error
         raise
 
 
+def _no_bf16(config: PPOConfig) -> str:
+    name = "bf16" if config.bf16 else "bf16_full_eval"
+    said = f"`{name}=True`{' (the default)' if config.bf16 else ''} needs a GPU with bfloat16"
+    if torch.cuda.is_available():
+        return f"{said}, which this one lacks: `--{name} false` computes in float32."
+    return (
+        f"{said}, and there is none here. On a CPU: `--use_cpu true --{name} false` (YAML: `use_cpu: "
+        f"true` and `{name}: false`; Python: use_cpu=True, {name}=False)."
+    )
+
+
 def _wrong_groups(config: PPOConfig) -> str:
     rows, steps = config.per_device_train_batch_size, config.steps_per_generation
     episodes, group = int(config.generation_batch_size or 0), config.num_generations or 1
-    allowed = [n for n in range(1, episodes + 1) if episodes % n == 0]
+    least = 1 if type(config).num_generations == 1 else 2  # groups compare their members
+    allowed = [n for n in range(least, episodes + 1) if episodes % n == 0]
     nearest = min(allowed, key=lambda n: abs(n - group))
     return (
         f"`num_generations={group}` does not divide the {episodes} episodes of a rollout batch "

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 # What `datasets` calls rows that it has read from files; says how, not which.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
+_SECRET = re.compile("(key|token|secret|password)$", re.IGNORECASE)
+_WORD = re.compile(r"[\w.-]{1,24}")
 
 
 def task_facts(trainer: PPOTrainer) -> dict[str, str]:
@@ -26,7 +31,7 @@ def task_facts(trainer: PPOTrainer) -> dict[str, str]:
         trainer: that is about to train.
 
     Returns:
-        For each a name without folders: where something lies tells nobody what it is.
+        For each a name, without the folders that lead there and without secrets.
     """
     return {
         "model": _model(trainer.accelerator.unwrap_model(trainer.model)),
@@ -37,7 +42,8 @@ def task_facts(trainer: PPOTrainer) -> dict[str, str]:
 
 def _model(model: Any) -> str:
     named = get_config_model_id(model.config) or ""
-    return PurePath(named).name or type(model).__name__
+    # Two parts, as on the Hub: of `runs/a/checkpoint-100` one would not tell.
+    return "/".join(PurePath(named).parts[-2:]) or type(model).__name__
 
 
 def _environment(trainer: PPOTrainer) -> str:
@@ -56,12 +62,20 @@ def _environment(trainer: PPOTrainer) -> str:
 
 
 def _arguments(factory: Any) -> str:
-    """`(largest=7)` of a `functools.partial`; of paths the last part."""
+    """`(largest=7)` of a `functools.partial`; what is long or has folders by a short digest alone."""
     if not isinstance(factory, functools.partial):
         return ""
-    plain = {k: v for k, v in factory.keywords.items() if isinstance(v, (str, int, float))}
-    shown = (f"{k}={PurePath(v).name if isinstance(v, str) else v}" for k, v in plain.items())
-    return f"({', '.join(shown)})" if plain else ""
+    words = [_short(value) for value in factory.args]
+    words += [f"{k}={_short(v)}" for k, v in factory.keywords.items() if not _SECRET.search(k)]
+    return f"({', '.join(words)})" if words else ""
+
+
+def _short(value: Any) -> str:
+    """The value where it is a number or a word, else what tells it from others without saying it."""
+    if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
+        return str(value)
+    text = json.dumps(value, skipkeys=True, default=lambda other: type(other).__name__)
+    return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def _dataset(trainer: PPOTrainer) -> str:

@@ -47,7 +47,7 @@ class MetricsFile(TrainerCallback):
             path.parent.mkdir(parents=True, exist_ok=True)
             if state.global_step == 0 and path.is_file():
                 os.replace(path, _free_name(path))
-            aside = path.with_suffix(".writing")
+            aside = path.with_name(f".{path.name}.writing")
             aside.write_text(_lines([head, *state.log_history]), encoding="utf-8")
             os.replace(aside, path)
             self._path = path

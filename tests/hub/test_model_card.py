@@ -7,7 +7,7 @@ import math
 import re
 
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 from markdown_it import MarkdownIt
 
 from tests.fakes import CountEnv
@@ -72,7 +72,7 @@ def test_a_block_of_code_ends_where_it_should():
 
 
 def test_a_table_keeps_its_cells():
-    html = rendered(table(["a", "b"], [[code("x|y`|"), escaped("p|q\nr")]]))
+    html = rendered(table(["a|z", "b"], [[code("x|y`|"), escaped("p|q\nr")]]))
     assert html.count("<td>") == 2
     assert "x|y`|" in html
     assert plain("a\n\tb  c", 4) == "a b…"
@@ -218,6 +218,42 @@ def test_only_a_trainers_card_is_overwritten(hub, tmp_path, caplog, text, writte
     assert (path.read_text() == text) is not written
     assert hub.repos[REPO].files["README.md"].decode() == path.read_text()
     assert caplog.text.count(f"`{path}` was not written by a trainer") == (not written)
+
+
+def test_a_form_counts_as_no_card_until_somebody_fills_it_in(tmp_path):
+    path = tmp_path / "README.md"
+    form = str(ModelCard.from_template(ModelCardData(library_name="peft")))
+    form += "\n### Framework versions\n\n- PEFT 0.21.2"
+    path.write_text(form)
+    assert cards.may_be_written(tmp_path)
+    mine = form.replace("[More Information Needed]", "My words.", 1)
+    for text in (mine, "---\nlicense: mit\n---\n# Model Card for Model ID\n\nMy words.\n"):
+        path.write_text(text)
+        assert not cards.may_be_written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_text("half"), lambda path: path.unlink()]
+)
+def test_a_card_gets_its_words_back_when_saving_fails(damage, tmp_path, monkeypatch):
+    path = tmp_path / "README.md"
+    path.write_text("My words.\n")
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    def save():
+        with cards.kept(tmp_path):
+            damage(path)
+            monkeypatch.setattr("builtins.open", full)
+            monkeypatch.setattr("io.open", full)
+            full()
+
+    with pytest.raises(OSError, match="No space left"):
+        save()
+    monkeypatch.undo()
+    assert path.read_text() == "My words.\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_last_evaluation_is_the_one_that_counts():

@@ -119,14 +119,17 @@ def test_changed_settings_are_named(finished, tmp_path, caplog):
     )
 
 
-def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path):
-    """The newest one lacks a file, so that the one before it continues the run."""
+def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path, caplog):
+    """The newest one lacks a file, so that the one before it continues the run, with or without texts."""
     source, reference = finished
     folder = tmp_path / "copy"
     shutil.copytree(source, folder)
     (folder / "checkpoint-6" / "critic" / "value_head.safetensors").unlink()
+    texts = run_state.episodes_file(folder / "checkpoint-5", 0)
+    texts.write_bytes(texts.read_bytes()[:-50])
     trainer = build(folder)
     trainer.train(resume_from_checkpoint=True)
+    assert f"`{texts}` cannot be read" in caplog.text
     theirs = weights(reference)
     assert all(torch.equal(w, theirs[n]) for n, w in weights(trainer).items())
     assert checkpoint_files.complaint(folder / "checkpoint-6") is None, "written again"

@@ -21,6 +21,8 @@ from trl_stppo.trainer.checkpoint_files import (
     publish,
     seal,
     tidy,
+    to_resume,
+    warn_of_earlier_run,
 )
 
 
@@ -136,6 +138,25 @@ def test_damage_is_named_and_the_one_before_is_taken(damage, message, tmp_path, 
     shutil.rmtree(tmp_path / "checkpoint-2")
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         last_complete(tmp_path)
+
+
+def test_a_download_that_broke_off_is_no_checkpoint_for_auto(tmp_path, caplog):
+    folder = tmp_path / checkpoint_files.LAST_CHECKPOINT
+    write(folder)  # before the manifest came
+    assert to_resume(tmp_path, "auto") is None
+    assert f"one from which no run can go on. `{folder}` has no {MANIFEST}" in caplog.text
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        to_resume(tmp_path, True)
+    caplog.clear()
+    warn_of_earlier_run(tmp_path)
+    assert "(newest checkpoint last-checkpoint, step unknown)" in caplog.text
+    assert "resume_from_checkpoint=True" not in caplog.text, "it would be refused"
+    seal(folder, {"global_step": 5})
+    assert to_resume(tmp_path, "auto") == folder
+    (folder / "model.safetensors").unlink()
+    assert to_resume(tmp_path, "auto") is None
+    save(tmp_path, 2)
+    assert to_resume(tmp_path, "auto") == tmp_path / "checkpoint-2"
 
 
 def test_no_folder_at_all(tmp_path):

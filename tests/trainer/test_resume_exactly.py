@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextvars import ContextVar
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
+from transformers.integrations import TrackioCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
@@ -115,6 +118,41 @@ def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, tmp_path):
     assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
 
 
+class FakeTrackio(TrackioCallback):
+    """Notes which runs are opened, each until it is finished."""
+
+    def __init__(self):
+        self._initialized, self.opened, run = False, [], ContextVar("run", default=None)
+        finish = lambda: (self.opened.append("finished"), run.set(None))  # noqa: E731
+        self._trackio = SimpleNamespace(
+            context_vars=SimpleNamespace(current_run=run), finish=finish
+        )
+
+    def setup(self, args, state, model, **kwargs):
+        self.opened.append(args.run_name[-8:])
+        self._trackio.context_vars.current_run.set(SimpleNamespace(name=args.run_name))
+        self._initialized, args.report_to = True, []  # TRL would look for the package
+
+    on_log = on_train_end = TrainerCallback.on_log
+
+
+def _check_names_of_evaluations(build_again, resumed):
+    """Before a run goes on, and where nobody has said yet that it will."""
+    for wanted in (None, "auto"):
+        trainer, trackio = build_again(2), FakeTrackio()
+        trainer.callback_handler.callbacks.insert(0, trackio)
+        trainer.args.resume_from_checkpoint = wanted
+        trainer.evaluate(numbered_rows(1))
+        trainer.args.report_to = ["trackio"]
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer._run_name[:8] == resumed
+        if wanted:
+            assert trackio.opened == [resumed]
+        else:
+            assert trackio.opened[1:] == ["finished", resumed]
+            assert trackio.opened[0] != resumed
+
+
 def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     """`_step` and the buffer of a run that was stopped half-way are gone."""
     (tmp_path / "notes.txt").write_text("no run")
@@ -153,6 +191,7 @@ def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     assert onward._run_name == other._run_name != first
     assert names == [f"{tmp_path.name}-{other._run_name[:8]}"] * 2, "trackio goes on with its run"
     assert other.args.run_name is None
+    _check_names_of_evaluations(build_again, other._run_name[:8])
     assert caplog.text.count("holds an earlier run") == 1
     for folder in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(folder)

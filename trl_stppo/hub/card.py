@@ -6,12 +6,13 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
 from . import sections
 from .facts import CardFacts
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 CARD = "README.md"
 PICTURE = "assets/curves.png"
 GENERATED = "generated_from_trainer"  # upstream's tag on every card that it writes
-BLANK = "# Model Card for Model ID"  # the form that PEFT leaves beside an adapter
+# What PEFT adds to the Hub's form for cards, which it leaves beside an adapter.
+ADDED_TO_FORM = re.compile(r"### Framework versions|- PEFT \S+")
 # Figures that say how a run went; without two of them there is no curve to draw.
 CURVES = ("episode/score", "episode/success_rate", "reward", "loss")
 
@@ -34,22 +36,37 @@ def may_be_written(folder: Path) -> bool:
     if not path.exists():
         return True
     try:
-        if BLANK in path.read_text(encoding="utf-8"):
+        header = metadata_load(path)
+        if not header:  # every program writes one
+            return False
+        tags = header.get("tags")
+        if isinstance(tags, list) and GENERATED in tags:
             return True
-        tags = (metadata_load(path) or {}).get("tags")
+        return _is_blank(ModelCard.load(path).text)
     except Exception:  # whatever is wrong with its header, somebody has written it
         return False
-    return isinstance(tags, list) and GENERATED in tags
+
+
+def _is_blank(text: str) -> bool:
+    """Whether a card is the form that nobody has filled in."""
+    form = set(ModelCard.from_template(ModelCardData()).text.splitlines())
+    lines = [line for line in text.splitlines() if line.strip()]
+    return bool(lines) and all(line in form or ADDED_TO_FORM.fullmatch(line) for line in lines)
 
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
     """Give a user's card back its words: PEFT adds its own to any that is there when it saves."""
-    path = folder / CARD
-    words = None if may_be_written(folder) else path.read_bytes()
-    yield
-    if words is not None and path.read_bytes() != words:
-        path.write_bytes(words)
+    if may_be_written(folder):
+        yield
+        return
+    path = (folder / CARD).resolve()
+    aside = path.with_name(f"_{CARD}")  # upstream leaves out of an upload what begins like this
+    shutil.copy2(path, aside)  # now: there may be no room for it when saving has failed
+    try:
+        yield
+    finally:
+        os.replace(aside, path)
 
 
 def improve(folder: Path, facts: CardFacts, *, draw: bool = True) -> None:

@@ -221,19 +221,24 @@ def warn_of_earlier_run(run_dir: Path) -> None:
     found = with_downloaded(run_dir)
     if not found and not (run_dir / METRICS_FILE).is_file():
         return
-    holds, goes_on = METRICS_FILE, ""
+    holds, goes_on = METRICS_FILE, "To keep it, set"
     if found:
-        with suppress(CheckpointError):
-            holds = f"step {read_manifest(found[-1])['global_step']}"
-        holds = f"newest checkpoint {found[-1].name}, {holds}"
+        holds = f"newest checkpoint {found[-1].name}, step {_step(found[-1])}"
+    if any(complaint(folder) is None for folder in found):
         goes_on = "To go on with it, pass resume_from_checkpoint=True; to keep it, set"
     logger.warning(
         "`output_dir=%r` holds an earlier run (%s), and this one begins at step 0. It overwrites the "
         "model, checkpoints of the same steps and recorded episodes; the other checkpoints stay until "
-        "`save_total_limit` deletes them, and the log is kept as metrics.previous.jsonl. %s another "
+        "`save_total_limit` deletes them, and the log is kept as metrics.previous*.jsonl. %s another "
         "output_dir.",
-        str(run_dir), holds, goes_on or "To keep it, set",
+        str(run_dir), holds, goes_on,
     )  # fmt: skip
+
+
+def _step(folder: Path) -> Any:
+    with suppress(CheckpointError):
+        return read_manifest(folder).get("global_step", "unknown")
+    return "unknown"
 
 
 def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
@@ -250,7 +255,7 @@ def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
         CheckpointError: it is not there, or not whole.
     """
     wanted = as_meant(wanted)
-    if not wanted or (wanted == "auto" and not with_downloaded(run_dir)):
+    if not wanted or (wanted == "auto" and not checkpoints(run_dir) and _no_download(run_dir)):
         return None
     if wanted is True or wanted == "auto":
         return last_complete(run_dir, wanted)
@@ -261,6 +266,19 @@ def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
     if problem is not None:
         raise CheckpointError(problem)
     return folder
+
+
+def _no_download(run_dir: Path) -> bool:
+    """Whether there is none, or only one that has broken off or is not ours, which is said then."""
+    folder = run_dir / LAST_CHECKPOINT
+    problem = complaint(folder)
+    if problem is not None and folder.is_dir():
+        logger.warning(
+            "resume_from_checkpoint='auto' begins a new run at step 0: there is no checkpoint but one from "
+            "which no run can go on. %s",
+            problem,
+        )
+    return problem is not None
 
 
 def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:

@@ -16,7 +16,7 @@ from ..hub.settings import CRITIC_FOLDER
 from ..models.critic import SharedCritic
 from . import checkpoint_files, run_state
 from .engines import CriticOptimizer
-from .reporting import named_run
+from .reporting import close_other_run, named_run
 from .update_phase import ActorCriticUpdate
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class RunStateCallback(TrainerCallback):
         if not run_state.state_file(folder, process).is_file():
             process = 0  # fewer processes wrote it, at the end of a rollout batch
         self.saved = _loaded(run_state.state_file(folder, process))
-        episodes = run_state.episodes_file(folder, process)
-        self._episodes = _loaded(episodes) if episodes.is_file() else {}
+        self._episodes = run_state.load_episodes(folder, process)
         self._passes, self._pass_start = self.saved["passes"] - 1, self.saved["pass_start"]
 
     def place_in_stream(self) -> tuple[int, int]:
@@ -133,7 +132,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
 
         Args:
             resume_from_checkpoint: folder of a checkpoint; True for the newest complete one in
-                `output_dir`; "auto" for the same, or a new run where there is none.
+                `output_dir`; "auto" for the same, or a new run where none has been written.
             *args: as `transformers.Trainer.train` takes them.
             **kwargs: likewise.
 
@@ -157,6 +156,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self._resume_folder = self._last_checkpoint = folder
         self._run_state.read(folder)
         with named_run(self.args, self._run_name):
+            close_other_run(self.args, self.callback_handler.callbacks)
             output = super().train(None if folder is None else str(folder), *args, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
 

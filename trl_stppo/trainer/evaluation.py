@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from . import plan, rollout_engine
+from . import plan, rollout_engine, run_state
 from ._trl import open_trackio
 from .evaluation_figures import EvaluationRun, PlayedEpisode
 from .evaluation_rows import COLUMN, Name, named_rows, take_names
@@ -31,7 +31,6 @@ class AgentEvaluation(ActorCriticUpdate):
 
     num_generations_eval: int
     vllm_importance_sampling_correction: bool
-    _run_name: str
 
     def _init_evaluation(self) -> None:
         self._run: EvaluationRun | None = None
@@ -64,8 +63,7 @@ class AgentEvaluation(ActorCriticUpdate):
         """
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
-        with named_run(self.args, self._run_name):
-            open_trackio(self)
+        self._open_trackio()
         outer, self._eval_prefix = self._eval_prefix, metric_key_prefix
         try:
             with undisturbed(self):
@@ -75,10 +73,13 @@ class AgentEvaluation(ActorCriticUpdate):
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's, on a test dataset: the figures are in its `metrics`, named `test_...`."""
-        with named_run(self.args, self._run_name):
-            open_trackio(self)
+        self._open_trackio()
         with undisturbed(self):
             return super().predict(*args, **kwargs)
+
+    def _open_trackio(self) -> None:
+        with named_run(self.args, run_state.name_to_report(self)):
+            open_trackio(self)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Upstream's loader, of one entry per episode that knows its row and repetition."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
+from transformers.integrations import TrackioCallback
 from transformers.utils import is_in_notebook
 
 if TYPE_CHECKING:
@@ -69,6 +70,20 @@ def named_run(args: PPOConfig, run: str) -> Iterator[None]:
         yield
     finally:
         args.run_name = given
+
+
+def close_other_run(args: PPOConfig, callbacks: list[Any]) -> None:
+    """Have trackio close what it has open under another name than `args.run_name`.
+
+    An evaluation before the training opens it, when nobody may know yet which run goes on.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, TrackioCallback) or not callback._initialized:
+            continue
+        run = callback._trackio.context_vars.current_run.get()
+        if run is not None and args.run_name not in (None, run.name):
+            callback._trackio.finish()
+            callback._initialized = False  # so that it opens the right one when training begins
 
 
 class LoggableFigures(TrainerCallback):

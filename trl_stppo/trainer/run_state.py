@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..hub.pushing import EPISODES
 from ..models.critic import SeparateCritic
+from . import checkpoint_files
 from .engines import engine_name, is_sharded
 
 if TYPE_CHECKING:
@@ -66,8 +68,25 @@ def collect_episodes(trainer: PPOTrainer) -> dict[str, Any]:
     return {"logs": plain(logs), "trace": plain(trainer._trace.state_dict())}
 
 
+def load_episodes(folder: Path, process: int) -> dict[str, Any]:
+    """What `collect_episodes` took; nothing where it is not there or damaged, as no weight needs it."""
+    path = episodes_file(folder, process)
+    if not path.is_file():
+        return {}
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of several kinds, for a file that is cut off
+        logger.warning(
+            "`%s` cannot be read (%s: %s). The run goes on without it: texts that were not logged yet and "
+            "what was recorded of an open update are lost, and nothing else.",
+            path, type(error).__name__, error,
+        )  # fmt: skip
+        return {}
+    return state
+
+
 def restore_episodes(trainer: PPOTrainer, state: dict[str, Any]) -> None:
-    """Put back what `collect_episodes` took; nothing of it in a checkpoint that came from the Hub."""
+    """Put back what `load_episodes` found; nothing in a checkpoint that came from the Hub."""
     for key, entries in state.get("logs", {}).items():
         if isinstance(entries, dict):
             for name, values in entries.items():
@@ -110,6 +129,17 @@ def _to(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------- which runs
+
+
+def name_to_report(trainer: PPOTrainer) -> str:
+    """The run's name; before the training, that of the run which its settings say will go on."""
+    wanted = trainer.args.resume_from_checkpoint
+    if wanted and not trainer._has_trained:
+        with suppress(CheckpointError):  # `train` will say what is wrong
+            folder = checkpoint_files.to_resume(Path(trainer.args.output_dir), wanted)
+            if folder is not None:
+                return str(checkpoint_files.read_manifest(folder).get("run") or trainer._run_name)
+    return trainer._run_name
 
 
 def about(trainer: PPOTrainer) -> dict[str, Any]:

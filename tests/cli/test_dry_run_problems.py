@@ -136,9 +136,20 @@ def test_rows_without_a_prompt_are_found(dry_run, tmp_path):
     assert code == 1
     assert "neither `prompt`" in shown
     plain = ("--eval_episodes", "0", "--per_device_train_batch_size", "1")
-    code, shown = dry_run("--config", DEMO, "--dataset_name", str(tmp_path), *plain)
+    env = ("--environment", "tests.check_env_cases:Clean", "--environment_kwargs", "{}")
+    code, shown = dry_run("--config", DEMO, "--dataset_name", str(tmp_path), *plain, *env)
     assert code == 0, "the environment may have the task"
     assert "note: `train_dataset` has the columns ['text'] and no `prompt`: the model" in shown
+
+
+def test_environments_that_break_their_contract_are_found(dry_run, tmp_path):
+    """By the words of `env check`, before anything is loaded."""
+    plain = ("--eval_episodes", "0", "--per_device_train_batch_size", "1")
+    Dataset.from_dict({"prompt": ["a"] * 64}).to_parquet(str(tmp_path / "train.parquet"))
+    code, shown = dry_run("--config", DEMO, "--dataset_name", str(tmp_path), *plain)
+    assert code == 1
+    assert "PROBLEM: StdlibSearchEnv.reset" in shown
+    assert "answers is None" in shown
 
 
 def test_packages_that_are_missing_are_named(dry_run, monkeypatch):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,8 @@ from typing import Any
 import torch
 from trl import get_peft_config, get_quantization_config
 
-from ..errors import CheckpointError
+from ..envs.check import check_env
+from ..errors import CheckpointError, EnvironmentContractError
 from ..hub.loading import load_tokenizer
 from ..trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
 from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
@@ -122,7 +125,8 @@ def look(run: Plan, found: Findings) -> None:
     for problem, elsewhere in missing_packages(run):
         (found.notes if elsewhere else found.problems).append(problem)
     found.check(check_output, Path(run.config.output_dir))
-    found.check(check_resume, run.config)
+    with found.warnings_of(checkpoint_files.logger):
+        found.check(check_resume, run.config)
     held_out = find_data(run, found)
     rewards = found.check(check_rewards, run, default=[])
     check_models(run, rewards, found)
@@ -150,11 +154,26 @@ def check_task(run: Plan, held_out: Any, rewards: Any, counter: Any, found: Find
             "Nothing pays a reward: `environment=none` without `reward_funcs`. Name one as module:name."
         )
     if run.train is not None:
+        check_episodes(factory, run.train, found)
         with found.warnings_of(plan.logger):
             found.check(plan.check_dataset, run.train, config, rollout)
             found.check(plan.check_eval_dataset, held_out, rollout)
         found.check(check_best_metric, config, held_out)
     return rollout
+
+
+def check_episodes(factory: Any, rows: Any, found: Findings) -> None:
+    """Play two rows as `env check` does, which says most clearly what an environment does wrong."""
+    if factory is None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            check_env(factory, list(islice(rows, 2)))
+        except EnvironmentContractError as error:
+            # Who is not reached from here may be from where the run will be.
+            elsewhere = isinstance(error.__cause__, OSError)
+            (found.notes if elsewhere else found.problems).append(str(error))
 
 
 def check_rewards(run: Plan) -> list[Any]:
@@ -227,7 +246,8 @@ def check_resume(config: Any) -> None:
     """Refuse a checkpoint that is not there, or not whole."""
     run_dir = Path(config.output_dir)
     try:
-        checkpoint_files.to_resume(run_dir, config.resume_from_checkpoint)
+        if checkpoint_files.to_resume(run_dir, config.resume_from_checkpoint) is None:
+            checkpoint_files.warn_of_earlier_run(run_dir)
     except CheckpointError:
         if not checkpoint_files.unpublished(run_dir):  # `train` puts those in place first
             raise

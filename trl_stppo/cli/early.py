@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from .usage import UsageError
 
 TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
 
@@ -23,6 +26,15 @@ def quieten(words: Sequence[str]) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     if wants_dry_run(words):
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def check_config(words: Sequence[str]) -> None:
+    """Refuse a file that is not there before seconds of imports; two of them are the parser's."""
+    path = config_path(words)
+    times = sum(word.partition("=")[0] == "--config" for word in words)
+    if path is not None and times == 1 and not Path(path).exists():
+        reason = os.strerror(errno.ENOENT)
+        raise UsageError(f"`--config {path}` cannot be read: {reason}. Check the path.")
 
 
 def wants_dry_run(words: Sequence[str]) -> bool:

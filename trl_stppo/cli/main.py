@@ -98,8 +98,9 @@ def _run(command: str, words: list[str], *, launches: bool) -> int:
         return 0
     if command in PARSED:
         return _run_parsed(command, words)
-    from .early import quieten
+    from .early import check_config, quieten
 
+    check_config(words)
     quieten(words)
     module = importlib.import_module(MODULES[command])
     if whole:

@@ -21,6 +21,7 @@ from ..models.memory import FITS, GIB, Setup, estimate, make_setup
 from .agent_models import local_config, model_options
 from .agents import TrainArguments
 from .launches import Launch
+from .names import looks_like_path
 
 # Bytes of an element; whatever else a checkpoint may be loaded in counts as float32.
 DTYPES = {"bfloat16": 2, "float16": 2}
@@ -178,6 +179,9 @@ def _download_rows(run: Plan) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys(n for n in names if n):
         if Path(name).exists():
             yield name, "here"
+            continue
+        if looks_like_path(name):
+            yield name, "not found"
             continue
         shape = known_geometry(name, model_args.model_revision)
         size = "size not known" if shape is None else f"about {2 * shape.parameters / GIB:.1f} GiB"

@@ -99,22 +99,24 @@ def train(
     trainer.save_model(_internal_call=training_args.push_to_hub)
     if trainer.accelerator.is_main_process:
         trainer.state.save_to_json(str(output_dir / "trainer_state.json"))
-        (output_dir / "evaluation.json").write_text(json.dumps({"before": before, "after": after}))
         if args.eval_episodes:
+            found = {"before": before, "after": after}
+            (output_dir / "evaluation.json").write_text(json.dumps(found))
             comparison_table(before, after)
         print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
-        print("\n".join(["next:", *next_steps(trainer, words)]))
+        steps = next_steps(trainer, words, str(model_args.model_name_or_path))
+        print("\n".join(["next:", *steps]))
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=args.dataset_name)
     return 0
 
 
-def next_steps(trainer: Any, words: Sequence[str]) -> list[str]:
+def next_steps(trainer: Any, words: Sequence[str], base: str) -> list[str]:
     """Commands to look at the run with, as they can be typed here."""
-    run = shlex.quote(str(trainer.args.output_dir))
-    said = []
+    run, said = shlex.quote(str(trainer.args.output_dir)), []
     if words and trainer.eval_dataset is not None:  # the task as it was given, flags included
-        said.append(f"evaluate {shlex.join(words)} --models {run}")
+        models = f"{shlex.quote(base)} {run}"
+        said.append(f"evaluate {shlex.join(words)} --models {models}  # on all held-out rows")
     said += [f"trace {run} --open"] if trainer.args.trace_episodes else []
     python = f"{shlex.quote(sys.executable)} -m trl_stppo"
     program = "trl-stppo" if shutil.which("trl-stppo") else python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import uuid
 from pathlib import Path
@@ -22,6 +23,7 @@ from .update_phase import ActorCriticUpdate
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
+logger = logging.getLogger(__name__)
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
 REFERENCE = "reference.pt"
 STALE_POLICIES = "stale_policies.pt"
@@ -72,6 +74,13 @@ class RunStateCallback(TrainerCallback):
             trainer._step, trainer._buffered_inputs = 0, None
             trainer._stale.load_state_dict([])
             return
+        if state.global_step >= state.max_steps:
+            logger.warning(
+                "%s is of step %s, and this run ends with step %s: there is nothing left to train. To train "
+                "on, raise total_episodes (or max_steps, num_train_epochs); for a new run, choose another "
+                "output_dir.",
+                folder, state.global_step, state.max_steps,
+            )  # fmt: skip
         run_state.restore(trainer, saved)
         run_state.restore_episodes(trainer, self._episodes)
         if trainer._critic_optimizer is not None:

@@ -7,6 +7,7 @@ never stop a run, so `announce` swallows whatever goes wrong here.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
+# Parameters up to which a second thread of a CPU costs more than it brings.
+FEW_PARAMETERS = 20_000_000
 # Rows of the dataset that are tokenised to find the longest prompt.
 SAMPLED_ROWS = 16
 
@@ -34,6 +37,8 @@ def announce(trainer: PPOTrainer) -> None:
         if not trainer.accelerator.is_main_process:
             return
         device = trainer.accelerator.device
+        if device.type == "cpu":
+            warn_of_threads(trainer.model)
         found = capacity(device)
         if found is None:
             return
@@ -42,6 +47,17 @@ def announce(trainer: PPOTrainer) -> None:
             print(line, flush=True)
     except Exception:
         logger.debug("The memory of this run could not be estimated.", exc_info=True)
+
+
+def warn_of_threads(model: Any) -> None:
+    """Propose one thread for a small model, unless somebody has thought of it."""
+    threads, small = torch.get_num_threads(), model.num_parameters() <= FEW_PARAMETERS
+    if threads > 1 and small and "OMP_NUM_THREADS" not in os.environ:
+        print(
+            f"threads: {threads}; for a model this small one is faster, several times so on a busy "
+            "machine: export OMP_NUM_THREADS=1",
+            flush=True,
+        )
 
 
 def estimate_of(trainer: PPOTrainer) -> Estimate | None:

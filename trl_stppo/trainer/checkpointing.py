@@ -74,7 +74,7 @@ class RunStateCallback(TrainerCallback):
             trainer._step, trainer._buffered_inputs = 0, None
             trainer._stale.load_state_dict([])
             return
-        if state.global_step >= state.max_steps:
+        if state.global_step >= state.max_steps and trainer.accelerator.is_main_process:
             logger.warning(
                 "%s is of step %s, and this run ends with step %s: there is nothing left to train. To train "
                 "on, raise total_episodes (or max_steps, num_train_epochs); for a new run, choose another "

@@ -46,7 +46,10 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     words = [*FLAGS.split(), "--output_dir", str(tmp_path), *pushed]
     train.run(words)
     shown, base = capsys.readouterr().out, "scripts/assets/search-agent"
-    assert f"next:\n  trl-stppo evaluate {' '.join(words)} --models {base} {tmp_path}  # on all" in shown
+    assert (
+        f"next:\n  trl-stppo evaluate {' '.join(words)} --models {base} {tmp_path}  # on all"
+        in shown
+    )
     assert f"  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
     repo = local_hub.repos["me/demo"]
     assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"

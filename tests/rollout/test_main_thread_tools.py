@@ -22,6 +22,20 @@ def alarmed(x: str) -> str:
     return f"{x} on the main thread: {threading.current_thread() is MAIN}"
 
 
+def alarmed_for(seconds):
+    def slow(x: str) -> str:
+        """Take a while.
+
+        Args:
+            x: what.
+        """
+        alarmed(x)
+        time.sleep(seconds)
+        return x
+
+    return slow
+
+
 def plain(x: str) -> str:
     """Say it.
 
@@ -80,17 +94,7 @@ def test_what_it_raises_is_its_answer():
 
 
 def test_the_wait_for_the_main_thread_is_not_the_tools_time():
-    def slow(x: str) -> str:
-        """Take a while.
-
-        Args:
-            x: what.
-        """
-        alarmed(x)
-        time.sleep(0.2)
-        return x
-
-    engine = build(None, standalone=[slow], env_timeout_seconds=0.7)
+    engine = build(None, standalone=[alarmed_for(0.2)], env_timeout_seconds=0.7)
     try:
         played = play(engine, says(*[["!slow a]", "end]"]] * 8), rows=[{}] * 8)
         assert not [reason for reason in played.reasons if "timeout" in str(reason)]
@@ -100,16 +104,7 @@ def test_the_wait_for_the_main_thread_is_not_the_tools_time():
 
 
 def test_a_tool_that_takes_too_long_on_the_main_thread_has_timed_out():
-    def slow(x: str) -> str:
-        """Take too long.
-
-        Args:
-            x: what.
-        """
-        alarmed(x)
-        time.sleep(0.4)
-        return x
-
+    slow = alarmed_for(0.4)
     played = play_once(None, says(["!slow a]", "end]"]), standalone=[slow], env_timeout_seconds=0.2)
     assert [str(reason) for reason in played.reasons] == ["env_timeout"]
 

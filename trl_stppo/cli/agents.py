@@ -204,9 +204,7 @@ def drawn(rows: Any, number: int) -> Any:
 def loaded_dataset(args: AgentArguments) -> Any:
     """What `load_dataset` finds: in a file, in a folder, or on the Hub."""
     name, streaming = str(args.dataset_name), args.dataset_streaming
-    check_name(
-        "dataset_name", name, FIND_DATA if str(name).startswith("data/") else "Check the path"
-    )
+    check_name("dataset_name", name, FIND_DATA if name.startswith("data/") else "Check the path")
     path = Path(name)
     if path.is_file():
         if path.suffix not in ROWS:

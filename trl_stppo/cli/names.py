@@ -14,13 +14,8 @@ ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 def looks_like_path(name: str) -> bool:
     """Whether a name can only be meant as a path: `./agent`, `runs/agent`, `a/b/c`, `rows.jsonl`."""
-    first, slash, _ = name.partition("/")
-    return (
-        name.startswith((".", "/", "~"))
-        or name.count("/") > 1
-        or Path(name).suffix in ROWS
-        or (bool(slash) and first == "runs")
-    )
+    starts_as_one = name.startswith((".", "/", "~", "runs/"))
+    return starts_as_one or name.count("/") > 1 or Path(name).suffix in ROWS
 
 
 def check_name(flag: str, name: str | None, fix: str = "Check the path") -> None:

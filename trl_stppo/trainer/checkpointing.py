@@ -16,8 +16,9 @@ from ..errors import CheckpointWriteError
 from ..hub.settings import CRITIC_FOLDER
 from ..models.critic import SharedCritic
 from . import checkpoint_files, run_state
+from ._trl import close_other_trackio
 from .engines import CriticOptimizer
-from .reporting import close_other_run, named_run
+from .reporting import named_run
 from .update_phase import ActorCriticUpdate
 
 if TYPE_CHECKING:
@@ -27,11 +28,6 @@ logger = logging.getLogger(__name__)
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
 REFERENCE = "reference.pt"
 STALE_POLICIES = "stale_policies.pt"
-
-
-def _loaded(path: Path) -> Any:
-    """Plain data and tensors."""
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 class RunStateCallback(TrainerCallback):
@@ -58,7 +54,7 @@ class RunStateCallback(TrainerCallback):
         process = self._trainer.accelerator.process_index
         if not run_state.state_file(folder, process).is_file():
             process = 0  # fewer processes wrote it, at the end of a rollout batch
-        self.saved = _loaded(run_state.state_file(folder, process))
+        self.saved = run_state.loaded(run_state.state_file(folder, process))
         self._episodes = run_state.load_episodes(folder, process)
         self._passes, self._pass_start = self.saved["passes"] - 1, self.saved["pass_start"]
 
@@ -84,9 +80,9 @@ class RunStateCallback(TrainerCallback):
         run_state.restore(trainer, saved)
         run_state.restore_episodes(trainer, self._episodes)
         if trainer._critic_optimizer is not None:
-            trainer._critic_optimizer.load_state_dict(_loaded(folder / CRITIC_OPTIMIZER))
+            trainer._critic_optimizer.load_state_dict(run_state.loaded(folder / CRITIC_OPTIMIZER))
         if (folder / STALE_POLICIES).is_file():
-            trainer._stale.load_state_dict(_loaded(folder / STALE_POLICIES))
+            trainer._stale.load_state_dict(run_state.loaded(folder / STALE_POLICIES))
         if trainer.is_deepspeed_enabled:  # which loads the policy itself
             trainer._load_beside_policy(folder)
         if trainer._train_generator is not None and saved["sampler"] is not None:
@@ -165,7 +161,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self._resume_folder = self._last_checkpoint = folder
         self._run_state.read(folder)
         with named_run(self.args, self._run_name):
-            close_other_run(self.args, self.callback_handler.callbacks)
+            close_other_trackio(self)
             output = super().train(None if folder is None else str(folder), *args, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
 
@@ -215,7 +211,9 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         self.critic.load(folder / CRITIC_FOLDER)
         reference = folder / REFERENCE
         if self.args.sync_ref_model and reference.is_file():
-            self.accelerator.unwrap_model(self.ref_model).load_state_dict(_loaded(reference))
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(
+                run_state.loaded(reference)
+            )
 
     def _load_best_model(self) -> None:
         super()._load_best_model()

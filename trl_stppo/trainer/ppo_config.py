@@ -310,8 +310,7 @@ class PPOConfig(KnownNames, GRPOConfig):
         resolve_report_to(self)
         self._resolve_aliases()
         mini_batches = self._resolve_mini_batches()
-        single = self.num_generations == 1
-        if single:
+        if single := self.num_generations == 1:
             self.num_generations = SingleGeneration(1)
         # Each repetition is an episode of its own, so evaluation batches need not hold whole groups.
         repetitions, self.num_generations_eval = self.num_generations_eval, 1
@@ -321,7 +320,8 @@ class PPOConfig(KnownNames, GRPOConfig):
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:
             self.metric_for_best_model, self.greater_is_better = "episode/score", True
-        self.num_generations = 1 if single else self.num_generations
+        if single:
+            self.num_generations = 1
         self._resolve_schedule(mini_batches)
         check_refused(self)
         check_values(self, self._VALID_LEVELS)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
-from transformers.integrations import TrackioCallback
 from transformers.utils import is_in_notebook
 
 if TYPE_CHECKING:
@@ -52,6 +51,11 @@ def _usable_trackio() -> bool:
     return tuple(int(part) for part in parts[:2] if part.isdigit()) >= TRACKIO_FROM
 
 
+def names_runs(args: PPOConfig) -> bool:
+    """Whether a run gets its name from us."""
+    return args.run_name is None and args.report_to == ["trackio"]
+
+
 @contextmanager
 def named_run(args: PPOConfig, run: str) -> Iterator[None]:
     """Have trackio know a run by a name that the run keeps when it is resumed.
@@ -64,26 +68,12 @@ def named_run(args: PPOConfig, run: str) -> Iterator[None]:
         run: that goes on.
     """
     given = args.run_name
-    if given is None and args.report_to == ["trackio"]:
+    if names_runs(args):
         args.run_name = f"{Path(args.output_dir).absolute().name}-{run[:8]}"
     try:
         yield
     finally:
         args.run_name = given
-
-
-def close_other_run(args: PPOConfig, callbacks: list[Any]) -> None:
-    """Have trackio close what it has open under another name than `args.run_name`.
-
-    An evaluation before the training opens it, when nobody may know yet which run goes on.
-    """
-    for callback in callbacks:
-        if not isinstance(callback, TrackioCallback) or not callback._initialized:
-            continue
-        run = callback._trackio.context_vars.current_run.get()
-        if run is not None and args.run_name not in (None, run.name):
-            callback._trackio.finish()
-            callback._initialized = False  # so that it opens the right one when training begins
 
 
 class LoggableFigures(TrainerCallback):

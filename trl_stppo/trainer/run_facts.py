@@ -264,8 +264,9 @@ def _system_prompt(row: dict[str, Any]) -> str | None:
 
 def _public(name: str | None) -> list[str]:
     """The id of data on the Hub: not a path, nor rows that this package makes itself."""
-    local = name is None or os.path.exists(name) or "/" not in name.strip("./~")
-    return [] if local or name is None or os.path.isabs(name) else [name]
+    if name is None or os.path.isabs(name) or os.path.exists(name):
+        return []
+    return [name] if "/" in name.strip("./~") else []
 
 
 def _blank(value: Any, key: str = "") -> Any:

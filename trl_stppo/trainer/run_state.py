@@ -21,6 +21,7 @@ from ..hub.pushing import EPISODES
 from ..models.critic import SeparateCritic
 from . import checkpoint_files
 from .engines import engine_name, is_sharded
+from .reporting import names_runs
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -62,6 +63,11 @@ def episodes_file(folder: Path, process: int) -> Path:
     return folder / EPISODES.replace("*", str(process))
 
 
+def loaded(path: Path) -> Any:
+    """Plain data and tensors, from a file of a checkpoint."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def collect_episodes(trainer: PPOTrainer) -> dict[str, Any]:
     """Texts that the log shows, and the update that is being recorded; no weight depends on them."""
     logs = {key: value for key, value in trainer._logs.items() if key != "images"}
@@ -74,7 +80,7 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = loaded(path)
     except Exception as error:  # of several kinds, for a file that is cut off
         logger.warning(
             "`%s` cannot be read (%s: %s). The run goes on without it: texts that were not logged yet and "
@@ -134,7 +140,7 @@ def _to(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def name_to_report(trainer: PPOTrainer) -> str:
     """The run's name; before the training, that of the run which its settings say will go on."""
     wanted = trainer.args.resume_from_checkpoint
-    if wanted and not trainer._has_trained:
+    if wanted and not trainer._has_trained and names_runs(trainer.args):
         with suppress(CheckpointError):  # `train` will say what is wrong
             folder = checkpoint_files.to_resume(Path(trainer.args.output_dir), wanted)
             if folder is not None:

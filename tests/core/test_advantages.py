@@ -76,15 +76,6 @@ def test_turn_gae_by_hand(close):
     close(advantages, [[4.5, 4.5, 0.0, 2.0, 2.0]])
 
 
-def test_whiten_by_hand(close):
-    # counted: 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4) / 2 = 4
-    x = tensor([1.0, NAN, 3.0], [5.0, 1e3, NAN])
-    mask = torch.tensor([[True, False, True], [True, False, False]])
-    scale = (4 + 1e-8) ** -0.5
-    close(core.whiten(x, mask), [[-2 * scale, 0, 0], [2 * scale, 0, 0]])
-    close(core.whiten(x, mask, center=False), [[3 - 2 * scale, 0, 3], [3 + 2 * scale, 0, 0]])
-
-
 # ---- against the references ----------------------------------------------------------------------
 
 
@@ -110,22 +101,6 @@ def test_doubling_covers_every_length(close, length):
     rewards[0, -1] = 1.0
     advantages, _ = core.token_gae(rewards, values, values == 0, 0.99, 0.9)
     close(advantages, [[(0.99 * 0.9) ** (length - 1 - t) for t in range(length)]])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("center", [True, False])
-def test_whiten_against_reference(make_batch, close, center, dtype):
-    batch = make_batch(12, dtype=dtype)
-    actual = core.whiten(batch.advantages, batch.action_mask, center=center)
-    x, mask = batch.advantages.tolist(), batch.action_mask.tolist()
-    close(actual, references.whiten(x, mask, center))
-
-
-def test_whiten_survives_a_large_mean():
-    # sum(x^2) - n mean^2 in float32 would return noise here
-    x = 1e4 + torch.tensor([[-1.0, 0.0, 1.0]])
-    out = core.whiten(x, torch.ones(1, 3, dtype=torch.bool))
-    torch.testing.assert_close(out, torch.tensor([[-1.0, 0.0, 1.0]]))
 
 
 # ---- reductions ----------------------------------------------------------------------------------
@@ -251,40 +226,6 @@ def test_gae_padding_and_episode_order_change_nothing(make_batch, close, level):
         close(a, b.flip(0))
 
 
-@pytest.mark.parametrize("center", [True, False])
-def test_whiten_over_processes_equals_whiten_at_once(make_batch, close, center):
-    batch = make_batch(19, batch_size=7)
-    together = core.whiten(batch.advantages, batch.action_mask, center=center)
-    shards = [(x, m) for x, m in zip(
-        batch.advantages.split(2), batch.action_mask.split(2), strict=True
-    )]  # fmt: skip
-    shards.append((torch.full((1, 23), NAN).double(), torch.zeros(1, 23, dtype=torch.bool)))
-
-    # Play the all-reduce: run everyone up to call n, note what they send, and answer with the sum.
-    answers: list[torch.Tensor] = []
-    for call in range(2):
-        sent = []
-        for x, mask in shards:
-            calls = iter(range(2))
-
-            def reduce(t, calls=calls, sent=sent, call=call):
-                n = next(calls)
-                if n == call:
-                    sent.append(t)
-                return answers[n] if n < len(answers) else t
-
-            core.whiten(x, mask, center=center, reduce=reduce)
-        assert len(sent) == len(shards)
-        answers.append(sum(sent[1:], sent[0]))
-
-    outs = []
-    for x, mask in shards:
-        replies = iter(answers)
-        outs.append(core.whiten(x, mask, center=center, reduce=lambda _, r=replies: next(r)))
-    close(torch.cat(outs[:-1]), together)
-    assert (outs[-1] == 0).all()
-
-
 # ---- gradients and edges -------------------------------------------------------------------------
 
 
@@ -298,16 +239,6 @@ def test_gae_gradcheck(make_batch, level):
 
     inputs = (batch.rewards, batch.values, batch.bootstrap_values)
     assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in inputs])
-
-
-def test_whiten_edges():
-    x = tensor([5.0, NAN])
-    assert core.whiten(x, torch.tensor([[False, False]])).tolist() == [[0.0, 0.0]]
-    assert core.whiten(x, torch.tensor([[True, False]])).tolist() == [[0.0, 0.0]]
-    assert core.whiten(x, torch.tensor([[True, False]]), center=False).tolist() == [[5.0, 0.0]]
-    same = core.whiten(tensor([2.0, 2.0]), torch.tensor([[True, True]]))
-    assert same.tolist() == [[0.0, 0.0]]
-    assert core.whiten(torch.zeros(0, 2), torch.zeros(0, 2).bool()).shape == (0, 2)
 
 
 @pytest.mark.parametrize("level", ["token", "turn"])
@@ -357,13 +288,3 @@ def test_gae_guards(level):
         function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(3))
     with pytest.raises(ValueError, match="bootstrap_values must be floating point"):
         function(x, x, index, 1.0, 1.0, bootstrap_values=torch.zeros(2).long())
-
-
-def test_whiten_guards():
-    x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="mask must be bool"):
-        core.whiten(x, x)
-    with pytest.raises(ValueError, match=r"x has shape \[2, 2\]"):
-        core.whiten(x[:, :2], mask)
-    with pytest.raises(ValueError, match="x must be floating point"):
-        core.whiten(x.long(), mask)

@@ -85,6 +85,15 @@ def test_a_gradient_of_zero_under_bias_is_scaled_to_zero(mode):
     assert core.normalization_scale(0.0, 1.0, mode) == 0.0
 
 
+def test_norms_whose_sum_overflows_keep_their_share():
+    huge = torch.tensor(2e38)
+    assert core.normalization_scale(huge, huge, "share", 4.0).item() == pytest.approx(0.0625)
+    assert core.normalization_scale(1e308, 1e308, "share", 4.0) == pytest.approx(0.0625)
+    for g, c in ((1e-30, 3e38), (3e38, 1e-11)):
+        out = core.normalization_scale(torch.tensor(g), torch.tensor(c), "share")
+        assert out.item() == pytest.approx(references.scale(g, c, "share"), abs=1e-30)
+
+
 def test_share_falls_with_the_bias_and_with_power():
     scales = [core.normalization_scale(1.0, c, "share") for c in (0.1, 1.0, 10.0)]
     assert scales == sorted(scales, reverse=True)
@@ -125,8 +134,8 @@ def test_guards():
     message = "mode must be one of 'none', 'triggered', 'floor', 'relative', 'share'; got 'off'"
     with pytest.raises(ValueError, match=message):
         core.normalization_scale(1.0, 1.0, "off")
-    for bad in (0.0, -1.0, NAN):
-        with pytest.raises(ValueError, match="power must be > 0, got"):
+    for bad in (0.0, -1.0, NAN, INF):
+        with pytest.raises(ValueError, match="power must be a finite number > 0, got"):
             core.normalization_scale(1.0, 1.0, "share", bad)
 
 

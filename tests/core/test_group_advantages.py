@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from trl_stppo import core
+from trl_stppo.core import advantages as module
 
 NAN = float("nan")
 
@@ -101,3 +102,63 @@ def test_bad_input_names_the_field():
         core.group_advantages(scores, counts.long())
     with pytest.raises(ValueError, match=r"scores has shape \[2, 3\]"):
         core.group_advantages(scores, counts[:1])
+
+
+@pytest.fixture(params=["float64 on the device", "float32 alone"])
+def device(request, monkeypatch):
+    """Devices that can do float64, and those (Apple's GPUs) that cannot."""
+    if request.param == "float32 alone":
+        monkeypatch.setattr(module, "widest", lambda x: x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", core.GROUP_SCALES)
+def test_equal_scores_have_no_advantage(device, scale, dtype):
+    for value in (300.7, -1000.1, 0.1, 1e17):
+        for number in (2, 3, 6, 7, 129):
+            scores = torch.full((2, number), value, dtype=dtype)
+            counts = torch.ones(2, number, dtype=torch.bool)
+            counts[1, 0] = False
+            assert (core.group_advantages(scores, counts, scale) == 0).all()
+
+
+def test_a_spread_of_one_rounding_step_keeps_its_signs(device, close):
+    # 300.7 four times and the next float32 above it, 2^-15 away, twice: the mean lies a third up
+    low = torch.tensor(300.7)
+    high = torch.nextafter(low, torch.tensor(math.inf))
+    scores = torch.stack([low, low, high, low, high, low])[None]
+    step = 2**-15
+    unit = step * math.sqrt(6 / 5 * 2 / 9) + 1e-4
+    signs = torch.tensor([[-1.0, -1.0, 2.0, -1.0, 2.0, -1.0]]) / 3
+    counts = torch.ones(1, 6, dtype=torch.bool)
+    close(core.group_advantages(scores, counts), signs * step / unit)
+    close(core.group_advantages(scores, counts, "none"), signs * step, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("scale", ["group", "batch"])
+@pytest.mark.parametrize("size", [1e20, 1e37])
+def test_huge_scores_come_out_as_small_ones_do(size, scale, dtype):
+    scores = size * torch.tensor([[1.0, -1.0, 0.0]], dtype=dtype)
+    out = core.group_advantages(scores, torch.ones(1, 3, dtype=torch.bool), scale)
+    assert out[0].tolist() == pytest.approx([1.0, -1.0, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_what_is_too_large_for_the_device_is_not_taken_for_equal(monkeypatch, scale):
+    monkeypatch.setattr(module, "widest", lambda x: x)
+    scores = torch.tensor([[1e20, -1e20, 0.0]])  # whose squares overflow
+    out = core.group_advantages(scores, torch.ones(1, 3, dtype=torch.bool), scale)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("scale", core.GROUP_SCALES)
+def test_gradients_are_zero_where_nothing_counts(scale):
+    counts = torch.tensor([[True, True, False], [False, True, True]])
+    for poison in (NAN, math.inf, 1e30):
+        scores = tensor([1.0, 2.0, 0.0], [0.0, 4.0, 1.0]).masked_fill(~counts, poison)
+        scores.requires_grad_()
+        out = core.group_advantages(scores, counts, scale)
+        (out * tensor([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])).sum().backward()
+        assert (scores.grad[~counts] == 0).all()
+        assert torch.isfinite(scores.grad).all()

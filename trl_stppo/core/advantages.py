@@ -17,8 +17,8 @@ from trl_stppo.core.masking import (
     check_mask,
     check_shape,
     check_turn_index,
-    masked_sum,
     upcast,
+    widest,
     zero_off_mask,
 )
 from trl_stppo.core.turns import broadcast_turns, num_turns, reduce_turns, turn_starts
@@ -143,30 +143,39 @@ def whiten(
         mask: [B, T] bool, True = counts.
         center: if False, the mean is added back after scaling.
         reduce: sums a tensor over all processes, so that their tokens are whitened together. It is
-            called exactly twice (with [2], then [] tensors) on every process, also where the mask
-            is empty, so collectives cannot get out of step. Default: this process only.
+            called exactly twice (with [2] tensors) on every process, also where the mask is empty,
+            so collectives cannot get out of step. Default: this process only.
 
     Returns:
-        [B, T] float, unitless, 0 where `mask` is False; at most one element that counts gives 0
-        (its own value if not `center`). Float32 for half precision input.
+        [B, T] float, unitless, 0 where `mask` is False; equal values, or a single one, give 0
+        (their own value if not `center`), exactly. Float32 for half precision input. NaN, not 0,
+        where squares overflow on a device without float64.
 
     Raises:
         ValueError: `x` is not floating point, `mask` is not [B, T] bool, or the shapes differ.
     """
-    total = masked_sum(x, mask)
-    x = zero_off_mask(upcast(x), mask)
-    totals = torch.stack([total, mask.sum().to(total.dtype)])
+    check_mask("mask", mask)
+    check_float(x=x)
+    check_like("mask", mask, x=x)
+    given = upcast(x)
+    x = widest(zero_off_mask(given, mask))
+    totals = torch.stack([x.sum(), mask.sum().to(x.dtype)])
     if reduce is not None:
         totals = reduce(totals)
-    mean, count = totals[0] / totals[1].clamp(min=1), totals[1]
+    count = totals[1].clamp(min=1)
+    mean = totals[0] / count
     # Two passes: sum(x^2) - n mean^2 in one would cancel when the mean is large against the spread.
     deviations = zero_off_mask(x - mean, mask)
-    squares = deviations.square().sum()
+    sums = torch.stack([deviations.sum(), deviations.square().sum()])
     if reduce is not None:
-        squares = reduce(squares)
-    variance = squares / (count - 1).clamp(min=1)
-    whitened = deviations * torch.rsqrt(variance + WHITEN_EPS)
-    return whitened if center else zero_off_mask(whitened + mean, mask)
+        sums = reduce(sums)
+    # The mean of equal values is not quite that value, once rounded; the mean of what they miss it by is.
+    rest = sums[0] / count
+    variance = _variance((sums[1] - rest * sums[0]).clamp(min=0), count)
+    whitened = zero_off_mask(deviations - rest, mask) * torch.rsqrt(variance + WHITEN_EPS)
+    if not center:
+        whitened = zero_off_mask(whitened + (mean + rest), mask)
+    return whitened.to(given.dtype)
 
 
 def _check_inputs(
@@ -254,19 +263,27 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
     check_float(scores=scores)
     check_mask("counts", counts)
     check_like("counts", counts, scores=scores)
-    scores = zero_off_mask(upcast(scores), counts)
-    centred = zero_off_mask(scores - _mean(scores, counts, dim=1), counts)
+    given = upcast(scores)
+    scores = widest(zero_off_mask(given, counts))
+    centred = _centred(scores, counts, dim=1)
     if scale == "none":
-        return centred
+        return centred.to(given.dtype)
     if scale == "group":
         squares, number = centred.square().sum(dim=1, keepdim=True), counts.sum(1, keepdim=True)
     else:
-        from_mean = zero_off_mask(scores - _mean(scores, counts), counts)
-        squares, number = from_mean.square().sum(), counts.sum()
-    deviation = (squares / (number - 1).clamp(min=1)).sqrt()
-    return centred / (deviation + GROUP_EPS)
+        squares, number = _centred(scores, counts).square().sum(), counts.sum()
+    return (centred / (_variance(squares, number).sqrt() + GROUP_EPS)).to(given.dtype)
 
 
-def _mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of what counts; x is 0 elsewhere."""
-    return x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
+def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """What counts less its mean; `x` is 0 elsewhere, and so is the result."""
+    for _ in range(2):  # the mean of equal values is not quite that value, once rounded
+        mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
+        x = zero_off_mask(x - mean, mask)
+    return x
+
+
+def _variance(squares: Tensor, count: Tensor) -> Tensor:
+    """Unbiased; NaN where squares overflow, since dividing by infinity would make all values equal."""
+    variance = squares / (count - 1).clamp(min=1)
+    return variance.masked_fill(variance.isinf(), torch.nan)

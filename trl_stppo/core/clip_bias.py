@@ -6,6 +6,7 @@ all trainable policy parameters. The scale is a constant of the step; it carries
 it multiplies (the gradient, or the optimizer's step) is the trainer's business.
 """
 
+import math
 from typing import overload
 
 import torch
@@ -63,15 +64,15 @@ def normalization_scale(
         without waiting for the device) if either norm is a tensor.
 
     Raises:
-        ValueError: unknown `mode`, or `power` not positive.
+        ValueError: unknown `mode`, or `power` not positive and finite.
 
     Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Eqs. 7-8,
         as far as known), with a guard where nothing is clipped; "floor", "relative" and
         "share" are this package's own.
     """
     check_choice("mode", mode, NORMALIZATION_MODES)
-    if not power > 0:
-        raise ValueError(f"power must be > 0, got {power!r}")
+    if not 0 < power < math.inf:
+        raise ValueError(f"power must be a finite number > 0, got {power!r}")
     scale = _scale(_as_tensors(grad_norm, clip_bias_norm), mode, power, eps)
     return _like_inputs(scale, grad_norm, clip_bias_norm)
 
@@ -144,7 +145,7 @@ def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
     elif mode == "relative":
         scale = (g / c).clamp(max=1.0)
     else:
-        scale = (g / (g + c)) ** power
+        scale = (1.0 / (1.0 + c / g)) ** power  # g / (g + c), without a sum that may overflow
     return torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
 
 

@@ -65,6 +65,11 @@ def upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF_DTYPES else x
 
 
+def widest(x: Tensor) -> Tensor:
+    """`x` in float64, or in float32 on a device without it (Apple's GPUs); gradients flow through."""
+    return x.float() if x.device.type == "mps" else x.double()
+
+
 def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
     """`x` where `mask` is True, 0 with zero gradient elsewhere, whatever lies there (NaN too).
 

@@ -10,11 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..core.masking import widest
+
 
 def wide(tensor: Tensor) -> Tensor:
-    """Detached, in double precision where the device has it (Apple's GPUs do not)."""
-    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
-    return tensor.detach().to(dtype)
+    """Detached, in double precision where the device has it."""
+    return widest(tensor.detach())
 
 
 class RatioOfSums:

@@ -6,7 +6,7 @@ import torch
 import references
 from trl_stppo import core
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def tensor(*rows):
@@ -54,7 +54,26 @@ def test_k3_keeps_its_digits_near_zero():
     assert 0.0 <= out < 1e-9
 
 
-@pytest.mark.parametrize("garbage", [NAN, 1e3, -1e3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("gap", [20.0, 20.1, 30.0, 90.0, 1e30, INF])
+def test_k3_takes_a_gap_above_20_as_20(gap, dtype):
+    # exp(20) - 1 - 20; the derivative by logprobs is 1 - exp(20)
+    now = torch.tensor([[-gap, 0.0]], dtype=dtype, requires_grad=True)
+    out = core.kl_penalty(now, torch.zeros(1, 2, dtype=dtype), "k3")
+    out.sum().backward()
+    assert out[0].tolist() == pytest.approx([485165174.4, 0.0])
+    assert now.grad[0].tolist() == pytest.approx([-485165194.4, 0.0])
+
+
+def test_k3_below_and_k1_are_as_they_are(close):
+    # x = -90: exp(-90) - 1 + 90 = 89, growing no faster than the log-probability falls
+    ref = tensor([-90.0, -30.0])
+    close(core.kl_penalty(0 * ref, ref, "k3"), [[89.0, 29.0]])
+    close(core.kl_penalty(ref, 0 * ref, "k1"), [[-90.0, -30.0]])
+    assert core.kl_penalty(tensor([0.0]), tensor([NAN]), "k3").isnan().all()
+
+
+@pytest.mark.parametrize("garbage", [NAN, INF, -INF, 1e3, -1e3])
 @pytest.mark.parametrize("estimator", core.KL_ESTIMATORS)
 def test_kl_off_mask_is_zero_with_zero_gradient(make_batch, estimator, garbage):
     batch = make_batch(1)
@@ -223,6 +242,15 @@ def test_weights_of_full_episodes_sum_to_one(make_batch, close, loss_type):
         mask, loss_type, num_episodes=len(mask), num_tokens=tokens, dtype=torch.float64
     )
     close(weights.sum(), 1.0)
+
+
+@pytest.mark.parametrize("loss_type", core.LOSS_TYPES)
+@pytest.mark.parametrize("one", [1, 1.0, torch.tensor(1), torch.tensor(1.0)])
+def test_a_single_token_weighs_one(loss_type, one):
+    weights = core.aggregation_weights(
+        ones(1, 1), loss_type, num_episodes=one, num_tokens=one, max_length=1
+    )
+    assert weights.tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("loss_type", core.LOSS_TYPES)

@@ -100,3 +100,13 @@ def test_nothing_in_core_reads_a_tensor_back_from_its_device():
     core.cosine(scalar, scalar, scalar)
     for mode in core.NORMALIZATION_MODES:
         assert core.normalization_scale(scalar, scalar, mode).device.type == "meta"
+
+
+def test_only_what_float16_cannot_hold_is_bounded_on_the_way_back():
+    x = torch.zeros(6, dtype=torch.float16, requires_grad=True)
+    wide = masking.upcast(x)
+    assert wide.dtype == torch.float32
+    wide.backward(torch.tensor([1.5, 1e6, -1e6, float("inf"), float("-inf"), float("nan")]))
+    assert x.grad.dtype == torch.float16
+    assert x.grad[:5].tolist() == [1.5, 65504.0, -65504.0, float("inf"), float("-inf")]
+    assert x.grad[5].isnan()

@@ -42,6 +42,41 @@ def test_token_rewards_against_reference(make_batch, close, with_turn_rewards, w
     close(actual, references.token_rewards(index, scores, **kwargs))
 
 
+def test_every_turn_needs_its_column():
+    index = torch.tensor([[0, -1, 1, 1], [0, 0, -1, -1]])
+    scores = torch.zeros(2)
+    with pytest.raises(
+        ValueError, match="columns of turn_rewards is 1, but turn_index has 2 turns"
+    ):
+        core.token_rewards(index, scores=scores, turn_rewards=torch.ones(2, 1))
+    with pytest.raises(
+        ValueError, match="columns of turn_rewards is 0, but turn_index has 2 turns"
+    ):
+        core.token_rewards(index, scores=scores, turn_rewards=torch.ones(2, 0))
+    out = core.token_rewards(index, scores=scores, turn_rewards=torch.ones(2, 2))
+    assert out.tolist() == [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
+    nothing = torch.full((2, 4), -1)
+    out = core.token_rewards(nothing, scores=scores, turn_rewards=torch.ones(2, 0))
+    assert torch.equal(out, torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("garbage", [NAN, float("inf"), 1e30])
+def test_gradients_are_zero_where_nothing_counts(make_batch, garbage):
+    batch = make_batch(13)
+    outside, turns = batch.turn_index < 0, core.num_turns(batch.turn_index)
+    missing = torch.arange(5) >= turns[:, None]
+    kl = batch.logprobs.masked_fill(outside, garbage).requires_grad_()
+    paid = batch.turn_rewards.masked_fill(missing, garbage).requires_grad_()
+    scores = batch.scores.masked_fill(turns == 0, garbage).requires_grad_()
+    out = core.token_rewards(batch.turn_index, scores=scores, turn_rewards=paid, kl=kl, kl_coef=0.1)
+    assert (out[outside] == 0).all()
+    out.square().sum().backward()
+    for x, off in ((kl, outside), (paid, missing), (scores, turns == 0)):
+        assert torch.isfinite(x.grad).all()
+        assert (x.grad[off] == 0).all()
+        assert (x.grad[~off] != 0).any()
+
+
 def test_token_rewards_guards():
     index, scores = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2)
     with pytest.raises(ValueError, match="turn_index must be int64"):

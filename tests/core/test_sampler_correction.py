@@ -139,6 +139,32 @@ def test_a_long_turn_of_small_drifts_keeps_its_weight():
     assert drift.sum().exp() > 3.0
 
 
+@pytest.mark.parametrize("level", core.RATIO_LEVELS)
+@pytest.mark.parametrize("bounds", [(None, 1.0), (1.0, None), (1.0, 1.0)])
+@pytest.mark.parametrize("truncate", [True, False])
+def test_a_ratio_on_a_bound_is_inside(level, bounds, truncate):
+    same, index = torch.full((1, 3), -0.7), torch.tensor([[0, 0, 1]])
+    out = core.sampler_correction(
+        same, same, index, level, truncate=truncate, clip_min=bounds[0], clip_max=bounds[1]
+    )
+    assert out.tolist() == [[1.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("bounds", [(2.0, 1.0), (NAN, None), (None, NAN), (None, -1.0)])
+def test_bounds_that_contradict_are_named(bounds):
+    zeros = torch.zeros(1, 1)
+    with pytest.raises(ValueError, match=r"clip_min must not exceed clip_max, got .* and .*"):
+        core.sampler_correction(
+            zeros,
+            zeros,
+            zeros.long(),
+            "turn",
+            truncate=True,
+            clip_min=bounds[0],
+            clip_max=bounds[1],
+        )
+
+
 def test_half_precision_is_computed_in_float32():
     old = torch.tensor([[-1.0, -1.5]], dtype=torch.bfloat16)
     out = core.sampler_correction(old, old - 0.25, torch.tensor([[0, 0]]), "turn", truncate=True)

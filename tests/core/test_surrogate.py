@@ -7,7 +7,7 @@ import references
 from trl_stppo import core
 from trl_stppo.core.losses import MAX_LOG_RATIO
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 LOW, HIGH, DELTA = 0.2, 0.3, 1.6
 
 
@@ -227,6 +227,60 @@ def test_huge_log_ratios_neither_overflow_nor_fall_silent():
     torch.testing.assert_close(out.kept.detach(), expected)
     torch.testing.assert_close(log_ratio.grad, expected)
     assert torch.isfinite(torch.stack(out.stats)).all()
+
+
+E20 = 485165195.4  # exp(20), past which no ratio goes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("huge", [20.0, 20.1, 90.0, 1e30, INF])
+def test_a_log_ratio_above_20_counts_as_20(huge, dtype):
+    log_ratio = torch.tensor([[huge, 0.0, huge]], dtype=dtype, requires_grad=True)
+    advantages = torch.tensor([[-1.0, 1.0, 1.0]], dtype=dtype)
+    out = core.clipped_surrogate(log_ratio, advantages, ones(1, 3), LOW, HIGH)
+    (out.kept + out.clipped).sum().backward()
+    expected = torch.tensor([[-E20, 1.0, E20]], dtype=dtype)
+    torch.testing.assert_close(out.kept + out.clipped, expected, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(log_ratio.grad, expected, rtol=1e-6, atol=0.0)
+    assert out.is_clipped.tolist() == [[False, False, True]]
+    assert out.stats.ratio_max.item() == pytest.approx(E20)
+    assert out.stats.approx_kl_sum.item() == pytest.approx(2 * (E20 - 1 - 20))
+
+
+def test_a_token_that_the_old_policy_could_not_play_pushes_its_turn_finitely():
+    logprobs = torch.tensor([[-1.0, -2.0, -3.0]], requires_grad=True)
+    old_logprobs = torch.tensor([[-1.0, -INF, -3.0]])
+    index = torch.tensor([[0, 0, 1]])
+    log_ratio = core.log_importance_ratio(logprobs, old_logprobs, index, "turn")
+    out = core.clipped_surrogate(log_ratio, -torch.ones(1, 3), ones(1, 3), LOW, HIGH)
+    out.kept.sum().backward()
+    assert out.kept[0].tolist() == pytest.approx([-E20, -E20, -1.0])
+    assert logprobs.grad[0].tolist() == pytest.approx([-E20, -E20, -1.0])
+
+
+def test_a_log_ratio_of_minus_infinity_is_a_ratio_of_zero():
+    log_ratio = torch.tensor([[-INF, -INF]], requires_grad=True)
+    out = core.clipped_surrogate(log_ratio, torch.tensor([[1.0, -1.0]]), ones(1, 2), LOW, HIGH)
+    (out.kept + out.clipped).sum().backward()
+    assert (out.kept + out.clipped).tolist() == [[0.0, 0.0]]
+    assert log_ratio.grad.tolist() == [[0.0, 0.0]]
+    assert out.is_clipped.tolist() == [[False, True]]
+
+
+def test_a_log_ratio_that_is_no_number_is_not_hidden():
+    out = core.clipped_surrogate(torch.full((1, 1), NAN), -torch.ones(1, 1), ones(1, 1), LOW, HIGH)
+    assert out.kept.isnan().all()
+
+
+@pytest.mark.parametrize("advantage", [-1.0, -10.0])
+def test_a_gradient_too_large_for_float16_is_the_largest_there_is(advantage):
+    # exp(12) = 162755 is beyond float16, whose largest number is 65504
+    log_ratio = torch.tensor([[12.0, 1.0]], dtype=torch.float16, requires_grad=True)
+    out = core.clipped_surrogate(log_ratio, torch.full((1, 2), advantage), ones(1, 2), LOW, HIGH)
+    out.kept.sum().backward()
+    assert out.kept.dtype == torch.float32
+    assert out.kept[0, 0].item() == pytest.approx(162754.79 * advantage)
+    assert log_ratio.grad[0].tolist() == pytest.approx([-65504.0, math.e * advantage], rel=1e-3)
 
 
 def test_below_the_limit_exp_is_exact():

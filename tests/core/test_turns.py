@@ -202,6 +202,10 @@ def test_other_guards():
         core.reduce_turns(x[:, :2], index, num_turns=1, op="sum")
     with pytest.raises(ValueError, match="x must be floating point"):
         core.reduce_turns(index, index, num_turns=1, op="sum")
+    with pytest.raises(ValueError, match="num_turns is 1, but turn_index has 2 turns"):
+        core.reduce_turns(x, torch.tensor([[0, 0, 0], [0, -1, 1]]), num_turns=1, op="sum")
+    with pytest.raises(ValueError, match="columns of x is 1, but turn_index has 2 turns"):
+        core.broadcast_turns(torch.zeros(2, 1), torch.tensor([[0, 0, 0], [0, -1, 1]]))
     with pytest.raises(ValueError, match="num_turns must be at least 0, got -1"):
         core.reduce_turns(x, index, num_turns=-1, op="sum")
     with pytest.raises(ValueError, match=r"x must be \[B, K\] .* got shapes \[1, 4\] and \[2, 3\]"):

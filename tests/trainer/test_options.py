@@ -107,6 +107,18 @@ def test_beta_adds_the_k3_estimator_of_the_kl(corrected, kl_coef, tmp_path):
     check(trainer, batch, beta=0.3, corrected=corrected)
 
 
+@pytest.mark.parametrize("gap", [1e3, math.inf])  # exp(1e3) is too large for float64 too
+def test_the_ratio_that_corrects_the_kl_cannot_overflow(gap, tmp_path):
+    trainer, batch = captured(tmp_path, beta=0.3, use_bias_correction_kl=True)
+    b, t = batch["loss_mask"].nonzero()[0].tolist()
+    batch["old_per_token_logps"][b, t] = -gap
+    batch["ref_per_token_logps"][b, t] = -1e3
+    value, grad = loss_and_gradient(trainer, batch)
+    assert value > 1e9
+    assert torch.isfinite(value)
+    assert torch.isfinite(grad).all()
+
+
 @pytest.mark.parametrize("coefficient", [0.1, -0.1])
 def test_entropy_coef_adds_the_mean_entropy_of_the_policys_tokens(coefficient, tmp_path):
     check(*captured(tmp_path, entropy_coef=coefficient), entropy_coef=coefficient)

@@ -20,6 +20,7 @@ from trl_stppo.core.losses import (
     aggregation_weights,
     clipped_surrogate,
     clipped_value_loss,
+    importance_ratio,
     kl_penalty,
 )
 from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
@@ -49,6 +50,7 @@ __all__ = [
     "clipped_value_loss",
     "cosine",
     "group_advantages",
+    "importance_ratio",
     "kl_penalty",
     "log_importance_ratio",
     "logit_space_square",

@@ -12,7 +12,13 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from trl_stppo.core.masking import check_choice, zero_off_mask
+from trl_stppo.core.masking import (
+    check_choice,
+    check_float,
+    check_like,
+    check_mask,
+    zero_off_mask,
+)
 
 NORMALIZATION_MODES = ("none", "triggered", "floor", "relative", "share")
 
@@ -121,8 +127,15 @@ def logit_space_square(
     Returns:
         [] float, detached, in at least float32.
 
+    Raises:
+        ValueError: wrong dtypes, or shapes that differ from `loss_mask`'s.
+
     Source: this package's own.
     """
+    check_mask("loss_mask", loss_mask)
+    tensors = {"coefficient": coefficient, "logprobs": logprobs, "entropies": entropies}
+    check_float(**tensors)
+    check_like("loss_mask", loss_mask, **tensors)
     wide = torch.promote_types(logprobs.dtype, torch.float32)
     chosen = zero_off_mask(logprobs.detach().to(wide), loss_mask).exp()
     collision = (-zero_off_mask(entropies.detach().to(wide), loss_mask)).exp()

@@ -72,7 +72,8 @@ def kl_penalty(
     """Per-token estimate of KL(policy || reference) from the sampled tokens.
 
     With x = ref_logprobs - logprobs: k1 = -x (unbiased, either sign), k3 = exp(x) - 1 - x
-    (unbiased, never negative).
+    (unbiased, never negative). In k3 an x above 20 is taken as 20, in the value and in the gradient
+    (which stays 1 - exp(20), not 0); k1 is left as it is.
 
     Args:
         logprobs: [B, T] float, nats.
@@ -101,9 +102,37 @@ def kl_penalty(
         ref_logprobs = zero_off_mask(ref_logprobs, loss_mask)
     if estimator == "k1":
         return logprobs - ref_logprobs
-    difference = ref_logprobs - logprobs
+    difference = _HeldLogRatio.apply(ref_logprobs - logprobs)
     # expm1 keeps the digits that exp(x) - 1 loses near x = 0, where a healthy policy stays.
     return torch.expm1(difference) - difference
+
+
+class _HeldLogRatio(torch.autograd.Function):
+    """The log ratio, at most MAX_LOG_RATIO; its gradient passes as if nothing had happened.
+
+    A plain clamp would silence the derivative, and with it the tokens that need a push back most.
+    """
+
+    @staticmethod
+    def forward(_ctx: object, log_ratio: Tensor) -> Tensor:
+        return log_ratio.clamp(max=MAX_LOG_RATIO)
+
+    @staticmethod
+    def backward(_ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def importance_ratio(log_ratio: Tensor) -> Tensor:
+    """Exp of the log ratio, one above 20 being taken as 20.
+
+    Args:
+        log_ratio: any shape, float, nats.
+
+    Returns:
+        Same shape, dimensionless, at most exp(20), with the gradient that exp has there. Float32 for
+        half precision input.
+    """
+    return _HeldLogRatio.apply(upcast(log_ratio)).exp()
 
 
 def clipped_surrogate(
@@ -157,7 +186,8 @@ def clipped_surrogate(
 
     log_ratio = zero_off_mask(upcast(log_ratio), loss_mask)
     advantages = zero_off_mask(upcast(advantages.detach()), loss_mask)
-    ratio = _saturating_exp(log_ratio)
+    log_ratio = _HeldLogRatio.apply(log_ratio)
+    ratio = log_ratio.exp()
     scale = advantages if weights is None else advantages * _constant_weights(weights, loss_mask)
 
     fixed = ratio.detach()
@@ -293,15 +323,6 @@ def _check_cliprange(low: float, high: float, delta: float | None) -> None:
         raise ValueError(f"cliprange_high must be at least 0, got {high!r}")
     if delta is not None and not delta > 1.0 + high:
         raise ValueError(f"delta must exceed 1 + cliprange_high = {1.0 + high}, got {delta!r}")
-
-
-def _saturating_exp(log_ratio: Tensor) -> Tensor:
-    """Exp with the argument held at MAX_LOG_RATIO, value and derivative alike.
-
-    A plain clamp would silence the derivative, and with it the tokens that need a push back most.
-    """
-    held = log_ratio - log_ratio.detach() + MAX_LOG_RATIO
-    return torch.where(log_ratio > MAX_LOG_RATIO, held, log_ratio).exp()
 
 
 def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-HALF_DTYPES = (torch.float16, torch.bfloat16)
-
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise ValueError, listing what is allowed, unless `value` is one of `allowed`."""
@@ -50,19 +48,46 @@ def check_turn_index(turn_index: Tensor) -> None:
         raise ValueError(f"turn_index must be [B, T], got shape {list(turn_index.shape)}")
 
 
+def check_turn_count(what: str, count: int, turn_index: Tensor) -> None:
+    """Raise ValueError if an episode has more turns than `count`, the number of what is named.
+
+    A GPU would have to be waited for; there, an index out of range ends the run all the same.
+    """
+    if turn_index.device.type != "cpu" or not turn_index.numel():
+        return
+    turns = int(turn_index.max()) + 1
+    if turns > count:
+        raise ValueError(f"{what} is {count}, but turn_index has {turns} turns")
+
+
 def check_like(reference_name: str, reference: Tensor, **tensors: Tensor) -> None:
     """Raise ValueError for any tensor, given by name, whose shape is not that of `reference`."""
     for name, tensor in tensors.items():
         check_shape(name, tensor, reference.shape, f"the shape of {reference_name}")
 
 
+class _FromFloat16(torch.autograd.Function):
+    """To float32, and the gradient back: the largest number of float16 where it would be infinite."""
+
+    @staticmethod
+    def forward(_ctx: object, x: Tensor) -> Tensor:
+        return x.float()
+
+    @staticmethod
+    def backward(_ctx: object, gradient: Tensor) -> Tensor:
+        most = torch.finfo(torch.float16).max
+        return torch.where(gradient.isinf(), gradient, gradient.clamp(-most, most)).half()
+
+
 def upcast(x: Tensor) -> Tensor:
     """`x` in float32 if it is in half precision, else unchanged; gradients flow through.
 
     Sums over hundreds of tokens lose all their digits in bfloat16, so all of `core` computes, and
-    returns, at least float32.
+    returns, at least float32. A gradient that float16 cannot hold goes back as its largest number.
     """
-    return x.float() if x.dtype in HALF_DTYPES else x
+    if x.dtype == torch.float16:
+        return _FromFloat16.apply(x)
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def widest(x: Tensor) -> Tensor:

@@ -113,20 +113,23 @@ def sampler_correction(
         [B, T] float; 1 on tokens outside turns.
 
     Raises:
-        ValueError: unknown `level`, wrong dtypes, or shapes that differ from `turn_index`'s.
+        ValueError: unknown `level`, `clip_min` above `clip_max`, wrong dtypes, or shapes that differ
+            from `turn_index`'s.
 
     Source: truncated importance sampling, Ionides 2008; per turn: ours.
     """
     check_turn_index(turn_index)
     check_float(old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs)
+    low = 0.0 if clip_min is None else clip_min
+    high = math.inf if clip_max is None else clip_max
+    if not low <= high:
+        raise ValueError(f"clip_min must not exceed clip_max, got {low!r} and {high!r}")
     # Before `where`, which would broadcast.
     check_like(
         "turn_index", turn_index, old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs
     )
     known = torch.where(sampling_logprobs.isnan(), old_logprobs, sampling_logprobs)
     ratio = log_importance_ratio(old_logprobs, known, turn_index, level).exp()
-    low = 0.0 if clip_min is None else clip_min
-    high = math.inf if clip_max is None else clip_max
     if truncate:
         return ratio.clamp(low, high).masked_fill(turn_index < 0, 1.0)
     outside = (ratio < low) | (ratio > high)

@@ -6,6 +6,7 @@ from trl_stppo.core.masking import (
     check_float,
     check_like,
     check_shape,
+    check_turn_count,
     check_turn_index,
     upcast,
     zero_off_mask,
@@ -40,7 +41,8 @@ def token_rewards(
         episode without turns. Float32 for half precision input.
 
     Raises:
-        ValueError: wrong dtypes, or shapes that do not fit `turn_index`.
+        ValueError: wrong dtypes, or shapes that do not fit `turn_index` (on a GPU, which would have to
+            wait for it, too few columns are an assertion of the device instead).
 
     Source: arXiv:2511.20718v1 (outcome reward at the end, turn-level MDP); the KL inside the reward
         as in arXiv:2203.02155, Eq. 2.
@@ -58,6 +60,7 @@ def token_rewards(
                 f"turn_rewards must be [B, K] with the B of turn_index, got shapes "
                 f"{list(turn_rewards.shape)} and {list(turn_index.shape)}"
             )
+        check_turn_count("number of columns of turn_rewards", turn_rewards.shape[1], turn_index)
         rewards = rewards + zero_off_mask(broadcast_turns(upcast(turn_rewards), turn_index), ends)
     if kl is not None:
         check_float(kl=kl)

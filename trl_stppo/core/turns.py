@@ -17,6 +17,7 @@ from trl_stppo.core.masking import (
     check_float,
     check_like,
     check_mask,
+    check_turn_count,
     check_turn_index,
     upcast,
 )
@@ -174,7 +175,8 @@ def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> T
         [B, K] float, 0 for turns that an episode does not have. Float32 for half precision input.
 
     Raises:
-        ValueError: unknown `op`, `x` not floating point, wrong shapes, or negative `num_turns`.
+        ValueError: unknown `op`, `x` not floating point, wrong shapes, or `num_turns` negative or
+            (on a CPU) too small.
     """
     check_turn_index(turn_index)
     check_choice("op", op, TURN_REDUCTIONS)
@@ -182,6 +184,7 @@ def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> T
     check_like("turn_index", turn_index, x=x)
     if num_turns < 0:
         raise ValueError(f"num_turns must be at least 0, got {num_turns}")
+    check_turn_count("num_turns", num_turns, turn_index)
     x = upcast(x)
     # Bucket 0 takes everything outside turns, NaN included, and is dropped with a zero gradient.
     buckets = x.new_zeros(x.shape[0], num_turns + 1)
@@ -203,7 +206,8 @@ def broadcast_turns(x: Tensor, turn_index: Tensor) -> Tensor:
         [B, T] in the dtype of `x`, 0 outside turns.
 
     Raises:
-        ValueError: `x` is not [B, K] floating point, or `turn_index` is not [B, T] int64.
+        ValueError: `x` is not [B, K] floating point, `turn_index` is not [B, T] int64, or (on a CPU)
+            K is too small.
     """
     check_turn_index(turn_index)
     check_float(x=x)
@@ -212,4 +216,5 @@ def broadcast_turns(x: Tensor, turn_index: Tensor) -> Tensor:
             f"x must be [B, K] with the B of turn_index, got shapes {list(x.shape)} "
             f"and {list(turn_index.shape)}"
         )
+    check_turn_count("number of columns of x", x.shape[1], turn_index)
     return torch.nn.functional.pad(x, (1, 0)).gather(1, turn_index + 1)

@@ -18,6 +18,7 @@ from ..core import (
     aggregation_weights,
     clipped_surrogate,
     clipped_value_loss,
+    importance_ratio,
     kl_penalty,
     log_importance_ratio,
 )
@@ -217,7 +218,7 @@ class ActorCriticUpdate(ActorCriticRollout):
         if self.args.beta != 0.0:
             kl = kl_penalty(logprobs, inputs["ref_per_token_logps"], "k3", loss_mask=loss_mask)
             self._batch_metrics.add_mean("kl", kl, loss_mask)
-            kl = kl * log_ratio.exp() if self.args.use_bias_correction_kl else kl
+            kl = kl * importance_ratio(log_ratio) if self.args.use_bias_correction_kl else kl
             terms.append(self.args.beta * (kl * share).sum())
         if self.args.entropy_coef != 0.0:
             entropy = entropies.masked_fill(~loss_mask, 0.0).sum() / totals[1].clamp(min=1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import re
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, fields
 
 import pytest
 import torch
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
+from trl_stppo.trainer.config_checks import LIMITS
 
 CONFIGS = (PPOConfig, STPPOConfig)
 
@@ -288,6 +290,30 @@ def test_a_value_out_of_range_raises_with_name_and_value(name, value, cls):
     shown = dict((alias, real) for alias, real, _ in ALIASES).get(name, name)
     with pytest.raises(ValueError, match=re.escape(f"`{shown}={value!r}`")):
         config(cls, **{name: value}, **options)
+
+
+def float_fields(cls: type[PPOConfig]) -> list[str]:
+    return [spec.name for spec in fields(cls) if "float" in str(spec.type)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("cls", [PPOConfig, STPPOConfig, STGRPOConfig])
+def test_no_number_may_be_infinite_or_none_at_all(cls, bad):
+    names = float_fields(cls)
+    assert {"kl_coef", "learning_rate", "turn_reward_weights", "env_timeout_seconds"} <= {*names}
+    assert ("clip_bias_power" in names) is (cls is not PPOConfig)
+    for name in (*names, "max_turns"):
+        if bad == math.inf and name in LIMITS:
+            continue
+        value = [1.0, bad] if name.endswith("reward_weights") else bad
+        with pytest.raises(ValueError, match=re.escape(f"`{name}={value!r}`: must be a finite")):
+            config(cls, **{name: value})
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_a_limit_may_be_infinite(name):
+    args = config(STPPOConfig, **{name: math.inf})
+    assert getattr(args, name) == math.inf
 
 
 @pytest.mark.parametrize("level", ["turn", "token", "sequence"])

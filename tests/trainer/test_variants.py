@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -86,7 +87,7 @@ def test_modes_with_the_unit_of_a_gradient_cannot_scale_the_update(mode):
         config(clip_bias_normalization=mode)
 
 
-@pytest.mark.parametrize("limit", [0.0, None])
+@pytest.mark.parametrize("limit", [0.0, None, math.inf])
 def test_triggered_needs_the_gradient_clip(limit):
     with pytest.raises(ValueError, match="'triggered'` needs `max_grad_norm` > 0"):
         config(

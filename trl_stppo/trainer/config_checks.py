@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..core import KL_ESTIMATORS, LOSS_TYPES
@@ -40,6 +41,30 @@ SAMPLER_CORRECTIONS = tuple(
 )
 # These step inside the backward pass, before the critic's gradient and the clipping bias exist.
 EARLY_OPTIMIZERS = ("lomo", "layerwise")
+
+
+# Bounds from above, where infinity means what None does and is passed on as it is: nothing is cut off.
+LIMITS = frozenset(
+    (
+        *("epsilon_high", "delta", "cliprange_value", "max_grad_norm", "critic_max_grad_norm"),
+        *("target_kl", "max_clip_bias_ratio", "off_policy_mask_threshold"),
+        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
+    )
+)
+
+
+def check_finite(config: PPOConfig) -> None:
+    """Raise ValueError for a field that holds NaN or infinity, whatever else its range is."""
+    for spec in fields(config):
+        value = getattr(config, spec.name)
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, float) or math.isfinite(number):
+                continue
+            if spec.name in LIMITS and number == math.inf:
+                continue
+            also = ", or inf for no limit" if spec.name in LIMITS else ""
+            also += ", or None" if "None" in str(spec.type) else ""
+            raise ValueError(f"`{spec.name}={value!r}`: must be a finite number{also}.")
 
 
 def check_refused(config: PPOConfig) -> None:
@@ -141,11 +166,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check_values(config: PPOConfig, ratio_levels: tuple[str, ...]) -> None:
-    """Raise ValueError for values out of range, alone or together."""
+def check_values(config: PPOConfig) -> None:
+    """Raise ValueError for values that are refused, or out of range, alone or together."""
+    check_refused(config)
     choices = {
         "loss_type": LOSS_TYPES,
-        "importance_sampling_level": ratio_levels,
+        "importance_sampling_level": config._VALID_LEVELS,
         "advantage_level": ("token", "turn"),
         "kl_estimator": KL_ESTIMATORS,
         "env_isolation": ("thread", "process"),

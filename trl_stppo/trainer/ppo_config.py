@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
-from .config_checks import check_refused, check_values
+from .config_checks import check_finite, check_values
 from .config_errors import KnownNames, explained
 from .reporting import resolve_report_to
 
@@ -307,6 +307,7 @@ class PPOConfig(KnownNames, GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        check_finite(self)
         resolve_report_to(self)
         self._resolve_aliases()
         mini_batches = self._resolve_mini_batches()
@@ -323,8 +324,7 @@ class PPOConfig(KnownNames, GRPOConfig):
         if single:
             self.num_generations = 1
         self._resolve_schedule(mini_batches)
-        check_refused(self)
-        check_values(self, self._VALID_LEVELS)
+        check_values(self)
 
     def _is_set(self, name: str) -> bool:
         """Whether a field differs from its default, which is all a dataclass can tell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -167,9 +168,9 @@ class STPPOConfig(PPOConfig):
             )
         if self.clip_bias_estimator == "logits":
             self.check_estimator()
-        if mode == "triggered" and not (self.max_grad_norm or 0.0) > 0:
+        if mode == "triggered" and not 0 < (self.max_grad_norm or 0.0) < math.inf:
             raise ValueError(
-                f"`clip_bias_normalization='triggered'` needs `max_grad_norm` > 0, got "
+                f"`clip_bias_normalization='triggered'` needs `max_grad_norm` > 0 and finite, got "
                 f"{self.max_grad_norm}: it amplifies the gradient while the bias is small and relies "
                 f"on the gradient clip. Set max_grad_norm=1.0."
             )

@@ -115,7 +115,8 @@ def token_rewards(index, scores, turn_rewards=None, kl=None, kl_coef=0.0):
 
 def kl_penalty(logprob, ref_logprob, estimator):
     x = ref_logprob - logprob
-    return -x if estimator == "k1" else math.exp(x) - 1.0 - x
+    held = min(x, 20.0)
+    return -x if estimator == "k1" else math.exp(held) - 1.0 - held
 
 
 def objective(ratio, advantage, low, high, delta=math.inf):

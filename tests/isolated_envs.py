@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 
 
 class Dangerous:
@@ -60,13 +59,3 @@ class Echo:
 
     async def step(self, action):
         return action + self.letter, 1.0, action == "stop", False, {}
-
-
-def descendants() -> list[str]:
-    """Process ids of everything that this process has started."""
-    found, more = [], [str(os.getpid())]
-    while more:
-        files = [f for pid in more for f in Path(f"/proc/{pid}/task").glob("*/children")]
-        more = [pid for file in files for pid in file.read_text().split()]
-        found += more
-    return found

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -93,6 +97,10 @@ class Env:
         while True:
             pass
 
+    def interrupts_and_hangs(self, caller):
+        os.kill(caller, signal.SIGALRM)
+        self.hangs()
+
     def sleeps(self, seconds):
         time.sleep(seconds)
         return seconds
@@ -133,8 +141,7 @@ class Env:
         return "torch" in sys.modules
 
     def sockets(self):
-        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        return sum(os.readlink(x).startswith("socket") for x in links if os.path.lexists(x))
+        return sockets_of("self")
 
     def __len__(self):
         return 3
@@ -151,24 +158,39 @@ def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
         return False
-
-
-def eventually(condition, seconds=5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(condition())
 
 
 def descriptors(pid="self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def sockets_of(pid) -> int:
+    count = 0
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket")
+    return count
+
+
 def children_of(pid: int) -> set[int]:
     """Zombies included."""
-    return {int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    while True:
+        try:
+            files = Path(f"/proc/{pid}/task").glob("*/children")
+            return {int(child) for file in files for child in file.read_text().split()}
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread has just ended, and its children are another's
+
+
+def descendants() -> set[int]:
+    """Process ids of everything that this process has started."""
+    found, more = set(), {os.getpid()}
+    while more:
+        more = {child for pid in more for child in children_of(pid)} - found
+        found |= more
+    return found
 
 
 def in_thread(function):
@@ -184,8 +206,8 @@ def in_thread(function):
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
 
-    def result(timeout=5.0):
-        thread.join(timeout)
+    def result():
+        thread.join(PATIENCE)
         assert outcome, "the thread is still busy"
         return outcome[0]
 

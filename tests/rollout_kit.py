@@ -230,11 +230,3 @@ def indices(marks: str) -> list[int]:
 def environment_threads() -> list[threading.Thread]:
     """Threads in which environments run."""
     return [t for t in threading.enumerate() if t.name.startswith("environment")]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether the condition has come true in time."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()

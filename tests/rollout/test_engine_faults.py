@@ -14,7 +14,8 @@ import pytest
 
 from tests import fault_envs
 from tests.fault_envs import FACTORIES, draw, expected, say
-from tests.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play, wait_until
+from tests.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play
+from tests.waiting import wait_until
 from trl_stppo.rollout.record import FAILURES, StopReason
 
 BATCH, BATCHES = 200, 12
@@ -97,7 +98,7 @@ def check_record(record, episodes, rows, mode):
 def test_thousands_of_episodes_with_faults(caplog, record_property):
     caplog.set_level(logging.ERROR)
     fault_envs.MISUSED.clear()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     engines = {
         mode: build(
             FACTORIES,
@@ -136,7 +137,7 @@ def test_thousands_of_episodes_with_faults(caplog, record_property):
     assert len(ends) > 20
     assert memory[-1] - memory[2] < 40, memory
     assert wait_until(lambda: not environment_threads())
-    assert threading.active_count() <= threads
+    assert wait_until(lambda: set(threading.enumerate()) <= threads)
     record_property(
         "figures", f"{faults} faults, {seconds:.1f} s, {memory[0]:.0f} to {memory[-1]:.0f} MB"
     )

@@ -18,18 +18,19 @@ from tests.isolation_kit import (
     HomeBound,
     TwoArguments,
     children_of,
-    eventually,
     in_thread,
     is_running,
 )
-from trl_stppo.rollout import isolation_server
+from tests.waiting import PATIENCE, wait_until
+from trl_stppo.rollout import isolation, isolation_server
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 
 
 @pytest.fixture
-def env():
+def env(monkeypatch):
+    monkeypatch.setattr(isolation, "REAP_TIMEOUT", PATIENCE)  # whatever else the machine does
     one = IsolatedEnvironment(Env)
     yield one
     one.kill()
@@ -133,7 +134,8 @@ def test_what_main_defines_goes_by_value(tmp_path):
         "print(env.env_type_name, env.step(21))\n"
         "try:\n    env.fail()\nexcept RuntimeError as error:\n    print(error)\n"
     )
-    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=20)
+    command = [sys.executable, script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     expected = ["main runs", "Mine 42", "Broken: of main"]  # once: no child ran the script again
     assert (result.stdout.splitlines(), result.stderr) == (expected, "")
 
@@ -179,9 +181,9 @@ def test_a_factory_that_fails(factory, error, message):
 def test_a_factory_that_hangs():
     started = time.monotonic()
     with pytest.raises(TimeoutError, match=r"was not there after 0\.3 s"):
-        IsolatedEnvironment(lambda: time.sleep(100), start_timeout=0.3)
-    assert time.monotonic() - started < 2.0
-    assert eventually(lambda: not children_of(isolation_server._server.process.pid))
+        IsolatedEnvironment(lambda: time.sleep(1000), start_timeout=0.3)
+    assert time.monotonic() - started < PATIENCE
+    assert wait_until(lambda: not children_of(isolation_server._server.process.pid))
 
 
 # --- Failures in the child ------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_a_child_that_dies_names_its_end(env, method, argument, message):
 
 def test_killed_from_outside_between_calls(env):
     os.kill(env.pid, signal.SIGKILL)
-    assert eventually(lambda: not env.alive)
+    assert wait_until(lambda: not env.alive)
     with pytest.raises(EnvironmentDied, match="signal 9"):
         env.step("a")
 
@@ -268,7 +270,7 @@ def test_a_server_that_dies_takes_its_children_along_and_is_replaced(env):
     result = in_thread(env.hangs)()
     assert isinstance(result, EnvironmentDied)
     assert "no word from its fork server" in str(result)
-    assert eventually(lambda: not is_running(env.pid))
+    assert wait_until(lambda: not is_running(env.pid))
     isolation_server._server.process.wait()
     other = IsolatedEnvironment(Env)
     assert other.step("a")[0] == "A"

@@ -94,7 +94,7 @@ def test_what_it_raises_is_its_answer():
 
 
 def test_the_wait_for_the_main_thread_is_not_the_tools_time():
-    engine = build(None, standalone=[alarmed_for(0.2)], env_timeout_seconds=0.7)
+    engine = build(None, standalone=[alarmed_for(0.2)], env_timeout_seconds=1.0)
     try:
         played = play(engine, says(*[["!slow a]", "end]"]] * 8), rows=[{}] * 8)
         assert not [reason for reason in played.reasons if "timeout" in str(reason)]
@@ -120,10 +120,10 @@ def test_a_call_whose_episode_has_run_out_of_time_is_not_begun():
         """
         alarmed(x)
         asked.append(x)
-        time.sleep(0.7)
+        time.sleep(1.3)
         return x
 
-    engine = build(None, standalone=[slow], episode_timeout_seconds=0.5)
+    engine = build(None, standalone=[slow], episode_timeout_seconds=1.0)
     try:
         played = play(engine, says(["!slow a]", "end]"], ["!slow b]", "end]"]), rows=({}, {}))
         assert [str(reason) for reason in played.reasons] == ["episode_timeout"] * 2

@@ -21,8 +21,8 @@ from tests.rollout_kit import (
     requested,
     says,
     shown,
-    wait_until,
 )
+from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.tool_driver import ToolFormat
 
 
@@ -296,7 +296,7 @@ def test_a_call_that_was_given_up_changes_nothing_when_it_ends():
     played = play_once(Stuck, says(["!look a]"]), env_timeout_seconds=0.1)
     assert played.reasons == ["env_timeout"]
     leave.set()
-    assert left.wait(5.0)
+    assert left.wait(PATIENCE)
     time.sleep(0.05)
     episode = played.only
     assert (episode.pays_turns, episode.turn_rewards, episode.messages[1:]) == (False, [0.0], [])

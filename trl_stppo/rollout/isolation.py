@@ -190,7 +190,7 @@ class IsolatedEnvironment:
         return unpack(reply, what)
 
     def _death(self, what: str) -> EnvironmentDied:
-        end = "killed on request" if self._killed else self._wait_for_end(1.0)
+        end = "killed on request" if self._killed else self._wait_for_end(REAP_TIMEOUT)
         self._discard()
         who = f"the process of {self.env_type_name} (pid {self.pid})"
         return EnvironmentDied(f"{who} ended in or before {what}: {end or 'connection lost'}")

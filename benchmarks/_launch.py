@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def launch(script: str, job: dict[str, Any], processes: int) -> str:
@@ -28,8 +20,8 @@ def launch(script: str, job: dict[str, Any], processes: int) -> str:
     """
     torchrun: list[str] = []
     if processes > 1:
-        torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-        torchrun.append(f"--master_port={free_port()}")
+        # It listens on a port of its own choice: one that was looked for could be taken meanwhile.
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     result = subprocess.run(
         [sys.executable, *torchrun, str(HERE / script), json.dumps(job)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},

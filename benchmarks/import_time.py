@@ -10,13 +10,13 @@ The last line is JSON with every figure.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
 
+from _outcome import finish
 from rich.console import Console
 from rich.table import Table
 
@@ -62,7 +62,7 @@ def main() -> None:
         ratio = f"{ratios[name]:.2f}x" if name in ratios else ""
         table.add_row(STATEMENTS[name], f"{medians[name]:.2f}", f"{min(values):.2f}", ratio)
     Console().print(table)
-    print(json.dumps({"repeats": repeats, "seconds": medians, "ratios": ratios}))
+    finish({"repeats": repeats, "seconds": medians, "ratios": ratios})
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from _outcome import finish
 from geometries import GEOMETRIES, save_random_model
 from rich.console import Console
 from rich.table import Table
@@ -200,7 +201,7 @@ def main() -> None:
                 f"{run['model']} {run['setting']}: {run['peak'] / GIB:.2f} GiB, "
                 f"limit {run['limit_gib']:.0f}"
             )
-    print(json.dumps({"runs": results, "shared_over_separate": ratios}))
+    finish({"runs": results, "shared_over_separate": ratios})
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from _outcome import finish
 from _retrieval_corpus import VOCABULARY, Language, passages, queries
 from rich.console import Console
 from rich.table import Table
@@ -223,7 +224,7 @@ def main() -> None:
         figures[f"index_{stop_words}"] = found
     figures["http"] = load(1000 if options.quick else 4000, 2000)
     show(console, "HTTP, 5 % errors, 2 % hangs", figures["http"])
-    print(json.dumps(figures))
+    finish(figures)
 
 
 if __name__ == "__main__":

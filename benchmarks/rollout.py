@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import json
 import os
 import random
 import statistics
@@ -34,6 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
+from _outcome import finish
 from datasets import Dataset
 from transformers import Qwen2ForCausalLM, logging
 from trl import GRPOConfig, GRPOTrainer
@@ -318,7 +318,7 @@ def main() -> None:
     print(f"  ours gives up on it after {LookEnv.hang_seconds / 10:.1f} s")
     for result in cases.values():
         result.pop("figures", None)
-    print(json.dumps({"threads": torch.get_num_threads(), "episodes": episodes, **cases}))
+    finish({"threads": torch.get_num_threads(), "episodes": episodes, **cases})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import tempfile
 from typing import Any
 
 from _launch import launch
+from _outcome import finish
 from _scaling_worker import MARK
 from geometries import save_random_model
 from rich.console import Console
@@ -105,7 +106,7 @@ def main() -> None:
                 result["expected_bytes_per_update"] = expected_bytes(result)
             show(console, name, runs)
             figures[name] = runs
-    print(json.dumps(figures))
+    finish(figures)
 
 
 if __name__ == "__main__":

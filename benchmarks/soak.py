@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _launch import launch
+from _outcome import finish
 from rich.console import Console
 from rich.table import Table
 
@@ -74,7 +75,7 @@ def main() -> None:
             flat = "yes" if result[name]["flat"] else "NO"
             table.add_row(str(rank), name, *quarters, f"{result[name]['max']:.0f}", flat)
     Console(width=110).print(table)
-    print(json.dumps({"quick": options.quick, "ranks": ranks}))
+    finish({"quick": options.quick, "ranks": ranks})
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ where it was. `scripts/plot_stability.py` draws it. The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
+import shutil
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -26,6 +26,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from _outcome import finish
 from _stability_grid import Cell, Table
 from _stability_report import print_tables, summaries
 from _stability_run import run
@@ -77,7 +78,7 @@ def main() -> None:
     args.updates = 2 if args.quick else None
     if args.quick:
         args.output = args.output / "quick"
-        (args.output / "results.csv").unlink(missing_ok=True)
+        shutil.rmtree(args.output, ignore_errors=True)  # the agent of other versions included
     args.output.mkdir(parents=True, exist_ok=True)
     table = Table(args.output / "results.csv")
     deadline = time.monotonic() + 3600 * args.budget_hours
@@ -89,8 +90,10 @@ def main() -> None:
             break
     found = summaries(table)
     print_tables(found)
-    outcome = {"quick": args.quick, "left_out": left_out, "cells": found}
-    print(json.dumps(outcome if args.quick else {**outcome, **decisions(table)}))
+    # A run that dies is a result of the study, yet not one of those that show that it runs.
+    died = [{"error": row["error"]} for row in table.rows if args.quick and row["error"]]
+    outcome = {"quick": args.quick, "left_out": left_out, "cells": found, "died": died}
+    finish(outcome if args.quick else {**outcome, **decisions(table)})
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
+from _outcome import finish
 from _update_batch import Episode, make_episodes, tokens
 from _update_runs import clip_pairs, run, summarise
 from _update_tables import brief, show_clip, show_main, show_passes, show_phases
@@ -226,7 +227,7 @@ def main() -> None:
         for longest in options.lengths:
             results[str(longest)] = measure(options, console, folder, longest)
     settings = {k: v for k, v in vars(options).items() if k != "competitor_python"}
-    print(json.dumps({**settings, "results": results}))
+    finish({**settings, "results": results})
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def warm_start(
         weight_decay=0.01,
         assistant_only_loss=True,
         train_sampling_strategy="sequential",
-        activation_checkpointing=False,
+        gradient_checkpointing=False,  # TRL's own field, whatever transformers calls it
         bf16=False,
         use_cpu=not torch.cuda.is_available(),
         logging_steps=100,

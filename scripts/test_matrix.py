@@ -7,9 +7,10 @@
 oldest   constraints-oldest.txt, the lower end of each range
 newest   no constraints: what pip resolves today, pre-releases with --pre
 
-Each environment first runs a short subset, then the whole suite. An environment takes 5 to 9 GB with the
-CUDA builds of torch that PyPI has; where a CPU build can be had, name its index in PIP_EXTRA_INDEX_URL.
-The exit status is that of the first failure.
+Each environment first runs a short subset of the tests, then every benchmark with --quick, then all tests.
+Each command is printed before it runs, with its seconds afterwards. An environment takes 5 to 9 GB with
+the CUDA builds of torch that PyPI has; where a CPU build can be had, name its index in
+PIP_EXTRA_INDEX_URL. The exit status is that of the first failure.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +41,10 @@ def run(words: list[str]) -> int:
     """Run a command in the repository, offline for what asks the Hub; its exit status."""
     print("+", *words, flush=True)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
+    started = time.monotonic()
+    status = subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
+    print(f"= exit status {status} after {time.monotonic() - started:.0f} s", flush=True)
+    return status
 
 
 def install(kind: str, folder: Path, options: argparse.Namespace) -> tuple[Path, int]:
@@ -58,12 +63,22 @@ def install(kind: str, folder: Path, options: argparse.Namespace) -> tuple[Path,
 
 
 def check(python: Path, options: argparse.Namespace) -> int:
-    """Show the versions, then run the subset and, unless it is all that is wanted, the suite."""
+    """Show the versions, then run the subset and, unless it is all that is wanted, the rest."""
     status = run([str(python), "-m", "pip", "list"])
     tests = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(options.jobs)]
     tests += ["--dist", "loadfile"]
     status = status or run([*tests, *SUBSET])
-    return status if options.quick else status or run(tests)
+    if options.quick:
+        return status
+    for path in benchmarks():
+        status = status or run([str(python), path, "--quick"])
+    return status or run(tests)
+
+
+def benchmarks() -> list[str]:
+    """What can be run with --quick."""
+    paths = sorted((ROOT / "benchmarks").glob("*.py"))
+    return [str(path.relative_to(ROOT)) for path in paths if '"--quick"' in path.read_text()]
 
 
 def main() -> int:

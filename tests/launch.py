@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,23 +14,17 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def launcher(processes: int) -> list[str]:
     """Arguments of Python that make it start so many processes of the module that follows."""
-    port = f"--master_port={free_port()}"
-    return ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", port]
+    # It listens on a port of its own choice: one that was looked for could be taken meanwhile.
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
 
 
 def on_two_processes(
     module: str,
     folder: Path,
     *arguments: str,
-    timeout: float = 300,
+    timeout: float = 900,
     weights_only: bool = True,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import json
 import re
 import subprocess
 import sys
@@ -124,6 +125,12 @@ HEAVY = {
 }
 
 
+# Each has --quick, ends in a line of JSON, and fails when anything in it has.
+BENCHMARKS = (
+    *("import_time", "memory", "retrieval", "rollout", "scaling", "soak", "stability", "update"),
+)
+
+
 def printed(code: str) -> list[str]:
     words = [sys.executable, "-c", f"import sys; {code}"]
     result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -153,16 +160,41 @@ def test_the_matrix_runs_tests_that_exist_and_knows_its_environments(script, mon
     assert "'middle': allowed are oldest and newest" in capsys.readouterr().err
 
 
+def test_the_matrix_says_what_it_runs_and_what_it_took(script, capfd):
+    assert script("test_matrix").run([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    first, *_, last = capfd.readouterr().out.splitlines()
+    assert first == f"+ {sys.executable} -c raise SystemExit(3)"
+    assert re.fullmatch(r"= exit status 3 after \d+ s", last)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmarks_end_in_json(name):
+    text = (ROOT / "benchmarks" / f"{name}.py").read_text()
+    assert "finish(" in text.rpartition("def main(")[2]
+
+
+def test_a_failure_among_the_figures_of_a_benchmark_is_its_exit_status(script, capsys):
+    finish = script("_outcome").finish
+    finish({"runs": [{"error": ""}, {"seconds": 1.0}], "errors": 2})
+    with pytest.raises(SystemExit, match="2 failed; the first: no memory"):
+        finish({"runs": [{"error": "no memory"}], "deeper": {"b": {"error": "no time"}}})
+    lines = capsys.readouterr().out.splitlines()
+    assert [list(json.loads(line)) for line in lines] == [["runs", "errors"], ["runs", "deeper"]]
+
+
 def test_the_matrix_installs_then_runs_the_subset_then_all(script, monkeypatch, tmp_path):
     matrix, commands = script("test_matrix"), []
+    quick = [[f"benchmarks/{name}.py", "--quick"] for name in BENCHMARKS]
     monkeypatch.setattr(matrix, "run", lambda words: commands.append(words) or 0)
     monkeypatch.setattr(sys, "argv", ["test_matrix.py", "--keep", str(tmp_path)])
     assert matrix.main() == 0
-    oldest, newest = commands[:5], commands[5:]
+    oldest, newest = commands[: len(commands) // 2], commands[len(commands) // 2 :]
     assert "constraints-oldest.txt" in oldest[1]
     assert not any("constraints" in word for word in newest[1])
     assert oldest[3][-len(matrix.SUBSET) :] == list(matrix.SUBSET)
-    assert oldest[4] == oldest[3][: -len(matrix.SUBSET)]
+    assert [command[1:] for command in oldest[4:-1]] == quick
+    assert oldest[-1] == oldest[3][: -len(matrix.SUBSET)]
+    assert len(newest) == len(oldest)
     commands.clear()
     monkeypatch.setattr(matrix, "run", lambda words: commands.append(words) or len(commands) - 1)
     assert matrix.main() == 1

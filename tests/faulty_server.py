@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# How long what hangs does so, unless the server is closed before.
+HANG_SECONDS = 60.0
+
 
 def found(query: str, top_k: int) -> list[Any]:
     """What a search finds here."""
@@ -118,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
     def _break(self, plan: str, body: bytes) -> None:
         self.close_connection = True
         if plan == "hang":
-            self.server.released.wait(30)
+            self.server.released.wait(HANG_SECONDS)
         elif plan == "reset":
             linger = struct.pack("ii", 1, 0)  # closing sends a reset
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -133,9 +136,8 @@ class Handler(BaseHTTPRequestHandler):
         elif plan in ("drip", "drip_head"):
             if plan == "drip":
                 self._send(200, b"", len(body))
-            for _ in range(3000):
+            until = time.monotonic() + HANG_SECONDS
+            while time.monotonic() < until and not self.server.released.wait(0.01):
                 self.wfile.write(b" " if plan == "drip" else b"H")
-                if self.server.released.wait(0.01):
-                    break
         elif plan != "close":
             raise AssertionError(plan)

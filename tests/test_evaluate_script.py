@@ -314,7 +314,7 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-2000:]

@@ -155,7 +155,7 @@ def test_as_a_command_on_the_default_environment_and_dataset() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=900,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-2000:]

@@ -20,7 +20,7 @@ def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **cache},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
 

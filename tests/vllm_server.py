@@ -22,6 +22,7 @@ import torch
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
+from tests.waiting import PATIENCE
 from trl_stppo import PPOTrainer
 
 # (ids of the prompt, the request) -> sampled ids, their log-probabilities
@@ -137,7 +138,7 @@ class Session:
     def post(self, url: str, json: dict[str, Any]) -> Response:
         request = urllib.request.Request(url, data=_encoded(json))
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return Response(answer.status, answer.read().decode())
         except urllib.error.HTTPError as error:
             return Response(error.code, error.read().decode())

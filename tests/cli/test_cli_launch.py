@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.script_kit import AGENT, DEMO, LAUNCHES, ROOT
+from tests.waiting import PATIENCE
 from trl_stppo.cli import launch, train
 from trl_stppo.cli.launches import launcher
 from trl_stppo.cli.main import main
@@ -160,7 +161,7 @@ CHILD = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *given: sys.exit(5))
 print("ready", flush=True)
-time.sleep(30)
+time.sleep(600)
 """
 
 
@@ -171,7 +172,7 @@ def test_a_signal_reaches_the_process_that_is_waited_for():
         assert child.stdout.readline() == b"ready\n"
         os.kill(os.getpid(), signal.SIGINT)  # a terminal's reaches the child by itself
         os.kill(os.getpid(), signal.SIGTERM)
-        assert child.wait(timeout=10) == 5
+        assert child.wait(timeout=PATIENCE) == 5
     child.stdout.close()
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -208,6 +208,6 @@ def test_a_dry_run_is_offline_before_the_libraries_are_imported(flag, status):
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"},
         check=False,
-        timeout=120,
+        timeout=900,
     )
     assert result.returncode == status

@@ -3,14 +3,13 @@
 import asyncio
 import functools
 import json
-import socket
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
+from tests.waiting import PATIENCE, wait_until
 from trl_stppo.envs import check_env
 from trl_stppo.envs.adapters import AsyncOpenEnvSession, OpenEnvSession
 
@@ -182,19 +181,15 @@ def server():
         def state(self):
             return State()
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     app = create_fastapi_app(Counter, Add, Total, max_concurrent_envs=8)
-    running = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
-    while not running.started and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert wait_until(lambda: running.started)
+    port = running.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
     running.should_exit = True
-    thread.join(10)
+    thread.join(PATIENCE)
 
 
 def test_an_episode_over_the_wire(server) -> None:

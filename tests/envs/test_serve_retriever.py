@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE
 from trl_stppo.envs.retrieval import BM25Retriever, Passage
 from trl_stppo.envs.retrievers.remote import HttpRetriever
 
@@ -39,7 +40,7 @@ class Broken:
             raise RuntimeError("index on fire")
         if query == "wait":
             self.entered.set()
-            self.go.wait(10)
+            self.go.wait(PATIENCE)
         return self.inner.ranked(query, top_k)
 
 
@@ -56,7 +57,9 @@ def server(monkeypatch):
 
 def ask(server, body, path="/retrieve", method="POST", connection=None, headers=None):
     """Status and content of the answer."""
-    connection = connection or http.client.HTTPConnection(*server.server_address[:2], timeout=20)
+    connection = connection or http.client.HTTPConnection(
+        *server.server_address[:2], timeout=PATIENCE
+    )
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection.request(method, path, data, headers or {})
     response = connection.getresponse()
@@ -107,7 +110,7 @@ def test_our_client_gets_the_passages_back(server) -> None:
     ],
 )
 def test_malformed_requests_are_told_why(server, body, message) -> None:
-    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=PATIENCE)
     status, content = ask(server, body, connection=connection)
     assert status == 400
     assert message in content["error"]
@@ -132,7 +135,7 @@ def test_a_failing_retriever_is_a_500_and_health_goes_on(server, capfd) -> None:
 
 
 def test_many_at_once(server) -> None:
-    retriever = HttpRetriever(url(server), cache_size=0)
+    retriever = HttpRetriever(url(server), cache_size=0, timeout=PATIENCE, deadline=PATIENCE)
     with ThreadPoolExecutor(64) as pool:
         found = list(pool.map(lambda i: retriever.search(f"heap {i}", 1), range(400)))
     assert found == [[PASSAGES[0]]] * 400
@@ -142,13 +145,13 @@ def test_many_at_once(server) -> None:
 def test_the_request_in_hand_is_answered_at_the_end(server) -> None:
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(ask, server, {"queries": ["wait"]})
-        assert server.retriever.entered.wait(10)
+        assert server.retriever.entered.wait(PATIENCE)
         ending = pool.submit(server.end)
         with pytest.raises(TimeoutError):
             ending.result(0.3)
         server.retriever.go.set()
-        assert answer.result(10)[0] == 200
-        ending.result(10)
+        assert answer.result(PATIENCE)[0] == 200
+        ending.result(PATIENCE)
     with pytest.raises(OSError):
         ask(server, {"queries": []})
 
@@ -170,7 +173,7 @@ def test_as_a_command_over_a_corpus_file(corpus, number) -> None:
         retriever = HttpRetriever(line.split()[-1])
         assert retriever.search("tree", 3) == [PASSAGES[0]]
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (0, "", "")
     finally:
         process.kill()
@@ -197,7 +200,7 @@ def test_a_corpus_is_searched_as_its_index_is(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])
 def test_a_port_that_is_none_is_explained(port) -> None:
     command = [sys.executable, SCRIPT, "--stdlib", f"--port={port}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 2
     assert "argument --port: " in done.stderr
     assert "Traceback" not in done.stderr
@@ -205,7 +208,7 @@ def test_a_port_that_is_none_is_explained(port) -> None:
 
 def test_a_folder_without_an_index_is_explained(tmp_path) -> None:
     command = [sys.executable, SCRIPT, "--index", tmp_path, "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 1
     assert done.stderr.startswith("serve_retriever: ")
     assert "Traceback" not in done.stderr

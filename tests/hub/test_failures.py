@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, Impatient, letters, logits, run
 from tests.hub.hub_server import LocalHub
+from tests.waiting import PATIENCE, wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
 from trl_stppo.trainer import checkpoint_files
@@ -81,7 +81,7 @@ def test_the_command_in_the_message_pushes_what_the_trainer_would(hub, pushable)
     command = shlex.split(re.search(r"`(hf upload .*?)`", str(caught.value))[1])
     code = "import sys; from huggingface_hub.cli.hf import main; sys.argv[0] = 'hf'; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, *command[1:]], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, *command[1:]], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     by_command = hub.repos[REPO].files
@@ -111,13 +111,12 @@ def test_what_goes_wrong_once_is_tried_again(hub, pushable, pattern, status, hea
 
 def warnings_of(caplog, count):
     """What was told of pushes; a thread tells it, perhaps a moment after the run."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        told = [r.message for r in caplog.records if "training goes on" in r.message]
-        if len(told) >= count:
-            return told
-        time.sleep(0.01)
-    raise AssertionError(f"told {len(told)} times, not {count}")
+
+    def told():
+        return [r.message for r in caplog.records if "training goes on" in r.message]
+
+    assert wait_until(lambda: len(told()) >= count), told()
+    return told()
 
 
 @pytest.mark.parametrize("status", [401, 500, None])
@@ -157,7 +156,7 @@ def test_a_push_in_the_background_that_fails_is_told(hub, pushable, caplog):
     hub.fail("preupload", 403)
     with caplog.at_level(logging.WARNING, logger="trl_stppo"):
         future = pushable.push_to_hub(blocking=False)
-        assert future.exception(timeout=60) is not None
+        assert future.exception(timeout=PATIENCE) is not None
     assert "write access" in warnings_of(caplog, 1)[0]
 
 

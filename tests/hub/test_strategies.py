@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from tests.hub.hub_kit import REPO, letters, run
 from tests.scripted import assert_same, weights
+from tests.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trainer import checkpoint_files
 
@@ -121,7 +122,7 @@ def test_a_checkpoint_stays_until_it_is_uploaded(hub, tmp_path):
 
     def hold(line: str) -> None:
         if "/preupload/" in line:
-            release.wait(20)
+            release.wait(2 * PATIENCE)
 
     hub.before = hold
     trainer = run(

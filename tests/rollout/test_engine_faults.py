@@ -15,7 +15,7 @@ import pytest
 from tests import fault_envs
 from tests.fault_envs import FACTORIES, draw, expected, say
 from tests.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import FAILURES, StopReason
 
 BATCH, BATCHES = 200, 12
@@ -128,7 +128,7 @@ def test_thousands_of_episodes_with_faults(caplog, record_property):
         check_record(played.record, played.episodes, rows, mode)
         faults += sum(row["fault"] is not None for row in rows)
         hangs = sum(row["fault"] == "hang" for row in rows)
-        assert took < 10 + hangs * TIMEOUT
+        assert took < PATIENCE + hangs * TIMEOUT
         memory.append(resident_megabytes())
     for engine in (*engines.values(), healthy):
         engine.close()

@@ -71,7 +71,7 @@ def launch(folder: Path, engines: list[str], cases: list[str]) -> list[dict[Any,
     bin_folder = str(Path(sys.executable).parent)  # DeepSpeed looks for ninja there
     path = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     jobs = json.dumps(engines), json.dumps(cases)
-    return on_two_processes("tests.engine_run", folder, *jobs, timeout=900, environment=path)
+    return on_two_processes("tests.engine_run", folder, *jobs, environment=path)
 
 
 def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:

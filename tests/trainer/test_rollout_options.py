@@ -19,6 +19,7 @@ from tests.builders import LIMITS, Kept, build, logs, prompts
 from tests.fakes import CountEnv, char_tokenizer
 from tests.located import Located
 from tests.tool_model import TEMPLATE
+from tests.waiting import PATIENCE
 from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.models.critic import SharedCritic
@@ -84,6 +85,7 @@ class Sleepy(CountEnv):
     """Sleeps as long as the row says in its second turn; counts who is awake at once."""
 
     lock, running, most, open, most_open, epoch = threading.Lock(), 0, 0, 0, 0, 0
+    awake = threading.Event()
 
     @classmethod
     def forget(cls):
@@ -101,7 +103,7 @@ class Sleepy(CountEnv):
         with self.lock:
             Sleepy.running += 1
             Sleepy.most = max(Sleepy.most, Sleepy.running)
-        time.sleep(self.pause if self.count else 0.01)
+        self.awake.wait(self.pause if self.count else 0.01)
         result = super().step(action)
         if self.born == Sleepy.epoch:
             with self.lock:
@@ -110,12 +112,22 @@ class Sleepy(CountEnv):
         return result
 
 
-@pytest.mark.parametrize("name", ["env_timeout_seconds", "episode_timeout_seconds"])
-def test_time_limits(tmp_path, name):
-    data = prompts(4, pause=[0.0, 5.0, 0.0, 0.0])
+@pytest.fixture
+def _wakes_up():
+    yield
+    Sleepy.awake.set()
+    Sleepy.awake = threading.Event()
+
+
+@pytest.mark.usefixtures("_wakes_up")
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("env_timeout_seconds", 1.0), ("episode_timeout_seconds", 2.0)]
+)
+def test_time_limits(tmp_path, name, seconds):
+    data = prompts(4, pause=[0.0, 2 * PATIENCE, 0.0, 0.0])
     started = time.monotonic()
-    trainer = trained(tmp_path, Sleepy, data, **{name: 0.7})
-    assert time.monotonic() - started < 5.0
+    trainer = trained(tmp_path, Sleepy, data, **{name: seconds})
+    assert time.monotonic() - started < PATIENCE
     reason = name.removesuffix("_seconds")
     assert reasons(trainer) == ["terminated", reason, "terminated", "terminated"]
     assert logs(trainer)[f"stop_reason/{reason}"] == 0.25
@@ -379,16 +391,19 @@ def test_a_lora_policy_with_checkpointing_generates_with_the_cache(
 def test_an_episode_that_is_over_before_its_first_turn_is_not_scored(tmp_path):
     """Reward functions see neither its empty conversation nor its missing environment."""
 
+    over = threading.Event()
+
     class Late(CountEnv):
         def reset(self, late=0.0, **row):
-            time.sleep(late)
+            over.wait(late)
             return super().reset()
 
     def first(completions, **kwargs):
         return [float(len(completion[0]["content"])) for completion in completions]
 
-    data = prompts(4, late=[0.0, 3.0, 0.0, 0.0])
-    trainer = trained(tmp_path, Late, data, {"reward_funcs": first}, episode_timeout_seconds=1.0)
+    data = prompts(4, late=[0.0, 2 * PATIENCE, 0.0, 0.0])
+    trainer = trained(tmp_path, Late, data, {"reward_funcs": first}, episode_timeout_seconds=2.0)
+    over.set()
     assert reasons(trainer) == ["terminated", "episode_timeout", "terminated", "terminated"]
 
 

@@ -17,6 +17,7 @@ from tests.guards_run import CASES
 from tests.launch import ENVIRONMENT, ROOT, on_two_processes
 from tests.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
 from tests.signals_run import RUN
+from tests.waiting import PATIENCE
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -172,6 +173,7 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
         [sys.executable, "-m", "tests.signals_run", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -180,7 +182,7 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
         if line.startswith("BEGIN 2"):
             process.send_signal(signal.SIGTERM)
             break
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate("go on\n", timeout=2 * PATIENCE)
     assert process.returncode == 0, errors[-2000:]
     assert "RETURNED 2 15" in output
     assert "BEGIN 3" not in output
@@ -197,7 +199,7 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
 def ranks(tmp_path_factory):
     """The results of both ranks."""
     folder = tmp_path_factory.mktemp("two")
-    return on_two_processes("tests.guards_run", folder, timeout=150)
+    return on_two_processes("tests.guards_run", folder)
 
 
 def moved(result: dict, step: int) -> bool:

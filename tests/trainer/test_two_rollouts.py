@@ -17,7 +17,7 @@ OWN = ("step_time", "train_runtime", "perf/peak_memory_gb")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     # A dead-lock ends at the time limit.
-    return on_two_processes("tests.collective_run", folder, timeout=200, weights_only=False)
+    return on_two_processes("tests.collective_run", folder, weights_only=False)
 
 
 @pytest.mark.parametrize("case", ["text", "tools", "server", "slow"])

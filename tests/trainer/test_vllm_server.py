@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.builders import LIMITS, TEXT, Kept, build, logs
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.vllm_server import ModelSampler, attach, serving
+from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
 
 
@@ -258,6 +259,6 @@ def test_an_error_of_the_server_ends_the_training_at_once(tmp_path, fault, error
         started = time.monotonic()
         with pytest.raises(error, match=message):
             trainer.train()
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < PATIENCE
         assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
     assert trainer._engine.calls._running == {}

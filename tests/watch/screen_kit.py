@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 _SEQUENCE = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])")
 
 
@@ -128,7 +130,7 @@ def terminal(
             yield seen
         finally:
             stream.flush()
-    reader.join(10)
+    reader.join(PATIENCE)
     os.close(master)
     seen.append(b"".join(written).decode("utf-8"))
 

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from tqdm import tqdm
 
+from tests.waiting import PATIENCE
 from tests.watch.screen_kit import Screen, terminal
 from trl_stppo.watch.terminal import Above, LiveTerminal, can_be_live
 
@@ -66,7 +67,7 @@ def test_the_terminal_is_as_it_was(monkeypatch):
         assert not live.running
         drawing = [thread for thread in threading.enumerate() if "Refresh" in str(thread)]
         for thread in drawing:
-            thread.join(5)
+            thread.join(PATIENCE)
     assert Screen().feed(seen[0]).cursor_shown
     assert seen[0].rfind("\x1b[?25h") > seen[0].rfind("\x1b[?25l"), "also while it is drawn"
     assert not any(thread.is_alive() for thread in drawing)
@@ -125,8 +126,9 @@ def test_a_terminal_that_becomes_narrower(wraps, monkeypatch):
         print("printed before")
         for width in (50, 23):
             live.refresh()
-            sys.stdout.stream.write(mark)
-            live._console.size = (width, 50)
+            with live._live._lock:  # type: ignore[union-attr]  # or its thread could draw in between
+                sys.stdout.stream.write(mark)
+                live._console.size = (width, 50)
             print(f"printed at {width}")
         live.stop()
     screen = Screen()

@@ -153,8 +153,9 @@ def test_what_a_signal_handler_writes_stays_readable(monkeypatch):
         live = LiveTerminal(PANEL, lambda: bool(received))
         live.start()
         live.refresh()
-        received.append(2)
-        os.write(sys.stdout.fileno(), b"\nSIGINT received: stopping.\n")
+        with live._live._lock:  # type: ignore[union-attr]  # or its thread could draw in between
+            received.append(2)
+            os.write(sys.stdout.fileno(), b"\nSIGINT received: stopping.\n")
         live.refresh()
         live.refresh()
         print("later")

@@ -1,0 +1,147 @@
+"""Checkpoints that 0.1.0 wrote in the middle of a rollout batch go on as 0.1.0 went on from them.
+
+Bit for bit: the weights at the end of that batch and after a whole further one, the log, the recorded
+episodes. That can only be asked of the same arithmetic (`same_arithmetic`). Where it is another one, the
+rest of the batch must move the weights where it did, up to CLOSE of the way; the new batch is left out,
+because one token that is drawn otherwise makes it another one.
+
+A version that cannot do that refuses the checkpoint in a sentence that names `trl-stppo 0.1.0`, with which
+such a run can be finished; that is right too. Nothing here may be made anew: see fixtures/v0_1_0/make.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fixtures.v0_1_0 import recipe
+from tests.launch import ENVIRONMENT, ROOT, launcher
+from tests.run_log import comparable
+from trl_stppo.errors import CheckpointError
+from trl_stppo.trace import read_trace
+
+# Share of the way from the checkpoint's weights to the batch's end, L2 over all of them.
+CLOSE = 1e-3
+
+
+@dataclass
+class Outcome:
+    """What came of a checkpoint: a run that went on, in `folder`, with its log; or the refusal."""
+
+    folder: Path
+    log: list[dict[str, Any]]
+    refusal: str = ""
+
+    def weights(self, part: str, step: int) -> dict[str, torch.Tensor]:
+        return recipe.saved_weights(self.folder / part / f"checkpoint-{step}")
+
+    def expected(self, name: str) -> Any:
+        return json.loads((self.folder / "expected" / name).read_text())
+
+    @property
+    def checkpoint(self) -> str:
+        return str(self.folder / "run" / f"checkpoint-{recipe.CHECKPOINT}")
+
+
+def unpacked(case: str, tmp_path_factory) -> Outcome:
+    return Outcome(recipe.unpacked(case, tmp_path_factory.mktemp(case)), [])
+
+
+@pytest.fixture(scope="module", params=["full", "lora", "given", "group"])
+def outcome(request, base, tmp_path_factory):
+    found = unpacked(request.param, tmp_path_factory)
+    settings = json.loads((found.folder / "settings.json").read_text())
+    trainer = recipe.trainer(request.param, base, found.folder / "run", settings)
+    # One is found as the newest in its folder, the others are named.
+    named = True if request.param == "full" else found.checkpoint
+    try:
+        trainer.train(resume_from_checkpoint=named)
+    except CheckpointError as error:
+        found.refusal = str(error)
+    found.log = trainer.state.log_history
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcome_of_two(base, tmp_path_factory):
+    found = unpacked("two", tmp_path_factory)
+    run, settings = found.folder / "run", found.folder / "settings.json"
+    words = ["tests.fixtures.v0_1_0.recipe", "two", base, run, settings, found.checkpoint]
+    result = subprocess.run(
+        [sys.executable, *launcher(2), "-m", *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if "CheckpointError: " in result.stderr:
+        found.refusal = result.stderr.partition("CheckpointError: ")[2].splitlines()[0]
+        return found
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    found.log = json.loads((run / "log.json").read_text())
+    return found
+
+
+def check_rest_of_batch(outcome, same_arithmetic, refused):
+    if outcome.refusal:
+        return refused(outcome.refusal)
+    mine = outcome.weights("run", recipe.BATCH_END)
+    theirs = outcome.weights("expected", recipe.BATCH_END)
+    assert mine.keys() == theirs.keys()
+    if same_arithmetic:
+        return assert_equal(mine, theirs)
+    start = outcome.weights("run", recipe.CHECKPOINT)
+    for part in ("policy", "critic"):
+        names = [name for name in theirs if name.startswith("critic/") == (part == "critic")]
+        apart, way = (
+            torch.cat([(one[n] - other[n]).flatten() for n in names]).norm() if names else 0.0
+            for one, other in ((mine, theirs), (start, theirs))
+        )
+        assert apart <= CLOSE * way, f"{part}: {apart / way:.2g} of the way"
+
+
+def check_all(outcome, same_arithmetic, refused):
+    if outcome.refusal:
+        return refused(outcome.refusal)
+    if not same_arithmetic:
+        pytest.skip("this machine or torch rounds otherwise than the run did: see the docstring")
+    assert_equal(
+        outcome.weights("run", recipe.RUN_END), outcome.weights("expected", recipe.RUN_END)
+    )
+    expected = comparable(outcome.expected("log.json"))
+    assert len(outcome.log) == len(expected)
+    for entry, known in zip(outcome.log, expected, strict=True):  # later versions may log more
+        assert {name: entry.get(name) for name in known} == known
+    episodes = {
+        episode.key: recipe.traced(episode) for episode in read_trace(outcome.folder / "run")
+    }
+    assert episodes == outcome.expected("episodes.json")
+
+
+def assert_equal(mine, theirs):
+    assert mine.keys() == theirs.keys()
+    other = [name for name, tensor in theirs.items() if not torch.equal(mine[name], tensor)]
+    assert not other, f"{len(other)} of {len(theirs)} tensors differ: {other[:5]}"
+
+
+def test_the_rest_of_a_rollout_batch_goes_on_as_it_did(outcome, same_arithmetic, refused):
+    check_rest_of_batch(outcome, same_arithmetic, refused)
+
+
+def test_the_run_goes_on_as_it_did_with_new_episodes(outcome, same_arithmetic, refused):
+    check_all(outcome, same_arithmetic, refused)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_as_they_did(outcome_of_two, same_arithmetic, refused):
+    check_rest_of_batch(outcome_of_two, same_arithmetic, refused)
+    check_all(outcome_of_two, same_arithmetic, refused)

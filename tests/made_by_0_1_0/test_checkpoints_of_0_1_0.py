@@ -2,8 +2,8 @@
 
 Bit for bit: the weights at the end of that batch and after a whole further one, the log, the recorded
 episodes. That can only be asked of the same arithmetic (`same_arithmetic`). Where it is another one, the
-rest of the batch must move the weights where it did, up to CLOSE of the way; the new batch is left out,
-because one token that is drawn otherwise makes it another one.
+weights must go where they went, up to CLOSE of the way; the further batch is left out there if a token of
+it was drawn otherwise, which makes it another batch.
 
 A version that cannot do that refuses the checkpoint in a sentence that names `trl-stppo 0.1.0`, with which
 such a run can be finished; that is right too. Nothing here may be made anew: see fixtures/v0_1_0/make.py.
@@ -28,7 +28,8 @@ from tests.run_log import comparable
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trace import read_trace
 
-# Share of the way from the checkpoint's weights to the batch's end, L2 over all of them.
+# Share of the way from the checkpoint's weights, L2 over all of them. Other vector instructions were off by
+# 1e-4 of it at most, where an update is so small that float32 rounds it; elsewhere by 1e-5.
 CLOSE = 1e-3
 
 
@@ -94,43 +95,49 @@ def outcome_of_two(base, tmp_path_factory):
 def check_rest_of_batch(outcome, same_arithmetic, refused):
     if outcome.refusal:
         return refused(outcome.refusal)
-    mine = outcome.weights("run", recipe.BATCH_END)
-    theirs = outcome.weights("expected", recipe.BATCH_END)
-    assert mine.keys() == theirs.keys()
-    if same_arithmetic:
-        return assert_equal(mine, theirs)
-    start = outcome.weights("run", recipe.CHECKPOINT)
-    for part in ("policy", "critic"):
-        names = [name for name in theirs if name.startswith("critic/") == (part == "critic")]
-        apart, way = (
-            torch.cat([(one[n] - other[n]).flatten() for n in names]).norm() if names else 0.0
-            for one, other in ((mine, theirs), (start, theirs))
-        )
-        assert apart <= CLOSE * way, f"{part}: {apart / way:.2g} of the way"
+    compare = assert_equal if same_arithmetic else assert_close
+    compare(outcome, recipe.BATCH_END)
 
 
 def check_all(outcome, same_arithmetic, refused):
     if outcome.refusal:
         return refused(outcome.refusal)
-    if not same_arithmetic:
-        pytest.skip("this machine or torch rounds otherwise than the run did: see the docstring")
-    assert_equal(
-        outcome.weights("run", recipe.RUN_END), outcome.weights("expected", recipe.RUN_END)
-    )
-    expected = comparable(outcome.expected("log.json"))
-    assert len(outcome.log) == len(expected)
-    for entry, known in zip(outcome.log, expected, strict=True):  # later versions may log more
-        assert {name: entry.get(name) for name in known} == known
     episodes = {
         episode.key: recipe.traced(episode) for episode in read_trace(outcome.folder / "run")
     }
-    assert episodes == outcome.expected("episodes.json")
+    known = outcome.expected("episodes.json")
+    if not same_arithmetic:
+        assert episodes.keys() == known.keys()
+        if any(episodes[key]["token_ids"] != known[key]["token_ids"] for key in known):
+            pytest.skip("this machine or torch rounds otherwise, and has drawn another token")
+        return assert_close(outcome, recipe.RUN_END)
+    assert_equal(outcome, recipe.RUN_END)
+    log = comparable(outcome.expected("log.json"))
+    assert len(outcome.log) == len(log)
+    for entry, logged in zip(outcome.log, log, strict=True):  # later versions may log more
+        assert {name: entry.get(name) for name in logged} == logged
+    assert episodes == known
 
 
-def assert_equal(mine, theirs):
+def assert_equal(outcome, step):
+    mine, theirs = (outcome.weights(part, step) for part in ("run", "expected"))
     assert mine.keys() == theirs.keys()
     other = [name for name, tensor in theirs.items() if not torch.equal(mine[name], tensor)]
     assert not other, f"{len(other)} of {len(theirs)} tensors differ: {other[:5]}"
+
+
+def assert_close(outcome, step):
+    mine, theirs = (outcome.weights(part, step) for part in ("run", "expected"))
+    start = outcome.weights("run", recipe.CHECKPOINT)
+    assert mine.keys() == theirs.keys()
+    for critics in (False, True):
+        names = [name for name in theirs if name.startswith("critic/") == critics]
+        if names:  # a group has no critic
+            apart, way = (
+                torch.cat([(one[name] - theirs[name]).flatten() for name in names]).norm()
+                for one in (mine, start)
+            )
+            assert apart <= CLOSE * way, f"{names[0]}, ...: off by {apart / way:.2g} of the way"
 
 
 def test_the_rest_of_a_rollout_batch_goes_on_as_it_did(outcome, same_arithmetic, refused):

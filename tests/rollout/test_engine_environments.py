@@ -187,11 +187,12 @@ def test_a_tool_environment_may_open_with_blocks_but_with_nothing_else():
 
     engine = build(Blocks)
     blocks = [{"type": "text", "text": "hi"}]
-    rows = [{"opening": o} for o in (blocks, None, "", ("hi", {}), 3, b"hi")]
+    rows = [{"opening": o} for o in (blocks, None, "", ("hi", {}), 3, [{"type": "image"}])]
     played = play(engine, lambda row, turn: "a]", rows)
     assert played.reasons == ["no_action"] * 3 + ["env_error"] * 3
     assert played.episodes[0].prompt[0]["content"] == [{"type": "text", "text": "q"}, *blocks]
     assert "Blocks.reset returned a tuple; allowed are a str" in played.record.errors[3]
+    assert "the type `image`, and images are not supported" in played.record.errors[5]
     engine.close()
 
 

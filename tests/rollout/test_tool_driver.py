@@ -80,6 +80,7 @@ class Tools:
             "list": [{"type": "text", "text": "t"}],
             "bytes": b"b",
             "tuple": (1,),
+            "image": [{"type": "image", "image": "a.png"}],
         }
         return things[x]
 
@@ -232,6 +233,12 @@ def test_parsing_is_told_the_turn_and_what_was_before_it():
     row = played.only.prompt_ids + played.only.ids
     names = ["ask", "fail", "fail_later", "give", "look", "step"]
     assert seen == [(row[8:16], row[:8], names), (row[-4:], row[:-4], names)]
+
+
+def test_a_tool_may_not_answer_with_an_image():
+    _, played = answers("!give image]")
+    assert played.reasons == ["env_error"]
+    assert "`give` returned a content block of the type `image`" in played.record.errors[0]
 
 
 def plain(x: str) -> str:

@@ -126,6 +126,12 @@ class ChatRenderer:
         )
 
 
+def has_image(content: Any) -> bool:
+    """Whether a message's content, text or blocks, shows an image."""
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(block, dict) and block.get("type") == "image" for block in blocks)
+
+
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
     """Append an environment's opening words to the last message, as GRPOTrainer does.
 

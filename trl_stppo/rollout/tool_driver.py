@@ -15,7 +15,7 @@ from typing import Any
 
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
-from .chat import Message
+from .chat import Message, has_image
 from .driver import Call, Opening, Outcome, readable
 from .environments import EnvironmentPool
 from .episode import Episode
@@ -94,6 +94,7 @@ class ToolDriver:
                     f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str, "
                     f"which is appended to the prompt, and None."
                 )
+            _check_text(result, f"{self.type_name}.reset")
             return Opening(
                 env,
                 readable(result) if isinstance(result, str) else result or "",
@@ -307,6 +308,15 @@ class _ToolTurn:
         self.results.append((name, {"error": str(error)}))
 
 
+def _check_text(result: Any, name: str) -> None:
+    if has_image(result):
+        raise EnvironmentContractError(
+            f"{name} returned a content block of the type `image`, and images are not supported. Return "
+            f"text."
+        )
+
+
 def _tool_message(name: str, result: Any) -> Message:
+    _check_text(result, f"The tool `{name}`")
     content = result if isinstance(result, list) else readable(str(result))
     return {"role": "tool", "name": name, "content": content}

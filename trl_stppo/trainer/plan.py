@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transformers import ProcessorMixin
-
 from ..envs.base import without_prompt
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import Factories, split_environments
 from ..rollout.reward_funcs import guarded
-from ._trl import (
-    get_config_model_id,
-)
+from . import text_only
+from ._trl import get_config_model_id
 from .ppo_config import PPOConfig
 
 if TYPE_CHECKING:
@@ -60,11 +57,7 @@ def check_arguments(
             f"`args` is a {type(args).__name__}, some of whose options only {args._TRAINER} honours; they "
             f"would be ignored here. Use {args._TRAINER}, or a {config_class.__name__}."
         )
-    if isinstance(processing_class, ProcessorMixin):
-        raise ValueError(
-            f"`processing_class` is a {type(processing_class).__name__}: images are not supported. "
-            f"Pass a tokenizer."
-        )
+    text_only.check_tokenizer(processing_class, model)
     if processing_class is not None and processing_class.pad_token is None:
         raise ValueError(
             "`processing_class` has no pad token, and episodes of different lengths need one. Set it "
@@ -224,6 +217,7 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")
     columns = set(dataset.column_names)
+    text_only.check_columns(f"`{name}`", columns)
     owns_prompt = bool(rollout.text or rollout.tools)
     if not owns_prompt and not {"prompt", "input_ids"} & columns:
         raise ValueError(
@@ -248,6 +242,7 @@ def rows_with_prompts(
     Returns:
         The rows, and for pre-tokenised ones their exact prompt ids, otherwise None.
     """
+    text_only.check_rows(rows)
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:
         ids = [unpadded(row, tokenizer.pad_token_id) for row in rows]

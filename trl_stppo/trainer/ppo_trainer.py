@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ..models.critic import Critic, SharedCritic
-from . import build, citations, continuing, display, engines, plan, rollout_engine
+from . import build, citations, continuing, display, engines, plan, rollout_engine, text_only
 from ._trl import reference_needed
 from .evaluation import AgentEvaluation
 from .evaluation_settings import check_best_metric, plan_evaluation
@@ -156,7 +156,7 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=processing_class,
+                processing_class=text_only.tokenizer_of(model, processing_class, args),
                 reward_processing_classes=rewards.processing_classes,
                 callbacks=callbacks,
                 optimizers=optimizers,

@@ -1,0 +1,101 @@
+"""Images are refused, wherever they come from: nothing here would show them to the model."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset
+from transformers import (
+    AutoTokenizer,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+)
+
+from tests.builders import build, prompts
+from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
+from trl_stppo.models.small import tiny_config, tiny_tokenizer
+
+TRAINERS = [PPOTrainer, STPPOTrainer, STGRPOTrainer]
+REFUSED = "images are not supported"
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+PICTURE = [
+    {
+        "role": "user",
+        "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "say "}],
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    """A model for images and text, with its processor, on disk."""
+    tokenizer = tiny_tokenizer(["say what you see "] * 4, markers=["<image>"])
+    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    vision = CLIPVisionConfig(**SMALL, image_size=8, patch_size=4, projection_dim=16)
+    text = tiny_config(tokenizer, **SMALL, num_key_value_heads=2)
+    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=image_id)
+    processor = LlavaProcessor(
+        image_processor=CLIPImageProcessor(size={"shortest_edge": 8}),
+        tokenizer=tokenizer,
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        chat_template=tokenizer.chat_template,
+    )
+    folder = tmp_path_factory.mktemp("llava")
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("trainer_class", TRAINERS)
+def test_a_model_whose_name_brings_a_processor(llava, tmp_path, monkeypatch, trainer_class):
+    loaded = []
+    monkeypatch.setattr(
+        LlavaForConditionalGeneration, "from_pretrained", lambda *a, **k: loaded.append(a)
+    )
+    arguments = {"model": llava, "processing_class": None}
+    with pytest.raises(ValueError, match=f"LlavaProcessor: {REFUSED}.*AutoTokenizer") as error:
+        build(tmp_path, trainer_class, arguments=arguments)
+    assert str(error.value).count(".\n") == 0
+    assert not loaded  # weights may take minutes
+
+
+@pytest.mark.parametrize("trainer_class", TRAINERS)
+def test_a_loaded_model_and_a_given_processor(llava, tmp_path, trainer_class):
+    model = LlavaForConditionalGeneration.from_pretrained(llava)
+    for given in (None, LlavaProcessor.from_pretrained(llava)):
+        arguments = {"model": model, "processing_class": given}
+        with pytest.raises(ValueError, match=f"LlavaProcessor: {REFUSED}.*AutoTokenizer"):
+            build(tmp_path, trainer_class, arguments=arguments)
+
+
+def test_text_alone_trains_with_the_tokenizer(llava, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(llava, padding_side="left")
+    arguments = {"model": llava, "processing_class": tokenizer}
+    trainer = build(tmp_path, STGRPOTrainer, arguments=arguments, num_generations=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize("trainer_class", TRAINERS)
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_rows_with_images(tmp_path, trainer_class, column):
+    rows = prompts(8, **{column: ["a.png"] * 8})
+    for name, data in {"train_dataset": rows, "eval_dataset": {"hard": rows}}.items():
+        with pytest.raises(ValueError, match=f"`{name}.* `{column}`.*{REFUSED}"):
+            build(tmp_path, trainer_class, arguments={name: data})
+
+
+@pytest.mark.parametrize("rows", [{"image": ["a.png"] * 8}, {"prompt": [PICTURE] * 8}])
+def test_images_that_only_show_in_a_batch(tmp_path, rows):
+    data = Dataset.from_dict({**prompts(8).to_dict(), **rows}).to_iterable_dataset()
+    trainer = build(tmp_path, arguments={"train_dataset": data.map(dict)}, max_steps=1)
+    with pytest.raises(ValueError, match="images are not"):
+        trainer.train()

@@ -6,25 +6,17 @@ import pytest
 from datasets import Dataset
 from transformers import (
     AutoTokenizer,
-    CLIPImageProcessor,
-    CLIPVisionConfig,
-    LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
 )
 
 from tests.builders import build, prompts
+from tests.fakes import save_llava
 from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
-from trl_stppo.models.small import tiny_config, tiny_tokenizer
+from trl_stppo.models.small import tiny_tokenizer
 
 TRAINERS = [PPOTrainer, STPPOTrainer, STGRPOTrainer]
 REFUSED = "images are not supported"
-SMALL = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
 PICTURE = [
     {
         "role": "user",
@@ -36,21 +28,8 @@ PICTURE = [
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory):
     """A model for images and text, with its processor, on disk."""
-    tokenizer = tiny_tokenizer(["say what you see "] * 4, markers=["<image>"])
-    image_id = tokenizer.convert_tokens_to_ids("<image>")
-    vision = CLIPVisionConfig(**SMALL, image_size=8, patch_size=4, projection_dim=16)
-    text = tiny_config(tokenizer, **SMALL, num_key_value_heads=2)
-    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=image_id)
-    processor = LlavaProcessor(
-        image_processor=CLIPImageProcessor(size={"shortest_edge": 8}),
-        tokenizer=tokenizer,
-        patch_size=4,
-        vision_feature_select_strategy="default",
-        chat_template=tokenizer.chat_template,
-    )
     folder = tmp_path_factory.mktemp("llava")
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
-    processor.save_pretrained(folder)
+    save_llava(folder, tiny_tokenizer(["say what you see "] * 4, markers=["<image>"]))
     return str(folder)
 
 

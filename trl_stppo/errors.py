@@ -18,7 +18,11 @@ class CheckpointWriteError(RuntimeError):
 
 
 class NonFiniteError(RuntimeError):
-    """Losses or gradients that are not finite, too often in a row to go on."""
+    """Weights that are not finite, or losses and gradients, too often in a row to go on."""
+
+
+class EnvironmentFailureError(RuntimeError):
+    """Environments that fail so often that nothing can be learned from them."""
 
 
 class IndexFolderError(ValueError):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import NonFiniteError
 from .protocol import TurnRequest, TurnResult
 from .sampling import Sampler, SamplingSettings, turn_random
 from .slots import SlotCache, Span, aligned, base_of, supports
@@ -56,7 +57,7 @@ class _Row:
     def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
         """Append a token; return the turn if that ended it."""
         if not math.isfinite(logprob):
-            raise RuntimeError(
+            raise NonFiniteError(
                 f"The logits of episode {self.key} at position {len(self.ids)} are not finite."
             )
         self.ids.append(token)
@@ -172,7 +173,7 @@ class CachedBackend:
         """Start waiting turns if it is time, sample a token of each turn, return those that ended.
 
         Raises:
-            RuntimeError: the logits of a row are not finite.
+            NonFiniteError: the logits of a row are not finite.
         """
         if not self.busy:
             return []

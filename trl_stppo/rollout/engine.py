@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..errors import EnvironmentFailureError
 from ..generation.protocol import Backend
 from .chat import ChatRenderer, Message
 from .driver import Driver
@@ -89,7 +90,8 @@ class RolloutEngine:
 
         Raises:
             ValueError: an unknown `environment`, or a prompt that leaves no token to sample.
-            RuntimeError: every episode fails, or a backend breaks its promises.
+            EnvironmentFailureError: every episode fails.
+            RuntimeError: a backend breaks its promises.
         """
         episodes, indices = self._episodes(rows, prompts)
         if names is None:
@@ -156,8 +158,9 @@ class RolloutEngine:
                 common,
             )
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
-            raise RuntimeError(
-                f"The last {self.failures_in_a_row} episodes all ended in a failure of their "
+            count, self.failures_in_a_row = self.failures_in_a_row, 0  # who goes on counts anew
+            raise EnvironmentFailureError(
+                f"The last {count} episodes all ended in a failure of their "
                 f"environment, so nothing can be learned. The newest: {errors[-1].rstrip('.')}. Try the "
                 f"environment with `trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
             )

@@ -42,7 +42,7 @@ class TracedUpdate:
         level: of the importance ratio: "token", "turn" or "sequence".
         clip_range: how far below and above 1 a ratio may go.
         steps: optimizer steps of this update by outcome: "taken", "critic_only" (warm-up of the
-            critic), "target_kl" and "not_finite" (left out by a guard).
+            critic), "target_kl", "not_finite" and "empty" (left out by a guard).
         complete: whether the update came to its end.
         episodes: how many are in the file.
         figures: metrics of the whole batch by name, those of the last optimizer step among them.

@@ -42,7 +42,7 @@ class RunStateCallback(TrainerCallback):
         self.saved: dict[str, Any] | None = None
         self._episodes: dict[str, Any] = {}
         self._epoch_start: Tensor | None = None
-        self._passes = self._pass_start = 0
+        self._passes = self._pass_start = self._began_at = 0
         self._continues = False
 
     def read(self, folder: Path | None) -> None:
@@ -94,6 +94,7 @@ class RunStateCallback(TrainerCallback):
         generator = self._trainer._train_generator
         self._epoch_start = None if generator is None else generator.get_state()
         self._passes += 1
+        self._began_at = state.global_step
         if not self._continues:
             self._pass_start = state.global_step
         self._continues = False
@@ -102,7 +103,8 @@ class RunStateCallback(TrainerCallback):
         """Where in the rows the run is, for `run_state.collect`."""
         generator, epoch = self._trainer._train_generator, self._trainer.state.epoch or 0.0
         sampler = self._epoch_start
-        if generator is not None and epoch == int(epoch):  # the next epoch draws from here
+        ended = epoch == int(epoch) and self._began_at != self._trainer.state.global_step
+        if generator is not None and ended:  # the next epoch draws from here
             sampler = generator.get_state()
         return {"sampler": sampler, "passes": self._passes, "pass_start": self._pass_start}
 
@@ -240,6 +242,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Upstream's checkpoint with the run's state, complete under its name or not there at all."""
+        self._guards.ending.check_weights()
         run_dir = Path(self._get_output_dir(trial))
         staging, name = run_dir / checkpoint_files.STAGING, f"checkpoint-{self.state.global_step}"
         final = run_dir / name

@@ -152,6 +152,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
     "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
+    "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
     "collapse_patience": (lambda v: v >= 1, "collapse_patience >= 1"),
     "min_valid_action_rate": (

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
+import random
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-from ..errors import NonFiniteError
+from ..errors import EnvironmentFailureError, NonFiniteError
+from . import finite
 from .checkpoint_files import checkpoints
+from .engines import shards_weights
 from .signals import StopSignals
 from .skipped import FOLDER
 
 if TYPE_CHECKING:
-    from .update_phase import ActorCriticUpdate
+    from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +37,37 @@ class Ending:
 
     Attributes:
         signals: SIGTERM and SIGINT of this process.
+        unsaved: whether the last `train()` has taken a step that is in no checkpoint.
+        before: random states before the rollout to come; None once its step is over.
+        training: whether it is running.
         reason: why the last `train()` ended early, None where it did not.
         broken: what was not finite once too often, None while the run may go on.
     """
 
-    def __init__(self, trainer: ActorCriticUpdate) -> None:
+    def __init__(self, trainer: PPOTrainer) -> None:
         self._trainer = trainer
         self.signals = StopSignals(trainer.args.save_on_signal)
+        self.training = False
         self.reset()
 
     def reset(self) -> None:
         """Begin a run."""
         self.reason: str | None = None
         self.broken: str | None = None
+        self.unsaved = False
+        self.before: list[Any] | None = None
         self._agreed = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a whole `train()`."""
+        self.reset()
+        self.training = True
+        try:
+            with self.signals.watching():
+                yield
+        finally:
+            self.training = False
 
     @property
     def signal(self) -> int | None:
@@ -83,14 +106,91 @@ class Ending:
         if self.broken is None:
             return
         self._trainer.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
-        count, last = self._trainer.args.max_consecutive_skips, self._trainer._last_checkpoint
-        assert last is not None
-        older = [folder for folder in checkpoints(last.parent) if folder != last]
+        count = self._trainer.args.max_consecutive_skips
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._trainer.state.global_step}, the "
             f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
-            f"of them moved the weights; the run as it stood before them is saved in {last} (the "
-            f"checkpoint before it: {older[-1] if older else 'none'}). {self._advice()}"
+            f"of them moved the weights. {self._saved('them')} {self._advice()}"
+        )
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around what plays episodes: where a training cannot go on, it is saved as it stood before.
+
+        Raises:
+            EnvironmentFailureError, NonFiniteError: as they came from inside, in a training with the
+                checkpoint added and how to go on.
+        """
+        if self.training:
+            self.check_weights()
+        try:
+            yield
+        except (EnvironmentFailureError, NonFiniteError) as error:
+            if not self.training:
+                raise
+            self.reason = str(error)
+            self._trainer._guards.forget_failures()  # a resumed run counts anew
+            self._save_as_before()
+            raise type(error)(f"{error} {self._where_and_how(error)}") from error
+
+    def _save_as_before(self) -> None:
+        """Write down the last step's end, as it was before any episode of the next one was played."""
+        trainer = self._trainer
+        if not self.unsaved:
+            return
+        if self.before is not None:
+            _set_random_states(self.before)
+        trainer._save_checkpoint(trainer.model, trial=None)
+        args, state = trainer.args, trainer.state
+        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
+
+    def _where_and_how(self, error: Exception) -> str:
+        when = "once the environment works"
+        if isinstance(error, NonFiniteError):
+            when = (
+                "but first try bf16=False or a model in float32 (all weights are finite, so it is on their "
+                "way through the model that numbers grow too large), or go back to an older checkpoint"
+            )
+        how = "Start again"
+        if self._trainer._last_checkpoint is not None:
+            how = "To go on: train(resume_from_checkpoint=True), on the command line "
+            how += "`--resume_from_checkpoint auto`"
+        step = self._trainer.state.global_step
+        return f"The run ends after step {step}. {self._saved('these episodes')} {how}, {when}."
+
+    def check_weights(self, *, frozen: bool = False) -> None:
+        """End a run whose weights have become unusable, before anything is done with them.
+
+        Args:
+            frozen: look at weights that are not trained too.
+
+        Raises:
+            NonFiniteError: on all processes; it names the last good checkpoint.
+        """
+        trainer = self._trainer
+        found = finite.first_not_finite(trainer, frozen=frozen)
+        if found is None:
+            return
+        step, last = trainer.state.global_step, trainer._last_checkpoint
+        self.reason = f"not finite: the weights after step {step}, first in the {found}"
+        if self.unsaved or last is None:
+            good = f"The last good checkpoint is {last or 'none'}"
+        else:  # it was written by a version that did not look
+            good = f"They come from {last}, which is no good checkpoint"
+        raise NonFiniteError(
+            f"Weights are not finite after step {step}, first in the {found}; they are not saved. {good}. "
+            f"{'Start again' if last is None else 'Go on from a good one'} with a smaller learning_rate "
+            f"(or critic_learning_rate), a smaller max_grad_norm, or bf16=False."
+        )
+
+    def _saved(self, what: str) -> str:
+        last = self._trainer._last_checkpoint
+        if last is None:
+            return "Nothing was saved, as nothing had been trained yet."
+        older = [folder for folder in checkpoints(last.parent) if folder != last]
+        return (
+            f"The run as it stood before {what} is saved in {last} (the checkpoint before it: "
+            f"{older[-1] if older else 'none'})."
         )
 
     def before_backward(self, what: str) -> NonFiniteError:
@@ -129,17 +229,30 @@ class Ending:
 class EndingCallback(TrainerCallback):
     """Ends a run at the end of an optimizer step, where its state is one that can be resumed."""
 
-    def __init__(self, ending: Ending, trainer: ActorCriticUpdate) -> None:
+    def __init__(self, ending: Ending, trainer: PPOTrainer) -> None:
         self._ending, self._trainer = ending, trainer
         self._stepped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing has been done yet that a checkpoint could save."""
+        """Nothing has been done yet that a checkpoint could save; what was loaded is looked at."""
         self._stepped = False
+        pieces = shards_weights(self._trainer.accelerator)  # not looked at before
+        quantized = getattr(self._trainer.model, "is_quantized", False)
+        self._ending.check_weights(frozen=pieces and not quantized)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A run that is resumed here draws from these to read the rows."""
+        self._ending.before = _random_states(self._trainer.accelerator.device)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A run that is resumed here has read its rows before it gets these."""
+        if self._ending.before is None:
+            self._ending.before = _random_states(self._trainer.accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and leave. An evaluation that is due waits: a signal leaves little time."""
-        self._stepped = True
+        self._stepped = self._ending.unsaved = True
+        self._ending.before = None
         due = self._ending.is_due()
         control.should_save = control.should_save or bool(self._ending.signal)
         if due:
@@ -165,6 +278,7 @@ class EndingCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The place to raise: the checkpoint is there."""
+        self._ending.unsaved = False
         self._ending.raise_if_broken()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -174,3 +288,19 @@ class EndingCallback(TrainerCallback):
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def _random_states(device: torch.device) -> list[Any]:
+    """Of all generators that a checkpoint keeps."""
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state())
+    return states
+
+
+def _set_random_states(states: list[Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    for state in states[3:]:
+        torch.get_device_module().set_rng_state(state)

@@ -66,7 +66,7 @@ class AgentEvaluation(ActorCriticUpdate):
         self._open_trackio()
         outer, self._eval_prefix = self._eval_prefix, metric_key_prefix
         try:
-            with undisturbed(self):
+            with self._guards.ending.saving(), undisturbed(self):
                 return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:
             self._eval_prefix = outer

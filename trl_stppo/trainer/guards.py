@@ -1,8 +1,9 @@
 """What a training run watches by itself, so that one can leave it alone; see `docs/reliability.md`.
 
-Three answers, from mild to final: a step is skipped (its gradient is not finite, or the policy has gone
-as far from the rollout batch as `target_kl` allows); the run is stopped with a checkpoint and returns
-(collapse, signal); it is stopped with a checkpoint and raises (`max_consecutive_skips`).
+Three answers, from mild to final: a step is skipped (its gradient is not finite, there is nothing to
+learn from, or the policy has gone as far from the rollout batch as `target_kl` allows); the run is stopped
+with a checkpoint and returns (collapse, signal); it is stopped with a checkpoint and raises
+(`max_consecutive_skips`, environments that fail, weights that are not finite).
 
 A skipped step drops all gradients before the optimizer is called. Optimizers leave alone what has no
 gradient: weights, moments and step counts stay bit for bit. Scheduler and `global_step` go on counting.
@@ -18,14 +19,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from . import skipped
-from .collapse import CollapseWatch
+from .collapse import CollapseWatch, FailureWatch, failures_of
 from .ending import Ending, EndingCallback
 
 if TYPE_CHECKING:
-    from .update_phase import ActorCriticUpdate
+    from ..rollout.episode import Episode
+    from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +43,14 @@ class GuardState:
     Attributes:
         skipped_steps: not finite, in all.
         consecutive_skips: of these, those since the last step that was taken.
+        empty_steps: without an episode to learn from, in all.
         kl_stopped_steps: beyond `target_kl`, in all.
         rollout_stopped: whether the rest of this rollout batch is not to move the weights.
     """
 
     skipped_steps: int = 0
     consecutive_skips: int = 0
+    empty_steps: int = 0
     kl_stopped_steps: int = 0
     rollout_stopped: bool = False
 
@@ -58,12 +63,13 @@ class Guards:
 
     Attributes:
         ending: why and how the run ends early.
+        verdict: on the last step: "taken", or why not: "not_finite", "target_kl" or "empty".
 
     Raises:
         ValueError: an option that the engine leaves no room for.
     """
 
-    def __init__(self, trainer: ActorCriticUpdate) -> None:
+    def __init__(self, trainer: PPOTrainer) -> None:
         if trainer.is_deepspeed_enabled and trainer.args.target_kl is not None:
             raise ValueError(
                 f"`target_kl={trainer.args.target_kl}` is not supported with DeepSpeed, which steps "
@@ -73,48 +79,72 @@ class Guards:
         self._trainer = trainer
         self._policy: list[tuple[str, nn.Parameter]] | None = None
         self._collapse = CollapseWatch(trainer.args)
+        self._failures = FailureWatch(trainer.args.max_env_error_rate)
         self.ending = Ending(trainer)
+        self.verdict = "taken"
         trainer.add_callback(EndingCallback(self.ending, trainer))
         self._reset()
 
     def _reset(self) -> None:
         self._state = GuardState()
         self._collapse.strikes = {}
+        self.forget_failures()
         self._new_rollout = False
         self.start_mini_batch()
-        self.ending.reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data for a checkpoint, the same on all processes."""
-        return {**dataclasses.asdict(self._state), "strikes": dict(self._collapse.strikes)}
+        watched = {"strikes": dict(self._collapse.strikes), "failures": self._failures.state_dict()}
+        return {**dataclasses.asdict(self._state), **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what it does not hold starts at zero."""
         counts = dict(state)
         self._collapse.strikes = dict(counts.pop("strikes", {}))
+        self._failures.load_state_dict(counts.pop("failures", []))
         self._state = GuardState(**counts)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Around a whole `train()`: start afresh, and handle signals."""
         self._reset()
-        with self.ending.signals.watching():
+        with self.ending.watching():
             yield
 
-    def start_rollout(self) -> None:
-        """A new rollout batch: everything may move again."""
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Around a new rollout batch, after which everything may move again."""
         self._state.rollout_stopped = False
         self._new_rollout = True
+        with self.ending.saving():
+            yield
+
+    def count_failures(self, episodes: list[Episode]) -> None:
+        """Take in this process's part of a rollout batch.
+
+        Raises:
+            EnvironmentFailureError: too many have failed for long, on all processes.
+        """
+        self._failures.rollout(gather_object([failures_of(episodes)]))
+
+    def forget_failures(self) -> None:
+        """Count the failures of environments anew."""
+        self._failures.load_state_dict([])
 
     @property
-    def rollout_stopped(self) -> bool:
-        """Whether the rest of the rollout batch is not to move the weights."""
-        return self._state.rollout_stopped
+    def leaves_weights(self) -> bool:
+        """Whether the mini-batch is not to move the weights, as is known before it is computed."""
+        return self._state.rollout_stopped or self._empty
 
-    def start_mini_batch(self) -> None:
-        """Forget an interrupted step."""
+    def start_mini_batch(self, *, empty: bool = False) -> None:
+        """Forget an interrupted step.
+
+        Args:
+            empty: whether the new one has nothing to learn from, on any process.
+        """
         self._losses: list[Tensor] = []
         self._faults = ""
+        self._empty = empty
 
     def add_loss(self, loss: Tensor) -> None:
         """Take in a micro-batch's loss, detached."""
@@ -153,7 +183,7 @@ class Guards:
         self.ending.agree(signals)
         pairs = zip(KINDS, columns, strict=True)
         self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
-        return not self._faults and not self._state.rollout_stopped
+        return not self._faults and not self.leaves_weights
 
     def admit(self, figures: dict[str, float]) -> bool:
         """The verdict on the step.
@@ -167,19 +197,23 @@ class Guards:
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
             self._faults = "the gradient of the clipped terms"
-        admitted = False
         if self._faults:
+            self.verdict = "not_finite"
             self._count_skip()
         elif state.rollout_stopped or self._too_far(figures):
+            self.verdict = "target_kl"
             state.rollout_stopped = True
             state.kl_stopped_steps += 1
+        elif self._empty:
+            self.verdict = "empty"
+            state.empty_steps += 1
         else:
+            self.verdict = "taken"
             state.consecutive_skips = 0
-            admitted = True
         self._watch(figures)
         self._log()
         self._losses = []
-        return admitted
+        return self.verdict == "taken"
 
     def _too_far(self, figures: dict[str, float]) -> bool:
         target = self._trainer.args.target_kl
@@ -224,6 +258,7 @@ class Guards:
         """Totals so far; upstream would average what is appended over several steps."""
         figures = self._trainer._metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
+        figures["guard/empty_steps"] = [self._state.empty_steps]
         if self._trainer.args.target_kl is not None:
             figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]
 

@@ -71,6 +71,8 @@ class PPOConfig(KnownNames, GRPOConfig):
             neither its step nor the rest of its rollout batch moves the weights.
         max_consecutive_skips (`int`): optimizer steps in a row that may be skipped, because a loss or
             a gradient is not finite, until the run saves a checkpoint and raises.
+        max_env_error_rate (`float`): share of failed episodes, over the last five rollout batches,
+            beyond which the run saves a checkpoint and raises; 1 for never.
         min_valid_action_rate (`float`, *optional*): stop the run, with a checkpoint, when
             `turns/valid_action_rate` stays below it.
         min_reward_std (`float`, *optional*): likewise for `reward_std` of the rollout batch.
@@ -215,6 +217,9 @@ class PPOConfig(KnownNames, GRPOConfig):
     max_consecutive_skips: int = field(
         default=3, metadata={"help": "Steps in a row that may be skipped as not finite."}
     )
+    max_env_error_rate: float = field(
+        default=0.5, metadata={"help": "Share of failed episodes beyond which a run stops."}
+    )
     min_valid_action_rate: float | None = field(
         default=None, metadata={"help": "Stop when turns/valid_action_rate stays below it."}
     )
@@ -268,12 +273,8 @@ class PPOConfig(KnownNames, GRPOConfig):
     eval_temperature: float | None = field(
         default=None, metadata={"help": "In evaluation; 0 is greedy; default temperature."}
     )
-    eval_top_p: float | None = field(
-        default=None, metadata={"help": "In evaluation; default top_p."}
-    )
-    eval_top_k: int | None = field(
-        default=None, metadata={"help": "In evaluation, 0 for all; default top_k."}
-    )
+    eval_top_p: float | None = field(default=None, metadata={"help": "As top_p, in evaluation."})
+    eval_top_k: int | None = field(default=None, metadata={"help": "As top_k; 0 for all tokens."})
     eval_max_completion_length: int | None = field(
         default=None, metadata={"help": "In evaluation; default max_completion_length."}
     )
@@ -285,9 +286,7 @@ class PPOConfig(KnownNames, GRPOConfig):
     stop_token: str | None = field(
         default=None, metadata={"help": "'eos' or None; EOS always ends."}
     )
-    stop_token_id: int | None = field(
-        default=None, metadata={"help": "One more id that ends a turn."}
-    )
+    stop_token_id: int | None = field(default=None, metadata={"help": "Ends a turn, as EOS does."})
     local_rollout_forward_batch_size: int | None = field(
         default=None,
         metadata={"help": "Episodes per value pass; default per_device_train_batch_size."},

@@ -27,7 +27,17 @@ from typing import Any
 import torch
 
 from ..models.critic import Critic, SharedCritic
-from . import build, citations, continuing, display, engines, plan, rollout_engine, text_only
+from . import (
+    build,
+    citations,
+    continuing,
+    display,
+    engines,
+    finite,
+    plan,
+    rollout_engine,
+    text_only,
+)
 from ._trl import reference_needed
 from .evaluation import AgentEvaluation
 from .evaluation_settings import check_best_metric, plan_evaluation
@@ -201,6 +211,7 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
         build.install_reference(self, reference)
         build.install_stop_token(self)
         self.critic: Critic = build.build_critic(self, given.model, given.shared)
+        finite.check_loaded(self)
         self._stale = StalePolicies(self._policy_parameters(), self.args.rollout_staleness)
         self._hooks: UpdateScale | None = None
         self._critic_optimizer: engines.CriticOptimizer | None = None

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import gather_object
+
+from ..errors import EnvironmentFailureError, NonFiniteError
 from ..generation.batched import BatchedBackend, GenerateBatch
 from ..generation.cached import CachedBackend
 from ..generation.collective import CollectiveBackend
@@ -18,7 +21,8 @@ from ..rollout.chat import ChatRenderer
 from ..rollout.driver import Driver
 from ..rollout.engine import RolloutEngine
 from ..rollout.environments import EnvironmentPool
-from ..rollout.episode import Limits
+from ..rollout.episode import Episode, Limits
+from ..rollout.record import RolloutRecord
 from ..rollout.text_driver import TextDriver
 from ..rollout.tool_driver import ToolDriver, ToolFormat
 from ..rollout.workers import EnvironmentCalls
@@ -207,6 +211,41 @@ def _limits(trainer: PPOTrainer) -> Limits:
     )
 
 
+def play(
+    trainer: PPOTrainer, engine: RolloutEngine, prompts: list[Any]
+) -> tuple[list[Episode], RolloutRecord]:
+    """Play the trainer's rows; where one process cannot go on, all stop once they have played.
+
+    Raises:
+        EnvironmentFailureError, NonFiniteError: the first of those of the processes.
+    """
+    failure: Exception | None = None
+    episodes: list[Episode] = []
+    record = RolloutRecord()
+    with turn_backend(trainer) as backend:
+        try:
+            episodes, record = engine.run(
+                trainer._columns,
+                prompts,
+                plan.renderer(trainer),
+                backend,
+                trainer._rollout_seed(),
+                trainer.accelerator.process_index * len(prompts),
+                trainer._names,
+            )
+        except (EnvironmentFailureError, NonFiniteError) as error:
+            failure = error
+    _raise_first(failure)
+    return episodes, record
+
+
+def _raise_first(own: Exception | None) -> None:
+    """Raise on all processes what one of them has met."""
+    for error in gather_object([own]):
+        if error is not None:
+            raise error
+
+
 @contextmanager
 def turn_backend(trainer: PPOTrainer) -> Iterator[Backend]:
     """What samples the turns of one rollout: the training weights, or TRL's generation call."""
@@ -272,18 +311,29 @@ def sample_answers(
     """
     limit = trainer.generation_config.max_new_tokens
     answers: dict[int, list[int]] = {}
+    failure = None
     with turn_backend(trainer) as backend:
         rows = enumerate(zip(prompt_ids, seeds, strict=True))
         waiting = [TurnRequest(key, ids, limit, seed) for key, (ids, seed) in rows]
-        size = backend.capacity or len(waiting)
-        for start in range(0, len(waiting), size):
-            for request in waiting[start : start + size]:
-                backend.add(request)
-            while backend.busy:
-                for result in backend.step():
-                    answers[result.key] = result.ids
-                    backend.release(result.key)
+        try:
+            _sample_all(backend, waiting, answers)
+        except NonFiniteError as error:
+            failure = error
+    _raise_first(failure)
     return [answers[key] for key in range(len(prompt_ids))]
+
+
+def _sample_all(
+    backend: Backend, waiting: list[TurnRequest], answers: dict[int, list[int]]
+) -> None:
+    size = backend.capacity or len(waiting)
+    for start in range(0, len(waiting), size):
+        for request in waiting[start : start + size]:
+            backend.add(request)
+        while backend.busy:
+            for result in backend.step():
+                answers[result.key] = result.ids
+                backend.release(result.key)
 
 
 def _generate_batch(trainer: PPOTrainer) -> GenerateBatch:

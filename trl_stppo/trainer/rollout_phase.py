@@ -77,16 +77,7 @@ class ActorCriticRollout(ActorCriticForward):
         engine = self._engine if self.model.training else self._eval_engine
         assert engine is not None
         assert self._engine is not None
-        with rollout_engine.turn_backend(self) as backend:
-            self._episodes, self._record = engine.run(
-                self._columns,
-                prompts,
-                plan.renderer(self),
-                backend,
-                self._rollout_seed(),
-                self.accelerator.process_index * len(prompts),
-                self._names,
-            )
+        self._episodes, self._record = rollout_engine.play(self, engine, prompts)
         # Reward columns are known by the classes of the training environments.
         drivers = self._engine.drivers
         self._record.env_types = [drivers[e.name].type_name for e in self._episodes]

@@ -33,12 +33,13 @@ class StalePolicies:
             yield
             return
         present = self._copies()
-        self._past.append(present)
-        self._load(self._past[0])
+        past = deque([*self._past, present], self._past.maxlen)
+        self._load(past[0])
         try:
             yield
         finally:
             self._load(present)
+        self._past = past  # a rollout that has failed is played again
 
     def state_dict(self) -> list[list[Tensor]]:
         """The weights of past updates, oldest first."""

@@ -77,8 +77,8 @@ class STPPOTrainer(PPOTrainer):
             repeatable=not has_dropout(self.model),
         )
 
-    def _start_mini_batch(self) -> None:
-        super()._start_mini_batch()
+    def _start_mini_batch(self, *, empty: bool = False) -> None:
+        super()._start_mini_batch(empty=empty)
         self._later = None
         for bias in (self._correction, self._estimate):
             if bias is not None:

@@ -124,7 +124,7 @@ class TraceRecorder:
         with self._harmless():
             outcome = "critic_only" if trainer._warming_up else "taken"
             if not admitted:
-                outcome = "target_kl" if trainer._guards.rollout_stopped else "not_finite"
+                outcome = trainer._guards.verdict
             steps = self._update.header["steps"]
             steps[outcome] = steps.get(outcome, 0) + 1
             rows = [part[ROW] for part in window if ROW in part]

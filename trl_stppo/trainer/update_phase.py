@@ -7,6 +7,7 @@ Everything here runs once per micro-batch, around GRPOTrainer's `_prepare_inputs
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,10 @@ class ActorCriticUpdate(ActorCriticRollout):
         """Upstream's training loop, under guard."""
         try:
             with self._guards.watching(), restored_terminal(self):
-                return super().train(*args, **kwargs)
+                output = super().train(*args, **kwargs)
+                if self._guards.ending.unsaved:
+                    self._guards.ending.check_weights()
+                return output
         finally:
             self._trace.finish()
 
@@ -64,24 +68,31 @@ class ActorCriticUpdate(ActorCriticRollout):
         new_rollout = self._step % (steps * self.num_iterations) == 0
         if self._step % steps == 0 and not new_rollout and self._buffered_inputs is not None:
             self._buffered_inputs = reshuffle(self._buffered_inputs)
-        if new_rollout or self._buffered_inputs is None:
-            self._guards.start_rollout()
-        super()._prepare_inputs(generation_batch)
+        due = new_rollout or self._buffered_inputs is None
+        with self._guards.rollout() if due else nullcontext():
+            super()._prepare_inputs(generation_batch)
         accumulation = self.args.gradient_accumulation_steps
         if self._step % accumulation == 0:
             assert self._buffered_inputs is not None
-            self._start_mini_batch()
             first = self._step % steps
             # The buffer keeps its order, or the next shuffle would depend on how it was cut.
             self._window = group_by_length(self._buffered_inputs[first : first + accumulation])
             self._mini_batch = self._totals(self._window)
+            self._start_mini_batch(empty=not self._mini_batch[1:].any())
         return without_padding(self._window[self._step % accumulation])
 
-    def _start_mini_batch(self) -> None:
+    def _play_episodes(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        result = super()._play_episodes(prompts, trainer)
+        if self.model.training:
+            assert self._episodes is not None
+            self._guards.count_failures(self._episodes)
+        return result
+
+    def _start_mini_batch(self, *, empty: bool = False) -> None:
         """Drop what a step that was interrupted has left behind."""
         self._critic_grads.clear()
         self._batch_metrics = MiniBatchMetrics()
-        self._guards.start_mini_batch()
+        self._guards.start_mini_batch(empty=empty)
 
     def _totals(self, window: list[Batch]) -> Tensor:
         """Episodes, policy tokens and value tokens of a mini-batch, over all processes: [3]."""
@@ -99,7 +110,7 @@ class ActorCriticUpdate(ActorCriticRollout):
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Loss of one micro-batch: its share of the mini-batch's, so that any split is the same."""
-        if self._guards.rollout_stopped:
+        if self._guards.leaves_weights:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         value_loss = torch.zeros((), device=self.accelerator.device)
         if self.has_critic:

@@ -254,6 +254,7 @@ class LivePanel:
         lines = []
         for name, what in (
             ("guard/skipped_steps", "optimizer steps skipped as not finite"),
+            ("guard/empty_steps", "optimizer steps skipped, no episode to learn from"),
             ("guard/kl_stopped_steps", "optimizer steps left out beyond target_kl"),
         ):
             if count := self._figures.get(name):

@@ -24,6 +24,7 @@ function factsOf(row, episode) {
 const REASONS = {
   target_kl: "left out of the update: the policy had gone as far as target_kl allows",
   not_finite: "left out of the update: a loss or a gradient was not finite",
+  empty: "left out of the update: no episode of the mini-batch was to teach anything",
   critic_only: "trained the critic alone (critic_warmup_steps)",
 };
 

@@ -1,0 +1,181 @@
+"""Weights that are not finite: refused when they come in, never saved, and said clearly in between."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import nn
+from transformers import TrainerCallback
+
+from tests.builders import LIMITS, TEXT
+from tests.builders import build as build_playing
+from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.guard_kit import build
+from tests.outages import saved
+from tests.scripted import numbered_rows, scripted_trainer
+from trl_stppo import PPOTrainer
+from trl_stppo.errors import NonFiniteError
+from trl_stppo.trainer import finite
+
+# ----------------------------------------------------------------------------- coming in
+
+
+def policy_with(value: float, name: str = "model.layers.1.mlp.up_proj.weight"):
+    model = tiny_policy(char_tokenizer())
+    model.get_parameter(name).data[0, 1] = value
+    return model
+
+
+LORA = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        ({"model": policy_with(math.nan)}, "policy: model.layers.1.mlp.up_proj.weight"),
+        (
+            {"model": policy_with(-math.inf), "peft_config": LoraConfig(**LORA)},
+            "policy: base_model.model.model.layers.1.mlp.up_proj.weight",
+        ),
+        ({"value_model": "broken"}, "critic: score.weight"),
+    ],
+)
+def test_a_model_that_comes_in_broken_is_refused(arguments, first, tmp_path):
+    if "value_model" in arguments:
+        arguments = {"value_model": tiny_value_model(char_tokenizer())}
+        arguments["value_model"].score.weight.data[0, 0] = math.inf
+    with pytest.raises(ValueError, match=f"are not finite, first in the {first}: .*older one"):
+        build_playing(tmp_path, arguments=arguments)
+
+
+class Packed(nn.Parameter):
+    """Of a quantised model: its bits are no numbers."""
+
+
+def test_large_weights_and_the_bits_of_quantised_ones_are_none_of_it(tmp_path):
+    model = policy_with(1e30)  # whose square is infinite
+    trainer = build_playing(tmp_path, arguments={"model": model})
+    packed = Packed(torch.full((2,), math.nan), requires_grad=False)
+    trainer.model.register_parameter("packed", packed)
+    assert finite.first_not_finite(trainer, frozen=True) is None
+
+
+# -------------------------------------------------------------------------- in a training
+
+
+def spoil(*steps: int, critic: bool = False, value: float = math.inf):
+    """The optimizer writes a number that is none at these steps, from 1 on."""
+
+    def poison(trainer, due):
+        class Spoils(TrainerCallback):
+            def on_optimizer_step(self, args, state, control, **kwargs):
+                if state.global_step + 1 in steps:
+                    model = trainer.critic.model if critic else trainer.model
+                    next(model.parameters()).data[0, 0] = value
+
+        trainer.add_callback(Spoils())
+
+    return poison
+
+
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_weights_that_are_not_finite_are_not_saved(critic, value, tmp_path):
+    save = {"save_strategy": "steps", "save_steps": 2}
+    trainer, _ = build(tmp_path, spoil(4, critic=critic, value=value), **save)
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.train()
+    name = "critic: transformer.wte.weight" if critic else "policy: transformer.wte.weight"
+    for part in (
+        f"Weights are not finite after step 4, first in the {name}; they are not saved.",
+        f"The last good checkpoint is {tmp_path / 'checkpoint-2'}.",
+        "smaller learning_rate",
+    ):
+        assert part in str(caught.value)
+    assert trainer.stop_reason.startswith("not finite: the weights after step 4")
+    assert saved(tmp_path) == ["checkpoint-2"]
+    assert not (tmp_path / "_incomplete").exists()
+    again, _ = build(tmp_path, **save)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6
+
+
+def test_a_learning_rate_beyond_all_bounds_leaves_no_checkpoint(tmp_path):
+    save = {"save_strategy": "steps", "save_steps": 1}
+    trainer, _ = scripted_trainer(tmp_path, optim="adamw_torch", learning_rate=1e308, **save)
+    trainer.args.max_steps = 3
+    with pytest.raises(NonFiniteError, match=r"after step 1.*last good checkpoint is none. Start"):
+        trainer.train()
+    assert not saved(tmp_path)
+
+
+def test_skipped_steps_name_no_checkpoint_with_such_weights(tmp_path):
+    """Of a rollout batch's three steps the first spoils the weights, and nothing is saved between."""
+    trainer, _ = build(tmp_path, spoil(1, value=math.nan), max_consecutive_skips=2)
+    with pytest.raises(
+        NonFiniteError, match=r"Weights are not finite after step 3, first in the po"
+    ):
+        trainer.train()
+    assert not saved(tmp_path)
+
+
+@pytest.mark.parametrize("engine", [True, False])
+def test_the_next_rollout_is_not_played_with_them(engine, tmp_path):
+    one_step = {"num_mini_batches": 1, "num_ppo_epochs": 1, "max_steps": 4}
+    if engine:
+        trainer = build_playing(tmp_path, arguments=TEXT, **one_step, **LIMITS)
+        spoil(2)(trainer, None)
+    else:
+        trainer, _ = build(tmp_path, spoil(2), **one_step)
+    with pytest.raises(
+        NonFiniteError, match=r"after step 2, first in the policy.*checkpoint is none"
+    ):
+        trainer.train()
+
+
+def test_an_evaluation_is_not_played_with_them(tmp_path):
+    evaluation = {"eval_strategy": "steps", "eval_steps": 2, "eval_dataset": numbered_rows()}
+    trainer, _ = build(tmp_path, spoil(2), **evaluation)
+    with pytest.raises(NonFiniteError, match="after step 2"):
+        trainer.train()
+
+
+def test_the_last_step_is_looked_at_too(tmp_path):
+    trainer, _ = build(tmp_path, spoil(6))
+    with pytest.raises(NonFiniteError, match="after step 6"):
+        trainer.train()
+
+
+def test_a_checkpoint_of_such_weights_is_told_from_a_good_one(tmp_path, monkeypatch):
+    """As earlier versions have written them."""
+    save = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(finite, "first_not_finite", lambda *a, **k: None)
+        build(tmp_path, spoil(4), **save)[0].train()
+    trainer, _ = build(tmp_path)
+    with pytest.raises(NonFiniteError, match=r"They come from .*checkpoint-4, which is no good"):
+        trainer.train(resume_from_checkpoint=True)
+
+
+def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(tmp_path):
+    """Of finite weights: numbers that grow too large on their way."""
+    trainer = build_playing(tmp_path, PPOTrainer, arguments=TEXT, max_steps=6, **LIMITS)
+
+    def overflow(module, args, output):
+        return output * (math.inf if trainer.state.global_step == 4 else 1.0)
+
+    trainer.model.model.norm.register_forward_hook(overflow)
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.train()
+    for part in (
+        "The logits of episode",
+        "The run ends after step 4.",
+        f"is saved in {tmp_path / 'checkpoint-4'}",
+        "all weights are finite",
+        "bf16=False",
+    ):
+        assert part in str(caught.value)
+    assert saved(tmp_path) == ["checkpoint-4"]

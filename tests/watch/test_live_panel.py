@@ -120,13 +120,19 @@ def test_a_low_terminal_gets_fewer_rows(height):
 
 def test_guards_speak_up():
     panel = panel_of(
-        {**ENTRY, "turns/valid_action_rate": 0.125, "guard/skipped_steps": 2},
+        {
+            **ENTRY,
+            "turns/valid_action_rate": 0.125,
+            "guard/skipped_steps": 2,
+            "guard/empty_steps": 3,
+        },
         min_valid_action_rate=0.3,
     )
     panel.warning = "Step 12 is skipped"
     text = "\n".join(render(panel))
     for words in (
         "! 2 optimizer steps skipped as not finite",
+        "! 3 optimizer steps skipped, no episode to learn from",
         "! turns/valid_action_rate is below min_valid_action_rate=0.3",
         "! Step 12 is skipped",
     ):

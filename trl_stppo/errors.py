@@ -17,6 +17,10 @@ class CheckpointWriteError(RuntimeError):
     """A checkpoint that could not be written; nothing half-written is left, older ones remain."""
 
 
+class RunLockError(RuntimeError):
+    """An output directory that belongs to another run, which goes on; nothing there is changed."""
+
+
 class NonFiniteError(RuntimeError):
     """Weights that are not finite, or losses and gradients, too often in a row to go on."""
 

@@ -175,7 +175,8 @@ def test_a_checkpoint_that_a_killed_run_left_unpublished_counts(dry_run, tmp_pat
     staged.mkdir(parents=True)
     flags = ("--output_dir", str(tmp_path), "--resume_from_checkpoint", "true")
     assert dry_run("--config", DEMO, *flags)[0] == 1
-    checkpoint_files.seal(staged, {})
+    about = {"global_step": 4, "resumable": True, "inside_rollout": False}
+    checkpoint_files.seal(staged, {**about, "identity": {}, "cut": {}, "settings": {}})
     assert dry_run("--config", DEMO, *flags)[0] == 0
     assert staged.exists(), "nothing is changed"
 

@@ -78,6 +78,18 @@ def test_a_resumed_run_leaves_nothing_of_what_it_does_again(tmp_path):
     assert found == [*before, ("eval", 2, 0.5), ("train", 3, 1.0), ("train", 4, 1.0)]
 
 
+def test_the_latest_start_counts_whatever_the_clock_said(tmp_path):
+    """Recorded by 0.1.0 with a clock that was ahead, then resumed twice, each time with an older one."""
+    for number in (1, 2, 3, 4):
+        write(tmp_path, update(number, started=9.0), score=0.0)
+    assert files.next_start(tmp_path / "trace") == 1
+    for number in (2, 3):
+        write(tmp_path, update(number, start=1, started=5.0, first_step=4), score=1.0)
+    assert files.next_start(tmp_path / "trace") == 2
+    write(tmp_path, update(3, start=2, started=1.0, first_step=8), score=2.0)
+    assert [(e.update.update, e.score) for e in read_trace(tmp_path)] == [(1, 0), (2, 1), (3, 2)]
+
+
 def test_damaged_files_are_left_out(tmp_path, caplog):
     made_up_run(tmp_path, updates=4, per_update=2)
     first, second, third, _ = sorted((tmp_path / "trace").iterdir())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import zlib
 
 import pytest
 
@@ -17,6 +19,7 @@ from trl_stppo.trainer.checkpoint_files import (
     complaint,
     discard,
     last_complete,
+    next_order,
     prune,
     publish,
     seal,
@@ -24,6 +27,11 @@ from trl_stppo.trainer.checkpoint_files import (
     to_resume,
     warn_of_earlier_run,
 )
+
+ABOUT = {
+    **{"global_step": 5, "resumable": True, "inside_rollout": False},
+    **{"identity": {}, "cut": {}, "settings": {}},
+}
 
 
 class Killed(BaseException):
@@ -37,11 +45,12 @@ def write(folder, text="weights"):
     (folder / "critic" / "model.safetensors").write_text(text * 2)
 
 
-def save(run_dir, step, text="weights"):
+def save(run_dir, step, text="weights", **about):
     staged = run_dir / STAGING / f"checkpoint-{step}"
     shutil.rmtree(staged.parent, ignore_errors=True)
     write(staged, text)
-    seal(staged, {"global_step": step})
+    order = {"order": next_order(run_dir)}
+    seal(staged, {**ABOUT, "global_step": step, **order, **about})
     publish(staged, run_dir / staged.name)
 
 
@@ -55,6 +64,7 @@ def test_a_saved_checkpoint_is_complete_and_says_what_it_is(tmp_path):
     manifest = json.loads((tmp_path / "checkpoint-4" / MANIFEST).read_text())
     assert manifest["global_step"] == 4
     assert manifest["files"] == {"critic/model.safetensors": 14, "model.safetensors": 7}
+    assert manifest["crc32"]["model.safetensors"] == f"{zlib.crc32(b'weights'):08x}"
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
@@ -110,14 +120,36 @@ def test_the_kills_reach_every_operation(tmp_path, monkeypatch):
 def test_a_sealed_checkpoint_that_was_not_renamed_yet_is_used(tmp_path):
     save(tmp_path, 2)
     write(tmp_path / STAGING / "checkpoint-3")
-    seal(tmp_path / STAGING / "checkpoint-3", {})
+    seal(tmp_path / STAGING / "checkpoint-3", {**ABOUT, "order": 2})
     tidy(tmp_path)
     assert complete(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+
+
+def manifest_with(**changes):
+    """A manifest in which some values are others, or missing where None is given."""
+
+    def damage(folder):
+        manifest = json.loads((folder / MANIFEST).read_text()) | changes
+        kept = {name: value for name, value in manifest.items() if value is not None}
+        (folder / MANIFEST).write_text(json.dumps(kept))
+
+    return damage
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (lambda f: (f / MANIFEST).write_text("[]"), "is damaged (it holds [])"),
+        (lambda f: (f / MANIFEST).write_text("null"), "is damaged (it holds None)"),
+        (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged ("),
+        (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "is damaged ("),
+        (manifest_with(files=None), "is damaged (it has no 'files')"),
+        (manifest_with(files=[1]), "is damaged (its 'files' is [1])"),
+        (manifest_with(files={"model.safetensors": "7"}), "it was written with 7"),
+        (manifest_with(saved_at="x"), "is damaged (its 'saved_at' is 'x')"),
+        (manifest_with(order="x"), "is damaged (its 'order' is 'x')"),
+        (manifest_with(identity=None), "is damaged (it has no 'identity')"),
+        (manifest_with(crc32={"gone": "0"}), "cannot be read"),
         (lambda f: (f / "critic" / "model.safetensors").unlink(), "lacks the file 'critic/model"),
         (lambda f: (f / "model.safetensors").write_text("x"), "has 1 bytes; it was written with 7"),
         (lambda f: (f / MANIFEST).unlink(), f"has no {MANIFEST}"),
@@ -132,12 +164,26 @@ def test_damage_is_named_and_the_one_before_is_taken(damage, message, tmp_path, 
     save(tmp_path, 2)
     save(tmp_path, 10)
     damage(tmp_path / "checkpoint-10")
-    assert message in complaint(tmp_path / "checkpoint-10")
-    assert last_complete(tmp_path).name == "checkpoint-2"
+    assert message in complaint(tmp_path / "checkpoint-10", thorough=True)
+    assert last_complete(tmp_path, thorough=True).name == "checkpoint-2"
     assert message in caplog.text
     shutil.rmtree(tmp_path / "checkpoint-2")
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
-        last_complete(tmp_path)
+        last_complete(tmp_path, thorough=True)
+
+
+@pytest.mark.parametrize("content", ["weightt", "another's"[:7]], ids=["one bit", "another run's"])
+def test_content_of_the_same_size_is_found_out_where_it_is_looked_for(content, tmp_path, caplog):
+    for step in (1, 2):
+        save(tmp_path, step)
+    file = tmp_path / "checkpoint-2" / "model.safetensors"
+    file.write_text(content)
+    assert complaint(tmp_path / "checkpoint-2") is None, "sizes alone are quick"
+    said = f"`{file}` is not what was written: its CRC-32 is"
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        to_resume(tmp_path, str(tmp_path / "checkpoint-2"), thorough=True)
+    assert to_resume(tmp_path, True, thorough=True).name == "checkpoint-1"
+    assert said in caplog.text
 
 
 def test_a_download_that_broke_off_is_no_checkpoint_for_auto(tmp_path, caplog):
@@ -151,7 +197,7 @@ def test_a_download_that_broke_off_is_no_checkpoint_for_auto(tmp_path, caplog):
     warn_of_earlier_run(tmp_path)
     assert "(newest checkpoint last-checkpoint, step unknown)" in caplog.text
     assert "resume_from_checkpoint=True" not in caplog.text, "it would be refused"
-    seal(folder, {"global_step": 5})
+    seal(folder, ABOUT)
     assert to_resume(tmp_path, "auto") == folder
     (folder / "model.safetensors").unlink()
     assert to_resume(tmp_path, "auto") is None
@@ -201,3 +247,44 @@ def test_a_deletion_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypa
     with pytest.raises(Killed):
         discard(tmp_path / "checkpoint-1")
     assert checkpoints(tmp_path) == []
+
+
+def test_neither_a_clock_nor_a_first_version_changes_the_order(tmp_path):
+    """Two of 0.1.0, whose clock was ahead, then some with a clock that goes back at each."""
+    for step, about in (
+        (3, {"saved_at": 9e9, "order": 0}),
+        (4, {"saved_at": 8e9, "order": 0}),
+        (2, {"saved_at": 7e9}),
+        (1, {"saved_at": 6e9}),
+    ):
+        save(tmp_path, step, **about)
+        path = tmp_path / f"checkpoint-{step}" / MANIFEST
+        path.write_text(path.read_text().replace(' "order": 0,\n', ""))
+    assert [f.name[-1] for f in checkpoints(tmp_path)] == ["4", "3", "2", "1"]
+    assert last_complete(tmp_path).name == "checkpoint-1"
+    (tmp_path / "checkpoint-2" / MANIFEST).unlink()
+    prune(tmp_path, 2, None)
+    assert complete(tmp_path) == ["checkpoint-3", "checkpoint-1"], "what nobody can tell goes first"
+
+
+def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for step in (1, 2, 3):
+        save(run, step)
+    elsewhere.mkdir()
+    for step in (1, 2):
+        shutil.move(run / f"checkpoint-{step}", elsewhere)
+        (run / f"checkpoint-{step}").symlink_to(elsewhere / f"checkpoint-{step}")
+    (run / checkpoint_files.TRASH).symlink_to(elsewhere / "checkpoint-1")  # as 0.1.0 left it
+    prune(run, 2, None)
+    assert complete(run) == ["checkpoint-2", "checkpoint-3"]
+    save(run, 2, "new")  # in place of a link, also of one that leads nowhere
+    (run / "checkpoint-4").symlink_to(elsewhere / "nowhere")
+    save(run, 4)
+    prune(run, 1, None)
+    assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
+    assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
+    (run / checkpoint_files.TRASH).symlink_to(elsewhere / "checkpoint-1")
+    tidy(run)
+    assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
+    assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]

@@ -86,11 +86,22 @@ def read_updates(folder: str | Path) -> list[tuple[TracedUpdate, Path]]:
         update = _read_header(path)
         if update is not None:
             found.append((update, path))
-    starts = {(update.started, update.first_step) for update, _ in found}
+    starts = {(*_start(update), update.first_step) for update, _ in found}
     kept = [entry for entry in found if not _is_superseded(entry[0], starts)]
     if not kept:
         raise TraceError(f"`{place}` holds no readable trace file. {_ADVICE}")
     return sorted(kept, key=lambda entry: _order(entry[0]))
+
+
+def next_start(folder: Path) -> int:
+    """The number of a training that begins now: one more than any has that was recorded there."""
+    headers = map(_read_header, folder.glob(f"*{ENDING}"))
+    return 1 + max((update.start for update in headers if update is not None), default=0)
+
+
+def _start(update: TracedUpdate) -> tuple[int, float]:
+    """Sorts trainings by when they began: by number, not by a clock that may have gone back."""
+    return update.start, update.started if update.start == 0 else 0.0
 
 
 def read_episodes(update: TracedUpdate, path: Path) -> Iterator[TracedEpisode]:
@@ -148,10 +159,12 @@ def _warn(path: Path, error: Exception) -> None:
     logger.warning("%s is damaged and left out (%s: %s).", path, type(error).__name__, error)
 
 
-def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[float, int | None]]) -> bool:
+def _is_superseded(
+    update: TracedUpdate, starts: Iterable[tuple[int, float, int | None]]
+) -> bool:
     """Whether a later start of the run began before this update, and so went another way."""
-    for started, first_step in starts:
-        if first_step is None or started <= update.started:
+    for *start, first_step in starts:
+        if first_step is None or tuple(start) <= _start(update):
             continue
         done_again = update.global_step - (update.phase == "eval") >= first_step
         if done_again:

@@ -36,7 +36,9 @@ class TracedUpdate:
         update: number of the rollout batch, from 1; in an evaluation, updates done so far.
         global_step: optimizer steps taken when the episodes were played.
         process, processes: who recorded, of how many.
-        started: when the (perhaps resumed) training began, in seconds since 1970.
+        start: number of the (perhaps resumed) training among all that were recorded in the folder,
+            from 1; 0 where that was not written down yet.
+        started: when it began, in seconds since 1970.
         first_step: optimizer steps taken then; None for an evaluation outside of training.
         trainer, variant: of the run.
         level: of the importance ratio: "token", "turn" or "sequence".
@@ -54,6 +56,7 @@ class TracedUpdate:
     global_step: int
     process: int = 0
     processes: int = 1
+    start: int = 0
     started: float = 0.0
     first_step: int | None = None
     trainer: str = ""
@@ -74,6 +77,7 @@ class TracedUpdate:
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
         """Read `to_json` back; fields of a later version are passed over."""
         known = _known(cls, line)
+        known["start"] = int(known.get("start", 0))
         known["clip_range"] = tuple(known.get("clip_range", (0.2, 0.2)))
         known["figures"] = {k: float(v) for k, v in known.get("figures", {}).items()}
         return cls(**known)

@@ -208,13 +208,13 @@ def add_critic_group(
     parameters: list[nn.Parameter],
     args: PPOConfig,
     scheduler: Any,
-) -> None:
-    """Add the critic to the optimizer, unless the caller's optimizer already trains it."""
+) -> bool:
+    """Add the critic to the optimizer, and say so, unless the caller's already trains it."""
     check_optimizer(optimizer)
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [p for p in parameters if id(p) not in known]
     if not missing:
-        return
+        return False
     if len(missing) < len(parameters):
         raise ValueError(
             f"`optimizers` trains {len(parameters) - len(missing)} of the critic's {len(parameters)} "
@@ -228,6 +228,7 @@ def add_critic_group(
     optimizer.add_param_group(
         {"params": missing, "lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
     )
+    return True
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Any
 from ..errors import CheckpointError
 from ..hub.pushing import EPISODES
 from ..watch.runs import MANIFEST, METRICS_FILE
+from . import disk
 
 logger = logging.getLogger(__name__)
 
@@ -30,48 +30,63 @@ STAGING = "_incomplete"
 TRASH = "_deleted"
 LAST_CHECKPOINT = "last-checkpoint"  # upstream's on the Hub, of hub_strategy="checkpoint"
 FORMAT = 1
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-\d+")
+# What a manifest holds ...
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **{"saved_at": (int, float), "global_step": int, "files": dict},
+    **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
+}
+# ... and may hold: 0.1.0 wrote neither order nor checksums.
+_MORE_FIELDS: dict[str, type] = {"run": str, "order": int, "crc32": dict}
 
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
     """Flush a written folder to the disk and list what is in it; the last thing done to it."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    needed = (p for p in files if not p.match(EPISODES))  # which a copy from the Hub lacks
+    needed = [p for p in files if not p.match(EPISODES)]  # which a copy from the Hub lacks
+    names = [p.relative_to(folder).as_posix() for p in needed]
     manifest = {
         "format": FORMAT,
         "saved_at": time.time(),
         **about,
-        "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in needed},
+        "files": {name: path.stat().st_size for name, path in zip(names, needed, strict=True)},
+        "crc32": dict(zip(names, disk.checksums(needed), strict=True)),
     }
     for path in files:
-        _flush(path)
+        disk.flush(path)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    _flush(folder / MANIFEST)
+    disk.flush(folder / MANIFEST)
 
 
 def publish(staged: Path, final: Path) -> None:
     """Put a sealed folder where checkpoints are looked for, in place of an older one if need be."""
-    if final.exists():
+    if os.path.lexists(final):
         discard(final)
     os.replace(staged, final)
-    shutil.rmtree(staged.parent, ignore_errors=True)
-    _flush(final.parent)
+    disk.remove(staged.parent)
+    disk.flush(final.parent)
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint so that a kill half-way leaves nothing that looks like one."""
+    """Delete a checkpoint so that a kill half-way leaves nothing that looks like one.
+
+    Where it lies elsewhere and is a link here, the link goes and the checkpoint stays.
+    """
     trash = folder.parent / TRASH
-    shutil.rmtree(trash, ignore_errors=True)
+    disk.remove(trash)
+    if folder.is_symlink():
+        folder.unlink()
+        return
     os.replace(folder, trash)
-    shutil.rmtree(trash, ignore_errors=True)
+    disk.remove(trash)
 
 
 def tidy(run_dir: Path) -> None:
     """Finish or throw away what a killed process has left in an output directory."""
     for folder in unpublished(run_dir):
         publish(folder, run_dir / folder.name)
-    shutil.rmtree(run_dir / STAGING, ignore_errors=True)
-    shutil.rmtree(run_dir / TRASH, ignore_errors=True)
+    disk.remove(run_dir / STAGING)
+    disk.remove(run_dir / TRASH)
 
 
 def unpublished(run_dir: Path) -> list[Path]:
@@ -99,24 +114,40 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"new run from its policy alone (model={str(folder)!r}, without resume_from_checkpoint)."
         )
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"`{path}` is damaged ({error}). Resume from another one.") from error
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(manifest, dict):
+        raise _damaged(path, f"it holds {manifest!r:.40}")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}. Resume with "
             f"the version of trl_stppo that wrote it."
         )
+    for name, kind in (_FIELDS | _MORE_FIELDS).items():
+        if name in manifest and not isinstance(manifest[name], kind):
+            raise _damaged(path, f"its {name!r} is {manifest[name]!r:.40}")
+        if name not in manifest and name in _FIELDS:
+            raise _damaged(path, f"it has no {name!r}")
     return manifest
 
 
-def complaint(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, None if every file is there in its full size."""
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"`{path}` is damaged ({what}). Resume from another checkpoint.")
+
+
+def complaint(folder: Path, *, thorough: bool = False) -> str | None:
+    """What is wrong with a checkpoint, None if every file is there in its full size.
+
+    Args:
+        folder: of the checkpoint.
+        thorough: read every file, and compare it with what was written.
+    """
     try:
-        files: dict[str, int] = read_manifest(folder)["files"]
+        manifest = read_manifest(folder)
     except CheckpointError as error:
         return str(error)
-    for name, size in files.items():
+    for name, size in manifest["files"].items():
         path = folder / name
         if not path.is_file():
             return (
@@ -128,27 +159,49 @@ def complaint(folder: Path) -> str | None:
                 f"`{path}` has {path.stat().st_size} bytes; it was written with {size}. Restore it, or "
                 f"resume from another checkpoint."
             )
+    return _wrong_content(folder, manifest.get("crc32", {})) if thorough else None
+
+
+def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
+    """Which of these files does not hold what was written."""
+    try:
+        found = disk.checksums([folder / name for name in written])
+    except (OSError, ValueError) as error:
+        return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
+    for name, now in zip(written, found, strict=True):
+        if now != written[name]:
+            return (
+                f"`{folder / name}` is not what was written: its CRC-32 is {now}, and was "
+                f"{written[name]}. Restore it, or resume from another checkpoint."
+            )
     return None
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Folders named as checkpoints, oldest first.
+    """Folders named as checkpoints, oldest first; before them those whose age nobody can tell.
 
-    By time, not by step: after a run has gone back to an older checkpoint, those of the branch that
-    it left have higher steps.
+    In the order in which they were written, not by step: after a run has gone back to an older
+    checkpoint, those of the branch that it left have higher steps.
     """
     if not run_dir.is_dir():
         return []
-    found = [(m, p) for p in run_dir.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
-    return [path for *_, path in sorted((_saved_at(p), int(m.group(1)), p) for m, p in found)]
+    found = sorted(run_dir.iterdir())
+    return sorted((p for p in found if p.is_dir() and _NAME.fullmatch(p.name)), key=_age)
 
 
-def _saved_at(folder: Path) -> float:
-    """When a checkpoint was written, in seconds; copies keep it."""
+def _age(folder: Path) -> tuple[int, float, int]:
+    """Sorts by age, whatever the clock has done meanwhile; copies keep it."""
     try:
-        return float(read_manifest(folder)["saved_at"])
-    except (CheckpointError, KeyError):
-        return folder.stat().st_mtime
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        return -1, folder.stat().st_mtime, 0
+    # 0.1.0 wrote no number, and all that it wrote is older than what has one.
+    return manifest.get("order", 0), manifest["saved_at"], manifest["global_step"]
+
+
+def next_order(run_dir: Path) -> int:
+    """The number of a checkpoint that is written now: one more than the newest has."""
+    return 1 + max((_age(folder)[0] for folder in with_downloaded(run_dir)), default=0)
 
 
 def with_downloaded(run_dir: Path) -> list[Path]:
@@ -156,7 +209,7 @@ def with_downloaded(run_dir: Path) -> list[Path]:
     downloaded = run_dir / LAST_CHECKPOINT
     found = checkpoints(run_dir)
     if downloaded.is_dir():  # a copy goes before what it is a copy of
-        found = sorted([downloaded, *found], key=_saved_at)
+        found = sorted([downloaded, *found], key=_age)
     return found
 
 
@@ -182,24 +235,27 @@ def check_one_run(one: Path, other: Path) -> None:
     )
 
 
-def last_complete(run_dir: Path, wanted: str | bool = True) -> Path:
+def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
     """The newest checkpoint that can be resumed from.
 
     Args:
         run_dir: where they are.
         wanted: the argument to which this is the answer.
+        thorough: as for `complaint`; older ones are not read.
 
     Raises:
         CheckpointError: there is none, or one from the Hub lies beside those of another run.
     """
-    complaints: list[str] = []
     downloaded = run_dir / LAST_CHECKPOINT
     if complaint(downloaded) is None:
         whole = [folder for folder in checkpoints(run_dir) if complaint(folder) is None]
         if whole:
             check_one_run(downloaded, whole[-1])
-    for folder in reversed(with_downloaded(run_dir)):
-        problem = complaint(folder)
+    found = with_downloaded(run_dir)
+    ageless = [folder for folder in found if _age(folder)[0] < 0]  # which may be the newest
+    complaints: list[str] = []
+    for folder in [*ageless, *reversed(found[len(ageless) :])]:
+        problem = complaint(folder, thorough=thorough)
         if problem is None:
             if complaints:
                 logger.warning("Resuming from %s. Passed over: %s", folder, " ".join(complaints))
@@ -241,12 +297,13 @@ def _step(folder: Path) -> Any:
     return "unknown"
 
 
-def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
+def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
     """The checkpoint that `train(resume_from_checkpoint=wanted)` goes on from; nothing is changed.
 
     Args:
         run_dir: the run's output directory.
         wanted: as for `train`.
+        thorough: as for `complaint`.
 
     Returns:
         Its folder, None for a run that starts.
@@ -258,11 +315,11 @@ def to_resume(run_dir: Path, wanted: str | bool | None) -> Path | None:
     if not wanted or (wanted == "auto" and not checkpoints(run_dir) and _no_download(run_dir)):
         return None
     if wanted is True or wanted == "auto":
-        return last_complete(run_dir, wanted)
+        return last_complete(run_dir, wanted, thorough=thorough)
     folder = Path(wanted)
     if not folder.is_dir() and (run_dir / wanted).is_dir():  # "last-checkpoint", as the Hub has it
         folder = run_dir / wanted
-    problem = complaint(folder)
+    problem = complaint(folder, thorough=thorough)
     if problem is not None:
         raise CheckpointError(problem)
     return folder
@@ -300,14 +357,3 @@ def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[P
     spare = [folder for folder in found if folder.resolve() not in protected]
     for folder in spare[: max(0, len(found) - max(limit, len(protected)))]:
         discard(folder)
-
-
-def _flush(path: Path) -> None:
-    """Have the system write a file, or a folder's entries, to the disk."""
-    if os.name == "nt":
-        return  # Windows flushes only what is open for writing
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,15 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ..errors import CheckpointWriteError
+from ..errors import CheckpointError, CheckpointWriteError
 from ..hub.settings import CRITIC_FOLDER
 from ..models.critic import SharedCritic
-from . import checkpoint_files, run_state
+from . import checkpoint_files, disk, new_settings, run_state
 from ._trl import close_other_trackio
 from .engines import CriticOptimizer
+from .processes import done_by
 from .reporting import named_run
+from .run_lock import RunLock
 from .update_phase import ActorCriticUpdate
 
 if TYPE_CHECKING:
@@ -87,6 +90,7 @@ class RunStateCallback(TrainerCallback):
             trainer._load_beside_policy(folder)
         if trainer._train_generator is not None and saved["sampler"] is not None:
             trainer._train_generator.set_state(saved["sampler"])
+        new_settings.renew(trainer, folder, checkpoint_files.read_manifest(folder)["settings"])
         self.saved, self._episodes = None, {}
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -149,23 +153,35 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         Raises:
             CheckpointError: the checkpoint is incomplete, damaged, or of another kind of run; nothing
                 has been changed then.
+            RunLockError: another run is writing to `output_dir`; nothing has been changed either.
         """
-        folder = None
-        if checkpoint_files.as_meant(resume_from_checkpoint):
-            folder = self._checkpoint_to_resume(resume_from_checkpoint)
-        if folder is not None:
-            saved = checkpoint_files.read_manifest(folder)
-            run_state.check_same_run(folder, saved, run_state.about(self))
-            self._run_name = saved.get("run") or self._run_name
-        else:
-            self._begin_run(resume_from_checkpoint)
-        self._has_trained = True
-        self._resume_folder = self._last_checkpoint = folder
-        self._run_state.read(folder)
-        with named_run(self.args, self._run_name):
-            close_other_trackio(self)
-            output = super().train(None if folder is None else str(folder), *args, **kwargs)
+        with self._alone_in_output_dir():
+            folder = None
+            if checkpoint_files.as_meant(resume_from_checkpoint):
+                folder = self._checkpoint_to_resume(resume_from_checkpoint)
+            if folder is not None:
+                saved = checkpoint_files.read_manifest(folder)
+                run_state.check_same_run(folder, saved, run_state.about(self))
+                self._run_name = saved.get("run") or self._run_name
+            else:
+                self._begin_run(resume_from_checkpoint)
+            self._has_trained = True
+            self._resume_folder = self._last_checkpoint = folder
+            self._run_state.read(folder)
+            with named_run(self.args, self._run_name):
+                close_other_trackio(self)
+                output = super().train(None if folder is None else str(folder), *args, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    @contextmanager
+    def _alone_in_output_dir(self) -> Iterator[None]:
+        """One process holds the lock for all of the run."""
+        self._lock = RunLock(Path(self.args.output_dir))
+        try:
+            done_by(self.accelerator.is_main_process, self._lock.take)
+            yield
+        finally:
+            self._lock.release()
 
     def _begin_run(self, wanted: str | bool | None) -> None:
         """A name for a run that starts, and a warning where it does so on top of another one."""
@@ -175,11 +191,20 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             checkpoint_files.warn_of_earlier_run(Path(self.args.output_dir))
 
     def _checkpoint_to_resume(self, wanted: str | bool | None) -> Path | None:
+        """Looked for, and read whole, once on each machine."""
         run_dir = Path(self.args.output_dir)
-        if self.accelerator.is_local_main_process:
+
+        def look() -> Path | None:
             checkpoint_files.tidy(run_dir)
-        self.accelerator.wait_for_everyone()
-        return checkpoint_files.to_resume(run_dir, wanted)
+            return checkpoint_files.to_resume(run_dir, wanted, thorough=True)
+
+        found = set(done_by(self.accelerator.is_local_main_process, look))
+        if len(found) > 1:
+            raise CheckpointError(
+                f"`resume_from_checkpoint={wanted!r}` is not the same on all machines: "
+                f"{', '.join(sorted(map(str, found)))}. Pass the path of one that all of them hold."
+            )
+        return found.pop()
 
     def _init_training_state(
         self, max_steps: int, steps_per_epoch: int, num_train_epochs: int, *args: Any
@@ -246,8 +271,9 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         run_dir = Path(self._get_output_dir(trial))
         staging, name = run_dir / checkpoint_files.STAGING, f"checkpoint-{self.state.global_step}"
         final = run_dir / name
+        self._lock.check()
         if self.accelerator.is_local_main_process:
-            shutil.rmtree(staging, ignore_errors=True)
+            disk.remove(staging)
         self.accelerator.wait_for_everyone()
         try:
             self._staging = staging
@@ -259,7 +285,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             self._save_run_state(staging / name)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                checkpoint_files.seal(staging / name, run_state.about(self))
+                order = checkpoint_files.next_order(run_dir)
+                checkpoint_files.seal(staging / name, {**run_state.about(self), "order": order})
         except Exception as error:
             raise self._failed(error, run_dir, staging) from error
         self.accelerator.wait_for_everyone()
@@ -271,7 +298,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
             self._push_from_checkpoint(str(final))
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            limit, kept = self.args.save_total_limit, self._kept_checkpoints()
+            limit, kept = self.args.save_total_limit, {final, *self._kept_checkpoints()}
             checkpoint_files.prune(run_dir, limit, best, kept)
 
     def _kept_checkpoints(self) -> set[Path]:
@@ -325,12 +352,15 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
 
     def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
         """Clear the half-written folder away, which also frees its space, and say what is left."""
-        shutil.rmtree(staging, ignore_errors=True)
-        older = checkpoint_files.checkpoints(run_dir)
-        free = shutil.disk_usage(run_dir if run_dir.is_dir() else Path.cwd()).free / 2**30
+        why, remedy = disk.refusal(error, run_dir, staging)
+        disk.remove(staging)
+        left = "Nothing half-written is left"
+        if staging.exists():
+            left = f"What is half-written lies in `{staging}`, and is no checkpoint"
+        found = checkpoint_files.checkpoints(run_dir)
+        whole = [folder for folder in found if checkpoint_files.complaint(folder) is None]
         return CheckpointWriteError(
             f"The checkpoint of step {self.state.global_step} could not be written to `{run_dir}`: "
-            f"{type(error).__name__}: {error}. {free:.2f} GiB are free there. Nothing half-written is "
-            f"left; the newest complete checkpoint is {older[-1] if older else 'none'}. Make room (or "
-            f"set save_total_limit) and go on with resume_from_checkpoint=True."
+            f"{why}. {left}; the newest complete checkpoint is {whole[-1] if whole else 'none'}. "
+            f"{remedy} and go on with resume_from_checkpoint=True."
         )

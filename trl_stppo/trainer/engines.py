@@ -76,6 +76,11 @@ class CriticOptimizer:
     ) -> None:
         self._optimizer, self._buffer, self._rate = optimizer, buffer, rate
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """See `torch.optim.Optimizer`; their rate is set anew at each step."""
+        return self._optimizer.param_groups
+
     def step(self) -> None:
         """Step with the gradient in the buffer, and empty it; without one nothing changes."""
         self._buffer.add_to_grad()

@@ -34,6 +34,7 @@ from . import (
     display,
     engines,
     finite,
+    new_settings,
     plan,
     rollout_engine,
     text_only,
@@ -228,7 +229,7 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
 
         With DeepSpeed or FSDP2 the critic has an optimizer of its own.
         """
-        parameters = self.critic.parameters()
+        parameters, given = self.critic.parameters(), self.optimizer is not None
         for parameter in parameters:
             parameter.requires_grad_(
                 False
@@ -237,10 +238,12 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
         for parameter in parameters:
             parameter.requires_grad_(True)
         if self._hooks is None:
+            self._group_roles = new_settings.policy_roles(self, optimizer, given)
             if engines.is_sharded(self.accelerator):
                 self._hooks = engines.take_critic_out(self, optimizer)
             else:
-                build.add_critic_group(optimizer, parameters, self.args, self.lr_scheduler)
+                if build.add_critic_group(optimizer, parameters, self.args, self.lr_scheduler):
+                    self._group_roles.append(new_settings.CRITIC)
                 scales = self._scales_updates()
                 self._hooks = StepHooks(optimizer, self._critic_grads, scales=scales)
             self._after_optimizer(optimizer)

@@ -176,7 +176,7 @@ def about(trainer: PPOTrainer) -> dict[str, Any]:
             "processes": accelerator.num_processes,
             "micro_batches": micro_batches,
         },
-        "settings": _settings(args),
+        "settings": settings(args),
     }
 
 
@@ -204,10 +204,11 @@ def _adapter(model: Any) -> dict[str, Any] | None:
     return {"type": str(kind), "r": getattr(config, "r", None), "target_modules": named}
 
 
-def _settings(args: Any) -> dict[str, Any]:
+def settings(args: Any) -> dict[str, Any]:
     """The settings of the algorithm: ours, and those of TRL and transformers that move weights."""
     names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
-    names |= {"optim", "lr_scheduler_type", "max_grad_norm", "temperature"}
+    names |= {"optim", "adam_beta1", "adam_beta2", "adam_epsilon"}
+    names |= {"lr_scheduler_type", "max_grad_norm", "temperature"}
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
             names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits
@@ -218,7 +219,7 @@ def _settings(args: Any) -> dict[str, Any]:
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse a checkpoint that this trainer could not go on from; say what else is new.
+    """Refuse a checkpoint that this trainer could not go on from; say how its batches are cut anew.
 
     Raises:
         CheckpointError: names the field, both values, and what to do.
@@ -236,7 +237,7 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
                 f"with what it was saved with, or start a new run from its policy alone "
                 f"(model={str(folder)!r}, without resume_from_checkpoint)."
             )
-    trained_by = saved["identity"]["engine"] or ""
+    trained_by = saved["identity"].get("engine") or ""
     for field in CUT:
         was, now = saved["cut"].get(field), present["cut"][field]
         if was != now and field == "processes" and trained_by.startswith("ZeRO"):
@@ -257,10 +258,3 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
                 "equal the uninterrupted run bit for bit.",
                 folder, field, was, now,
             )  # fmt: skip
-    changed = [
-        f"{name}: {saved['settings'][name]!r} -> {value!r}"
-        for name, value in present["settings"].items()
-        if name in saved["settings"] and saved["settings"][name] != value
-    ]
-    if changed:
-        logger.warning("%s: the run goes on with new settings: %s", folder, "; ".join(changed))

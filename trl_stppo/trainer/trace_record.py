@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 
 from ..core import ClippedSurrogate
 from ..rollout.batch import ends_with_eos
-from ..trace.files import FOLDER, write_update
+from ..trace.files import FOLDER, next_start, write_update
 from ..trace.format import TracedUpdate
 from ..trace.pieces import TokenPieces
 from .trace_facts import facts
@@ -66,7 +66,7 @@ class TraceRecorder:
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
         self._evaluated: Any = None
-        self._started, self._first_step = time.time(), None
+        self._start, self._started, self._first_step = 0, time.time(), None
         self._warned = False
         if episodes:
             trainer.add_callback(TraceCallback(self))
@@ -81,7 +81,11 @@ class TraceRecorder:
 
     def begin(self) -> None:
         """A training begins or goes on: what earlier ones have recorded of later steps is void."""
-        self._started = gather_object([time.time()])[0]
+        start = 0
+        if self._trainer.accelerator.is_main_process:
+            with self._harmless():
+                start = next_start(self._folder())
+        self._start, self._started = gather_object([(start, time.time())])[0]
         self._first_step = self._trainer.state.global_step
 
     def rollout(self, batch: Batch) -> None:
@@ -239,10 +243,13 @@ class TraceRecorder:
                 episodes = lines(episodes, record.batch, record.passes, self._pieces)
                 for episode, counts in zip(episodes, record.outcomes_of_rows(), strict=True):
                     episode["steps"] = dict(counts)
-            start = {"started": self._started, "first_step": self._first_step}
+            start = {"start": self._start, "started": self._started, "first_step": self._first_step}
             about = {**record.header, **start, "episodes": len(episodes)}
             update = TracedUpdate.from_json(about)
-            write_update(Path(self._trainer.args.output_dir) / FOLDER, update, episodes)
+            write_update(self._folder(), update, episodes)
+
+    def _folder(self) -> Path:
+        return Path(self._trainer.args.output_dir) / FOLDER
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:

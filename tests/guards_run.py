@@ -5,6 +5,7 @@ Started by `trainer/test_signals.py` through torch.distributed.run.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -16,7 +17,8 @@ import torch
 from transformers import TrainerCallback
 
 from tests.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
-from trl_stppo.errors import NonFiniteError
+from trl_stppo.errors import NonFiniteError, RunLockError
+from trl_stppo.trainer import run_lock
 
 RUN = {
     **LEARNS,
@@ -31,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "signal to rank 1": {},
     "rank 0 never finite": {"max_consecutive_skips": 2},
     "target_kl": {"target_kl": 1e-3},  # the scripted rollouts are far from the policy
+    "the folder of another run": {},
 }  # fmt: skip
 AT = 2  # the step at which it happens
 
@@ -61,6 +64,11 @@ def arrange(case: str, trainer: Any) -> None:
     elif case == "rank 0 never finite" and rank == 0:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan
+    elif case == "the folder of another run" and rank == 0:
+        pid = os.getppid()
+        other = {"pid": pid, "began": run_lock._began(pid), "machine": run_lock._machine()}
+        path = Path(trainer.args.output_dir) / run_lock.NAME
+        path.write_text(json.dumps({**other, "run": "another", "host": "here"}))
 
 
 def run(case: str, folder: Path) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     error = None
     try:
         trainer.train()
-    except NonFiniteError as caught:
+    except (NonFiniteError, RunLockError) as caught:
         error = str(caught)
     skipped = folder / "skipped" / f"step-{AT}-rank{trainer.accelerator.process_index}.pt"
     return {

@@ -253,3 +253,11 @@ def test_both_leave_the_rollout_batch_alone(ranks):
     for rank in ranks:
         assert rank["target_kl"]["kl_stopped_steps"] == [1, 2, 3, 4]
         assert not any(moved(rank["target_kl"], step) for step in (1, 2, 3, 4))
+
+
+def test_both_hear_of_another_run_in_their_folder(ranks):
+    """Only the first of them looks, and the other does not wait for it."""
+    for rank in ranks:
+        assert (
+            "belongs to a run on host here, process" in rank["the folder of another run"]["error"]
+        )

@@ -271,7 +271,7 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         run_dir = Path(self._get_output_dir(trial))
         staging, name = run_dir / checkpoint_files.STAGING, f"checkpoint-{self.state.global_step}"
         final = run_dir / name
-        self._lock.check()
+        done_by(self.accelerator.is_main_process, self._lock.check)
         if self.accelerator.is_local_main_process:
             disk.remove(staging)
         self.accelerator.wait_for_everyone()

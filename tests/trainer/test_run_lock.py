@@ -1,0 +1,229 @@
+"""One run at a time in a folder: the second is told who has it, and a crash leaves nothing to wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from transformers import TrainerCallback
+
+from tests.builders import build, prompts
+from tests.launch import ENVIRONMENT, ROOT
+from tests.scripted import scripted_trainer
+from tests.signals_run import RUN
+from trl_stppo.errors import CheckpointWriteError, RunLockError
+from trl_stppo.trainer import checkpoint_files, run_lock
+from trl_stppo.trainer.run_lock import NAME, RunLock
+
+BEAT, WATCH = 0.2, 1.0
+HOLDS = """
+import sys, time
+from pathlib import Path
+from trl_stppo.trainer import run_lock
+run_lock.BEAT_SECONDS = {beat}
+run_lock.socket.gethostname = lambda: "node7"
+run_lock._machine = lambda: "another machine's boot"
+run_lock.RunLock(Path(sys.argv[1])).take()
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def processes():
+    """Starts processes, and ends what is left of them."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Watches for one second."""
+    monkeypatch.setattr(run_lock, "BEAT_SECONDS", BEAT)
+    monkeypatch.setattr(run_lock, "WATCH_SECONDS", WATCH)
+
+
+def seconds_to_take(folder) -> float:
+    lock, start = RunLock(folder), time.monotonic()
+    lock.take()
+    lock.release()
+    return time.monotonic() - start
+
+
+def until(process, line: str) -> None:
+    for said in process.stdout:
+        if said.startswith(line):
+            return
+    raise AssertionError(process.communicate()[1][-3000:])
+
+
+def test_two_runs_and_a_killed_one(processes, tmp_path):
+    """Real trainings: the second is refused, changes nothing, and starts at once after a kill."""
+    first = processes("-m", "tests.signals_run", str(tmp_path))
+    until(first, "BEGIN 2")
+    first.send_signal(signal.SIGSTOP)  # it may go on, and so it has the folder
+    files = sorted(tmp_path.rglob("*"))
+    second, _ = scripted_trainer(tmp_path, **RUN)
+    with pytest.raises(RunLockError) as refused:
+        second.train(resume_from_checkpoint="auto")
+    since = json.loads((tmp_path / NAME).read_text())["since"]
+    for said in (str(tmp_path), f"host {socket.gethostname()}", f"process {first.pid}", since):
+        assert said in str(refused.value)
+    assert since.endswith(" UTC")
+    assert sorted(tmp_path.rglob("*")) == files
+
+    first.kill()  # and nobody waits for it
+    while run_lock._began(first.pid) is not None:
+        time.sleep(0.01)
+    assert (tmp_path / NAME).exists()
+    assert seconds_to_take(tmp_path) < 1.0
+    second.train(resume_from_checkpoint="auto")
+    assert second.state.global_step == 7
+
+
+@pytest.mark.parametrize("clock", [-86400, 0, 86400])
+def test_of_another_machine_only_what_lives_counts(clock, processes, quick, tmp_path):
+    """Its process cannot be asked for, and its clock says nothing."""
+    other = processes("-c", HOLDS.format(beat=BEAT), str(tmp_path))
+    until(other, "taken")
+    path = tmp_path / NAME
+    os.utime(path, (time.time() + clock,) * 2)
+    start = time.monotonic()
+    with pytest.raises(RunLockError, match=rf"host node7, process {other.pid}, since 20"):
+        RunLock(tmp_path).take()
+    assert time.monotonic() - start < WATCH
+    other.kill()
+    other.wait()
+    os.utime(path, (time.time() + clock,) * 2)
+    assert WATCH <= seconds_to_take(tmp_path) < WATCH + 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", ["", "{", "[]", "null"])
+def test_what_a_crash_has_left_half_written_is_taken_over(left, quick, tmp_path):
+    (tmp_path / NAME).write_text(left)
+    assert seconds_to_take(tmp_path) < WATCH + 2
+
+
+def test_a_process_number_that_another_process_has_got_delays_nothing(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.take()
+    about = json.loads((tmp_path / NAME).read_text())
+    lock.release()
+    about |= {"pid": os.getppid(), "began": "1"}
+    (tmp_path / NAME).write_text(json.dumps(about))
+    assert seconds_to_take(tmp_path) < 1.0
+    about["began"] = run_lock._began(os.getppid())
+    (tmp_path / NAME).write_text(json.dumps(about))
+    with pytest.raises(RunLockError):
+        RunLock(tmp_path).take()
+
+
+def test_of_two_that_find_a_dead_one_only_one_gets_the_folder(quick, tmp_path, monkeypatch):
+    """Both judge it dead before either takes it over."""
+    (tmp_path / NAME).write_text('{"run": "dead"}')
+    alive, rival = run_lock._is_alive, RunLock(tmp_path)
+
+    def judged(path, other):
+        verdict = alive(path, other)
+        monkeypatch.setattr(run_lock, "_is_alive", alive)
+        rival.take()
+        return verdict
+
+    monkeypatch.setattr(run_lock, "_is_alive", judged)
+    with pytest.raises(RunLockError):
+        RunLock(tmp_path).take()
+    rival.check()
+    assert json.loads((tmp_path / NAME).read_text())["run"] == rival._name
+    rival.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+class Looks(TrainerCallback):
+    """Notes whether the folder is locked at each step, and may do something in the second one."""
+
+    def __init__(self, folder, then=None) -> None:
+        self._folder, self._then, self.seen = folder, then, []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.seen.append((self._folder / NAME).exists())
+        if self._then is not None and state.global_step == 1:
+            self._then()
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+def test_it_is_given_back_however_the_run_ends(tmp_path):
+    looks = Looks(tmp_path)
+    trainer = build(tmp_path, arguments={"eval_dataset": prompts(2), "callbacks": [looks]})
+    trainer.evaluate()
+    for _ in range(2):
+        trainer.train()
+        assert not (tmp_path / NAME).exists()
+    trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
+    trainer.train()
+    assert looks.seen == [True] * 6
+    trainer.add_callback(Looks(tmp_path, then=fail))
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert not (tmp_path / NAME).exists()
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        trainer.train(resume_from_checkpoint=True)
+    assert not (tmp_path / NAME).exists()
+
+
+def test_another_trainer_of_the_same_process_is_refused_too(quick, tmp_path):
+    second = build(tmp_path)
+
+    def begin() -> None:
+        with pytest.raises(RunLockError, match=f"process {os.getpid()},"):
+            second.train()
+
+    first = build(tmp_path, arguments={"callbacks": [Looks(tmp_path, then=begin)]})
+    first.train()
+    assert first.state.global_step == 2
+
+
+def test_a_run_that_was_suspended_leaves_the_folder_to_its_successor(tmp_path):
+    def taken_over() -> None:
+        (tmp_path / NAME).write_text('{"run": "another", "host": "node9", "pid": 5}')
+        staged = tmp_path / checkpoint_files.STAGING / "checkpoint-9"
+        staged.mkdir(parents=True)
+
+    looks = Looks(tmp_path, then=taken_over)
+    save = {"save_strategy": "steps", "save_steps": 2}
+    trainer = build(tmp_path, arguments={"callbacks": [looks]}, **save)
+    with pytest.raises(RunLockError, match=r"host node9, process 5.* has taken over from this run"):
+        trainer.train()
+    assert (tmp_path / NAME).exists(), "it is the other one's"
+    assert (tmp_path / checkpoint_files.STAGING / "checkpoint-9").exists()
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointWriteError, match=r"`output_dir=.*file.*` cannot be written to: "):
+        RunLock(tmp_path / "file").take()

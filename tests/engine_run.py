@@ -97,6 +97,12 @@ CASES: dict[str, dict[str, Any]] = {
     "resumed": {"critic": "given", "resumed": True},
     "resumed, LoRA": {"critic": "given", "lora": True, "resumed": True},
     "resumed, LoRA, shared": {"lora": True, "resumed": True},
+    "resumed, other settings": {
+        "critic": "given", "resumed": True, "changed": {
+            "learning_rate": 3e-3, "critic_learning_rate": 3e-2, "weight_decay": 0.5,
+            "adam_beta1": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-2,
+        },
+    },
     "bfloat16": {"critic": "given", "bf16": True},
     "bfloat16, LoRA": {"lora": True, "bf16": True},
 }  # fmt: skip
@@ -276,7 +282,7 @@ class RaggedEnv(CountEnv):
 def run(name: str, case: str, folder: Path) -> dict[str, Any]:
     """One training; its weights, or the error that the constructor raised."""
     options = dict(CASES[case])
-    resumed = options.pop("resumed", False)
+    resumed, changed = options.pop("resumed", False), options.pop("changed", {})
     with engine(name, "bf16" if options.get("bf16") else "no") as chosen:
         options |= chosen
         try:
@@ -293,7 +299,7 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
             del trainer, weights
             gc.collect()
             unset_hf_deepspeed_config()
-            again, weights = build(folder, options, **_saving(True))
+            again, weights = build(folder, {**options, **changed}, **_saving(True))
             again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
             after = after[:2] + weights.after[1:]
     saved = _saved(folder / "final") if resumed else {}

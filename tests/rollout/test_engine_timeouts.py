@@ -289,7 +289,7 @@ LEAVING = """
             time.sleep(600)
 
     renderer = types.SimpleNamespace(
-        prompt_ids=lambda *args: [1], tokenizer=types.SimpleNamespace(eos_token_id=0)
+        prompt_ids=lambda *args, **options: [1], tokenizer=types.SimpleNamespace(eos_token_id=0)
     )
 
     def play(seconds, times):

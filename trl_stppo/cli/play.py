@@ -20,6 +20,7 @@ from ..envs._check_values import check_number, check_opening, check_step
 from ..envs.base import is_text_environment, tool_names
 from ..hub.loading import load_tokenizer
 from ..rollout.chat import ChatRenderer, with_opening
+from ..rollout.driver import trusts
 from .agents import STDLIB_SEARCH, AgentArguments, every_key, load_environment, load_splits
 from .flags import read_flags
 from .names import check_name
@@ -83,17 +84,19 @@ def row_at(rows: Any, index: int) -> dict[str, Any]:
 class Screen:
     """Prints what the model would read; with a tokenizer as rendered, and counted."""
 
-    def __init__(self, renderer: ChatRenderer | None) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: ChatRenderer | None, trusted: bool) -> None:
+        self._renderer, self._trusted = renderer, trusted
         self._conversational = False
         self.tokens = 0
 
-    def prompt(self, prompt: Any, tools: list[Any]) -> None:
+    def prompt(self, prompt: Any, opening: Any, tools: list[Any]) -> None:
         """Everything before the first turn."""
         self._conversational = not isinstance(prompt, str)
         if self._renderer is not None:
-            self._show("prompt", self._renderer.prompt_ids(prompt, tools))
+            ids = self._renderer.prompt_ids(prompt, tools, opening=opening, trusted=self._trusted)
+            self._show("prompt", ids)
             return
+        prompt = with_opening(prompt, opening)
         print("--- prompt")
         for message in prompt if self._conversational else ():
             print(f"{message['role']}: {message['content']}")
@@ -106,7 +109,7 @@ class Screen:
             print(f"--- observation\n{text}")
             return
         ids = self._renderer.observation_ids(
-            text, conversational=self._conversational, turn_ended=True
+            text, conversational=self._conversational, turn_ended=True, trusted=self._trusted
         )
         self._show("observation", ids)
 
@@ -203,7 +206,7 @@ def play(args: PlayArguments) -> None:
         check_name("model_name_or_path", args.model_name_or_path)
         tokenizer = load_tokenizer(args.model_name_or_path)
         renderer = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
-    screen, row = Screen(renderer), pick_row(args)
+    row = pick_row(args)
     with asyncio.Runner() as runner:
 
         def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -211,13 +214,14 @@ def play(args: PlayArguments) -> None:
             return runner.run(result) if inspect.iscoroutine(result) else result
 
         env = factory()
+        screen = Screen(renderer, trusts(env))
         is_text = is_text_environment(env)
         tools = [] if is_text else [getattr(env, name) for name in tool_names(env)]
         name = type(env).__name__
         opening = check_opening(f"{name}.reset", call(env.reset, **row), tools=not is_text)
         for tool in tools if renderer is None else ():
             print(f"--- tool\n{json.dumps(get_json_schema(tool)['function'])}")
-        screen.prompt(with_opening(row.get("prompt", ""), opening), tools)
+        screen.prompt(row.get("prompt", ""), opening, tools)
         turns, total, ending = (play_text if is_text else play_tools)(env, call, screen)
         if is_text and callable(getattr(env, "close", None)):
             call(env.close)

@@ -1,13 +1,16 @@
 """Messages to token ids for a conversation that only ever grows at its end.
 
 Sampled ids are kept as sampled. What the environment says is tokenised once, as the suffix that the
-chat template puts after an assistant message, so nothing is decoded and encoded again.
+chat template puts after an assistant message, so nothing is decoded and encoded again. It holds no
+control token that the template has not written, unless its environment is trusted with them.
 """
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+
+from .control_tokens import ControlTokens
 
 Message = dict[str, Any]
 _DUMMY: list[Message] = [
@@ -24,6 +27,10 @@ class ChatRenderer:
         eos_token_ids: ids that end a turn.
         chat_template: overrides the tokenizer's own.
         template_kwargs: passed on to `apply_chat_template`.
+
+    Attributes:
+        control: keeps control tokens out of what environments say.
+        template: what goes to `apply_chat_template` besides messages and tools.
     """
 
     def __init__(
@@ -36,21 +43,36 @@ class ChatRenderer:
     ) -> None:
         self.tokenizer = tokenizer
         self.eos_token_ids = set(eos_token_ids)
-        self._template = {"chat_template": chat_template, **(template_kwargs or {})}
+        self.template = {"chat_template": chat_template, **(template_kwargs or {})}
+        self.control = ControlTokens(tokenizer, self.template)
 
-    def prompt_ids(self, prompt: list[Message] | str, tools: list[Any] | None = None) -> list[int]:
+    def prompt_ids(
+        self,
+        prompt: list[Message] | str,
+        tools: list[Any] | None = None,
+        *,
+        opening: str | list[Any] = "",
+        trusted: bool = False,
+    ) -> list[int]:
         """Token ids of a prompt, ready for the model's turn.
 
         Args:
             prompt: messages or text.
             tools: whose schemas the template shows.
+            opening: an environment's words, appended to the last message.
+            trusted: whether these may hold control tokens.
         """
+        if opening and not trusted:
+            opening = self.control.split(opening, before=_end_of(prompt))
+        prompt = with_opening(prompt, opening)
         if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
+            return self.control.text_ids(prompt, special=True)
         # `or None`: some templates render boilerplate for an empty list.
         return self._render(prompt, add_generation_prompt=True, tools=tools or None)
 
-    def observation_ids(self, text: str, *, conversational: bool, turn_ended: bool) -> list[int]:
+    def observation_ids(
+        self, text: str, *, conversational: bool, turn_ended: bool, trusted: bool = False
+    ) -> list[int]:
         """Token ids between two turns.
 
         Args:
@@ -58,9 +80,11 @@ class ChatRenderer:
             conversational: as a user message of the template; otherwise as bare text.
             turn_ended: whether the turn before ended with an end-of-turn token of its own. If not
                 (it was cut), the template's one comes first, as part of the observation.
+            trusted: whether the text may hold control tokens.
         """
+        text = text if trusted else self.control.split(text)
         if not conversational:
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return self.control.text_ids(text)
         before, end = self._boundary
         after = self._render(
             [*_DUMMY, {"role": "user", "content": text}], add_generation_prompt=True
@@ -104,7 +128,7 @@ class ChatRenderer:
     def _template_name(self) -> str:
         name = self.tokenizer.name_or_path or type(self.tokenizer).__name__
         return f"{name!r}" + (
-            " (given as `chat_template`)" if self._template["chat_template"] else ""
+            " (given as `chat_template`)" if self.template["chat_template"] else ""
         )
 
     def _render(
@@ -114,15 +138,13 @@ class ChatRenderer:
         add_generation_prompt: bool,
         tools: list[Any] | None = None,
     ) -> list[int]:
-        return list(
-            self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=True,
-                return_dict=False,
-                **self._template,
-            )
+        return self.control.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=True,
+            return_dict=False,
+            **self.template,
         )
 
 
@@ -149,3 +171,21 @@ def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[
     if isinstance(opening, str) and isinstance(content, list):
         opening = [{"type": "text", "text": opening}]
     return [*prompt[:-1], {**last, "content": content + opening}]
+
+
+def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
+    """No more than so many characters of each text."""
+    if isinstance(opening, str):
+        return opening[:chars]
+    return [
+        {**block, "text": block["text"][:chars]} if isinstance(block.get("text"), str) else block
+        for block in opening
+    ]
+
+
+def _end_of(prompt: list[Message] | str) -> str:
+    """The text right before an opening."""
+    content = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    if isinstance(content, list):
+        content = content[-1].get("text") if content else ""
+    return content if isinstance(content, str) else ""

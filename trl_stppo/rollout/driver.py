@@ -15,11 +15,17 @@ from .chat import Message
 from .episode import Episode
 
 Call = Callable[[], Any]
+TRUSTED_TEXT = "trusted_text"  # attribute of an environment, or of a tool
 
 
 def readable(text: str) -> str:
     """The text without lone surrogates, as undecodable output of other programs leaves them."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def trusts(*speakers: Any) -> bool:
+    """Whether each environment and tool says of itself that its text may hold control tokens."""
+    return bool(speakers) and all(getattr(s, TRUSTED_TEXT, False) is True for s in speakers)
 
 
 @dataclass
@@ -65,10 +71,16 @@ class Driver(Protocol):
 
     `episode.pays_turns` may be set when a call is made, not while it runs: a call that has been given
     up may come to an end long after its episode has, so it writes at most `turn_rewards_seen`.
+
+    Attributes:
+        tools: that the model can call.
+        type_name: of the environment.
+        trusted_text: whether what the environment says may hold control tokens.
     """
 
     tools: list[Any]
     type_name: str
+    trusted_text: bool
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
         """The call that resets the environment; returns an `Opening`."""

@@ -6,10 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..generation.protocol import Backend, TurnRequest, TurnResult
-from .chat import ChatRenderer, Message, with_opening
+from .chat import ChatRenderer, Message, beginning, with_opening
 from .driver import Driver, Opening, Outcome
 from .environments import close_environment
 from .episode import Episode
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # An observation longer than this per token of room is cut before it is tokenised, in characters.
 MAX_CHARS_PER_TOKEN = 256
+# So much of an opening is tokenised at first, per token of the context, to see whether it can fit.
+OPENING_CHARS_PER_TOKEN = 8
 # How long a backend that samples whole batches waits for more episodes to become ready, in seconds.
 LINGER_SECONDS = 0.05
 
@@ -160,26 +162,44 @@ class EpisodeLoop:
     def _opened(self, episode: Episode, opening: Opening) -> None:
         episode.env = opening.env
         episode.pays_turns = episode.pays_turns or opening.pays_turns
-        given = episode.prompt
-        episode.prompt = with_opening(given, opening.text)
-        episode.prompt_ids = self._prompt_ids(episode)
+        whole = self._read_opening(episode, opening.text)
         if episode.turn_limit(self._limits) >= 1:
+            episode.prompt = with_opening(episode.prompt, opening.text)
             self._request(episode)
             return
         message = (
-            f"The prompt of row {episode.row} has {len(episode.prompt_ids)} tokens and leaves none "
+            f"The prompt of row {episode.row} has {'' if whole else 'at least '}"
+            f"{len(episode.prompt_ids)} tokens and leaves none "
             f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
             f"prompt, or use a model with a longer context."
         )
-        episode.prompt = given
         episode.prompt_ids = self._prompt_ids(episode)
         if episode.turn_limit(self._limits) < 1:
             raise ValueError(message)
         # The environment's opening words are too long; another row's need not be.
         self._fail(episode, StopReason.ENV_ERROR, message)
 
-    def _prompt_ids(self, episode: Episode) -> list[int]:
-        return self._renderer.prompt_ids(episode.prompt, self._driver(episode).tools)
+    def _read_opening(self, episode: Episode, opening: str | list[Any]) -> bool:
+        """Tokenise the prompt; of a long opening no more than shows that it does not fit.
+
+        Returns:
+            Whether all of it was tokenised.
+        """
+        context = self._limits.max_context_tokens
+        shown, most = opening, (context or 0) * OPENING_CHARS_PER_TOKEN
+        while True:
+            if context is not None:
+                shown = beginning(opening, most)
+            episode.prompt_ids = self._prompt_ids(episode, shown)
+            if shown == opening or episode.turn_limit(self._limits) < 1:
+                return shown == opening
+            most *= 4
+
+    def _prompt_ids(self, episode: Episode, opening: str | list[Any] = "") -> list[int]:
+        driver = self._driver(episode)
+        return self._renderer.prompt_ids(
+            episode.prompt, driver.tools, opening=opening, trusted=driver.trusted_text
+        )
 
     def _request(self, episode: Episode) -> None:
         self._backend.add(
@@ -259,13 +279,17 @@ class EpisodeLoop:
             self._request(episode)
 
     def _observation_ids(self, episode: Episode, messages: list[Message]) -> list[int]:
-        ended = self._renderer.ended(episode.ids)
+        ended, trusted = self._renderer.ended(episode.ids), self._driver(episode).trusted_text
         if messages[0]["role"] == "tool":
             assert self._engine.tool_suffix is not None
             end = [] if ended else [self._renderer.tokenizer.eos_token_id]
-            return end + self._engine.tool_suffix(messages)
+            said = messages if trusted else self._renderer.control.split(messages)
+            return end + self._engine.tool_suffix(said)
         return self._renderer.observation_ids(
-            messages[0]["content"], conversational=episode.conversational, turn_ended=ended
+            messages[0]["content"],
+            conversational=episode.conversational,
+            turn_ended=ended,
+            trusted=trusted,
         )
 
     # ----------------------------------------------------------------------- end

@@ -9,7 +9,7 @@ from typing import Any
 from ..envs._check_values import check_step, short
 from ..errors import EnvironmentContractError
 from .chat import Message
-from .driver import Call, Opening, Outcome, readable
+from .driver import Call, Opening, Outcome, readable, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 
@@ -37,7 +37,7 @@ class TextDriver:
         isolated: bool = False,
     ) -> None:
         self.tools: list[Any] = []
-        self.type_name = type(probe).__name__
+        self.type_name, self.trusted_text = type(probe).__name__, trusts(probe)
         self._pool, self._name = pool, name
         self._decode, self._run_async = decode, run_async
         self._reset_async = inspect.iscoroutinefunction(probe.reset) and not isolated

@@ -16,7 +16,7 @@ from typing import Any
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
 from .chat import Message, has_image
-from .driver import Call, Opening, Outcome, readable
+from .driver import Call, Opening, Outcome, readable, trusts
 from .environments import EnvironmentPool
 from .episode import Episode
 from .isolation import EnvironmentDied
@@ -71,6 +71,7 @@ class ToolDriver:
         self._run_on_main = run_on_main
         self._main_only: set[str] = set()
         self.type_name = type(probe).__name__ if probe is not None else "tools"
+        self.trusted_text = trusts(*([] if probe is None else [probe]), *standalone)
         self._methods = [] if probe is None else tool_names(probe)
         self._scores = inspect.isfunction(getattr(type(probe), "get_reward", None))
         self._standalone = {tool.__name__: tool for tool in standalone}

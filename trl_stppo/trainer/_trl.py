@@ -288,17 +288,22 @@ def training_template(tokenizer: Any) -> str | None:
 
 
 def tool_suffix(
-    tokenizer: Any, chat_template: str | None, template_kwargs: dict[str, Any]
+    tokenizer: Any, render: Callable[..., list[int]], template: dict[str, Any]
 ) -> Callable[[list[dict[str, Any]]], list[int]]:
     """GRPOTrainer's own rendering of tool messages as the suffix of a turn.
 
     Its method reads nothing but these attributes, so that agents can be played without a trainer.
+
+    Args:
+        tokenizer: knows the end of a turn.
+        render: stands in for the tokenizer's `apply_chat_template`.
+        template: what goes to it besides messages.
     """
     reader = SimpleNamespace(
-        processing_class=tokenizer,
+        processing_class=SimpleNamespace(apply_chat_template=render),
         _tokenizer=tokenizer,
-        chat_template=chat_template,
-        chat_template_kwargs=template_kwargs,
+        chat_template=template["chat_template"],
+        chat_template_kwargs={k: v for k, v in template.items() if k != "chat_template"},
         _is_vlm=False,
     )
     return functools.partial(GRPOTrainer._get_tool_suffix_ids, reader)

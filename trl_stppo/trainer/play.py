@@ -18,7 +18,7 @@ from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
 from . import plan
 from ._trl import prepare_tool_tokenizer
-from .rollout_engine import assemble, growing_template, tool_format
+from .rollout_engine import assemble, growing_template
 
 
 class Speaker:
@@ -163,8 +163,7 @@ class Player:
         self._renderer = ChatRenderer(
             tokenizer, ends, chat_template=template, template_kwargs=template_kwargs
         )
-        form = tool_format(tokenizer, template, template_kwargs)
-        self._engine = assemble(rollout, self._renderer, form, limits)
+        self._engine = assemble(rollout, self._renderer, limits)
 
     def play(
         self,

@@ -80,7 +80,6 @@ def _assembled(
     return assemble(
         rollout,
         plan.renderer(trainer),
-        tool_format(trainer._tokenizer, trainer.chat_template, trainer.chat_template_kwargs),
         limits,
         probes_play=probes_play,
         env_workers=args.env_workers,
@@ -93,7 +92,6 @@ def _assembled(
 def assemble(
     rollout: plan.RolloutPlan,
     renderer: ChatRenderer,
-    form: ToolFormat,
     limits: Limits,
     *,
     env_workers: int = 32,
@@ -105,15 +103,14 @@ def assemble(
 
     Args:
         rollout: factories and tools.
-        renderer: decodes what text environments see.
-        form: TRL's functions for tool conversations.
+        renderer: decodes what text environments see, and renders what tools answer.
         limits: of an episode.
         env_workers: synchronous environments that run at the same time.
         isolated: give each environment a process of its own.
         probes_play: whether the instances that were looked at may play; False where they play elsewhere.
         on_error: `on_env_error` and `env_error_penalty` of the engine.
     """
-    calls = EnvironmentCalls(env_workers)
+    calls, form = EnvironmentCalls(env_workers), tool_format(renderer)
     players = rollout.probes if probes_play else None
     pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
@@ -130,11 +127,12 @@ def assemble(
     return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **on_error)
 
 
-def tool_format(tokenizer: Any, chat_template: str | None, template_kwargs: Any) -> ToolFormat:
+def tool_format(renderer: ChatRenderer) -> ToolFormat:
     """TRL's functions for tool conversations, for one tokenizer and template."""
+    tokenizer = renderer.tokenizer
     return ToolFormat(
         lambda ids, before, tools: parse_response(tokenizer, ids, prefix=before, tools=tools),
-        tool_suffix(tokenizer, chat_template, template_kwargs or {}),
+        tool_suffix(tokenizer, renderer.control.render, renderer.template),
     )
 
 

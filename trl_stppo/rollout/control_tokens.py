@@ -1,0 +1,189 @@
+"""Text of others, tokenised so that it holds no control token.
+
+A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands, so whoever writes a passage, a web
+page or the answer of a tool could speak as system or assistant. Here each such string is split by a mark
+before the chat template gets to see it, and what the template renders is tokenised mark by mark: only
+what the template itself has written becomes a control token.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+# A noncharacter of Unicode: texts have no use for it.
+MARK = "\ufdd0"
+# Parts of a message whose words templates compare with.
+_STRUCTURE = ("role", "type")
+_TURN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+_CALL = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+# Conversations whose rendering shows what a template writes.
+_PROBES = (
+    [*_TURN, _TURN[0]],
+    [_TURN[0], {**_TURN[1], "tool_calls": _CALL}, {"role": "tool", "name": "f", "content": "x"}],
+)
+
+
+class ControlTokens:
+    """The strings that one tokenizer reads as control tokens, and how to tokenise texts that hold them.
+
+    They are the special tokens, and all other added tokens that the chat template writes
+    (`<tool_response>`, `<think>`). One of a single character is a character like any other.
+
+    Args:
+        tokenizer: with or without a chat template.
+        template: `chat_template` in place of the tokenizer's own (None for that one), and what else goes
+            to `apply_chat_template`.
+        written: whether those that are not special count.
+    """
+
+    def __init__(
+        self, tokenizer: Any, template: dict[str, Any] | None = None, *, written: bool = True
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._template, self._written = template or {}, written
+
+    def split(self, said: Any, before: str = "") -> Any:
+        """The same with a mark in each control token, and where one would arise between two texts.
+
+        Args:
+            said: text, content blocks or messages.
+            before: text that comes right before it.
+        """
+
+        def walk(part: Any) -> Any:
+            nonlocal before
+            if isinstance(part, str):
+                marked = self._split(part, before)
+                before = (before + part)[-self._longest :]
+                return marked
+            if isinstance(part, list):
+                return [walk(item) for item in part]
+            if isinstance(part, dict):
+                return {self.split(k): v if _is_word(k, v) else walk(v) for k, v in part.items()}
+            return part
+
+        return walk(said)
+
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of messages, as `apply_chat_template` gives them where nothing has a mark."""
+        if not any(MARK in text for text in _texts(messages)):
+            return list(self.tokenizer.apply_chat_template(messages, **options))
+        options["tokenize"] = False
+        return self._ids(self.tokenizer.apply_chat_template(messages, **options))
+
+    def text_ids(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of text.
+
+        Args:
+            text: with marks or without.
+            special: let the tokenizer add what it puts at the beginning and end of a row.
+        """
+        if not special:
+            return self._ids(text)
+        if MARK not in text:
+            return list(self.tokenizer(text)["input_ids"])
+        bare = self._plain(first := text.split(MARK)[0])
+        row = list(self.tokenizer(first)["input_ids"])
+        start = next(i for i in range(len(row) + 1) if row[i : i + len(bare)] == bare)
+        return [*row[:start], *self._ids(text), *row[start + len(bare) :]]
+
+    def _split(self, text: str, before: str) -> str:
+        if self._pattern is None:
+            return text
+        text = self._as_read(text.replace(MARK, "\ufffd"))
+        tail, head = before[1 - self._longest :], text[: self._longest - 1]
+        arising = self._count(tail + head) > self._count(tail) + self._count(head)
+        return (MARK if tail and arising else "") + self._pattern.sub(rf"\g<0>{MARK}", text)
+
+    def _as_read(self, text: str) -> str:
+        """Normalised where that brings out a control token that is spelled otherwise."""
+        if self._normalize is None:
+            return text
+        normal = self._normalize(text)
+        return normal if self._count(normal) > self._count(text) else text
+
+    def _count(self, text: str) -> int:
+        return 0 if self._pattern is None else len(self._pattern.findall(text))
+
+    def _ids(self, text: str) -> list[int]:
+        first, *rest = text.split(MARK)
+        ids = self._plain(first)
+        for piece in rest:
+            ids += self._continued(piece)
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _continued(self, text: str) -> list[int]:
+        """Ids of text in the middle of a line; at its beginning some tokenizers would put a space."""
+        line, ids = self._plain("\n"), self._plain("\n" + text)
+        return ids[len(line) :] if ids[: len(line)] == line else self._plain(text)
+
+    @functools.cached_property
+    def _contents(self) -> list[str]:
+        """The control tokens as the tokenizer finds them."""
+        try:
+            added = self.tokenizer.added_tokens_decoder.values()
+        except NotImplementedError:  # mistral-common finds none in a text
+            return []
+        contents = {t.content for t in added if t.special} | set(self.tokenizer.all_special_tokens)
+        if self._written:
+            template = self._written_by_template()
+            others = {t.content for t in added if not t.content.isspace()}
+            contents |= {content for content in others if content in template}
+        if self._normalize is not None:
+            contents |= {n for c in contents if c not in (n := self._normalize(c))}
+        return sorted(content for content in contents if len(content) > 1)
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._contents), default=1)
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str] | None:
+        """Finds the first character of each control token, of overlapping ones too."""
+        starts = [
+            f"{re.escape(first)}(?={'|'.join(re.escape(content[1:]) for content in group)})"
+            for first, group in groupby(self._contents, key=lambda content: content[0])
+        ]
+        return re.compile("|".join(starts)) if starts else None
+
+    @functools.cached_property
+    def _normalize(self) -> Callable[[str], str] | None:
+        """What the tokenizer does to a text before it looks for some of its added tokens."""
+        normalizer = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "normalizer", None)
+        if normalizer is None:
+            return None
+        added = self.tokenizer.added_tokens_decoder.values()
+        return normalizer.normalize_str if any(token.normalized for token in added) else None
+
+    def _written_by_template(self) -> str:
+        own, given = self.tokenizer.chat_template, self._template.get("chat_template")
+        known = [str(template) for template in (own, given) if template]
+        for probe in _PROBES if known else ():
+            try:
+                known.append(
+                    self.tokenizer.apply_chat_template(
+                        probe, tokenize=False, add_generation_prompt=True, **self._template
+                    )
+                )
+            except Exception:  # a template may refuse tools; its source has been read anyway
+                continue
+        return "\n".join(known)
+
+
+def _is_word(key: Any, value: Any) -> bool:
+    return key in _STRUCTURE and isinstance(value, str) and value.isidentifier()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(part)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +85,8 @@ class Agent:
     ) -> Agent:
         """Load a policy, full or an adapter, with its tokenizer and the settings of its run.
 
-        No code of the repository is run or even downloaded. Environments are yours to pass.
+        No code of the repository is run or even downloaded, and nobody is asked, unless
+        `model_init_kwargs` have `trust_remote_code=True`. Environments are yours to pass.
 
         Args:
             name_or_folder: of a repository on the Hub, or a folder that a trainer has saved.
@@ -120,7 +122,8 @@ class Agent:
         keep_trainable(
             model
         )  # on the CPU 4-bit weights would be rounded otherwise than in training
-        return cls(model, load_tokenizer(folder), known)
+        trust = (model_init_kwargs or {}).get("trust_remote_code", False)
+        return cls(model, load_tokenizer(folder, trust_remote_code=trust), known)
 
     # --------------------------------------------------------------------- episodes
 
@@ -198,14 +201,18 @@ class Agent:
         tools: list[Any] | None = None,
         seed: int = 0,
         greedy: bool = True,
+        trusted_text: bool = False,
     ) -> str:
         """The agent's next turn in a conversation that is led elsewhere.
 
         Args:
-            messages: so far, the last one not the agent's; or plain text to go on from.
+            messages: so far, the last one not the agent's; or plain text to go on from, whose control
+                tokens are such.
             tools: whose schemas the template shows.
             seed: of the random numbers.
             greedy: take the likeliest token; otherwise draw as the run's evaluation did.
+            trusted_text: let control tokens in messages be such. Otherwise they are plain text, but for
+                those in the system's messages.
 
         Raises:
             ValueError: the conversation leaves no token to sample, or the template knows no tools.
@@ -219,6 +226,8 @@ class Agent:
         renderer = ChatRenderer(
             self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
         )
+        if not (trusted_text or isinstance(messages, str)):
+            messages = _of_others(messages, renderer)
         ids = renderer.prompt_ids(messages, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
@@ -245,13 +254,18 @@ class Agent:
         """
         known = {entry.get("name"): entry for entry in self.settings.environments}
         path = str(known.get(name, {}).get("import") or "")
-        if path.split(":")[0].split(".")[0] not in set(trusted):
-            raise ValueError(
-                f"The run's environment {name or ''} is {path or 'not known'!r}, which is in none of the "
-                f"trusted packages {list(trusted)}. Name its package in `trusted`, or pass the class "
-                f"itself to `run`."
-            )
-        found = imported(path)
+
+        def check(module: str | None) -> None:
+            if str(module).split(".")[0] not in set(trusted):
+                raise ValueError(
+                    f"The run's environment {name or ''} is {path or 'not known'!r}, which is in none of "
+                    f"the trusted packages {list(trusted)}, or leads out of them to {module!r}. Name its "
+                    f"package in `trusted`, or pass the class itself to `run`."
+                )
+
+        check(path.split(":")[0])
+        # A module has what it imports as attributes, so that each step may leave the package.
+        found = imported(path, lambda step: check(_home(step)))
         if not isinstance(found, type):
             raise ValueError(f"{path!r} is a {type(found).__name__}, not a class.")
         return found
@@ -309,6 +323,16 @@ class Agent:
         )
 
 
+def _of_others(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, Any]]:
+    """Messages whose control tokens are plain text."""
+    from .rollout.control_tokens import ControlTokens
+
+    # Tags such as `<think>` are the agent's own tokens; special ones are never decoded with a turn.
+    by_role = {"assistant": ControlTokens(renderer.tokenizer, written=False), "system": None}
+    said = [(message, by_role.get(message["role"], renderer.control)) for message in messages]
+    return [message if control is None else control.split(message) for message, control in said]
+
+
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -321,20 +345,35 @@ def _factories(env: Any) -> tuple[Any, bool]:
     return (lambda: env), False
 
 
-def imported(path: str) -> Any:
+def _home(found: Any) -> str | None:
+    """Name of the module that a module or class is, or was defined in."""
+    return found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", None)
+
+
+def imported(path: str, check: Callable[[Any], None] | None = None) -> Any:
     """What "module:name" names.
+
+    Args:
+        path: module and name, the latter with dots.
+        check: is shown what each dot leads to, before more is asked of it.
 
     Raises:
         ValueError: there is no such thing.
     """
     module, _, name = path.partition(":")
+    found = _found(path, importlib.import_module, module)
+    for part in name.split("."):
+        found = _found(path, getattr, found, part)
+        if check is not None:
+            check(found)
+    return found
+
+
+def _found(path: str, find: Callable[..., Any], *where: Any) -> Any:
     try:
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        return find(*where)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path!r} cannot be imported: {error}. Write it as module:Class, of a package that is "
             f"installed here."
         ) from error
-    return found

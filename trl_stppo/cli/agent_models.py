@@ -39,7 +39,9 @@ def local_config(name: str | None, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(name, revision=revision, local_files_only=True)
+        return AutoConfig.from_pretrained(
+            name, revision=revision, local_files_only=True, trust_remote_code=False
+        )
     except Exception:
         return None
 
@@ -82,6 +84,7 @@ def load_value_model(
     name = training_args.value_model_name_or_path or model_args.model_name_or_path
     training_args.value_model_name_or_path = None  # it is given instead
     options = model_options(model_args, training_args.model_init_kwargs)
+    options.setdefault("trust_remote_code", training_args.trust_remote_code)
     if training_args.bf16:
         options["dtype"] = "bfloat16"  # frozen weights are only multiplied with
     with unpartitioned():

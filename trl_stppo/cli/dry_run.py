@@ -290,7 +290,9 @@ def check_targets(name: str | None, revision: str | None, peft: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):  # shapes alone
-        get_peft_model(AutoModelForCausalLM.from_config(config), copy.deepcopy(peft))
+        get_peft_model(
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False), copy.deepcopy(peft)
+        )
 
 
 def check_engine(run: Plan, quantised: Any, reference: Any, rewards: Any) -> None:

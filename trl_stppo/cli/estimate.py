@@ -106,7 +106,7 @@ def look_up(planned: Plan) -> None:
         check_name(flag, name)
         if known_geometry(name, revision) is None and not Path(name).exists():
             with contextlib.suppress(Exception):  # what is not to be had is not known, and said so
-                AutoConfig.from_pretrained(name, revision=revision)
+                AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
 def prompt_tokens(planned: Plan, words: Sequence[str]) -> int:

@@ -99,13 +99,14 @@ def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str
     return dict(zip(labels, models, strict=True))
 
 
-def check_agent(name: str, flag: str, model_args: ModelConfig) -> None:
+def check_agent(name: str, flag: str, model_args: ModelConfig, trust: bool) -> None:
     """Refuse an agent that cannot be loaded, before hours have been spent on others.
 
     Args:
         name: of the agent.
         flag: that has named it.
         model_args: flags of models.
+        trust: `trust_remote_code`.
     """
     base = adapter_base(name)
     folder = Path(name)
@@ -115,8 +116,9 @@ def check_agent(name: str, flag: str, model_args: ModelConfig) -> None:
             f"folder of a saved model, or a checkpoint-<step> in it."
         )
     try:
-        load_tokenizer(name, revision_of(name, model_args))
-        AutoConfig.from_pretrained(base or name, revision=revision_of(name, model_args))
+        options = {"revision": revision_of(name, model_args), "trust_remote_code": trust}
+        load_tokenizer(name, **options)
+        AutoConfig.from_pretrained(base or name, **options)
     except Exception as error:
         raise FileNotFoundError(f"`{flag}`: {name} cannot be loaded: {error}") from error
 
@@ -186,9 +188,8 @@ def load_policy(name: str, config: Any, model_args: ModelConfig) -> tuple[Any, A
         )
     from peft import PeftModel
 
-    model = AutoModelForCausalLM.from_pretrained(
-        base, quantization_config=quantised, **config.model_init_kwargs
-    )
+    options = {"trust_remote_code": config.trust_remote_code, **config.model_init_kwargs}
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=quantised, **options)
     return PeftModel.from_pretrained(model, name, is_trainable=True), None
 
 
@@ -206,7 +207,7 @@ def make_evaluator(
     config = light(config, len(args.reward_funcs or []), len(reported))
     config.model_init_kwargs = model_options(model_args, config.model_init_kwargs)
     revision = revision_of(name, model_args)
-    tokenizer = load_tokenizer(name, revision)
+    tokenizer = load_tokenizer(name, revision, trust_remote_code=config.trust_remote_code)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     counter = TokenCounter(name, revision)
@@ -272,7 +273,7 @@ def compare(words: Sequence[str]) -> Results:
     sets = held_out_sets(args)
     found = {label: found_agent(name, model_args) for label, name in agents.items()}
     for where, its_args in found.values():
-        check_agent(where, flag, its_args)
+        check_agent(where, flag, its_args, config.trust_remote_code)
     results: Results = {}
     is_main, written = True, []
     try:

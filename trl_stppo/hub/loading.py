@@ -28,14 +28,21 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     Args:
         name: of a folder, or on the Hub; an adapter's folder without a tokenizer has its base model's.
         revision: on the Hub.
-        **options: further arguments of `from_pretrained`.
+        **options: further arguments of `from_pretrained`; no code of the repository is run unless they
+            have `trust_remote_code=True`.
 
     Raises:
         FileNotFoundError: there is no such folder, and the Hub gave none.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    options = {"padding_side": "left", "truncation_side": "left", **options}
+    # Left unset, transformers asks in a terminal whether to run a repository's code.
+    options = {
+        "padding_side": "left",
+        "truncation_side": "left",
+        "trust_remote_code": False,
+        **options,
+    }
     folder = Path(name)
     file = folder / "tokenizer_config.json"
     if not file.is_file() and adapter_base(folder) is not None:
@@ -80,7 +87,8 @@ def load_model(
         device: default the GPU where there is one.
         dtype: default as in the run.
         base_model: of an adapter, in place of what its configuration names.
-        model_init_kwargs: of `from_pretrained`.
+        model_init_kwargs: of `from_pretrained`; no code of the repository is run unless they have
+            `trust_remote_code=True`.
 
     Raises:
         ValueError: an adapter's base model is not to be had.
@@ -92,7 +100,11 @@ def load_model(
     quantized = _quantization(settings, quantization_config) if is_adapter else None
     if not is_adapter and quantization_config not in (None, False):
         quantized = quantization_config
-    kwargs: dict[str, Any] = {"dtype": _dtype(settings, dtype), **(model_init_kwargs or {})}
+    kwargs: dict[str, Any] = {
+        "dtype": _dtype(settings, dtype),
+        "trust_remote_code": False,
+        **(model_init_kwargs or {}),
+    }
     if quantized is not None:
         kwargs["quantization_config"] = quantized
     if is_adapter:

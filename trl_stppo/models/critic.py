@@ -271,16 +271,18 @@ def missing_critic(folder: Path) -> FileNotFoundError:
     )
 
 
-def critic_from_policy(policy: PreTrainedModel) -> PreTrainedModel:
+def critic_from_policy(
+    policy: PreTrainedModel, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """A second backbone with the policy's present weights and a fresh scalar head."""
     from transformers import AutoModelForSequenceClassification
 
     config = copy.deepcopy(policy.config)
     config.num_labels = 1
     config.pad_token_id = policy.config.get_text_config().pad_token_id
-    model = AutoModelForSequenceClassification.from_config(config).to(
-        device=policy.device, dtype=policy.dtype
-    )
+    model = AutoModelForSequenceClassification.from_config(
+        config, trust_remote_code=trust_remote_code
+    ).to(device=policy.device, dtype=policy.dtype)
     getattr(model, model.base_model_prefix).load_state_dict(policy.base_model.state_dict())
     nn.init.zeros_(model.score.weight)
     return model
@@ -290,8 +292,10 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
     """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
     from transformers import AutoModelForSequenceClassification
 
+    # Left unset, transformers asks in a terminal whether to run a repository's code.
+    options = {"trust_remote_code": False, **model_init_kwargs}
     model, info = AutoModelForSequenceClassification.from_pretrained(
-        path, num_labels=1, output_loading_info=True, **model_init_kwargs
+        path, num_labels=1, output_loading_info=True, **options
     )
     if any(key.startswith("score.") for key in info["missing_keys"]):
         nn.init.zeros_(model.score.weight)

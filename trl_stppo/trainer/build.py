@@ -137,7 +137,7 @@ def build_critic(trainer: PPOTrainer, value_model: Any, published: Path | None =
     if value_model is not None:
         critic = _separate(value_model, trainer)
     elif args.value_model_name_or_path is not None:
-        kwargs = dict(args.model_init_kwargs or {})
+        kwargs = continuing.loading_options(args)
         with engines.unpartitioned():
             model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
         critic = _separate(model, trainer)
@@ -152,7 +152,8 @@ def build_critic(trainer: PPOTrainer, value_model: Any, published: Path | None =
         if args.disable_dropout:
             disable_dropout_in_model(policy)
     else:
-        critic = _separate(critic_from_policy(policy), trainer)
+        trust = continuing.loading_options(args)["trust_remote_code"]
+        critic = _separate(critic_from_policy(policy, trust_remote_code=trust), trainer)
     if trainer.accelerator.num_processes > 1:
         for parameter in critic.parameters():
             value = parameter.data.to(trainer.accelerator.device)

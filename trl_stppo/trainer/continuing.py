@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass one."
 
 
+def loading_options(args: PPOConfig) -> dict[str, Any]:
+    """How checkpoints are loaded; a repository's code is run only where the caller says so."""
+    return {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+
+
 def policy_to_go_on_with(
     model: Any,
     processing_class: Any,
@@ -45,7 +50,7 @@ def policy_to_go_on_with(
     Raises:
         ValueError: a new adapter is asked for as well.
     """
-    kwargs = dict(args.model_init_kwargs or {})
+    kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
     if not isinstance(model, str):
         return model, processing_class, quantization_config
@@ -63,10 +68,10 @@ def policy_to_go_on_with(
         kwargs["quantization_config"] = quantization_config
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs["device_map"] = None  # as GRPOTrainer would
-    kwargs.setdefault("trust_remote_code", args.trust_remote_code)
     policy = create_model_from_path(base, revision=base_revision, **kwargs)
     if processing_class is None:
-        processing_class = load_tokenizer(folder)
+        trust = kwargs["trust_remote_code"]
+        processing_class = load_tokenizer(folder, trust_remote_code=trust)
         if processing_class.pad_token is None:
             processing_class.pad_token = processing_class.eos_token
     return with_adapter(policy, folder, trainable=True), processing_class, None
@@ -115,7 +120,7 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
     name = value_model if isinstance(value_model, str) else named
     if name is None:
         return GivenCritic(value_model)
-    kwargs = dict(args.model_init_kwargs or {})
+    kwargs = loading_options(args)
     folder = critic_folder(name, CRITIC_FOLDER, kwargs.get("revision"), kwargs.get("token"))
     if folder is None:
         return GivenCritic(name=name)

@@ -241,10 +241,11 @@ def _prepared(trainer: PPOTrainer, model: Any, tokenizer: Any) -> tuple[Any, Any
     """A reward model and its tokenizer, ready to score."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    trust = {"trust_remote_code": trainer.args.trust_remote_code}
     if isinstance(model, str):
-        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **trust)
     if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path, **trust)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id

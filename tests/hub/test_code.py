@@ -1,0 +1,174 @@
+"""No code of a repository is run unless the caller says so, and nobody is asked either."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2ForCausalLM
+from trl import ModelConfig
+
+from tests.builders import build, quick_config
+from tests.fakes import char_tokenizer, tiny_policy
+from tests.hub.hub_kit import saved_base
+from trl_stppo import Agent
+from trl_stppo.cli.agent_models import local_config
+from trl_stppo.cli.evaluate import check_agent, load_policy
+from trl_stppo.hub.loading import load_tokenizer
+from trl_stppo.models.critic import critic_from_checkpoint
+from trl_stppo.trainer import continuing
+
+CODE = """
+import pathlib
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import PreTrainedTokenizerFast
+
+pathlib.Path({marker!r}).touch()
+
+
+class Config(Qwen2Config):
+    model_type = "own"
+
+
+class Policy(Qwen2ForCausalLM):
+    config_class = Config
+
+
+class Score(Qwen2ForSequenceClassification):
+    config_class = Config
+
+
+class Letters(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.fixture
+def marker(tmp_path):
+    return tmp_path / "code was run"
+
+
+@pytest.fixture
+def coded(tmp_path, marker, monkeypatch):
+    """A model with a type, classes and a tokenizer of its own; whoever is asked says yes."""
+    folder = tmp_path / "coded"
+    saved_base(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {
+        "AutoConfig": "own.Config",
+        "AutoModelForCausalLM": "own.Policy",
+        "AutoModelForSequenceClassification": "own.Score",
+    }
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own"}))
+    file = folder / "tokenizer_config.json"
+    tokenizer = {**json.loads(file.read_text()), "tokenizer_class": "Letters"}
+    tokenizer["auto_map"] = {"AutoTokenizer": [None, "own.Letters"]}
+    file.write_text(json.dumps(tokenizer))
+    (folder / "own.py").write_text(CODE.format(marker=str(marker)))
+    monkeypatch.setattr("builtins.input", lambda question="": "y")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return str(folder)
+
+
+@pytest.fixture
+def adapter(tmp_path, coded):
+    """An adapter that belongs on that model."""
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    model = get_peft_model(tiny_policy(char_tokenizer()), lora)
+    model.peft_config["default"].base_model_name_or_path = coded
+    model.save_pretrained(tmp_path / "lora")
+    return str(tmp_path / "lora")
+
+
+LOADS = {
+    "agent": lambda name, adapter, folder: Agent.from_pretrained(name),
+    "agent, adapter": lambda name, adapter, folder: Agent.from_pretrained(adapter),
+    "tokenizer": lambda name, adapter, folder: load_tokenizer(name),
+    "tokenizer, adapter": lambda name, adapter, folder: load_tokenizer(adapter),
+    "critic": lambda name, adapter, folder: critic_from_checkpoint(name),
+    "critic of a run": lambda name, adapter, folder: critic_from_checkpoint(
+        name, **continuing.loading_options(quick_config(folder))
+    ),
+    "policy to go on with": lambda name, adapter, folder: continuing.policy_to_go_on_with(
+        adapter, None, quick_config(folder), None
+    ),
+    "reward model": lambda name, adapter, folder: build(folder, arguments={"reward_funcs": [name]}),
+    "turn reward model": lambda name, adapter, folder: build(
+        folder, arguments={"turn_reward_funcs": [name]}
+    ),
+    "command line": lambda name, adapter, folder: check_agent(name, "models", ModelConfig(), False),
+    "evaluated adapter": lambda name, adapter, folder: load_policy(
+        adapter, SimpleNamespace(trust_remote_code=False, model_init_kwargs={}), ModelConfig()
+    ),
+}
+
+
+@pytest.mark.parametrize("load", list(LOADS))
+def test_code_is_not_run_and_nobody_is_asked(load, coded, adapter, marker, tmp_path):
+    with pytest.raises((ValueError, OSError)):
+        LOADS[load](coded, adapter, tmp_path / "run")
+    assert not marker.exists()
+
+
+def test_looking_at_a_configuration_runs_no_code(coded, marker):
+    assert local_config(coded) is None
+    assert not marker.exists()
+
+
+def test_the_caller_can_say_so(coded, adapter, marker, tmp_path):
+    trusting = {"trust_remote_code": True}
+    agent = Agent.from_pretrained(coded, model_init_kwargs=trusting)
+    assert type(agent.model).__name__ == "Policy"
+    assert type(agent.tokenizer).__name__ == "Letters"
+    assert marker.exists()
+    args = quick_config(tmp_path / "run", trust_remote_code=True)
+    assert continuing.loading_options(args) == trusting
+    _, tokenizer, _ = continuing.policy_to_go_on_with(adapter, None, args, None)
+    assert type(tokenizer).__name__ == "Letters"
+    kept = quick_config(tmp_path / "run", model_init_kwargs=trusting)
+    assert continuing.loading_options(kept) == trusting
+
+
+def test_a_model_without_code_loads_as_ever(tmp_path):
+    folder = saved_base(tmp_path / "plain")
+    assert isinstance(Agent.from_pretrained(folder).model, Qwen2ForCausalLM)
+    args = quick_config(tmp_path / "run")
+    assert continuing.critic_to_go_on_with(folder, args, True).name == folder
+
+
+# --------------------------------------------------------------------------- environments
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "trl_stppo.rollout.isolation_server:subprocess.Popen",
+        "trl_stppo.rollout.isolation_server:subprocess.os.system",
+        "trl_stppo.agent:Any",
+        "trl_stppo.agent:Agent.__class__",
+        "trl_stppo.agent:Agent.run.__globals__",
+        "trl_stppo.rollout.episode:Episode.__init__.__builtins__",
+        "subprocess:Popen",
+        "",
+    ],
+)
+def test_attributes_that_lead_out_of_a_trusted_package_are_not_followed(path):
+    agent = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
+    agent.settings.environments.append({"name": None, "import": path})
+    with pytest.raises(ValueError, match="none of the trusted packages"):
+        agent.environment_class(["trl_stppo"])
+
+
+def test_classes_of_trusted_packages_are_found_wherever_they_are_imported_from():
+    agent = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
+    agent.settings.environments.append({"name": None, "import": "trl_stppo:envs.SearchEnv"})
+    found = agent.environment_class(["trl_stppo"])
+    assert found.__name__ == "SearchEnv"
+    agent.settings.environments[0]["import"] = "trl_stppo.envs:check_env"
+    with pytest.raises(ValueError, match="is a function, not a class"):
+        agent.environment_class(["trl_stppo"])
+    agent.settings.environments[0]["import"] = "trl_stppo.agent:Agent.nowhere"
+    with pytest.raises(ValueError, match="cannot be imported"):
+        agent.environment_class(["trl_stppo"])

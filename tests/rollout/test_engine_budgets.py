@@ -7,9 +7,12 @@ import time
 
 import pytest
 
-from tests.episodes import ScriptedEnv, done, going, ids, text
+from tests import rollout_kit
+from tests.episodes import EOS, ScriptedEnv, done, going, ids, text
+from tests.fakes import char_tokenizer
 from tests.rollout_kit import build, parse, play, play_once, says, shown
-from trl_stppo.rollout.loop import MAX_CHARS_PER_TOKEN
+from trl_stppo.rollout.chat import ChatRenderer
+from trl_stppo.rollout.loop import MAX_CHARS_PER_TOKEN, OPENING_CHARS_PER_TOKEN
 from trl_stppo.rollout.record import StopReason
 from trl_stppo.rollout.tool_driver import ToolFormat
 
@@ -109,3 +112,49 @@ def test_opening_words_that_fill_the_context_cost_only_their_episode():
     assert shown(played.episodes[0]) == "[u q][a |]"
     assert played.episodes[0].action_mask == [False]
     engine.close()
+
+
+def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
+    engine = build(
+        {
+            "text": lambda: ScriptedEnv(opening="x" * 10_000_000),
+            "blocks": lambda: Greeting([{"type": "text", "text": "x" * 10_000_000}]),
+            "short": texts(done()),
+        },
+        max_context_tokens=1000,
+    )
+    rows = [{"environment": name} for name in ("text", "blocks", "short")]
+    started = time.monotonic()
+    played = play(engine, says([], [], ["a]"]), rows)
+    assert time.monotonic() - started < 3.0
+    assert played.reasons == ["env_error", "env_error", "terminated"]
+    for error in played.record.errors[:2]:
+        assert "has at least 80" in error
+        assert "the model's context has 1000" in error
+    assert shown(played.episodes[0]) == "[u q][a |]"
+    engine.close()
+
+
+class Greeting(Tools):
+    def __init__(self, opening):
+        self.opening = opening
+
+    def reset(self, **row):
+        return self.opening
+
+
+def test_a_long_opening_of_few_tokens_is_read_whole(monkeypatch):
+    """More characters than are looked at first, and fewer tokens than fit."""
+    tokenizer, word = char_tokenizer(), "x" * 100
+    tokenizer.add_tokens([word])
+    monkeypatch.setattr(rollout_kit, "RENDERER", ChatRenderer(tokenizer, [EOS]))
+    opening = word * 40
+    assert len(opening) > 60 * OPENING_CHARS_PER_TOKEN
+    factory = lambda: ScriptedEnv(done(), opening=opening)  # noqa: E731
+    played = play_once(factory, says(["a]"]), max_context_tokens=60)
+    assert played.reasons == ["terminated"]
+    assert played.only.prompt_ids.count(len(tokenizer) - 1) == 40
+    assert played.only.prompt[0]["content"] == "q" + opening
+    played = play_once(factory, says(["a]"]), max_context_tokens=40)
+    assert played.reasons == ["env_error"]
+    assert "has at least" not in played.record.errors[0]

@@ -191,8 +191,11 @@ class EpisodeLoop:
             if context is not None:
                 shown = beginning(opening, most)
             episode.prompt_ids = self._prompt_ids(episode, shown)
-            if shown == opening or episode.turn_limit(self._limits) < 1:
-                return shown == opening
+            if context is None or shown == opening:
+                return True
+            # The cut may fall into a long token, and leave many short ones of it.
+            if len(episode.prompt_ids) >= context + MAX_CHARS_PER_TOKEN:
+                return False
             most *= 4
 
     def _prompt_ids(self, episode: Episode, opening: str | list[Any] = "") -> list[int]:

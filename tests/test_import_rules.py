@@ -27,14 +27,14 @@ RULES = {
     "data": ({"data", "envs", "errors", "files"}, set(), {"datasets"}),
     "rewards": ({"envs"}, set(), set()),
     "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
-    "rollout": ({"rollout", "generation", "core", "envs", "errors"}, {"torch"}, {"dill"}),
+    "rollout": ({"rollout", "generation", "core", "envs", "errors", "redaction"}, {"torch"}, {"dill"}),
     "models": (
         {"models", "errors"},
         {"torch", "transformers", "accelerate"},
         {"transformers", "peft", "safetensors"},
     ),
     "hub": (
-        {"hub", "watch", "errors", "version"},
+        {"hub", "watch", "errors", "redaction", "version"},
         {"huggingface_hub"},
         {"huggingface_hub", "torch", "transformers", "peft", "safetensors"},
     ),
@@ -53,6 +53,7 @@ RULES = {
             "envs",
             "watch",
             "errors",
+            "redaction",
             "version",
             "wording",
         },
@@ -61,11 +62,11 @@ RULES = {
     ),
     "__main__": ({"cli"}, set(), set()),
     "trace": ({"trace", "errors"}, set(), set()),
-    "watch": ({"watch"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
+    "watch": ({"watch", "redaction"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("envs", "errors", "statistics", "version", "wording"),
+            *("envs", "errors", "redaction", "statistics", "version", "wording"),
         },
         {"torch", "transformers", "accelerate", "numpy"},
         {"datasets", "rich", "peft", "safetensors"},

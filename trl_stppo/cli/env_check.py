@@ -11,6 +11,7 @@ from typing import Any
 
 from ..envs.base import is_text_environment, tool_names
 from ..envs.check import MAX_ROWS, check_env
+from ..redaction import redacted
 from .objects import factory_of
 from .usage import UsageError
 
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     kind = "text environment" if text else f"tools {', '.join(tool_names(probe))}"
     print(f"{options.environment}: {kind}; played {played}")
     for message in found:
-        print(f"warning: {message}")
+        print(redacted(f"warning: {message}"))
     print(f"keeps the contract, {len(found)} warning(s)")
     return int(bool(found) and options.strict)
 

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback, Prog
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..hub.loading import adapter_base, load_tokenizer
+from ..redaction import redacted
 from .agent_models import (
     TokenCounter,
     found_agent,
@@ -302,9 +303,10 @@ def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) ->
         *("dataset_name", "dataset_config", "dataset_test_split", "max_rows", "reward_funcs"),
         *("environment", "environment_kwargs", "eval_environment", "eval_environment_kwargs"),
     )
-    return {
+    found = {
         "agents": agents,
         **{name: getattr(args, name) for name in task},
         **{name: getattr(config, name) for name in names},
         "num_generations_eval": config.num_generations_eval or 1,
     }
+    return redacted(found)  # type: ignore[no-any-return]

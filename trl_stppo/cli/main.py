@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..redaction import redacted
 from .pages import PAGES, overview
 from .usage import UsageError, closest, named
 
@@ -184,7 +185,7 @@ def guarded(call: Callable[[], int], said: str, *, debug: bool = False) -> int:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
         if debug:
-            traceback.print_exc()
+            _tell(traceback.format_exc().rstrip())
         _tell(f"{said}: interrupted")
         return 128 + signal.SIGINT
     except BrokenPipeError:  # as by `| head`; what is left in the buffer has nowhere to go
@@ -193,7 +194,7 @@ def guarded(call: Callable[[], int], said: str, *, debug: bool = False) -> int:
     except Exception as error:
         wrong = isinstance(error, UsageError)
         if debug or not is_told(error):
-            traceback.print_exc()
+            _tell(traceback.format_exc().rstrip())
         else:
             _tell(f"{said}: error: {error}")
             _tell(f"{said} --help explains the flags." if wrong else f"{DEBUG}=1 shows where.")
@@ -225,4 +226,4 @@ def _said(words: Sequence[str]) -> str:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(redacted(text), file=sys.stderr, flush=True)

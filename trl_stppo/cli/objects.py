@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..redaction import redacted
 from .usage import UsageError, closest, named
 
 
@@ -76,7 +77,7 @@ def parsed_arguments(arguments: str, flag: str) -> dict[str, Any]:
         read = error
     if not isinstance(read, dict):
         raise UsageError(
-            f"`{flag}={arguments}` is no JSON object ({read}); write it as in "
+            f"`{flag}={redacted(arguments)}` is no JSON object ({read}); write it as in "
             f"'{{\"top_k\": 3}}', with double quotes inside."
         )
     return read

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..redaction import redacted
 from ..watch.figures import SCORE, SUCCESS
 
 
@@ -45,14 +46,14 @@ def plan_table(rows: list[tuple[str, str, str]], notes: list[str], problems: lis
     for section, name, value in rows:
         if before not in (None, section):
             table.add_section()
-        table.add_row(section if section != before else "", escape(name), escape(value))
+        table.add_row(section if section != before else "", escape(name), escape(redacted(value)))
         before = section
     if rows:
         console.print(table)
     for note in notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(redacted(f"note: {note}"), markup=False, soft_wrap=True)
     for problem in problems:
-        console.print(f"PROBLEM: {problem}", markup=False, soft_wrap=True)
+        console.print(redacted(f"PROBLEM: {problem}"), markup=False, soft_wrap=True)
     console.print(
         f"{len(problems)} problem(s): this would not start."
         if problems

@@ -18,6 +18,7 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from ..redaction import redacted_words
 from ..watch.curves import draw_curves
 from ..watch.live import ProgressLines
 from .agent_models import TokenCounter, load_value_model, model_options
@@ -116,7 +117,9 @@ def next_steps(trainer: Any, words: Sequence[str], base: str) -> list[str]:
     run, said = shlex.quote(str(trainer.args.output_dir)), []
     if words and trainer.eval_dataset is not None:  # the task as it was given, flags included
         models = f"{shlex.quote(base)} {run}"
-        said.append(f"evaluate {shlex.join(words)} --models {models}  # on all held-out rows")
+        said.append(
+            f"evaluate {shlex.join(redacted_words(words))} --models {models}  # on all held-out rows"
+        )
     said += [f"trace {run} --open"] if trainer.args.trace_episodes else []
     python = f"{shlex.quote(sys.executable)} -m trl_stppo"
     program = "trl-stppo" if shutil.which("trl-stppo") else python

@@ -14,6 +14,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
+from ..redaction import redacted
 from . import sections
 from .facts import CardFacts
 from .markdown import escaped, plain
@@ -94,7 +95,7 @@ def improve(folder: Path, facts: CardFacts, *, draw: bool = True) -> None:
         sections.files(facts),
         citations,
     ]
-    card.text = "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+    card.text = redacted("\n\n".join(part.strip() for part in parts if part.strip()) + "\n")
     _set_data(card, facts, evaluations)
     card.save(path)
 

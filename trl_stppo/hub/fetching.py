@@ -9,6 +9,7 @@ from huggingface_hub import HfApi, ModelCard, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from ..errors import HubError
+from ..redaction import redacted
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def licence_of(name: str | None) -> str | None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = redacted(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         text = f"HTTP {error.response.status_code}: {text}"
     return text[:400].rstrip(".") + "."

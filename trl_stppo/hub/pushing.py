@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HubError
+from ..redaction import redacted
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def reason(error: BaseException) -> str:
     response = getattr(seen, "response", None)
     status = getattr(response, "status_code", None)
     said = error if seen is None else seen
-    text = " ".join(str(said).split())[:300]
+    text = redacted(" ".join(str(said).split()))[:300]
     hint = _HINTS.get(status or 0, "")
     if status is not None and status >= 500:
         hint = "The Hub itself is in trouble: push again later."

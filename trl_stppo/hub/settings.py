@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..redaction import redacted
 from ..version import __version__
 
 AGENT_FILE = "agent.json"
@@ -105,7 +106,7 @@ class AgentSettings:
     def save(self, folder: Path) -> Path:
         """Write `agent.json` into a folder."""
         about = {"format": FORMAT, "written_by": f"trl_stppo {__version__}"}
-        text = json.dumps({**about, **dataclasses.asdict(self)}, indent=1, default=str)
+        text = json.dumps(redacted({**about, **dataclasses.asdict(self)}), indent=1, default=str)
         path = folder / AGENT_FILE
         path.write_text(text + "\n", encoding="utf-8")
         return path

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..envs.base import is_text_environment
+from ..redaction import redacted
 from .isolation import IsolatedEnvironment
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
         if inspect.iscoroutine(result):
             run_async(result)
     except Exception as error:
-        logger.warning("%s.close raised %r", type(env).__name__, error)
+        logger.warning("%s.close raised %s", type(env).__name__, redacted(repr(error)))
 
 
 def _no_factory(given: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..generation.protocol import Backend, TurnRequest, TurnResult
+from ..redaction import redacted
 from .chat import ChatRenderer, Message, beginning, with_opening
 from .driver import Driver, Opening, Outcome
 from .environments import close_environment
@@ -343,5 +344,6 @@ def _described(error: BaseException) -> str:
         text = str(error)
     except Exception:  # an environment's own exception class may fail even here
         text = "(its message cannot be read)"
+    text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
     return f"{type(error).__name__}: {text}"

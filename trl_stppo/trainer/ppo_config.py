@@ -13,6 +13,7 @@ from typing import ClassVar
 from ._trl import GRPOConfig, SingleGeneration
 from .config_checks import check_finite, check_values
 from .config_errors import KnownNames, explained
+from .config_secrets import KeepsSecrets
 from .reporting import resolve_report_to
 
 # PPO's name -> GRPOConfig's name for the same thing.
@@ -23,8 +24,8 @@ ALIASES = {
 }
 
 
-@dataclass
-class PPOConfig(KnownNames, GRPOConfig):
+@dataclass(repr=False)
+class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     r"""Configuration of [`PPOTrainer`].
 
     All of [`~trl.GRPOConfig`] is inherited; listed here is what is new or has another default.
@@ -364,9 +365,6 @@ class PPOConfig(KnownNames, GRPOConfig):
             self.steps_per_generation = accumulation
             self.gradient_accumulation_steps = accumulation // parts
         return parts
-
-    def __getstate__(self) -> dict[str, object]:  # upstream pickles this into what it pushes
-        return {**self.__dict__, "hub_token": None}
 
     def _resolve_schedule(self, parts: int | None) -> None:
         """Check that mini-batches fill a rollout, and turn total_episodes into max_steps."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..hub.pushing import EPISODES
 from ..models.critic import SeparateCritic
+from ..redaction import redacted
 from . import checkpoint_files
 from .engines import engine_name, is_sharded
 from .reporting import names_runs
@@ -215,7 +216,7 @@ def settings(args: Any) -> dict[str, Any]:
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, type(None))
-    return {name: value for name, value in values.items() if isinstance(value, simple)}
+    return redacted({name: value for name, value in values.items() if isinstance(value, simple)})  # type: ignore[no-any-return]
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ CRITICS_OPTIONS = (
 )
 
 
-@dataclass
+@dataclass(repr=False)
 class STGRPOConfig(STPPOConfig):
     r"""Configuration of [`STGRPOTrainer`].
 

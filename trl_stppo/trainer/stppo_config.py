@@ -40,7 +40,7 @@ def check_linear(optimizer: str) -> None:
         )
 
 
-@dataclass
+@dataclass(repr=False)
 class STPPOConfig(PPOConfig):
     r"""Configuration of [`STPPOTrainer`].
 

@@ -12,6 +12,7 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from ..redaction import is_secret, redacted
 from ._trl import get_config_model_id
 from .run_facts import hub_datasets
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 # What `datasets` calls rows that it has read from files; says how, not which.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
-_SECRET = re.compile("(key|token|secret|password)$", re.IGNORECASE)
 _WORD = re.compile(r"[\w.-]{1,24}")
 
 
@@ -66,12 +66,13 @@ def _arguments(factory: Any) -> str:
     if not isinstance(factory, functools.partial):
         return ""
     words = [_short(value) for value in factory.args]
-    words += [f"{k}={_short(v)}" for k, v in factory.keywords.items() if not _SECRET.search(k)]
+    words += [f"{k}={_short(v)}" for k, v in factory.keywords.items() if not is_secret(k)]
     return f"({', '.join(words)})" if words else ""
 
 
 def _short(value: Any) -> str:
     """The value where it is a number or a word, else what tells it from others without saying it."""
+    value = redacted(value)
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)
     text = json.dumps(value, skipkeys=True, default=lambda other: type(other).__name__)

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ..redaction import is_secret, redacted
 from .runs import FORMAT, METRICS_FILE
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def changed_settings(args: Any) -> dict[str, Any]:
             default = spec.default_factory()
         else:
             default = None if spec.default is MISSING else spec.default
-        if spec.name.startswith("_") or spec.name.endswith("token") or value == default:
+        if spec.name.startswith("_") or is_secret(spec.name) or value == default:
             continue
         if isinstance(value, (str, int, float, bool, list)):
             changed[spec.name] = value
@@ -101,7 +102,7 @@ def changed_settings(args: Any) -> dict[str, Any]:
 
 
 def _lines(entries: Iterable[dict[str, Any]]) -> str:
-    return "".join(json.dumps(_plain(entry), default=str) + "\n" for entry in entries)
+    return "".join(json.dumps(_plain(redacted(entry)), default=str) + "\n" for entry in entries)
 
 
 def _plain(value: Any) -> Any:

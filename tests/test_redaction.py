@@ -1,0 +1,86 @@
+"""What counts as a secret, and that nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from trl_stppo.redaction import HIDDEN, is_secret, redacted, redacted_words
+
+LOOKS_LIKE_ONE = "hf_" + "aB3" * 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("token", "hub_token", "--hub_token", "hfToken", "HF_TOKEN", "use_auth_token", "key"),
+        *(
+            "api_key",
+            "apiKey",
+            "X-API-Key",
+            "OPENAI_API_KEY",
+            "AWS_SECRET_ACCESS_KEY",
+            "api_tokens",
+        ),
+        *("password", "db_password", "password_hash", "client_secret", "Authorization", "Cookie"),
+    ],
+)
+def test_names_of_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("eos_token", "pad_token", "stop_token", "stop_token_id", "max_new_tokens", "tokens"),
+        *("max_turn_tokens", "token_level", "advantage_level", "tokenizer", "image_token"),
+        *("secret_word", "answer_key", "author", "monkey", "pass_rate", "keys", "", 3, None),
+    ],
+)
+def test_names_of_other_things(name):
+    assert not is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"a {LOOKS_LIKE_ONE}.", f"a {HIDDEN}."),
+        ("sk-proj-abc123456789012345678901", HIDDEN),
+        ("sk-learn-with-a-rather-long-name", None),
+        ("401 for http://me:pw@host:80/a?api_key=x1&k=3", f"401 for http://{HIDDEN}@host:80/a?api_key={HIDDEN}&k=3"),
+        ("mail a@b.c, see http://host/a@b", None),
+        ("Authorization: Bearer abcdefgh", f"Authorization: {HIDDEN}"),
+        ("[\"Bearer abcdefgh\"]", f"[\"Bearer {HIDDEN}\"]"),
+        ("Authorization=Basic eHg6eXk=", f"Authorization={HIDDEN}"),
+        ("model_init_kwargs={'token': 'x', 'n': 1}", f"model_init_kwargs={{'token': '{HIDDEN}', 'n': 1}}"),
+        ('{"a": [{"auth": {"user": "u", "pin": 3}}]}', f'{{"a": [{{"auth": "{HIDDEN}"}}]}}'),
+        ('x={"password": 12, "api_key": "cut of', f'x={{"password": {HIDDEN}, "api_key": "{HIDDEN}'),
+        (r'{\"api_key\": \"x\", \"k\": 1}', rf'{{\"api_key\": \"{HIDDEN}\", \"k\": 1}}'),
+        ("train --hub_token x --k 1", f"train --hub_token {HIDDEN} --k 1"),
+        ("optim_args=token=x", f"optim_args=token={HIDDEN}"),
+        ("The token is missing. The token: try again", None),
+        ("token=None, use_auth_token=True, stop_token='eos', token='<s>'", None),
+        ("-----BEGIN PRIVATE KEY-----\nab\ncd", HIDDEN),
+        ("[" * 100_000, None),
+    ],
+)  # fmt: skip
+def test_texts(text, shown):
+    assert redacted(text) == (text if shown is None else shown)
+
+
+def test_what_has_no_secret_is_the_same_object_and_the_given_one_stays_as_it_was():
+    plain = {"a": [1, ("b", None)], "eos_token": "<eos>", "token": None, "use_auth_token": True}
+    assert redacted(plain) is plain
+    given = {"kwargs": [{"token": "x", "n": 1}], "url": ("http://u:p@h",), "password": 12}
+    assert redacted(given) == {
+        "kwargs": [{"token": HIDDEN, "n": 1}],
+        "url": (f"http://{HIDDEN}@h",),
+        "password": HIDDEN,
+    }
+    assert given["kwargs"][0]["token"] == "x"
+    assert redacted(given, blank=None)["kwargs"][0]["token"] is None
+
+
+def test_command_lines():
+    words = ["--hub_token", "x", "--api_key=y", "--k=1", "--environment_kwargs", '{"password": 1}']
+    shown = ["--hub_token", HIDDEN, f"--api_key={HIDDEN}", "--k=1", "--environment_kwargs"]
+    assert redacted_words(words) == [*shown, f'{{"password": "{HIDDEN}"}}']

@@ -1,0 +1,155 @@
+"""What a secret looks like, and what stands in its place in all that is printed, saved or pushed.
+
+Known by its name (`hub_token`, `api_key`, `Authorization`, in dictionaries of any depth, in JSON, in
+flags, in the query of an address), or by its looks (`hf_...`, `sk-...`, `http://user:password@host`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+HIDDEN = "***"
+
+# The last word of a name that holds a secret, wherever it stands ...
+_SECRETS = frozenset(
+    {
+        *("password", "passwords", "passwd", "passphrase", "pwd", "pass", "auth", "authorization"),
+        *("secret", "secrets", "credential", "credentials", "cookie", "cookies", "jwt", "bearer"),
+        *("apikey", "authkey", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken"),
+    }
+)
+# ... behind one of these ("api_keys", "hf_tokens") ...
+_OWNERS = frozenset(
+    {
+        *("api", "access", "account", "app", "auth", "authorization", "bearer", "client", "csrf"),
+        *("encryption", "github", "hf", "hub", "id", "identity", "license", "login", "master"),
+        *("oauth", "openai", "anthropic", "private", "refresh", "secret", "security", "service"),
+        *("session", "shared", "signing", "ssh", "subscription", "user", "wandb"),
+    }
+)
+# ... and before which "token" is a word of a language.
+_OF_TEXT = frozenset(
+    {
+        *("additional", "audio", "begin", "bos", "cls", "decoder", "delimiter", "each", "end"),
+        *("eos", "eot", "extra", "first", "image", "last", "mask", "max", "new", "next", "pad"),
+        *("per", "separator", "sep", "special", "start", "stop", "think", "tool", "turn", "unk"),
+        *("video", "vision", "whole", "word"),
+    }
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_LOOKS = re.compile(
+    r"""
+    hf_[A-Za-z0-9]{20,}
+  | (?<![\w-])(?:sk|pk|rk)-(?=[\w-]{0,200}\d)[\w-]{20,}         # OpenAI, Anthropic and their like
+  | gh[a-z]_[A-Za-z0-9]{20,} | github_pat_\w{20,} | glpat-[\w-]{20,}
+  | (?<![A-Z0-9])(?:AKIA|ASIA)[A-Z0-9]{16} | AIza[\w-]{35} | xox[a-z]-[\w-]{10,}
+  | (?<![\w-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*                 # a JSON web token
+  | (?<=\bBearer\ )[^\s"'`]{6,} | (?<=\bbearer\ )[^\s"'`]{6,}
+  | (?<=^Basic\ )[^\s"'`]{6,}$
+  | (?<=://)[^\s/?\#@"'`]+(?=@)                                  # user and password of an address
+  | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# `name=`, `"name": `, `name: `, `--name `, and what may stand behind.
+_NAME = re.compile(
+    r"""(?<![\w-])(?:--(?P<flag>[A-Za-z][\w-]*)\s+|(?P<name>(?:--)?[A-Za-z_][\w-]*)\\*(?P<joint>["']?\s?[=:]\s*))"""
+)
+_VALUE = re.compile(
+    r"""\\*(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|["'][^"']*|(?:(?:[Bb]asic|[Bb]earer)\s+)?[^\s"'`,;&)}\]]+)"""
+)
+
+
+def is_secret(name: object) -> bool:
+    """Whether what goes by this name is nobody else's business."""
+    if not isinstance(name, str):
+        return False
+    words = [word.lower() for word in _WORD.findall(name)] or [""]
+    *before, last = words
+    owned = bool(before) and before[-1] in _OWNERS
+    if last in ("token", "key"):
+        return not before or owned or (last == "token" and before[-1] not in _OF_TEXT)
+    return last in _SECRETS or "password" in words or (last in ("tokens", "keys") and owned)
+
+
+def redacted(value: Any, *, blank: Any = HIDDEN) -> Any:
+    """The value without what is secret in it; the very same object where nothing is.
+
+    Args:
+        value: text, or plain data of any depth; other objects are not looked into.
+        blank: in place of what a dictionary has under the name of a secret.
+    """
+    if isinstance(value, str):
+        return _text(value)
+    if type(value) is dict:
+        found = {
+            name: blank if is_secret(name) and _tells(part) else redacted(part, blank=blank)
+            for name, part in value.items()
+        }
+        return value if all(found[name] is value[name] for name in value) else found
+    if type(value) in (list, tuple):
+        parts = [redacted(part, blank=blank) for part in value]
+        same = all(new is old for new, old in zip(parts, value, strict=True))
+        return value if same else type(value)(parts)
+    return value
+
+
+def redacted_words(words: Iterable[str]) -> list[str]:
+    """A command line that can be shown."""
+    shown: list[str] = []
+    secret = False  # whether the last flag's value is one
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--"):
+            secret = is_secret(flag)
+            shown.append(f"{flag}={HIDDEN if secret else _text(value)}" if equals else word)
+        else:
+            shown.append(HIDDEN if secret else _text(word))
+    return shown
+
+
+def _tells(value: Any) -> bool:
+    """Whether there is anything to hide: neither nothing, nor a switch, nor a special token."""
+    if isinstance(value, str):
+        return bool(value) and not re.fullmatch(r"<[^<>]*>|\[[A-Z]+\]", value)
+    return value is not None and not isinstance(value, bool)
+
+
+def _text(text: str) -> str:
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            found = redacted(read)
+            return text if found is read else json.dumps(found, ensure_ascii=False)
+    found = _without_named(_LOOKS.sub(HIDDEN, text))
+    return text if found == text else found
+
+
+def _without_named(text: str) -> str:
+    """The text without values that stand behind the name of a secret."""
+    parts, at = [], 0
+    for match in _NAME.finditer(text):
+        if match.start() < at or not is_secret(match["flag"] or match["name"]):
+            continue
+        value = _VALUE.match(text, match.end())
+        if value is None:
+            continue
+        said = value[0].strip("\\\"'")
+        quoted = said != value[0]
+        if not _tells(said) or said in ("None", "null", "True", "true", "False", "false"):
+            continue
+        if match["flag"] and said.startswith("--"):
+            continue
+        sentence = (match["joint"] or "").lstrip()[:1] == ":" and not quoted
+        if sentence and re.fullmatch(r"[A-Za-z]+[.!?]?", said):  # as in "the token: try again"
+            continue
+        start = value.start() + value[0].find(said)
+        parts.append(text[at:start] + HIDDEN)
+        at = start + len(said)
+    return "".join(parts) + text[at:]

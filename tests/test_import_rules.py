@@ -27,7 +27,11 @@ RULES = {
     "data": ({"data", "envs", "errors", "files"}, set(), {"datasets"}),
     "rewards": ({"envs"}, set(), set()),
     "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
-    "rollout": ({"rollout", "generation", "core", "envs", "errors", "redaction"}, {"torch"}, {"dill"}),
+    "rollout": (
+        {"rollout", "generation", "core", "envs", "errors", "redaction"},
+        {"torch"},
+        {"dill"},
+    ),
     "models": (
         {"models", "errors"},
         {"torch", "transformers", "accelerate"},

@@ -11,6 +11,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.hub import conftest as hub_fixtures
+from tests.hub.hub_server import TOKEN
+from tests.hub.test_secrets import leaks
 from tests.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli import agent_models, agents, objects, train
@@ -44,12 +46,16 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     tmp_path = tmp_path / "run"
     pushed = ["--push_to_hub", "true", "--hub_model_id", "me/demo"]
     words = [*FLAGS.split(), "--output_dir", str(tmp_path), *pushed]
-    train.run(words)
+    secret = ["--hub_token", TOKEN, "--model_init_kwargs", f'{{"token": "{TOKEN}"}}']
+    train.run([*words, *secret])
     shown, base = capsys.readouterr().out, "scripts/assets/search-agent"
+    hidden = """--hub_token '***' --model_init_kwargs '{"token": "***"}'"""
     assert (
-        f"next:\n  trl-stppo evaluate {' '.join(words)} --models {base} {tmp_path}  # on all"
+        f"next:\n  trl-stppo evaluate {' '.join(words)} {hidden} --models {base} {tmp_path}  # on"
         in shown
     )
+    assert TOKEN not in shown
+    assert leaks(tmp_path) == []
     assert f"  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
     repo = local_hub.repos["me/demo"]
     assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"

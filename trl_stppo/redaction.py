@@ -50,6 +50,7 @@ _LOOKS = re.compile(
   | (?<=\bBearer\ )[^\s"'`]{6,} | (?<=\bbearer\ )[^\s"'`]{6,}
   | (?<=^Basic\ )[^\s"'`]{6,}$
   | (?<=://)[^\s/?\#@"'`]+(?=@)                                  # user and password of an address
+  | (?<=:/)[^\s/?\#@"'`:]+:[^\s/?\#@"'`]+(?=@)                   # ... that went through a `Path`
   | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
     """,
     re.VERBOSE | re.DOTALL,

@@ -101,3 +101,39 @@ def test_a_reader_that_goes_away_is_no_error():
     result = subprocess.run(closed, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert "Traceback" not in result.stderr
     assert result.stderr.split()[-1] == "141"
+
+
+WORDS = ["--config", "scripts/configs/demo.yaml", "--environment_kwargs"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--hub_tokn", "hf_" + "Planted7" * 4],
+        ["train", "--max_turns=hf_" + "Planted7" * 4],
+        ["train", *WORDS, '{"api_key": "Planted7"'],
+        ["train", "--dry_run", *WORDS, '{"api_key": "Planted7"'],
+        [
+            "train",
+            "--dry_run",
+            *WORDS,
+            '{"top_k": 3}',
+            "--dataset_name",
+            "./http://me:Planted7@h/x",
+        ],
+        ["plot", "http://me:Planted7@h/x"],
+        ["trace", "http://me:Planted7@h/x"],
+    ],
+    ids=lambda words: words[1],
+)
+def test_no_message_repeats_a_secret(words, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(words) != 0
+    told = capsys.readouterr()
+    assert "Planted7" not in told.out + told.err
+    assert "***" in told.out + told.err
+
+
+def test_no_traceback_repeats_a_secret(capsys):
+    assert guarded(raising(ValueError("401 for http://me:Planted7@h/?api_key=Planted7")), "x") == 1
+    assert "401 for http://***@h/?api_key=***" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from ..redaction import redacted
 from .runs import Run, grouped, read_run
 
 PICTURE = "curves.png"
@@ -92,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
                 f"picture: {draw_groups(histories, path, title, options.metrics, options.smooth)}"
             )
     except (OSError, ValueError, ImportError) as error:
-        print(f"trl-stppo plot: {error}", file=sys.stderr)
+        print(redacted(f"trl-stppo plot: {error}"), file=sys.stderr)
         return 1
     return 0
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from dataclasses import replace
+import random
+from dataclasses import fields, replace
 
 import pytest
 
 from tests.trace_kit import HOSTILE, add_hostile, episode, made_up_run
 from trl_stppo.cli import main
 from trl_stppo.errors import TraceError
-from trl_stppo.trace import TracedUpdate, files, read_trace
+from trl_stppo.trace import TracedEpisode, TracedUpdate, build_page, files, read_trace
 
 
 def update(number: int, *, started: float = 1.0, first_step: int = 0, **options) -> TracedUpdate:
@@ -23,8 +24,6 @@ def update(number: int, *, started: float = 1.0, first_step: int = 0, **options)
 
 
 def write(folder, about: TracedUpdate, **changes) -> None:
-    import random
-
     made = episode(about, 0, random.Random(about.update), **changes)
     files.write_update(folder / "trace", about, [made.to_json()])
 
@@ -90,7 +89,7 @@ def test_the_latest_start_counts_whatever_the_clock_said(tmp_path):
     assert [(e.update.update, e.score) for e in read_trace(tmp_path)] == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_damaged_files_are_left_out(tmp_path, caplog):
+def test_damaged_files_are_left_out(tmp_path, caplog, capsys):
     made_up_run(tmp_path, updates=4, per_update=2)
     first, second, third, _ = sorted((tmp_path / "trace").iterdir())
     first.write_bytes(first.read_bytes()[:40])  # nothing of it can be read
@@ -102,7 +101,77 @@ def test_damaged_files_are_left_out(tmp_path, caplog):
     assert caplog.text.count("is damaged and left out") == 3
     page = tmp_path / "trace.html"
     assert main(["trace", str(tmp_path)]) == 0
+    said = "2 files and 1 episode left out as damaged"
+    assert f"3 of 4 episodes, 0.1 MiB; {said}" in capsys.readouterr().out
     assert page.read_text().count('id="episode-') == 3
+    assert f"3 episodes of 4 from 2 updates and 0 evaluations; {said}" in page.read_text()
+
+
+def test_one_bit_costs_its_file_and_is_said(tmp_path, caplog):
+    made_up_run(tmp_path, updates=3, per_update=1)
+    whole = {path: path.read_bytes() for path in sorted((tmp_path / "trace").iterdir())}
+    written = [e.to_json() for e in read_trace(tmp_path)]
+    draw = random.Random(0)
+    for _ in range(60):
+        path, data = draw.choice(list(whole.items()))
+        bit = draw.randrange(80, 8 * len(data))  # what is before that says nothing
+        path.write_bytes(_flipped(data, bit))
+        caplog.clear()
+        found = [e.to_json() for e in read_trace(tmp_path)]
+        assert len(found) < 3, bit
+        assert all(line in written for line in found), "none is another than was written"
+        assert "is damaged and left out" in caplog.text
+        page = build_page(tmp_path, tmp_path / "page.html")
+        assert page.damage, bit
+        path.write_bytes(data)
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+ODD = (
+    *(None, True, -5, 2.5, 10**400, "x", [], [1], ["x"], [[None]], [[0, 10**9]], [[3, 1]]),
+    *({}, {"a": [1]}, {"a": "x"}),
+)
+
+
+def packed(folder, number: int, *lines: dict | str) -> None:
+    (folder / "trace").mkdir(exist_ok=True)
+    text = "\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines)
+    path = folder / "trace" / f"train-{number:07d}-rank0.jsonl.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def test_values_of_other_types_cost_their_episode(tmp_path, caplog):
+    about = update(1)
+    good = episode(about, 7, random.Random(0)).to_json()
+    odd = [{**good, f.name: value} for f in fields(TracedEpisode) for value in ODD]
+    others = ["[1]", "null", "7", "[" * 100_000, "{", '{"row": 1, "pieces": ["a"]}']
+    lines = [json.dumps(line) for line in odd] + others
+    packed(tmp_path, 1, {**about.to_json(), "episodes": len(lines) + 1}, *lines, good)
+    page = build_page(tmp_path, tmp_path / "page.html")
+    assert page.episodes + page.damage.episodes == page.recorded == len(lines) + 1
+    assert "A part of" in caplog.text
+    found = list(read_trace(tmp_path))
+    assert found[-1].to_json() == good
+    assert len(found) == page.episodes < len(lines) / 2
+
+
+def test_headers_of_other_types_cost_their_file(tmp_path):
+    # It begins later than any other, so that it is passed over in favour of none.
+    about = update(1, started=1e300)
+    head, line = about.to_json(), episode(about, 7, random.Random(0)).to_json()
+    names = [name for name in head if name != "version"]
+    odd = [{**head, name: value} for name in names for value in ODD if value != -5]
+    others = [[1], None, "[" * 100_000, {}, {**head, "version": "x"}]
+    for number, first in enumerate([head, *odd, *others], start=1):
+        packed(tmp_path, number, first, line)
+    page = build_page(tmp_path, tmp_path / "page.html")
+    assert page.damage.files > 100
+    assert page.episodes >= 1
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

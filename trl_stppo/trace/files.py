@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,8 @@ def _dumps(line: dict[str, Any]) -> str:
 def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
     """The episodes of a run, in the order in which they were played, one at a time.
 
-    Updates that a resumed or restarted run has done again are read once, in their latest form.
+    Updates that a resumed or restarted run has done again are read once, in their latest form. What is
+    damaged is left out with a warning.
 
     Args:
         folder: the run's `output_dir`, or the trace folder in it.
@@ -78,12 +81,41 @@ def read_trace(folder: str | Path) -> Iterator[TracedEpisode]:
     return (episode for update, path in updates for episode in read_episodes(update, path))
 
 
-def read_updates(folder: str | Path) -> list[tuple[TracedUpdate, Path]]:
-    """What was recorded when, and where its episodes are; see `read_trace`."""
+@dataclass
+class Damage:
+    """What had to be left out.
+
+    Attributes:
+        files: of which nothing could be read.
+        episodes: of the other files.
+    """
+
+    files: int = 0
+    episodes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.episodes)
+
+    def __str__(self) -> str:
+        counts = {"file": self.files, "episode": self.episodes}
+        named = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+        return f"{' and '.join(named)} left out as damaged"
+
+
+def read_updates(
+    folder: str | Path, damage: Damage | None = None
+) -> list[tuple[TracedUpdate, Path]]:
+    """What was recorded when, and where its episodes are; see `read_trace`.
+
+    Args:
+        folder: as there.
+        damage: is added to.
+    """
     place = trace_folder(folder)
+    damage = Damage() if damage is None else damage
     found = []
     for path in sorted(place.glob(f"*{ENDING}")):
-        update = _read_header(path)
+        update = _read_header(path, damage)
         if update is not None:
             found.append((update, path))
     starts = {(*_start(update), update.first_step) for update, _ in found}
@@ -95,7 +127,7 @@ def read_updates(folder: str | Path) -> list[tuple[TracedUpdate, Path]]:
 
 def next_start(folder: Path) -> int:
     """The number of a training that begins now: one more than any has that was recorded there."""
-    headers = map(_read_header, folder.glob(f"*{ENDING}"))
+    headers = (_read_header(path, Damage()) for path in folder.glob(f"*{ENDING}"))
     return 1 + max((update.start for update in headers if update is not None), default=0)
 
 
@@ -104,15 +136,38 @@ def _start(update: TracedUpdate) -> tuple[int, float]:
     return update.start, update.started if update.start == 0 else 0.0
 
 
-def read_episodes(update: TracedUpdate, path: Path) -> Iterator[TracedEpisode]:
-    """The episodes of one file; a damaged rest is left out with a warning."""
-    try:
-        with gzip.open(path, "rt", encoding="ascii") as lines:
-            next(lines)
-            for line in lines:
-                yield TracedEpisode.from_json(json.loads(line), update)
-    except _DAMAGE as error:
-        _warn(path, error)
+def read_episodes(
+    update: TracedUpdate, path: Path, damage: Damage | None = None
+) -> Iterator[TracedEpisode]:
+    """The episodes of one file.
+
+    Args:
+        update: its first line.
+        path: of the file.
+        damage: is added to.
+    """
+    lost = Damage()
+    for line in _lines(path)[1:]:  # as whole as when its first line was read
+        try:
+            episode = TracedEpisode.from_json(json.loads(line), update)
+        except _DAMAGE as error:
+            lost.episodes, reason = lost.episodes + 1, error
+        else:
+            yield episode
+    if lost.episodes:
+        _warn_of_episodes(path, lost.episodes, update.episodes, reason)
+    if damage is not None:
+        damage.episodes += lost.episodes
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a file that is whole, or has lost its end; of any other, nobody knows which are right.
+
+    Raises:
+        OSError, zlib.error: it is damaged in another way.
+    """
+    text = zlib.decompressobj(wbits=31).decompress(path.read_bytes())
+    return text.removesuffix(b"\n").split(b"\n")
 
 
 _ADVICE = (
@@ -121,7 +176,10 @@ _ADVICE = (
     "first update is over."
 )
 # What reading a cut or overwritten file can raise.
-_DAMAGE = (OSError, EOFError, ValueError, TypeError, KeyError, StopIteration, AttributeError)
+_DAMAGE = (
+    *(OSError, zlib.error, ValueError, TypeError, KeyError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 
 
 def trace_folder(folder: str | Path) -> Path:
@@ -136,27 +194,35 @@ def trace_folder(folder: str | Path) -> Path:
     raise TraceError(f"`{folder}` holds no trace. {_ADVICE}")
 
 
-def _read_header(path: Path) -> TracedUpdate | None:
+def _read_header(path: Path, damage: Damage) -> TracedUpdate | None:
     try:
-        with gzip.open(path, "rt", encoding="ascii") as lines:
-            line = json.loads(next(lines))
-            if line.get("format") != FORMAT:
-                return None
-            if line["version"] > VERSION:
-                raise TraceError(
-                    f"`{path}` has version {line['version']} of the format; this package reads up to "
-                    f"{VERSION}. Update trl-stppo."
-                )
-            return TracedUpdate.from_json(line)
+        head, *rest = _lines(path)
+        line = json.loads(head)
+        if line["format"] != FORMAT:
+            raise ValueError(f"its format is {str(line['format'])[:40]!r}")
+        if line["version"] > VERSION:
+            raise TraceError(
+                f"`{path}` has version {line['version']} of the format; this package reads up to "
+                f"{VERSION}. Update trl-stppo."
+            )
+        update = TracedUpdate.from_json(line)
     except TraceError:
         raise
-    except (*_DAMAGE, RuntimeError) as error:
-        _warn(path, error)
+    except _DAMAGE as error:
+        logger.warning("%s is damaged and left out (%s: %s).", path, type(error).__name__, error)
+        damage.files += 1
         return None
+    if lost := max(0, update.episodes - len(rest)):
+        _warn_of_episodes(path, lost, update.episodes, EOFError("the file has lost its end"))
+        damage.episodes += lost
+    return replace(update, episodes=len(rest))
 
 
-def _warn(path: Path, error: Exception) -> None:
-    logger.warning("%s is damaged and left out (%s: %s).", path, type(error).__name__, error)
+def _warn_of_episodes(path: Path, lost: int, of: int, error: Exception) -> None:
+    logger.warning(
+        "A part of %s is damaged and left out: %d of %d episodes (%s: %s).",
+        path, lost, of, type(error).__name__, error,
+    )  # fmt: skip
 
 
 def _is_superseded(

@@ -12,13 +12,15 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
-from .files import read_episodes, read_updates
+from .files import Damage, read_episodes, read_updates
 from .format import FIGURES, TracedEpisode, TracedUpdate, as_json
 
 # In the order in which they are joined.
@@ -44,12 +46,14 @@ class PageSummary:
         episodes: on the page.
         recorded: in the trace.
         updates: rollout batches and evaluations with episodes on the page.
+        damage: what could not be read.
     """
 
     path: Path
     episodes: int
     recorded: int
     updates: int
+    damage: Damage
 
 
 def build_page(
@@ -66,44 +70,59 @@ def build_page(
         TraceError: there is no trace to show.
         OSError: the page cannot be written.
     """
-    updates = read_updates(run)
+    damage = Damage()
+    updates = read_updates(run, damage)
     output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.{os.getpid()}.writing")
     try:
         with aside.open("w", encoding="utf-8") as page:
-            summary = _write(page, Path(run), updates, max_episodes)
+            summary = _write(page, Path(run), updates, max_episodes, damage)
         aside.replace(output)
     finally:
         aside.unlink(missing_ok=True)
-    return PageSummary(output, *summary)
+    return PageSummary(output, *summary, damage)
 
 
 def _write(
-    page: IO[str], run: Path, updates: list[tuple[TracedUpdate, Path]], limit: int | None
+    page: IO[str],
+    run: Path,
+    updates: list[tuple[TracedUpdate, Path]],
+    limit: int | None,
+    damage: Damage,
 ) -> tuple[int, int, int]:
-    recorded = sum(update.episodes for update, _ in updates)
-    wanted = _evenly(recorded, limit)
     script = "\n".join(_template(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{ "use strict";\n{script}\n}})();'
     style = _template("page.css")
-    shown = f"{len(wanted)} episodes" + (f" of {recorded}" if len(wanted) < recorded else "")
+    recorded = sum(update.episodes for update, _ in updates)
+    with tempfile.TemporaryFile("w+", encoding="ascii") as data:
+        # Before the words above them: only then is known how many could be read.
+        count = _write_blocks(data, updates, _evenly(recorded, limit), damage)
+        inserted = {
+            "policy": _policy(style, script),
+            "title": html.escape(f"Episodes of {run.resolve().name}"),
+            "style": style,
+            "summary": _summary(updates, count, recorded, damage),
+            "script": script,
+        }
+        before, _, after = _template("page.html").partition("{{data}}")
+        page.write(_filled(before, inserted))
+        data.seek(0)
+        shutil.copyfileobj(data, page)
+        page.write(_filled(after, inserted))
+    return count, recorded, len(updates)
+
+
+def _summary(
+    updates: list[tuple[TracedUpdate, Path]], count: int, recorded: int, damage: Damage
+) -> str:
+    shown = f"{count} episodes" + (f" of {recorded}" if count < recorded else "")
     trained = len({update.update for update, _ in updates if update.phase == "train"})
     held = len(
         {(update.name, update.global_step) for update, _ in updates if update.phase == "eval"}
     )
-    inserted = {
-        "policy": _policy(style, script),
-        "title": html.escape(f"Episodes of {run.resolve().name}"),
-        "style": style,
-        "summary": f"{shown} from {_count(trained, 'update')} and {_count(held, 'evaluation')}",
-        "script": script,
-    }
-    before, _, after = _template("page.html").partition("{{data}}")
-    page.write(_filled(before, inserted))
-    page.writelines(_blocks(updates, wanted))
-    page.write(_filled(after, inserted))
-    return len(wanted), recorded, len(updates)
+    left_out = f"; {damage}" if damage else ""
+    return f"{shown} from {_count(trained, 'update')} and {_count(held, 'evaluation')}{left_out}"
 
 
 def _evenly(count: int, limit: int | None) -> set[int]:
@@ -149,34 +168,35 @@ def _policy(style: str, script: str) -> str:
 # ------------------------------------------------------------------------------------- blocks of data
 
 
-def _blocks(updates: list[tuple[TracedUpdate, Path]], wanted: set[int]) -> Iterator[str]:
-    """The episodes one by one, the texts, and at the end the list, which knows them all."""
+def _write_blocks(
+    data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Damage
+) -> int:
+    """The episodes one by one, the texts, and at the end the list, which knows them all; how many."""
     rows: list[list[Any]] = []
     texts: list[str] = []
     text_blocks = position = 0
     for group, (update, path) in enumerate(updates):
-        for episode in read_episodes(update, path):
+        for episode in read_episodes(update, path, damage):
             position += 1
             if position - 1 not in wanted:
                 continue
-            yield _block(f"episode-{len(rows)}", _episode(episode))
+            data.write(_block(f"episode-{len(rows)}", _episode(episode)))
             rows.append(_row(episode, group))
             texts.append("\n".join(filter(None, (episode.text, episode.error, episode.prompt_id))))
             if len(texts) == TEXTS:
-                yield _block(f"texts-{text_blocks}", texts)
+                data.write(_block(f"texts-{text_blocks}", texts))
                 text_blocks, texts = text_blocks + 1, []
     if texts:
-        yield _block(f"texts-{text_blocks}", texts)
+        data.write(_block(f"texts-{text_blocks}", texts))
         text_blocks += 1
-    yield _block(
-        "list-data",
-        {
-            "columns": COLUMNS,
-            "rows": rows,
-            "updates": [_update(update) for update, _ in updates],
-            "text_blocks": text_blocks,
-        },
-    )
+    listed = {
+        "columns": COLUMNS,
+        "rows": rows,
+        "updates": [_update(update) for update, _ in updates],
+        "text_blocks": text_blocks,
+    }
+    data.write(_block("list-data", listed))
+    return len(rows)
 
 
 def _block(name: str, content: Any) -> str:

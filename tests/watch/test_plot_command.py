@@ -88,6 +88,37 @@ def test_groups_on_request(runs, capsys):
     assert "| seed=0 | seed=1 |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("word", ["$", "$x^", "$\\frac$", "a_$b$"])
+def test_no_word_is_mathematics(word, runs, capsys):
+    entries = [{"episode/score": 1.0, f"own {word}": 2.0, "step": step} for step in (1, 2)]
+    for name, gamma in (("a0", word), ("a1", 2)):
+        write_lines(Path(name), entries, variant="ppo", gamma=gamma)
+    assert plot("a0", "a1", "--title", word) == 0
+    assert (
+        plot("a0", "a1", "--metrics", f"own {word}", "--group", "gamma", "--output", "x.svg") == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *([], None, 7, "text", {"episode/score": 9.0, "step": None}),
+        *({"episode/score": 9.0, "step": 10**400}, {"episode/score": 9.0, "step": "3"}),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("--table", "markdown"), ("--csv", "x.csv")])
+def test_damaged_entries_are_left_out_and_counted(words, odd, runs, caplog):
+    entries = [{"episode/score": 1.0, "step": 1}, odd, {"episode/score": 10**400, "step": 2}]
+    write_lines(Path("a0"), entries, end="\nnonsense\n", variant="ppo")
+    assert plot("a0", *words) == 0
+    assert "a0/metrics.jsonl: 2 damaged entries are left out." in caplog.text
+
+
+def test_a_figure_near_the_largest_number_is_drawn(runs):
+    write_lines(Path("a0"), [{"episode/score": 1.75e308, "step": step} for step in (1, 2)])
+    assert plot("a0") == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

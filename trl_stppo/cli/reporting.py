@@ -46,7 +46,9 @@ def plan_table(rows: list[tuple[str, str, str]], notes: list[str], problems: lis
     for section, name, value in rows:
         if before not in (None, section):
             table.add_section()
-        table.add_row(section if section != before else "", escape(redacted(name)), escape(redacted(value)))
+        table.add_row(
+            section if section != before else "", escape(redacted(name)), escape(redacted(value))
+        )
         before = section
     if rows:
         console.print(table)

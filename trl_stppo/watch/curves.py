@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -249,7 +250,7 @@ def _draw_panel(
         )
         if len(histories) > 1:
             axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, **style)
-    axis.set_title(diagnostic.title, fontsize=10)
+    axis.set_title(diagnostic.title, fontsize=10, parse_math=False)
     axis.set_ylabel(diagnostic.unit, fontsize=8)
     axis.grid(color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
@@ -287,7 +288,7 @@ def _scale(
     elif diagnostic.limits is not None and values:
         low, high = diagnostic.limits
         axis.set_ylim(min(low - 0.02, *values), max(high + 0.02, *values))
-    elif values and min(values) >= 0 and max(values) > 0:
+    elif values and min(values) >= 0 and 0 < 1.06 * max(values) < math.inf:
         axis.set_ylim(0, 1.06 * max(values))
 
 
@@ -302,7 +303,7 @@ def _add_words(
     from matplotlib.lines import Line2D
 
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, fontsize=11, parse_math=False)
     repeated = any(len(histories) > 1 for histories in groups.values())
     notes = ["mean of the runs, band from lowest to highest"] if repeated else []
     notes += [f"each point the mean of the last {smooth} values"] if smooth > 1 else []
@@ -323,7 +324,7 @@ def _add_words(
     ]
     labels = [f"{name} ({len(runs)} runs)" if len(runs) > 1 else name for name, runs in shown]
     widest = max(map(len, labels), default=0)
-    figure.legend(
+    legend = figure.legend(
         handles,
         labels,
         loc="outside lower center",
@@ -333,6 +334,8 @@ def _add_words(
         title="; ".join(notes) or None,
         title_fontsize=8,
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _dateless(path: Path) -> dict[str, Any]:

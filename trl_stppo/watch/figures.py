@@ -20,7 +20,11 @@ def number(value: Any) -> float | None:
     """A figure as logged; None for what is missing, not a number, or infinite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        figure = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return figure if math.isfinite(figure) else None
 
 
 def shown(value: float | None, form: str = ".3f") -> str:

@@ -7,10 +7,15 @@ they came. Runs without it (older ones, other trainers) are read from `trainer_s
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .figures import number
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "trainer_state.json"
@@ -103,25 +108,40 @@ def _read_file(file: Path, folder: Path) -> Run:
             settings, history = _read_lines(file)
         else:
             settings = _settings_beside(file)
-            history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
-    except (ValueError, KeyError, TypeError) as error:
+            history = list(json.loads(file.read_text(encoding="utf-8"))["log_history"])
+        if not isinstance(settings, dict):
+            raise TypeError(f"`settings` is {settings!r:.40}; it must be an object")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error}). Name a "
             f"{METRICS_FILE}, a {STATE_FILE}, or a folder that holds one."
         ) from error
-    return Run(folder, [entry for entry in history if "step" in entry], settings, file)
+    dicts = [entry for entry in history if isinstance(entry, dict)]
+    # Upstream's last entry of all, for one, has no step of its own.
+    steps = [entry for entry in dicts if "step" in entry]
+    whole = [entry for entry in steps if number(entry["step"]) is not None]
+    if odd := len(history) - len(dicts) + len(steps) - len(whole):
+        logger.warning("%s: %d damaged entries are left out.", file, odd)
+    return Run(folder, whole, settings, file)
 
 
-def _read_lines(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Settings and entries; a last line that is being written, or was cut off, is left out."""
+def _read_lines(file: Path) -> tuple[Any, list[Any]]:
+    """Settings and entries, None for one that is damaged; a last line that is being written is left out."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    whole = [json.loads(line) for line in lines[:-1] if line.strip()]
-    if not whole:
+    written = [line for line in lines[:-1] if line.strip()]
+    if not written:
         return {}, []
-    first, *entries = whole
+    first, *entries = json.loads(written[0]), *map(_entry, written[1:])
     if first.get("format") != FORMAT:
         raise ValueError(f"format {first.get('format')!r}; this version reads {FORMAT}")
     return first["settings"], entries
+
+
+def _entry(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _settings_beside(file: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tests.trainer.test_tool_environments import TEMPLATE, PayingEnv, call
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
 from trl_stppo.generation.batched import BatchedBackend
+from trl_stppo.hub.loading import _quantization
 from trl_stppo.hub.settings import AGENT_FILE, FORMAT, AgentSettings
 
 ROW = letters()[0]
@@ -190,7 +191,7 @@ def test_settings_can_be_changed_and_wrong_ones_are_named(saved):
     assert Agent.from_pretrained(str(saved), max_turns=1).run(CountEnv, ROW).rewards[1:] == []
     with pytest.raises(TypeError, match=r"no setting named 'max_turn'; there are .*max_turns"):
         Agent.from_pretrained(str(saved), max_turn=1)
-    with pytest.raises(ValueError, match=r"`max_turns='many'` .* must be int or null"):
+    with pytest.raises(ValueError, match=r"`max_turns='many'` .* must be a whole number of 1"):
         Agent.from_pretrained(str(saved), max_turns="many")
 
 
@@ -279,9 +280,59 @@ def test_settings_survive_the_file_and_unknown_keys_are_passed_over(tmp_path):
         (json.dumps({"format": FORMAT + 1}), "Upgrade trl_stppo"),
         (json.dumps({"format": FORMAT, "max_turns": "4"}), r"`max_turns='4'`"),
         (json.dumps({"format": FORMAT, "seed": True}), r"`seed=True`"),
+        ("[" * 100_000, r"is damaged \(RecursionError"),
     ],
 )
 def test_a_damaged_or_later_file_is_refused(tmp_path, text, said):
     (tmp_path / AGENT_FILE).write_text(text)
     with pytest.raises(ValueError, match=said):
         AgentSettings.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("max_turns", [0, -1, 2.0, "4", True, [4]], "a whole number of 1 or more, or null"),
+        ("max_completion_length", [0], "a whole number of 1 or more, or null"),
+        ("max_tool_rounds", [0.5], "a whole number, or null"),
+        (
+            "env_timeout_seconds",
+            [-1, 0, float("nan"), "9"],
+            "a number above 0, or null",
+        ),
+        ("eos_token_ids", [None, ["a"], [-1], [True], [2**40], [[1]], 7], "a list of token ids"),
+        (
+            "chat_template_kwargs",
+            [[], {"tokenize": False}, {"tools": []}],
+            "an object without conv",
+        ),
+        ("environments", [["x"], [{"kind": "code"}], [{"import": 3}], {}], "a list of objects"),
+        ("tools", [[1], "add", None], "a list of names"),
+        ("sampling", [[], None], "an object"),
+        ("dtype", [3], "text, or null"),
+        ("quantization", [[]], "an object, or null"),
+        ("seed", [-1, 1.5, None, 10**400], "a whole number of 0 or more"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(tmp_path, name, values, said):
+    for value in values:
+        (tmp_path / AGENT_FILE).write_text(json.dumps({"format": FORMAT, name: value}))
+        with pytest.raises(ValueError, match=rf"(?s){AGENT_FILE}`: `{name}=.* must be {said}"):
+            AgentSettings.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "known", [{"temperature": 0}, {"top_p": 1.5}, {"top_k": "a"}, {"min_p": 2}]
+)
+def test_sampling_that_cannot_be_is_refused_by_name(known):
+    ((name, value),) = known.items()
+    with pytest.raises(ValueError, match=rf"`sampling.{name}={value!r}` of the agent's settings"):
+        AgentSettings(sampling=known)
+
+
+def test_a_quantization_that_cannot_be_is_refused_by_name():
+    settings = AgentSettings(quantization={"load_in_4bit": "yes"})
+    with pytest.raises(
+        ValueError, match=r"`quantization=\{'load_in_4bit': 'yes'\}` of the agent's"
+    ):
+        _quantization(settings, None)

@@ -191,4 +191,10 @@ def _quantization(settings: AgentSettings, given: Any) -> Any:
         return None
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig.from_dict(known)
+    try:
+        return BitsAndBytesConfig.from_dict(known)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"`quantization={known!r}` of the agent's settings is no configuration of bitsandbytes: "
+            f"{error} Pass your own as `quantization_config`, or False for none."
+        ) from error

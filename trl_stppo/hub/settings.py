@@ -10,32 +10,12 @@ from typing import Any
 
 from ..redaction import redacted
 from ..version import __version__
+from .setting_rules import complaint
 
 AGENT_FILE = "agent.json"
 CRITIC_FOLDER = "critic"
 FORMAT = 1
 DEFAULT_LENGTH = 2048
-_NUMBER_OR_NONE = (int, float, type(None))
-_COUNT_OR_NONE = (int, type(None))
-# Field -> the types that it may have; True and False count as numbers nowhere.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "max_completion_length": _COUNT_OR_NONE,
-    "max_turns": _COUNT_OR_NONE,
-    "max_turn_tokens": _COUNT_OR_NONE,
-    "max_tool_rounds": _COUNT_OR_NONE,
-    "max_malformed_actions": _COUNT_OR_NONE,
-    "env_timeout_seconds": _NUMBER_OR_NONE,
-    "episode_timeout_seconds": _NUMBER_OR_NONE,
-    "sampling": (dict,),
-    "eos_token_ids": (list,),
-    "chat_template_kwargs": (dict,),
-    "environments": (list,),
-    "tools": (list,),
-    "trainer": (str, type(None)),
-    "dtype": (str, type(None)),
-    "quantization": (dict, type(None)),
-    "seed": (int,),
-}
 
 
 @dataclass(frozen=True)
@@ -81,11 +61,9 @@ class AgentSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, types in _TYPES.items():
-            value = getattr(self, name)
-            if not isinstance(value, types) or isinstance(value, bool):
-                allowed = " or ".join("null" if t is type(None) else t.__name__ for t in types)
-                raise ValueError(f"`{name}={value!r}` of the agent's settings must be {allowed}.")
+        wrong = complaint(vars(self))
+        if wrong is not None:
+            raise ValueError(redacted(wrong))
 
     def changed(self, **changes: Any) -> AgentSettings:
         """The same settings with some of them changed.
@@ -124,7 +102,7 @@ class AgentSettings:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             version = found["format"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"`{path}` is damaged ({type(error).__name__}: {error}). Get it again, or delete it and "
                 f"name the settings yourself."

@@ -78,15 +78,17 @@ def test_a_table_keeps_its_cells():
     assert plain("a\n\tb  c", 4) == "a b…"
 
 
-def test_rows_that_are_not_public_stay_here(tmp_path):
+@pytest.mark.parametrize("name", [None, "a/folder/of/rows", "owner/name"])
+def test_rows_stay_here_whatever_name_the_data_has(tmp_path, name):
     rows = letters()
     rows = rows.add_column("answers", [["a secret"]] * len(rows))
     trainer = run(tmp_path / "run", arguments={"train_dataset": rows}, hub_model_id=None)
-    trainer.create_model_card(dataset_name=str(tmp_path))
+    trainer.create_model_card(dataset_name=str(tmp_path) if name == "a/folder/of/rows" else name)
     card = ModelCard((tmp_path / "run" / "README.md").read_text())
     assert "a secret" not in card.text
+    assert "say 0" not in card.text
     assert re.search(r'"answers": \[\s*"\.\.\."\s*\]', card.text)
-    assert not card.data.datasets
+    assert card.data.datasets == (["owner/name"] if name == "owner/name" else None)
 
 
 def test_a_card_survives_names_docstrings_and_rows_of_others(tmp_path):

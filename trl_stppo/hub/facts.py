@@ -55,7 +55,7 @@ class CardFacts:
         tools: functions that belong to no environment.
         limits: label and value, in words.
         system_prompt: of the rows.
-        example: a row whose columns can be written down, for the code.
+        example: form of a row whose columns can be written down, for the code.
         settings: option and value.
         history: the run's log.
         versions: package and version, beside those that TRL names.

@@ -152,7 +152,7 @@ def card_facts(trainer: AgentPublishing, title: str, dataset: str | None) -> Car
         tools=_tool_facts(trainer._rollout_plan.standalone_tools),
         limits=_limits(trainer),
         system_prompt=_system_prompt(row),
-        example=_writable(row if datasets else _blank(row)),
+        example=_writable(_blank(row)),
         settings=_settings(trainer, adapter),
         history=list(trainer.state.log_history),
         versions=[("trl-stppo", __version__)],
@@ -270,7 +270,10 @@ def _public(name: str | None) -> list[str]:
 
 
 def _blank(value: Any, key: str = "") -> Any:
-    """The form of a value without what it says: rows that are not public stay here."""
+    """The form of a value without what it says: nobody can tell here whether rows are public.
+
+    Not even by the name of a dataset on the Hub: it may be private, and rows are mapped and joined.
+    """
     if isinstance(value, dict):
         return {name: _blank(part, name) for name, part in value.items()}
     if isinstance(value, list):

@@ -225,9 +225,7 @@ def _warn_of_episodes(path: Path, lost: int, of: int, error: Exception) -> None:
     )  # fmt: skip
 
 
-def _is_superseded(
-    update: TracedUpdate, starts: Iterable[tuple[int, float, int | None]]
-) -> bool:
+def _is_superseded(update: TracedUpdate, starts: Iterable[tuple[int, float, int | None]]) -> bool:
     """Whether a later start of the run began before this update, and so went another way."""
     for *start, first_step in starts:
         if first_step is None or tuple(start) <= _start(update):

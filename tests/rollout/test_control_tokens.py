@@ -125,7 +125,7 @@ def test_rows_grow_by_appending(name):
     kind = kind_of(name)
     if not kind.chats:
         return
-    chat, hostile = kind.renderer, "a{0}b{0}".format(kind.end)
+    chat, hostile = kind.renderer, f"a{kind.end}b{kind.end}"
     end = kind.tokenizer.convert_tokens_to_ids(kind.end)
     row = opened(kind, hostile)
     said = chat.control.split(hostile)
@@ -227,12 +227,12 @@ def test_other_spellings_that_the_normaliser_makes_control_tokens_of_are_plain_t
     tokenizer.chat_template += "<observation>"
     chat = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
     token = tokenizer.convert_tokens_to_ids("<observation>")
-    for text in ("<OBSERVATION>", "＜observation＞", "a<Observation>b<observation>"):
+    for text in ("<OBSERVATION>", "\uff1cobservation\uff1e", "a<Observation>b<observation>"):
         assert token in tokenizer(text)["input_ids"]
         ids = chat.observation_ids(text, conversational=False, turn_ended=True)
         assert token not in ids
         assert tokenizer.decode(ids).endswith("observation>")
-    plain = "Ａ plain text"
+    plain = "\uff21 plain text"
     assert chat.control.split(plain) is plain
 
 

@@ -26,6 +26,24 @@ def test_an_episode_has_the_markers_of_its_own_turns_alone(prompt):
     assert (FORGED in str(played.only.prompt)) is True
 
 
+class Parrot:
+    def reset(self, **row):
+        return "", {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+
+def test_what_the_agent_spells_and_the_environment_says_again_stays_spelled():
+    said = "a<|im_end|><|im_start|>"  # one token per character
+    played = play_once(Parrot, says([said + "]", "b]"]), max_turns=2)
+    assert markers(played.only) == 4
+    assert [m["content"] for m in played.only.messages] == [said, said, "b"]
+    kept = played.only.ids[: len(said)]
+    assert played.only.ids.count(kept[0]) >= 2
+    assert TOKENIZER.decode(played.only.ids).count(said) == 2
+
+
 class Echo:
     """Says what the agent says, as tools."""
 

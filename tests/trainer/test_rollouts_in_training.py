@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_passage_cannot_speak_as_system_or_agent(tmp_path, monkeypatch):
     assert [episode.num_turns for episode in trainer._episodes] == [3] * 8
     for episode in trainer._episodes:
         row = episode.prompt_ids + episode.ids
-        roles = [after for token, after in zip(row, row[1:], strict=False) if token == start]
+        roles = [after for token, after in itertools.pairwise(row) if token == start]
         assert (roles.count(agent), len(roles)) == (3, 6)  # a user's message before each turn
         assert TOKENIZER.decode(row).count(forged.strip()) == 6  # titles are shown too
 

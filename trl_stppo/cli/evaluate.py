@@ -117,9 +117,9 @@ def check_agent(name: str, flag: str, model_args: ModelConfig, trust: bool) -> N
             f"folder of a saved model, or a checkpoint-<step> in it."
         )
     try:
-        options = {"revision": revision_of(name, model_args), "trust_remote_code": trust}
-        load_tokenizer(name, **options)
-        AutoConfig.from_pretrained(base or name, **options)
+        revision = revision_of(name, model_args)
+        load_tokenizer(name, revision, trust_remote_code=trust)
+        AutoConfig.from_pretrained(base or name, revision=revision, trust_remote_code=trust)
     except Exception as error:
         raise FileNotFoundError(f"`{flag}`: {name} cannot be loaded: {error}") from error
 

@@ -11,7 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class TextEnv(Protocol):
-    """One episode at a time; a new `reset` starts the next one."""
+    """One episode at a time; a new `reset` starts the next one.
+
+    Control tokens in what it says are tokenised as plain text, unless it has `trusted_text = True`.
+    """
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode.

@@ -98,7 +98,7 @@ def _adams(trainer: PPOTrainer) -> dict[str, Any]:
 def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
     value = group.get(key)
     if place is None or value is None:
-        return value if isinstance(value, float) else None
+        return value if isinstance(value, (int, float)) else None
     return value[place]
 
 
@@ -116,10 +116,10 @@ def _write(trainer: PPOTrainer, name: str, old: Any, new: Any) -> bool:
                 _set_rate(trainer, group, index, old, new)
                 written = True
         elif key in group and (name in _ADAM or role != PLAIN):
-            value = list(group[key]) if place is not None else new
+            old_value = group[key]
+            group[key] = new
             if place is not None:
-                value[place] = new
-            group[key] = tuple(value) if place is not None else value
+                group[key] = (*old_value[:place], new, *old_value[place + 1 :])
             written = True
     return written
 

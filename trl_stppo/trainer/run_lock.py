@@ -40,23 +40,15 @@ class RunLock:
         self._beat = threading.Thread(target=self._keep_touching, name="run lock", daemon=True)
 
     def take(self) -> None:
-        """Take it, from a run that has crashed if need be.
+        """Take it, from a run that has crashed if need be; what goes wrong changes nothing.
 
         Raises:
             RunLockError: another run has it.
             CheckpointWriteError: nothing can be written there.
         """
-        about = {
-            "run": self._name,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "machine": _machine(),
-            "began": _began(os.getpid()),
-            "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            while not self._written(about):
+            while not self._is_written():
                 self._clear_away(_read(self._path))
         except OSError as error:
             why, remedy = disk.refusal(error, self._path.parent)
@@ -67,16 +59,11 @@ class RunLock:
         self._beat.start()
 
     def check(self) -> None:
-        """Refuse to go on where another run has taken over, as from one that had been suspended.
-
-        Raises:
-            RunLockError: there is another one.
-        """
-        other = _read(self._path)
-        if other.get("run", self._name) != self._name:
-            raise RunLockError(
-                f"{_said(self._path, other)} It has taken over from this run, which showed no sign of "
-                f"life for more than {WATCH_SECONDS:.0f} seconds and now ends without a checkpoint."
+        """Raise a RunLockError where another run has taken over, as from one that was suspended."""
+        if _read(self._path).get("run", self._name) != self._name:
+            raise self._refused(
+                f"It has taken over from this run, which showed no sign of life for more than "
+                f"{WATCH_SECONDS:.0f} seconds, and now ends without a checkpoint."
             )
 
     def release(self) -> None:
@@ -88,11 +75,13 @@ class RunLock:
                 with suppress(OSError):
                     self._path.unlink()
 
-    def _written(self, about: dict[str, Any]) -> bool:
-        """Whether the file could be made; not where there is one."""
+    def _is_written(self) -> bool:
+        """Make the file; False where there is one."""
+        own = {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())}
+        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         try:
             with self._path.open("x", encoding="utf-8") as file:
-                json.dump(about, file)
+                json.dump({"run": self._name, **own, "machine": _machine(), "since": since}, file)
         except FileExistsError:
             return False
         except OSError:
@@ -104,9 +93,9 @@ class RunLock:
     def _clear_away(self, other: dict[str, Any]) -> None:
         """Remove what a crash has left behind; only one of several that try comes to do it."""
         if _is_alive(self._path, other):
-            raise RunLockError(
-                f"{_said(self._path, _read(self._path) or other)} Two runs in one folder would delete "
-                f"each other's checkpoints. Wait until it has ended, end it, or set another output_dir."
+            raise self._refused(
+                "Two runs in one folder would delete each other's checkpoints. Wait until it has ended, "
+                "end it, or set another output_dir."
             )
         aside = self._path.with_name(f"{NAME}.{self._name}")
         with suppress(FileNotFoundError):
@@ -115,18 +104,18 @@ class RunLock:
                 os.replace(aside, self._path)
             aside.unlink(missing_ok=True)
 
+    def _refused(self, what: str) -> RunLockError:
+        other = {"host": "unknown", "pid": "unknown", "since": "a moment ago"} | _read(self._path)
+        return RunLockError(
+            f"`output_dir={str(self._path.parent)!r}` belongs to a run on host {other['host']}, process "
+            f"{other['pid']}, since {other['since']}. {what}"
+        )
+
     def _keep_touching(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(OSError):
                 if _read(self._path).get("run") == self._name:
                     os.utime(self._path)
-
-
-def _said(path: Path, other: dict[str, Any]) -> str:
-    return (
-        f"`output_dir={str(path.parent)!r}` belongs to a run on host {other.get('host', 'unknown')}, "
-        f"process {other.get('pid', 'unknown')}, since {other.get('since', 'a moment ago')}."
-    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -309,4 +309,4 @@ def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) ->
         **{name: getattr(config, name) for name in names},
         "num_generations_eval": config.num_generations_eval or 1,
     }
-    return redacted(found)  # type: ignore[no-any-return]
+    return redacted(found)

@@ -12,7 +12,7 @@ class KeepsSecrets:
     """Goes before TRL's configuration among the bases; the object itself and its copies are whole."""
 
     def __getstate__(self) -> dict[str, object]:  # upstream pickles this into what it pushes
-        return redacted(self.__dict__, blank=None)  # type: ignore[no-any-return]
+        return redacted(self.__dict__, blank=None)
 
     def __copy__(self) -> KeepsSecrets:
         copied = object.__new__(type(self))
@@ -31,9 +31,9 @@ class KeepsSecrets:
 
     def to_dict(self) -> dict[str, Any]:
         """Upstream's, which trackers and TensorBoard write down."""
-        return self._without_secrets().to_dict()  # type: ignore[no-any-return]
+        return self._without_secrets().to_dict()
 
     def __str__(self) -> str:
-        return self._without_secrets().__str__()  # type: ignore[no-any-return]
+        return self._without_secrets().__str__()
 
     __repr__ = __str__

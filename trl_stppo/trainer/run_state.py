@@ -216,7 +216,7 @@ def settings(args: Any) -> dict[str, Any]:
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, type(None))
-    return redacted({name: value for name, value in values.items() if isinstance(value, simple)})  # type: ignore[no-any-return]
+    return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:

@@ -101,6 +101,7 @@ def attributes_used() -> set[str]:
 def called_methods() -> list[str]:
     """Upstream's methods that we call without overriding them."""
     used = {n for n in attributes_used() if inspect.isroutine(getattr(GRPOTrainer, n, None))}
+    used -= {n for n in used if hasattr(object, n)}  # Python's own
     from_trl = {n for n in used - our_methods() if package(n) == "trl"}
     return sorted(from_trl)
 

@@ -158,8 +158,8 @@ def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
     elif mode == "relative":
         scale = (g / c).clamp(max=1.0)
     else:
-        total = g + c  # which may overflow where neither does
-        scale = torch.where(total.isfinite(), g / total, 1.0 / (1.0 + c / g)) ** power
+        # Halved, which costs no digit, because the sum may overflow where neither does.
+        scale = (0.5 * g / (0.5 * g + 0.5 * c)) ** power
     return torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
 
 

@@ -140,6 +140,19 @@ def test_rows_grow_by_appending(name):
         assert row == chat._render(messages, add_generation_prompt=True)
 
 
+def test_what_a_template_joins_from_pieces_and_what_a_given_one_writes_counts_too():
+    tokenizer = gpt2().tokenizer
+    tokenizer.add_tokens(["<note>", "<hint>", "<protocol>"])
+    joined = "{% for m in messages %}{{ '<' + 'note>' + m.content + eos_token }}{% endfor %}"
+    tokenizer.chat_template = joined
+    chat = ChatRenderer(tokenizer, [tokenizer.eos_token_id], chat_template=joined + "<hint>")
+    note, hint, protocol = tokenizer.convert_tokens_to_ids(["<note>", "<hint>", "<protocol>"])
+    ids = chat.observation_ids("<note><hint><protocol>", conversational=False, turn_ended=True)
+    assert (note in ids, hint in ids, ids.count(protocol)) == (False, False, 1)
+    own = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
+    assert note not in own.observation_ids("<note>", conversational=False, turn_ended=True)
+
+
 # ----------------------------------------------------------------------------- borders
 
 

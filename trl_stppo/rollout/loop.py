@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..redaction import redacted
+from .calls import CallResult
 from .chat import ChatRenderer, Message, beginning, with_opening
 from .driver import Driver, Opening, Outcome
 from .environments import close_environment
 from .episode import Episode
 from .record import FINAL, StopReason
-from .workers import CallResult
 
 if TYPE_CHECKING:
     from .engine import RolloutEngine
@@ -146,7 +146,7 @@ class EpisodeLoop:
         self.env_seconds += result.seconds
         if result.timed_out:
             limit = self._limits.env_timeout_seconds
-            message = f"{self._driver(episode).type_name}: no answer in {limit} s"
+            message = f"{self._driver(episode).type_name}: no answer in {limit} s{_blocked(result)}"
             self._fail(episode, StopReason.ENV_TIMEOUT, message)
         elif result.error is not None:
             self._fail(episode, StopReason.ENV_ERROR, _described(result.error))
@@ -337,6 +337,16 @@ class EpisodeLoop:
         if not episode.prompt_ids:  # `reset` never returned
             episode.prompt_ids = self._prompt_ids(episode)
         episode.close(self._renderer.tokenizer.eos_token_id)
+
+
+def _blocked(result: CallResult) -> str:
+    if result.blocked is None:
+        return ""
+    who = "it" if result.blocked == "itself" else "another episode's environment"
+    return (
+        f"; {who} blocks the event loop that asynchronous environments share. Await what takes time, "
+        f"there `asyncio.to_thread(function)`, or leave out `async`"
+    )
 
 
 def _described(error: BaseException) -> str:

@@ -2,7 +2,9 @@
 
 Synchronous calls run on daemon threads that come as they are needed and go when idle; asynchronous
 ones on one event loop. A call that exceeds its limit is abandoned: its thread is written off and
-replaced, whatever it returns later is thrown away, and nothing waits for it, at exit neither.
+replaced, whatever it returns later is thrown away, and nothing waits for it, at exit neither. So is the
+loop, where such a call blocks it; what has not begun there moves to a new one. Time for which another
+call blocks the loop does not count.
 """
 
 from __future__ import annotations
@@ -13,51 +15,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future
 from typing import Any
+
+from .calls import CANCEL_SECONDS, Call, CallResult, Job
+from .shared_loop import SharedLoop
 
 # A thread without work stays this long, in seconds: turns follow each other quickly.
 IDLE_SECONDS = 2.0
-# What a coroutine gets, in seconds, to react to its cancellation before it is abandoned.
-CANCEL_SECONDS = 0.5
-
-
-@dataclass
-class CallResult:
-    """How one call ended.
-
-    Attributes:
-        key: as submitted.
-        value: what it returned.
-        error: what it raised, SystemExit and the like included, or None.
-        timed_out: whether it was abandoned; then there is neither value nor error.
-        seconds: how long it ran.
-    """
-
-    key: int
-    value: Any = None
-    error: BaseException | None = None
-    timed_out: bool = False
-    seconds: float = 0.0
-
-
-@dataclass(eq=False)
-class _Call:
-    key: int
-    func: Callable[[], Any]
-    timeout: float | None
-    started: float | None = None  # None while it waits, for a worker or for the poller
-    spent: float = 0.0  # before it began to wait for the poller
-    abandoned: bool = False
-    asynchronous: bool = False
-    loop: asyncio.AbstractEventLoop | None = None
-    future: Future[Any] | None = None
-
-    def overdue_at(self) -> float | None:
-        if self.timeout is None or self.started is None:
-            return None
-        return self.started + self.timeout + (CANCEL_SECONDS if self.asynchronous else 0.0)
 
 
 class EnvironmentCalls:
@@ -72,16 +37,17 @@ class EnvironmentCalls:
         lock = threading.RLock()  # guards everything below
         self._change = threading.Condition(lock)  # a result, or a new deadline to watch
         self._work = threading.Condition(lock)
-        self._waiting: deque[_Call] = deque()
-        self._running: dict[int, _Call] = {}
+        self._waiting: deque[Call] = deque()
+        self._running: dict[int, Call] = {}
         self._finished: deque[CallResult] = deque()
         self._live = 0
         self._resting = False
         self._current = threading.local()
-        self._for_poller: deque[tuple[Callable[[], Any], Future[Any], _Call | None]] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call | None]] = deque()
+        self._loop: SharedLoop | None = None
+        self._jobs: list[Job] = []  # that have not begun
         # Loops that may be blocked, until when they have time to answer, and whether they did.
-        self._doubted: list[tuple[asyncio.AbstractEventLoop, float, threading.Event]] = []
+        self._doubted: list[tuple[SharedLoop, float, threading.Event]] = []
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
         """Start `func()` as soon as a worker is free; a coroutine function goes to the event loop.
@@ -91,12 +57,11 @@ class EnvironmentCalls:
             func: takes nothing; its value is the result's.
             timeout: seconds from the moment it starts, None for no limit.
         """
-        call = _Call(key, func, timeout, asynchronous=inspect.iscoroutinefunction(func))
+        call = Call(key, func, timeout, asynchronous=inspect.iscoroutinefunction(func))
         with self._change:
             if call.asynchronous:
-                call.started, call.loop = time.monotonic(), self._event_loop()
                 self._running[key] = call
-                call.future = asyncio.run_coroutine_threadsafe(self._run_async(call), call.loop)
+                self._start(lambda: self._run_async(call), call)
             else:
                 self._resting = False
                 self._waiting.append(call)
@@ -135,15 +100,24 @@ class EnvironmentCalls:
 
         It is cancelled if the call that waits for it is abandoned.
         """
-        call: _Call | None = getattr(self._current, "call", None)
-        with self._change:  # or the loop could be dropped in between
-            loop = self._event_loop()
-            future = asyncio.run_coroutine_threadsafe(_caught(coroutine), loop)
-            if call is not None:
-                call.future, call.loop = future, loop
-                if call.abandoned:
-                    future.cancel()
-        value, error = future.result()
+        call: Call | None = getattr(self._current, "call", None)
+        with self._change:
+            job = self._start(lambda: _caught(coroutine), call)
+            if call is not None and call.abandoned:
+                job.future.cancel()
+        while True:
+            future = job.future
+            try:
+                value, error = future.result()
+                break
+            except CancelledError:
+                if job.future is not future:
+                    continue  # it has moved to another loop
+                if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                    coroutine.close()  # or Python warns that nobody has run it
+                raise
+        if call is not None:
+            call.loop = None
         if error is not None:
             raise error
         return value
@@ -154,7 +128,7 @@ class EnvironmentCalls:
         For what works on the main thread only. Once it runs there, its time limit cannot end it; while
         it waits for its turn, the limit's clock stands still.
         """
-        call: _Call | None = getattr(self._current, "call", None)
+        call: Call | None = getattr(self._current, "call", None)
         future: Future[Any] = Future()
         with self._change:
             self._for_poller.append((func, future, call))
@@ -227,7 +201,7 @@ class EnvironmentCalls:
                 return  # this thread has been replaced
             del call, result, self._current.call
 
-    def _next_call(self) -> _Call | None:
+    def _next_call(self) -> Call | None:
         with self._change:
             while not self._waiting:
                 woken = not self._resting and self._work.wait(IDLE_SECONDS)
@@ -240,7 +214,7 @@ class EnvironmentCalls:
             self._change.notify_all()  # there is a new deadline to watch
             return call
 
-    def _finish(self, call: _Call, result: CallResult) -> bool:
+    def _finish(self, call: Call, result: CallResult) -> bool:
         with self._change:
             if call.abandoned:
                 return False
@@ -253,14 +227,9 @@ class EnvironmentCalls:
 
     def _seconds_to_deadlines(self) -> list[float]:
         now = time.monotonic()
-        times = [call.overdue_at() for call in self._running.values()]
-        return [max(0.0, at - now) for at in times if at is not None]
-
-    def _doubt(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give a loop some time to answer: the coroutine that was waited for may be blocking it."""
-        answered = threading.Event()
-        loop.call_soon_threadsafe(answered.set)
-        self._doubted.append((loop, time.monotonic() + CANCEL_SECONDS, answered))
+        times = [call.overdue_at(now) for call in self._running.values()]
+        # Not all the time while a block postpones them.
+        return [max(0.01, at - now) for at in times if at is not None]
 
     def _drop_blocked_loops(self) -> None:
         now = time.monotonic()
@@ -268,74 +237,110 @@ class EnvironmentCalls:
         self._doubted = [doubt for doubt in self._doubted if doubt not in due]
         for loop, _, answered in due:
             if loop is self._loop and not answered.is_set():
-                self._drop_loop()
+                self._replace_loop()
 
     def _abandon_overdue(self) -> None:
         self._drop_blocked_loops()
         now = time.monotonic()
         for call in list(self._running.values()):
-            at = call.overdue_at()
+            at = call.overdue_at(now)
             if at is not None and now >= at:
                 assert call.started is not None
+                by, seconds = call.blocked_by(now), now - call.started
                 self._abandon(call)
-                if call.loop is None or call.loop is not self._loop:
-                    pass
-                elif call.asynchronous:
-                    # It ignored its cancellation, so it may be blocking the whole loop.
-                    self._drop_loop()
-                else:
-                    self._doubt(call.loop)
                 self._finished.append(
-                    CallResult(call.key, timed_out=True, seconds=now - call.started)
+                    CallResult(call.key, timed_out=True, blocked=by, seconds=seconds)
                 )
 
-    def _abandon(self, call: _Call) -> None:
+    def _abandon(self, call: Call) -> None:
         call.abandoned = True
         del self._running[call.key]
+        self._jobs = [job for job in self._jobs if job.call is not call]
         if call.future is not None:
             call.future.cancel()
         if not call.asynchronous:
             self._live -= 1
             self._staff()
+        if call.loop is not None and call.loop is self._loop:
+            blocked = call.loop.blocked_for(time.monotonic())
+            if blocked is not None and blocked[0] is call:
+                self._replace_loop()
+            elif blocked is None or blocked[0] not in self._running.values():
+                # What blocks it may be no task; and one that began just now has some time to end.
+                until = time.monotonic() + CANCEL_SECONDS
+                self._doubted.append((call.loop, until, call.loop.ping()))
 
     # --------------------------------------------------------------- event loop
 
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
+    def _event_loop(self) -> SharedLoop:
+        if self._loop is None:
+            self._loop = SharedLoop(self._postpone)
+        return self._loop
+
+    def _start(self, make: Callable[[], Coroutine[Any, Any, Any]], call: Call | None) -> Job:
+        self._drop_blocked_loops()
+        job = Job(make, call, self._event_loop(), Future())
+        self._jobs.append(job)
+        self._put_on_loop(job)
+        return job
+
+    def _put_on_loop(self, job: Job) -> None:
+        loop = job.loop = self._event_loop()
+        job.future = loop.start(self._begin(job, loop), job.call)
+        if job.call is not None:
+            job.call.loop, job.call.future = loop, job.future
+
+    async def _begin(self, job: Job, loop: SharedLoop) -> Any:
         with self._change:
-            self._drop_blocked_loops()
-            if self._loop is None:
-                loop = self._loop = asyncio.new_event_loop()
-                name = "environment-loop"
-                threading.Thread(target=_run_loop, args=(loop,), name=name, daemon=True).start()
-            return self._loop
+            if job not in self._jobs or job.loop is not loop:
+                return None  # it has been given up, or runs on another loop
+            self._jobs.remove(job)
+        return await job.make()
+
+    def _postpone(self, loop: SharedLoop, owner: Any, seconds: float) -> None:
+        with self._change:
+            for call in self._running.values():
+                if call.loop is loop and call is not owner:
+                    call.postpone(seconds)
+
+    def _replace_loop(self) -> None:
+        """Use a new loop from now on; what has begun on the old one may still finish there."""
+        now = time.monotonic()
+        blocked = None if self._loop is None else self._loop.blocked_for(now)
+        self._drop_loop()
+        for job in self._jobs:
+            before = job.future
+            self._put_on_loop(job)
+            before.cancel()
+            if job.call is not None and blocked is not None:
+                job.call.postpone(now - blocked[1])
 
     def _drop_loop(self) -> None:
-        """Use a new loop from now on; what runs on the old one may still finish there."""
         with self._change:
             loop, self._loop = self._loop, None
             if loop is not None:
-                asyncio.run_coroutine_threadsafe(_stop_when_idle(), loop)
+                loop.stop_when_idle()
 
-    async def _run_async(self, call: _Call) -> None:
+    async def _run_async(self, call: Call) -> None:
         result = CallResult(call.key)
-        started = time.monotonic()
+        with self._change:
+            call.started = time.monotonic()
+            self._change.notify_all()  # there is a new deadline to watch
         try:
             async with asyncio.timeout(call.timeout) as limit:
+                call.limit = limit
                 # Caught inside: an asyncio task lets SystemExit through, which would end the loop.
                 result.value = await call.func()
         except BaseException as error:
             result.timed_out = limit.expired()
             result.error = None if result.timed_out else error
-        result.seconds = time.monotonic() - started
+        call.limit = None
+        result.seconds = time.monotonic() - call.started
+        overdue = call.timeout is not None and result.seconds > call.timeout
+        if overdue and not result.timed_out:  # blocking, it kept its limit from being noticed
+            result.value, result.error, result.timed_out = None, None, True
+            result.blocked = call.blocked_by(time.monotonic())
         self._finish(call, result)
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
 
 
 async def _caught(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
@@ -345,11 +350,3 @@ async def _caught(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcepti
         raise
     except BaseException as error:  # SystemExit would end the event loop
         return None, error
-
-
-async def _stop_when_idle() -> None:
-    """End the running loop once nothing else is left on it."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others)
-    asyncio.get_running_loop().stop()

@@ -1,0 +1,88 @@
+"""A call into an environment, its result, and what of its time counts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from .shared_loop import SharedLoop
+
+# What a coroutine gets, in seconds, to react to its cancellation before it is abandoned.
+CANCEL_SECONDS = 0.5
+
+
+@dataclass
+class CallResult:
+    """How one call ended.
+
+    Attributes:
+        key: as submitted.
+        value: what it returned.
+        error: what it raised, SystemExit and the like included, or None.
+        timed_out: whether it was abandoned; then there is neither value nor error.
+        blocked: who has blocked the event loop when it was abandoned: "itself", "another" or None.
+        seconds: how long it ran.
+    """
+
+    key: int
+    value: Any = None
+    error: BaseException | None = None
+    timed_out: bool = False
+    blocked: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Call:
+    """One call, from its submission to its result."""
+
+    key: int
+    func: Callable[[], Any]
+    timeout: float | None
+    started: float | None = None  # None while it waits, for worker, event loop or poller
+    spent: float = 0.0  # before it began to wait for the poller
+    abandoned: bool = False
+    asynchronous: bool = False
+    loop: SharedLoop | None = None
+    limit: asyncio.Timeout | None = None  # on the loop
+    future: Future[Any] | None = None
+
+    def overdue_at(self, now: float) -> float | None:
+        """When it is to be given up, as it looks now; None for never."""
+        if self.timeout is None or self.started is None:
+            return None
+        at = self.started + self.timeout + (CANCEL_SECONDS if self.asynchronous else 0.0)
+        blocked = None if self.loop is None else self.loop.blocked_for(now)
+        if blocked is None or blocked[0] is self:
+            return at
+        # A block that never ends costs the others one limit more.
+        return at + min(now - max(blocked[1], self.started), self.timeout)
+
+    def blocked_by(self, now: float) -> str | None:
+        """Who blocks its event loop, as in `CallResult.blocked`."""
+        blocked = None if self.loop is None else self.loop.blocked_for(now)
+        return None if blocked is None else "itself" if blocked[0] is self else "another"
+
+    def postpone(self, seconds: float) -> None:
+        """The loop, on whose thread this is, was blocked by another call."""
+        if self.started is None:
+            return
+        seconds = min(seconds, time.monotonic() - self.started)
+        self.started += seconds
+        if self.limit is not None and not self.limit.expired():
+            at = self.limit.when()
+            self.limit.reschedule(None if at is None else at + seconds)
+
+
+@dataclass(eq=False)
+class Job:
+    """A coroutine that waits for its turn on the event loop, or runs there."""
+
+    make: Callable[[], Coroutine[Any, Any, Any]]
+    call: Call | None
+    loop: SharedLoop
+    future: Future[Any]

@@ -1,0 +1,120 @@
+"""The event loop that asynchronous environments share; it knows who keeps the others from running.
+
+They share one, as they would elsewhere: a client, a lock or a limit that all instances use belongs to one
+loop. So a call that blocks, such as `time.sleep` in a coroutine, makes all of them wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+# Who runs shorter than this, in seconds, until it waits or ends has not blocked the loop.
+BLOCKING = 0.1
+# For whom a task runs; the tasks that it starts inherit it.
+_OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=None)
+
+
+class SharedLoop:
+    """A running event loop on a daemon thread of its own.
+
+    Args:
+        blocked: is told on the loop's thread, as soon as a block is over, for whom and how long it was.
+    """
+
+    def __init__(self, blocked: Callable[[SharedLoop, Any, float], None]) -> None:
+        self._blocked = blocked
+        self._holder: tuple[Any, float] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_task_factory(self._task)
+        threading.Thread(target=self._run, name="environment-loop", daemon=True).start()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], owner: Any) -> Future[Any]:
+        """Run a coroutine for somebody; from any thread."""
+        context = contextvars.copy_context()
+        context.run(_OWNER.set, owner)
+        return context.run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
+
+    def ping(self) -> threading.Event:
+        """Is set once the loop comes to it."""
+        answered = threading.Event()
+        self._loop.call_soon_threadsafe(answered.set)
+        return answered
+
+    def blocked_for(self, now: float) -> tuple[Any, float] | None:
+        """For whom the loop is blocked, and since when (`time.monotonic`); None if it is not."""
+        holder = self._holder
+        return holder if holder is not None and now - holder[1] >= BLOCKING else None
+
+    def stop_when_idle(self) -> None:
+        """End the loop and its thread once nothing is left on it."""
+        asyncio.run_coroutine_threadsafe(_stop_when_idle(), self._loop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
+    ) -> asyncio.Task[Any]:
+        return asyncio.Task(_Watched(coroutine, self), loop=loop, **options)
+
+    def begin(self) -> None:
+        """A task begins to run."""
+        self._holder = _OWNER.get(), time.monotonic()
+
+    def end(self) -> None:
+        """It waits for something, or is over."""
+        assert self._holder is not None
+        (owner, since), self._holder = self._holder, None
+        took = time.monotonic() - since
+        if took >= BLOCKING:
+            self._blocked(self, owner, took)
+
+
+class _Watched(Coroutine[Any, Any, Any]):
+    """A coroutine of which the loop knows when it runs."""
+
+    def __init__(self, coroutine: Any, loop: SharedLoop) -> None:
+        self._coroutine, self._loop = coroutine, loop
+
+    def send(self, value: Any) -> Any:
+        """Run to the next place where it waits."""
+        self._loop.begin()
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self._loop.end()
+
+    def throw(self, *error: Any) -> Any:
+        """Likewise, with an exception where it waits."""
+        self._loop.begin()
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            self._loop.end()
+
+    def close(self) -> None:
+        """Leave it where it is."""
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+    def __getattr__(self, name: str) -> Any:  # frames and names, for whoever shows tasks
+        return getattr(self._coroutine, name)
+
+
+async def _stop_when_idle() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
+    asyncio.get_running_loop().stop()

@@ -26,7 +26,7 @@ class KeepsSecrets:
 
     def _without_secrets(self) -> Any:
         clean = object.__new__(type(self))
-        clean.__dict__.update(self.__getstate__())
+        clean.__dict__.update(redacted(self.__dict__, blank=None))
         return super(KeepsSecrets, clean)
 
     def to_dict(self) -> dict[str, Any]:

@@ -95,8 +95,9 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     assert sorted(tmp_path.rglob("*")) == files
 
     first.kill()  # and nobody waits for it
-    while run_lock._began(first.pid) is not None:
-        time.sleep(0.01)
+    os.waitid(
+        os.P_PID, first.pid, os.WEXITED | os.WNOWAIT
+    )  # it is dead, and its number still taken
     assert (tmp_path / NAME).exists()
     assert seconds_to_take(tmp_path) < 1.0
     second.train(resume_from_checkpoint="auto")

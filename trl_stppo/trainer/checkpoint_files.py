@@ -74,9 +74,6 @@ def discard(folder: Path) -> None:
     """
     trash = folder.parent / TRASH
     disk.remove(trash)
-    if folder.is_symlink():
-        folder.unlink()
-        return
     os.replace(folder, trash)
     disk.remove(trash)
 

@@ -78,6 +78,7 @@ def settings(tmp_path):
         "model_init_kwargs": {"token": TOKEN, "dtype": "float32"},
         "chat_template_kwargs": {"nested": [{"password": PASSWORD}]},
         "vllm_server_base_url": ADDRESS,
+        "reward_model_path": ADDRESS,
         "hub_token": TOKEN,
         "save_strategy": "steps",
         "save_steps": 2,

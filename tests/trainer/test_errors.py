@@ -208,7 +208,7 @@ def test_image_processors_are_refused(tmp_path):
         def __init__(self):
             pass
 
-    with pytest.raises(ValueError, match="`processing_class` is a Processor: images"):
+    with pytest.raises(ValueError, match="is a Processor: images are not"):
         build(tmp_path, arguments={"processing_class": Processor()})
 
 

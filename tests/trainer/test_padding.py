@@ -57,13 +57,18 @@ def test_micro_batches_of_truncated_episodes_only_do_no_harm(tmp_path, size):
     trainer = build(
         tmp_path,
         mask_truncated_completions=True,
-        max_completion_length=2,
+        max_completion_length=40,
+        gradient_accumulation_steps=8 // size,
+        num_mini_batches=1,
         per_device_train_batch_size=size,
         arguments={"reward_funcs": length_reward},
     )
     trainer.train()
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
-    assert logs(trainer)["policy/clip_fraction"] == 0.0
+    logged = [entry for entry in trainer.state.log_history if "policy/clip_fraction" in entry]
+    assert len(logged) == 2  # in each step some of the eight episodes count
+    assert all(0.5 <= entry["completions/clipped_ratio"] < 1.0 for entry in logged)
+    assert all(entry["policy/clip_fraction"] == 0.0 for entry in logged)
 
 
 def batch(lengths, width):

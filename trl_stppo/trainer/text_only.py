@@ -17,10 +17,10 @@ IMAGE_COLUMNS = ("image", "images")  # those that GRPOTrainer shows to a model
 def check_tokenizer(processing_class: Any, model: Any) -> None:
     """Refuse a processor, which has a tokenizer and takes images too."""
     if isinstance(processing_class, ProcessorMixin):
-        name = _name(model)
+        name = _name(model) or "<its name>"
         raise ValueError(
             f"`processing_class`, given or loaded with the model, is a "
-            f"{type(processing_class).__name__}: images are not supported. To train {name!r} on text "
+            f"{type(processing_class).__name__}: images are not supported. To train the model on text "
             f"alone, pass processing_class=AutoTokenizer.from_pretrained({name!r})."
         )
 

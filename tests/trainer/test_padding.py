@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.builders import build, logs
+from tests.builders import build
 from tests.fakes import char_tokenizer
 from trl_stppo import PPOConfig, PPOTrainer
 from trl_stppo.trainer._trl import group_by_length

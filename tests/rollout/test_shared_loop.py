@@ -9,7 +9,8 @@ import time
 import pytest
 
 from tests.episodes import ScriptedEnv, done
-from tests.rollout_kit import build, environment_threads, play, wait_until
+from tests.rollout_kit import build, environment_threads, play
+from tests.waiting import wait_until
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 

@@ -35,10 +35,25 @@ class SharedLoop:
         threading.Thread(target=self._run, name="environment-loop", daemon=True).start()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], owner: Any) -> Future[Any]:
-        """Run a coroutine for somebody; from any thread."""
+        """Run a coroutine for somebody; from any thread.
+
+        `asyncio.run_coroutine_threadsafe` would hand the result on when the loop comes round again, which
+        a block may keep it from.
+        """
+        future: Future[Any] = Future()
         context = contextvars.copy_context()
         context.run(_OWNER.set, owner)
-        return context.run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
+        context.run(self._loop.call_soon_threadsafe, self._begin, coroutine, future)
+        return future
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+        task = self._loop.create_task(_told(coroutine, future))
+
+        def cancel(future: Future[Any]) -> None:
+            if future.cancelled():
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        future.add_done_callback(cancel)
 
     def ping(self) -> threading.Event:
         """Is set once the loop comes to it."""
@@ -111,6 +126,21 @@ class _Watched(Coroutine[Any, Any, Any]):
 
     def __getattr__(self, name: str) -> Any:  # frames and names, for whoever shows tasks
         return getattr(self._coroutine, name)
+
+
+async def _told(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+    """Run a coroutine and say at once what came of it, unless nobody waits any more."""
+    try:
+        value = await coroutine
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except BaseException as error:
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
+    else:
+        if future.set_running_or_notify_cancel():
+            future.set_result(value)
 
 
 async def _stop_when_idle() -> None:

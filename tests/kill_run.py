@@ -150,7 +150,7 @@ def main() -> None:
         trainer.phase = PhaseFile(folder / "phase")
         trainer.phase.set("other")
         trainer.add_callback(MarksOptimizer(trainer.phase))
-        (folder / "started").touch()
+        (folder / "started").write_text(str(os.getpid()))
     trainer.train(resume_from_checkpoint="auto")
     if main_process:
         torch.save(weights(trainer), folder / "weights.pt")

@@ -45,18 +45,27 @@ def finish(process: subprocess.Popen, folder: Path) -> None:
 def kill_in(process: subprocess.Popen, folder: Path, phase: str, draw: random.Random) -> str:
     """Wait until the run has been in a phase a few times, then kill it there. Says where it was."""
     marks = PhaseFile(folder / "phase")
+    started = folder / "started"
     deadline = time.monotonic() + LIMIT_SECONDS
-    while not (folder / "started").exists():
+    while not (started.exists() and started.read_text()):
         assert process.poll() is None, (folder / "output.txt").read_text()[-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    runner = psutil.Process(int(started.read_text()))  # the process that marks its phases
     visits, inside = draw.randint(1, 3), False
-    while visits and process.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline:
         now = marks.get() == phase
         visits -= now and not inside
         inside = now
+        if visits <= 0 and inside:
+            if phase != "optimizer":  # a step of so small a model is over in a millisecond
+                time.sleep(draw.uniform(0.0, 0.01))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                runner.suspend()
+                if marks.get() == phase:
+                    break
+                runner.resume()  # it had left the phase: the next time, then
         time.sleep(0.0002)
-    time.sleep(draw.uniform(0.0, 0.01))
     where = marks.get()
     if process.poll() is None:  # torchrun's workers live in sessions of their own
         launcher = psutil.Process(process.pid)
@@ -64,7 +73,7 @@ def kill_in(process: subprocess.Popen, folder: Path, phase: str, draw: random.Ra
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
     process.wait()
-    (folder / "started").unlink()
+    started.unlink()
     return where
 
 

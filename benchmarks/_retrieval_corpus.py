@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trl_stppo.envs.retrieval import Passage
+from trl_stppo.recipes.search.retrieval import Passage
 
 # The words that open the ranking; Zipf's law gives the first of them about one word in fifteen.
 _FREQUENT = (

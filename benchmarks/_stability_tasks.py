@@ -21,8 +21,8 @@ from datasets import Dataset
 from transformers import Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from trl_stppo.envs.stdlib_docs import stdlib_search_dataset
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
+from trl_stppo.recipes.search.stdlib_docs import stdlib_search_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "pink", "gold")

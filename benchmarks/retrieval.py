@@ -55,7 +55,7 @@ def memory() -> dict[str, float]:
 
 def build(folder: str, count: int, stop_words: str) -> dict[str, Any]:
     """Build the index, and measure."""
-    from trl_stppo.envs.retrievers.bm25_build import build_bm25
+    from trl_stppo.recipes.search.retrievers.bm25_build import build_bm25
 
     language = Language()
     started, before = time.perf_counter(), memory()
@@ -75,8 +75,8 @@ def build(folder: str, count: int, stop_words: str) -> dict[str, Any]:
 
 def ask(folder: str, count: int) -> dict[str, Any]:
     """Open the index, ask it, first from the disk and then from memory, and measure."""
-    from trl_stppo.envs.retrieval import Passage
-    from trl_stppo.envs.retrievers.bm25 import BM25Index
+    from trl_stppo.recipes.search.retrieval import Passage
+    from trl_stppo.recipes.search.retrievers.bm25 import BM25Index
 
     language = Language()
     with open(Path(folder) / "passages.jsonl", encoding="utf-8") as lines:
@@ -121,7 +121,7 @@ def serve(pipe: Any, count: int) -> None:
     """A server that fails; sends its port."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
     import serve_retriever
-    from trl_stppo.envs.retrieval import BM25Retriever
+    from trl_stppo.recipes.search.retrieval import BM25Retriever
 
     class Failing(serve_retriever.Handler):
         dice = random.Random(0)
@@ -146,8 +146,8 @@ def serve(pipe: Any, count: int) -> None:
 
 def load(questions: int, count: int) -> dict[str, Any]:
     """Ask the failing server from many threads."""
-    from trl_stppo.envs.retrieval import BM25Retriever
-    from trl_stppo.envs.retrievers.remote import HttpRetriever
+    from trl_stppo.recipes.search.retrieval import BM25Retriever
+    from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
 
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trl_stppo.envs.retrieval import Passage
-from trl_stppo.envs.retrievers.corpus import read_corpus
+from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.retrievers.corpus import read_corpus
 
 REPORT_EVERY = 100_000
 
@@ -59,7 +59,7 @@ def build(args: argparse.Namespace) -> int:
     """Build what the flags say; the number of passages."""
     passages = reported(p for path in args.corpus for p in read_corpus(path))
     if args.kind == "bm25":
-        from trl_stppo.envs.retrievers.bm25_build import build_bm25
+        from trl_stppo.recipes.search.retrievers.bm25_build import build_bm25
 
         return build_bm25(
             passages,
@@ -70,7 +70,7 @@ def build(args: argparse.Namespace) -> int:
             block_tokens=args.block_tokens,
             overwrite=args.overwrite,
         )
-    from trl_stppo.envs.retrievers.dense import DenseSettings, build_dense
+    from trl_stppo.recipes.search.retrievers.dense import DenseSettings, build_dense
 
     settings = DenseSettings(
         args.encoder, args.query_prefix, args.passage_prefix, not args.no_normalize

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trl_stppo.data import (
+from trl_stppo.recipes.search.data import (
     DATASETS,
     FLASHRAG,
     ORIGINAL,

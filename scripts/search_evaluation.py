@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from search_demonstrations import GENERIC_QUERIES, GIVE_UP
-from trl_stppo.envs.search import StdlibSearchEnv
+from trl_stppo.recipes.search.env import StdlibSearchEnv
 
 
 class Episode:

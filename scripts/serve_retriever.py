@@ -24,9 +24,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from trl_stppo.envs.retrieval import Passage
-from trl_stppo.envs.retrievers import build_bm25, open_retriever
-from trl_stppo.envs.retrievers.corpus import read_corpus
+from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.retrievers import build_bm25, open_retriever
+from trl_stppo.recipes.search.retrievers.corpus import read_corpus
 
 MAX_BODY, MAX_TOPK, DEFAULT_TOPK = 16 * 2**20, 1000, 3
 GRACE_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""Small copies of the Hub's repositories, file by file in the layouts that `trl_stppo.data` reads."""
+"""Small copies of the Hub's repositories, file by file in the layouts that the search recipe reads."""
 
 from __future__ import annotations
 

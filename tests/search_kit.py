@@ -2,8 +2,8 @@
 
 import pytest
 
-from trl_stppo.envs import SearchEnv, StdlibSearchEnv
-from trl_stppo.envs.retrieval import Passage
+from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv
+from trl_stppo.recipes.search.retrieval import Passage
 
 
 class ScriptedRetriever:

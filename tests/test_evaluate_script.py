@@ -29,7 +29,7 @@ FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--max_turns", "4", "--max_turn_tokens", "24"),
     *("--max_completion_length", "160", "--per_device_eval_batch_size", "16"),
     *("--eval_temperature", "0.0", "--report_to", "none"),
-    *("--environment", "trl_stppo.envs:StdlibSearchEnv"),
+    *("--environment", "trl_stppo.recipes.search:StdlibSearchEnv"),
     *("--environment_kwargs", '{"invalid_reward": -0.1}'),
 ]  # fmt: skip
 
@@ -298,7 +298,7 @@ def test_what_is_not_known_has_no_column():
     figures = tables.figures_of(
         {"eval_episode/score": 0.5, "eval_turns/mean": 1.0, "eval_episodes": 3},
         "eval",
-        ["f1_reward"],
+        {"f1_reward": "F1"},
     )
     assert figures == {"score": 0.5, "turns": 1.0, "episodes": 3.0}
     heading = ["data set", "score", "95 % interval", "turns", "episodes"]

@@ -16,16 +16,17 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What environments and their adapters play, and how they look a tool over.
 ENV_PACKAGES = {
-    *("bm25s", "datasets", "faiss", "packaging", "sentence_transformers"),
-    *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld", "transformers"),
+    *("datasets", "packaging", "transformers"),
+    *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld"),
 }
+RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers"}
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
-    "envs": ({"envs", "errors", "files"}, {"numpy"}, ENV_PACKAGES),
-    "data": ({"data", "envs", "errors", "files"}, set(), {"datasets"}),
-    "rewards": ({"envs"}, set(), set()),
+    "envs": ({"envs", "errors", "moved"}, set(), ENV_PACKAGES),
+    # Whole tasks on top of everything; nothing else imports them.
+    "recipes": ({"recipes", "envs", "errors"}, {"numpy", "httpx", "httpx2"}, RECIPE_PACKAGES),
     "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
     "rollout": (
         {"rollout", "generation", "core", "envs", "errors", "redaction"},
@@ -75,7 +76,7 @@ RULES = {
         {"torch", "transformers", "accelerate", "numpy"},
         {"datasets", "rich", "peft", "safetensors"},
     ),
-    "__init__": ({"agent", "version", "trainer", "watch"}, set(), set()),
+    "__init__": ({"agent", "moved", "version", "trainer", "watch"}, set(), set()),
 }
 STDLIB_ONLY = ({"errors"}, set(), set())  # every module that is not listed
 TRL_DOOR = PACKAGE / "trainer" / "_trl.py"
@@ -170,8 +171,8 @@ HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
         ("trl_stppo.core", HEAVY),
         ("trl_stppo.trace.command", HEAVY | {"torch", "numpy"}),
         ("trl_stppo.envs", HEAVY | {"torch", "bm25s", "numpy"}),
-        ("trl_stppo.data", HEAVY | {"torch"}),
-        ("trl_stppo.rewards", HEAVY | {"torch", "bm25s"}),
+        ("trl_stppo.recipes.search.data", HEAVY | {"torch"}),
+        ("trl_stppo.recipes.search.rewards", HEAVY | {"torch", "bm25s"}),
         ("trl_stppo.rollout.engine", HEAVY | {"torch"}),
         ("trl_stppo.cli", HEAVY | {"torch", "yaml", "rich"}),
         ("trl_stppo.models.small", {"trl", "peft", "datasets"}),

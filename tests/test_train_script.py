@@ -192,7 +192,7 @@ def test_the_counter_counts_the_models_tokens_and_travels():
 def test_the_search_environment_keeps_its_observations_to_the_models_tokens():
     counter = agent_models.TokenCounter(AGENT)
     cap = '{"retriever": "stdlib", "max_observation_tokens": 40}'
-    environment = objects.factory_of("trl_stppo.envs:SearchEnv", cap, counter)()
+    environment = objects.factory_of("trl_stppo.recipes.search:SearchEnv", cap, counter)()
     environment.reset(answers=["csv"])
     observation = environment.step("<search> writerow csv module </search>")[0]
     assert 20 < counter(observation) <= 40

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import moved
 from .version import __version__
 
 _LAZY = {
@@ -20,6 +21,8 @@ _LAZY = {
     "STPPOConfig": "trl_stppo.trainer.stppo_config",
     "STPPOTrainer": "trl_stppo.trainer.stppo_trainer",
 }
+moved.install()
+
 __all__ = [
     "Agent",
     "LiveView",

@@ -30,7 +30,7 @@ from trl_stppo.trainer import checkpoint_files
         (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl` is no file or folder here"),
         (["--gradient_accumulation_steps", "15"], "must be a multiple of `num_mini_batches=4`"),
         (["--per_device_train_batch_size", "800"], "fewer than the 12800 prompts"),
-        (["--reward_funcs", "trl_stppo.rewards:nothing"], "has no attribute 'nothing'"),
+        (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "has no attribute 'nothing'"),
         (["--dry_run_processes", "0"], "`dry_run_processes=0`"),
         (["--dry_run_accelerate_config", "nowhere.yaml"], "nowhere.yaml` does not exist"),
         (["--sync_ref_model", "true", "--beta", "0.1", "--use_peft", "true"], "`sync_ref_model=True`"),
@@ -126,7 +126,7 @@ def test_data_that_is_here_is_checked(dry_run, tmp_path):
 def test_rows_without_a_prompt_are_found(dry_run, tmp_path):
     Dataset.from_dict({"text": ["a"] * 64}).to_parquet(str(tmp_path / "train.parquet"))
     flags = ("--dataset_name", str(tmp_path), "--environment", "none", "--eval_episodes", "0")
-    rewards = ("--reward_funcs", "trl_stppo.rewards:f1_reward")
+    rewards = ("--reward_funcs", "trl_stppo.recipes.search.rewards:f1_reward")
     text = re.sub(r"max_turn.*|environment.*", "", Path(DEMO).read_text())
     (tmp_path / "alone.yaml").write_text(text)
     config = str(tmp_path / "alone.yaml")

@@ -11,7 +11,7 @@ import pytest
 
 import trl_stppo
 from trl_stppo import PPOConfig, PPOTrainer, STGRPOConfig, STPPOConfig
-from trl_stppo.envs import SearchEnv
+from trl_stppo.recipes.search import SearchEnv
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration.md"
 NAME = re.compile(r"`([A-Za-z_]\w*)(?:=[^`]*)?`")

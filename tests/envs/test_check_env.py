@@ -21,8 +21,9 @@ from check_env_cases import (
     returning,
     smell,
 )
-from trl_stppo.envs import SearchEnv, check, check_env
+from trl_stppo.envs import check, check_env
 from trl_stppo.errors import EnvironmentContractError
+from trl_stppo.recipes.search import SearchEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

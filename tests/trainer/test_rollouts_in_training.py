@@ -15,8 +15,8 @@ from tests.builders import LIMITS, TEXT, Kept, logs, prompts, share_of_a, train
 from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.search_kit import ScriptedRetriever
 from trl_stppo import PPOTrainer, STPPOTrainer
-from trl_stppo.envs import SearchEnv
-from trl_stppo.envs.retrieval import Passage
+from trl_stppo.recipes.search import SearchEnv
+from trl_stppo.recipes.search.retrieval import Passage
 from trl_stppo.trainer import rollout_engine
 
 TOKENIZER = char_tokenizer()

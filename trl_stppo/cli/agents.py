@@ -20,10 +20,9 @@ from ..trainer.stppo_config import VARIANTS, STPPOConfig
 from .early import peeked
 from .flags import read_flags
 from .names import ROWS, check_name
-from .objects import factory_of
+from .objects import default_environment, factory_of, offered_by
 from .usage import UsageError
 
-STDLIB_SEARCH = "stdlib-search"
 FIND_DATA = "Check the path; scripts/prepare_data.py writes data/search and data/medical"
 
 
@@ -43,11 +42,14 @@ class AgentArguments(ScriptArguments):
     """
 
     dataset_name: str | None = field(
-        default=STDLIB_SEARCH,
-        metadata={"help": "A file or folder of rows (.jsonl, .json, .csv, .parquet), or a Hub id."},
+        default=None,
+        metadata={
+            "help": "A file or folder of rows (.jsonl, .json, .csv, .parquet), a Hub id, or a name that "
+            "the environment knows; default the environment's own rows."
+        },
     )
     environment: str | None = field(
-        default="trl_stppo.envs:StdlibSearchEnv",
+        default_factory=default_environment,
         metadata={"help": "module:factory; 'none' for none."},
     )
     environment_kwargs: str | None = field(
@@ -178,12 +180,24 @@ def load_eval_environment(
 # ----------------------------------------------------------------------------- data
 
 
+def own_datasets(args: AgentArguments) -> dict[str, Callable[[str], Any]]:
+    """Names that stand for rows, of the default environment and of the one that is named."""
+    paths = (default_environment(), args.environment)
+    return {k: v for path in paths for k, v in (offered_by(path, "datasets") or {}).items()}
+
+
 def load_splits(args: AgentArguments) -> tuple[Any, Any]:
     """Training rows, and held-out rows where the dataset has them; streams with `dataset_streaming`."""
-    if args.dataset_name == STDLIB_SEARCH:
-        from ..envs.stdlib_docs import stdlib_search_dataset
-
-        return stdlib_search_dataset("train"), stdlib_search_dataset("test")
+    own = own_datasets(args)
+    if args.dataset_name is None:
+        args.dataset_name = next(iter(offered_by(args.environment, "datasets") or ()), None)
+    if args.dataset_name is None:
+        raise UsageError(
+            f"`dataset_name` is not set, and environment={args.environment} has no rows of its own. "
+            f"Name a file or a folder of rows, or a data set of the Hub."
+        )
+    if args.dataset_name in own:
+        return own[args.dataset_name]("train"), own[args.dataset_name]("test")
     loaded = loaded_dataset(args)
     if not isinstance(loaded, dict):
         return loaded, None

@@ -30,11 +30,11 @@ from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
 from ..trainer.memory import longest_prompt
 from .agent_models import TokenCounter, check_value_model, local_config
 from .agents import (
-    STDLIB_SEARCH,
     TrainArguments,
     load_environment,
     load_eval_environment,
     load_splits,
+    own_datasets,
     parse_flags,
 )
 from .early import peeked
@@ -192,7 +192,8 @@ def find_data(run: Plan, found: Findings) -> Any:
         run.train, held_out = load_splits(args)
     except Exception as error:
         name = str(args.dataset_name)
-        if name == STDLIB_SEARCH or Path(name).exists() or looks_like_path(name):
+        here = name in ("None", *own_datasets(args)) or Path(name).exists()
+        if here or looks_like_path(name):
             found.problems.append(str(error))
             return None
         found.notes.append(f"data could not be loaded, and is not checked: {error}")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..models.memory import FITS, GIB, Estimate, Setup, estimate
 from ..trainer.memory import hints, longest_prompt
-from .agents import STDLIB_SEARCH, TrainArguments, flag_types, load_splits
+from .agents import TrainArguments, flag_types, load_splits, own_datasets
 from .dry_run import Findings, local_tokenizer, parsed
 from .early import peeked
 from .flags import groups
@@ -112,7 +112,9 @@ def look_up(planned: Plan) -> None:
 def prompt_tokens(planned: Plan, words: Sequence[str]) -> int:
     """Tokens of the longest prompt where a dataset is named and here, else 0."""
     data = peeked(words, "dataset_name", None)
-    if data != STDLIB_SEARCH and not Path(str(data)).exists():  # nothing is fetched for it
+    if (
+        data not in own_datasets(planned.args) and not Path(str(data)).exists()
+    ):  # nothing is fetched for it
         return 0
     model_args = planned.model_args
     tokenizer = local_tokenizer(model_args.model_name_or_path, model_args.model_revision)

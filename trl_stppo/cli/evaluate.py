@@ -46,7 +46,7 @@ from .evaluation_tables import (
     write_files,
 )
 from .names import check_name
-from .objects import load_object
+from .objects import load_object, offered_by
 from .usage import UsageError
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -70,7 +70,7 @@ class EvaluateArguments(AgentArguments):
         output (`str`, *optional*): file to write, with the endings .json, .md and .csv.
         max_rows (`int`, *optional*): rows of each data set at most, drawn with a fixed seed.
         figures (`list[str]`, *optional*): `module:function` of reward functions that are reported and
-            do not count in the score; "none" for none.
+            do not count in the score; default those that the environment offers; "none" for none.
     """
 
     models: list[str] | None = field(
@@ -80,8 +80,10 @@ class EvaluateArguments(AgentArguments):
     output: str | None = field(default=None, metadata={"help": "Writes .json, .md and .csv."})
     max_rows: int | None = field(default=None, metadata={"help": "Of each data set, at most."})
     figures: list[str] | None = field(
-        default_factory=lambda: ["trl_stppo.rewards:f1_reward"],
-        metadata={"help": "module:function of reward functions to report, or none."},
+        default=None,
+        metadata={
+            "help": "module:function of reward functions to report, or none; default the environment's."
+        },
     )
 
 
@@ -154,12 +156,20 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     return {name: drawn(part, args.max_rows) for name, part in parts.items()}
 
 
-def reported_functions(args: EvaluateArguments, rows: Dataset) -> list[str]:
+def reported_functions(args: EvaluateArguments) -> list[str]:
     """Reward functions besides those that make the score."""
-    wanted = [path for path in args.figures or [] if path != "none"]
-    if "answers" not in rows.column_names:
-        wanted = [p for p in wanted if p != "trl_stppo.rewards:f1_reward"]
-    return [path for path in wanted if path not in (args.reward_funcs or [])]
+    wanted = args.figures
+    if wanted is None:
+        offers = offered_by(args.eval_environment or args.environment, "figures") or []
+        wanted = [f"{function.__module__}:{function.__qualname__}" for function in offers]
+    return [path for path in wanted if path not in ("none", *(args.reward_funcs or []))]
+
+
+def titles_of(args: EvaluateArguments) -> dict[str, str]:
+    """Reward function -> its column: its attribute `title`, or its name."""
+    paths = [*(args.reward_funcs or []), *reported_functions(args)]
+    names = {path: path.partition(":")[2] for path in paths}
+    return {name: getattr(load_object(path), "title", name) for path, name in names.items()}
 
 
 def light(config: Any, rewards: int, reported: int) -> Any:
@@ -203,7 +213,7 @@ def make_evaluator(
     rows: Dataset,
 ) -> Any:
     """A trainer that is only asked to evaluate."""
-    reported = reported_functions(args, rows)
+    reported = reported_functions(args)
     functions = [load_object(path) for path in (*(args.reward_funcs or []), *reported)]
     config = light(config, len(args.reward_funcs or []), len(reported))
     config.model_init_kwargs = model_options(model_args, config.model_init_kwargs)
@@ -245,12 +255,12 @@ def evaluate(
     """Figures of one agent by data set, and whether this process is the one that prints."""
     first = next(iter(sets.values()))
     trainer = make_evaluator(name, args, config, model_args, trainer_class, first)
-    extra = [path.partition(":")[2] for path in (*(args.reward_funcs or []), *(args.figures or []))]
+    titles = titles_of(args)
     parts = {}
     for number, (data, rows) in enumerate(sets.items()):
         prefix = f"eval_{number}"
         metrics = trainer.evaluate(rows, metric_key_prefix=prefix)
-        parts[data] = figures_of(metrics, prefix, extra)
+        parts[data] = figures_of(metrics, prefix, titles)
     return with_averages(parts), trainer.accelerator.is_main_process
 
 

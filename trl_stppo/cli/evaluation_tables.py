@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,20 @@ MEASURES = {
 }
 # Columns that come with a 95 % interval.
 BOUNDED = ("success", "score")
-REWARD_NAMES = {"f1_reward": "F1", "exact_match_reward": "EM"}
 
 
-def figures_of(metrics: Mapping[str, Any], prefix: str, functions: Sequence[str]) -> Figures:
+def figures_of(metrics: Mapping[str, Any], prefix: str, functions: Mapping[str, str]) -> Figures:
     """The columns of one data set; what is not known is left out.
 
     Args:
         metrics: what `trainer.evaluate()` returned.
         prefix: of the names in it.
-        functions: names of reward functions that have a column of their own.
+        functions: names of reward functions that have a column of their own -> its title.
     """
     names = dict(MEASURES)
     for column in BOUNDED:
         names |= {f"{column} {end}": f"{MEASURES[column]}_{end}" for end in ("low", "high")}
-    names |= {REWARD_NAMES.get(name, name): f"rewards/{name}/mean" for name in functions}
+    names |= {title: f"rewards/{name}/mean" for name, title in functions.items()}
     values = {column: metrics.get(f"{prefix}_{name}") for column, name in names.items()}
     return {k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -9,7 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ..redaction import redacted
 from .usage import UsageError, closest, named
@@ -41,6 +45,30 @@ def load_object(path: str) -> Any:
     similar = closest(name, [other for other in dir(loaded) if not other.startswith("_")])
     proposal = f"Did you mean {named(similar)}?" if similar else "Check the name."
     raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}. {proposal}")
+
+
+def default_environment() -> str | None:
+    """What is played where nobody names an environment: the recipes say it; None without any."""
+    path = Path(__file__).parents[1] / "recipes" / "default.yaml"
+    return yaml.safe_load(path.read_text())["environment"] if path.exists() else None
+
+
+def offered_by(path: str | None, name: str) -> Any:
+    """What an environment's class says of itself by an optional class method.
+
+    Args:
+        path: `module:Class`; None or "none" for none.
+        name: of the method: `datasets` or `figures` (docs/environments.md).
+
+    Returns:
+        what the method does; None where there is none, or no such class: `factory_of` says why.
+    """
+    if path in (None, "none"):
+        return None
+    with contextlib.suppress(UsageError):
+        method = getattr(load_object(str(path)), name, None)
+        return method() if inspect.ismethod(method) else None
+    return None
 
 
 def factory_of(

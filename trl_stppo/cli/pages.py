@@ -126,7 +126,7 @@ PAGES: dict[str, Page] = {
         },
         examples=(
             "trl-stppo env check my_env:MyEnv --rows rows.jsonl",
-            "trl-stppo env check trl_stppo.envs:StdlibSearchEnv --action '<search>csv</search>'",
+            "trl-stppo env check trl_stppo.recipes.search:StdlibSearchEnv --action '<search>csv</search>'",
         ),
         more="All flags: --help_all.",
     ),

@@ -21,9 +21,10 @@ from ..envs.base import is_text_environment, tool_names
 from ..hub.loading import load_tokenizer
 from ..rollout.chat import ChatRenderer, with_opening
 from ..rollout.driver import trusts
-from .agents import STDLIB_SEARCH, AgentArguments, every_key, load_environment, load_splits
+from .agents import AgentArguments, every_key, load_environment, load_splits
 from .flags import read_flags
 from .names import check_name
+from .objects import offered_by
 from .usage import UsageError
 
 QUIT = ":q"
@@ -60,10 +61,8 @@ def pick_row(args: PlayArguments) -> dict[str, Any]:
         if not isinstance(row, dict):
             raise UsageError(f'`--row {args.row}`: write a JSON object, as in {{"prompt": "Hi"}}.')
         return row
-    if args.dataset_name is None:
-        if args.environment != PlayArguments.environment:
-            return {"prompt": ""}
-        args.dataset_name = STDLIB_SEARCH  # the default environment's own questions
+    if args.dataset_name is None and not offered_by(args.environment, "datasets"):
+        return {"prompt": ""}
     return row_at(load_splits(args)[0], args.index)
 
 

@@ -1,0 +1,367 @@
+"""BM25 from disk: the same scores as bm25s, ties in order, bounded building, damaged folders."""
+
+import errno
+import gzip
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trl_stppo.errors import IndexFolderError
+from trl_stppo.recipes.search import retrievers
+from trl_stppo.recipes.search.retrieval import Passage, Retriever, best
+from trl_stppo.recipes.search.retrievers import open_retriever
+from trl_stppo.recipes.search.retrievers.corpus import (
+    PassageStore,
+    PassageWriter,
+    passage_of,
+    read_corpus,
+)
+
+bm25s = pytest.importorskip("bm25s")
+np = pytest.importorskip("numpy")
+
+from trl_stppo.recipes.search.retrievers import bm25_build
+from trl_stppo.recipes.search.retrievers.bm25 import BM25Index
+from trl_stppo.recipes.search.retrievers.bm25_build import build_bm25, terms_of
+
+ROOT = Path(__file__).parents[3]
+PASSAGES = [
+    Passage("Heap queue", "A heap is a tree. The smallest item is at the root."),
+    Passage("Beyoncé", "An American singer; born in Houston.\nSecond line."),
+    Passage("", "東京 is the capital of Japan."),
+    Passage("Empty", ""),
+    Passage("", ""),
+]
+
+
+def zipf(count: int, seed: int = 0) -> list[Passage]:
+    """Passages in which few words are everywhere and many are rare, with repetitions."""
+    dice = random.Random(seed)
+    words = [f"w{i}" for i in range(400)]
+    weights = [1 / (i + 1) for i in range(400)]
+    return [
+        Passage(
+            f"t{dice.randrange(50)}", " ".join(dice.choices(words, weights, k=dice.randrange(30)))
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bm25") / "large"
+    passages = zipf(1500)
+    assert build_bm25(passages, folder, block_tokens=4000, stop_words_name="none") == 1500
+    return passages, BM25Index(folder)
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    build_bm25(PASSAGES, tmp_path / "small")
+    return tmp_path / "small"
+
+
+def test_it_scores_and_ranks_as_bm25s_does(large) -> None:
+    passages, index = large
+    reference = bm25s.BM25(k1=0.9, b=0.4)
+    tokens = [terms_of(f"{p.title} {p.text}", frozenset()) for p in passages]
+    reference.index(tokens, show_progress=False)
+    dice = random.Random(1)
+    for number in range(300):
+        # Frequent words alone, rare ones alone, both, and words that come twice.
+        ranks = [
+            dice.choice([dice.randrange(5), dice.randrange(400)]) for _ in range(number % 7 + 1)
+        ]
+        query = [f"w{rank}" for rank in ranks]
+        scores = reference.get_scores(query)
+        k = dice.choice([1, 3, 10, 2000])
+        expected = np.lexsort((np.arange(len(scores)), -scores))[: min(k, (scores > 0).sum())]
+        found = index.ranked(" ".join(query), k)
+        assert [s for _, s in found] == pytest.approx(scores[expected].tolist(), rel=1e-5)
+        gaps = np.abs(np.diff(scores[expected]))
+        if len(expected) < 2 or gaps.min() > 1e-4:  # else rounding decides
+            boundary = np.sort(scores)[::-1][len(expected) - 1 : len(expected) + 1]
+            if len(boundary) < 2 or boundary[0] - boundary[1] > 1e-4:
+                assert [p for p, _ in found] == [passages[i] for i in expected]
+
+
+def test_the_best_are_those_of_a_stable_sort() -> None:
+    dice = np.random.default_rng(0)
+    for number in range(300):
+        # Few values, so that there are ties, also across the border.
+        scores = dice.integers(0, 4, size=dice.integers(1, 60)).astype(np.float32)
+        top_k = int(dice.integers(1, 70))
+        order = (-scores).argsort(kind="stable")[:top_k]
+        expected = [(int(place), float(scores[place])) for place in order if scores[place] > 0]
+        assert best(scores, top_k) == expected, number
+
+
+def test_blocks_make_no_difference(tmp_path, large) -> None:
+    passages, index = large
+    build_bm25(passages, tmp_path / "one", stop_words_name="none")
+    for name in os.listdir(tmp_path / "one"):
+        if name != "index.json":
+            assert (tmp_path / "one" / name).read_bytes() == (index.folder / name).read_bytes(), (
+                name
+            )
+
+
+def test_bm25s_opens_it(small) -> None:
+    index = bm25s.BM25.load(small, mmap=True)
+    assert index.get_scores(["heap"]).argmax() == 0
+
+
+def test_equal_scores_keep_the_order_of_the_corpus(tmp_path) -> None:
+    build_bm25([Passage(f"t{i}", "same" + " pad" * (i % 3)) for i in range(900)], tmp_path / "x")
+    found = BM25Index(tmp_path / "x").search("same same", 800)
+    shorter_first = sorted(range(900), key=lambda i: (i % 3, i))
+    assert [p.title for p in found] == [f"t{i}" for i in shorter_first[:800]]
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("HEAP?", 0),
+        ("beyonce", 1),
+        ("Beyonce\u0301", 1),
+        ("BEYONCÉ", 1),
+        ("東京", 2),
+        ("singer in houston, root", 1),
+    ],
+)
+def test_words_of_any_script_are_found(small, query: str, number: int) -> None:
+    assert BM25Index(small).search(query, 1) == [PASSAGES[number]]
+
+
+@pytest.mark.parametrize("query", ["", "  ", "?!", "zebra", "the of is", "\ud800", "x" * 100_000])
+def test_nothing_known_finds_nothing(small, query: str) -> None:
+    assert BM25Index(small).search(query, 3) == []
+
+
+def test_it_is_a_retriever_and_checks_top_k(small) -> None:
+    index = open_retriever(f"bm25:{small}")
+    assert isinstance(index, Retriever)
+    assert open_retriever(f"bm25:{small}") is index
+    assert len(index) == 5
+    assert len(index.search("heap singer capital", 99)) == 3
+    with pytest.raises(ValueError, match="top_k is 0"):
+        index.search("heap", 0)
+
+
+def test_threads_and_other_processes_get_the_same(large) -> None:
+    _, index = large
+    queries = [f"w{i % 7} w{i} t{i % 50}" for i in range(200)]
+    alone = [index.search(query, 3) for query in queries]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda query: index.search(query, 3), queries)) == alone
+    again = pickle.loads(pickle.dumps(index))
+    assert [again.search(query, 3) for query in queries] == alone
+
+
+def test_nothing_is_read_into_memory(large) -> None:
+    _, index = large
+    for name in ("data", "indices", "indptr"):
+        array = index._index.scores[name]
+        assert isinstance(array.base, np.memmap | __import__("mmap").mmap)
+        assert not array.flags.owndata
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda f: (f / "index.json").unlink(),
+        lambda f: (f / "index.json").write_text("{"),
+        lambda f: (f / "index.json").write_text("[]"),
+        lambda f: (f / "data.csc.index.npy").unlink(),
+        lambda f: os.truncate(f / "passages.jsonl", 20),
+        lambda f: os.truncate(f / "vocab.index.json", 5),
+        lambda f: (f / "index.json").write_text(
+            json.dumps({**json.loads((f / "index.json").read_text()), "kind": "dense"})
+        ),
+        lambda f: shutil.rmtree(f),
+    ],
+)
+def test_a_damaged_folder_is_refused(small, spoil) -> None:
+    spoil(small)
+    with pytest.raises(IndexFolderError, match=r"uild.*again|Build an index"):
+        BM25Index(small)
+
+
+def test_a_failed_build_leaves_nothing(tmp_path) -> None:
+    def failing():
+        yield PASSAGES[0]
+        raise OSError("disk on fire")
+
+    with pytest.raises(OSError, match="on fire"):
+        build_bm25(failing(), tmp_path / "x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_build_is_recognised(tmp_path) -> None:
+    code = (
+        "import os, sys; from trl_stppo.recipes.search.retrieval import Passage\n"
+        "from trl_stppo.recipes.search.retrievers import bm25_build\n"
+        "bm25_build.write_manifest = lambda *a: os._exit(9)\n"
+        "bm25_build.build_bm25([Passage('a', 'b c d')], sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
+    assert done.returncode == 9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".x.building-")
+    for folder in (left, left / "new"):
+        with pytest.raises(IndexFolderError, match="interrupted"):
+            BM25Index(folder)
+
+
+def test_an_index_is_replaced_only_if_asked(small) -> None:
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        build_bm25(PASSAGES[:1], small)
+    opened = BM25Index(small)
+    assert build_bm25(PASSAGES[:1], small, overwrite=True) == 1
+    assert len(BM25Index(small)) == 1
+    assert opened.search("singer", 1) == [PASSAGES[1]]  # the old files live on while mapped
+    assert os.listdir(small.parent) == ["small"]
+
+
+def test_only_a_bm25_index_is_replaced(small) -> None:
+    (small / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt besides an earlier result"):
+        build_bm25(PASSAGES, small, overwrite=True)
+    (small / "notes.txt").unlink()
+    manifest = json.loads((small / "index.json").read_text())
+    (small / "index.json").write_text(json.dumps({**manifest, "kind": "dense"}))
+    with pytest.raises(FileExistsError, match="an index of kind 'dense', not 'bm25'"):
+        build_bm25(PASSAGES, small, overwrite=True)
+    mine = small.with_name("mine")
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("x")
+    with pytest.raises(FileExistsError, match=r"no readable index\.json"):
+        build_bm25(PASSAGES, mine, overwrite=True)
+    assert os.listdir(mine) == ["thesis.tex"]
+    assert sorted(os.listdir(small.parent)) == ["mine", "small"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="not on this system")
+def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch) -> None:
+    """Writing to a hole of a mapped file would end the process with SIGBUS."""
+    mapped = bm25_build._mapped(tmp_path / "x.npy", np.int32, (300_000,))
+    assert len(mapped) == 300_000
+    assert (tmp_path / "x.npy").stat().st_blocks * 512 >= 1_200_000
+    (tmp_path / "x.npy").unlink()
+
+    def full(file, start, size):
+        raise OSError(errno.ENOSPC, "what the system says")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"bytes cannot be reserved. Make room.*data\.npy"):
+        build_bm25(PASSAGES, tmp_path / "x")
+    assert os.listdir(tmp_path) == []
+
+    def unable(file, start, size):
+        raise OSError(errno.EOPNOTSUPP, "no such thing here")
+
+    monkeypatch.setattr(os, "posix_fallocate", unable)
+    assert build_bm25(PASSAGES, tmp_path / "x") == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k1": -1}, "k1 is -1"),
+        ({"b": 1.5}, "b is 1.5"),
+        ({"block_tokens": 0}, "block_tokens is 0"),
+        ({"stop_words_name": "german"}, "stop_words is 'german'"),
+    ],
+)
+def test_settings_are_checked(tmp_path, settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_bm25(PASSAGES, tmp_path / "x", **settings)
+
+
+@pytest.mark.parametrize("passages", [[], [Passage("?", "!")], [Passage("the", "of")]])
+def test_a_corpus_without_words_is_refused(tmp_path, passages) -> None:
+    with pytest.raises(ValueError, match="none contains a word"):
+        build_bm25(passages, tmp_path / "x")
+
+
+def test_corpus_files_of_both_forms(tmp_path) -> None:
+    lines = [
+        '{"id": "0", "contents": "\\"Title\\"\\ntext\\nmore"}',
+        '{"contents": "one line"}',
+        "",
+        '{"title": "A \\"B\\" C", "text": "t"}',
+        '{"text": "t", "title": null}',
+    ]
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
+        file.write("\n".join(lines))
+    expected = [
+        Passage("Title", "text\nmore"),
+        Passage("", "one line"),
+        Passage('A "B" C', "t"),
+        Passage("", "t"),
+    ]
+    assert list(read_corpus(tmp_path / "c.jsonl")) == expected
+    assert list(read_corpus(tmp_path / "c.jsonl.gz")) == expected
+
+
+@pytest.mark.parametrize("line", ["{", "7", '{"title": "x"}', '{"text": 3}', '{"contents": ["x"]}'])
+def test_a_bad_line_is_named(tmp_path, line) -> None:
+    (tmp_path / "c.jsonl").write_text('{"text": "fine"}\n' + line)
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: "):
+        list(read_corpus(tmp_path / "c.jsonl"))
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "foreign"])
+def test_a_damaged_compressed_corpus_is_named(tmp_path, spoil) -> None:
+    lines = [json.dumps({"text": f"line {random.Random(i).random()}"}) for i in range(5000)]
+    whole = gzip.compress("\n".join(lines).encode())
+    middle = len(whole) // 2
+    damaged = {"cut": whole[:middle], "foreign": b"plain" + whole}
+    damaged["flip"] = whole[:middle] + b"\xff" * 50 + whole[middle + 50 :]
+    (tmp_path / "c.jsonl.gz").write_bytes(damaged[spoil])
+    with pytest.raises(ValueError, match=r"c\.jsonl\.gz, (after )?line \d+: ") as caught:
+        list(read_corpus(tmp_path / "c.jsonl.gz"))
+    if spoil == "cut":
+        assert 1000 < int(str(caught.value).split("line ")[1].split(":")[0]) < 4000
+
+
+def test_the_names_of_the_package_come_from_their_modules() -> None:
+    for name in retrievers.__all__:
+        assert getattr(retrievers, name).__name__ == name
+    assert retrievers.BM25Index is BM25Index
+    with pytest.raises(AttributeError, match="no attribute 'Bm25'"):
+        retrievers.Bm25  # noqa: B018
+
+
+def test_the_store_keeps_any_text(tmp_path) -> None:
+    odd = [Passage("", ""), Passage("a\nb", '"\\\u2028\x00'), Passage("é東", "x" * 100_000)]
+    writer = PassageWriter(tmp_path)
+    for passage in [*odd, Passage("lone \ud800", "")]:
+        writer.add(passage)
+    writer.close()
+    store = PassageStore(tmp_path)
+    assert [store[i] for i in range(len(store))] == [*odd, Passage("lone ?", "")]
+    assert passage_of({"contents": '"'}) == Passage("", '"')
+
+
+def test_the_script_builds_what_the_environment_opens(tmp_path) -> None:
+    rows = [{"contents": f'"{p.title}"\n{p.text}'} for p in PASSAGES]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = [sys.executable, ROOT / "scripts/build_index.py", "bm25", tmp_path / "c.jsonl"]
+    done = subprocess.run([*command, tmp_path / "i"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "5 passages in " in done.stdout
+    assert BM25Index(tmp_path / "i").search("capital", 1) == [PASSAGES[2]]
+    again = subprocess.run([*command, tmp_path / "i"], capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "build_index: " in again.stderr
+    assert "Traceback" not in again.stderr

@@ -1,0 +1,192 @@
+"""Dense retrieval with a real faiss index and an encoder that hashes words."""
+
+import hashlib
+import os
+import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trl_stppo.errors import IndexFolderError
+from trl_stppo.recipes.search.retrieval import Passage, Retriever
+
+np = pytest.importorskip("numpy")
+
+from trl_stppo.recipes.search.retrievers import dense
+from trl_stppo.recipes.search.retrievers.dense import DenseIndex, DenseSettings, build_dense
+
+PASSAGES = [
+    Passage("Heap", "a heap is a tree"),
+    Passage("Queue", "first in first out"),
+    Passage("", "a tree has leaves"),
+    Passage("Twin", "same text"),
+    Passage("Twin", "same text"),
+]
+SETTINGS = DenseSettings("hash")
+
+
+class HashEncoder:
+    """Counts words in buckets; the first bucket says how the text began."""
+
+    def __init__(self, size: int = 64) -> None:
+        self.size = size
+        self.seen: list[str] = []
+
+    def __call__(self, texts: list[str]):
+        self.seen += texts
+        vectors = np.zeros((len(texts), self.size))
+        for row, text in zip(vectors, texts, strict=True):
+            for word in text.lower().replace("query: ", "").replace("passage: ", "").split():
+                row[int(hashlib.sha256(word.encode()).hexdigest(), 16) % self.size] += 1
+        return vectors
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    pytest.importorskip("faiss")
+    build_dense(PASSAGES, tmp_path / "x", SETTINGS, encode=HashEncoder(), batch_size=2)
+    return tmp_path / "x"
+
+
+def test_the_nearest_passage_comes_first(folder) -> None:
+    index = DenseIndex(folder, encode=HashEncoder())
+    assert isinstance(index, Retriever)
+    assert len(index) == 5
+    assert index.search("tree heap", 1) == [PASSAGES[0]]
+    assert index.search("leaves", 1) == [PASSAGES[2]]
+    (first, similarity), *rest = index.ranked("first in first out queue", 9)
+    assert (first, similarity) == (PASSAGES[1], pytest.approx(1.0))
+    assert len(rest) == 4
+    scores = [score for _, score in rest]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_prefixes_tell_questions_from_passages(folder) -> None:
+    encoder = HashEncoder()
+    DenseIndex(folder, encode=encoder).search("tree", 1)
+    assert encoder.seen[-1] == "query: tree"
+    build_dense(PASSAGES[:3], folder, SETTINGS, encode=encoder, overwrite=True)
+    assert "passage: Heap\na heap is a tree" in encoder.seen
+    assert "passage: a tree has leaves" in encoder.seen
+
+
+def test_nothing_asked_nothing_found(folder) -> None:
+    index = DenseIndex(folder, encode=HashEncoder())
+    assert index.search("  \n", 3) == []
+    with pytest.raises(ValueError, match="top_k is 0"):
+        index.search("tree", 0)
+
+
+def test_threads_get_the_same(folder) -> None:
+    index = DenseIndex(folder, encode=HashEncoder())
+    asked = ["tree", "queue first", "same text"] * 20
+    alone = [index.search(query, 2) for query in asked]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda query: index.search(query, 2), asked)) == alone
+
+
+def test_another_encoder_is_refused(folder) -> None:
+    with pytest.raises(IndexFolderError, match=r"vector of 32 numbers .* gave 64"):
+        DenseIndex(folder, encode=HashEncoder(32))
+    with pytest.raises(IndexFolderError, match=r"their cosine is -?0\.\d+"):
+        DenseIndex(folder, encode=lambda texts: HashEncoder()(texts)[:, ::-1])
+    DenseIndex(folder, encode=lambda texts: HashEncoder()(texts) * 1.001 + 1e-3)  # rounding passes
+
+
+def test_a_damaged_or_other_folder_is_refused(folder) -> None:
+    os.truncate(folder / "vectors.faiss", 50)
+    with pytest.raises(IndexFolderError, match="was completed with"):
+        DenseIndex(folder, encode=HashEncoder())
+    (folder / "index.json").unlink()
+    with pytest.raises(IndexFolderError, match="interrupted"):
+        DenseIndex(folder, encode=HashEncoder())
+
+
+def test_an_index_that_learns_gets_its_vectors_first(tmp_path) -> None:
+    pytest.importorskip("faiss")
+    passages = [Passage(f"t{i}", f"word{i} word{i + 1} word{i * 7}") for i in range(300)]
+    built = build_dense(
+        passages,
+        tmp_path / "x",
+        SETTINGS,
+        encode=HashEncoder(),
+        factory="IVF4,Flat",
+        batch_size=32,
+        train_passages=200,
+    )
+    assert built == 300
+    index = DenseIndex(tmp_path / "x", encode=HashEncoder())
+    hits = sum(index.search(f"{p.title} {p.text}", 1) == [p] for p in passages)
+    assert hits > 280
+    assert len(index.search("word1", 300)) < 300  # one list of four is looked at
+
+
+@pytest.mark.parametrize(
+    "result", [[], [[1.0], [2.0, 3.0]], [[float("nan")] * 4] * 2, [[1.0] * 4], [1.0, 2.0]]
+)
+def test_an_encoder_that_returns_no_vectors_is_refused(tmp_path, result) -> None:
+    pytest.importorskip("faiss")
+    with pytest.raises(ValueError):
+        build_dense(PASSAGES[:2], tmp_path / "x", SETTINGS, encode=lambda texts: result)
+    assert os.listdir(tmp_path) == []
+
+
+def test_settings_are_checked(tmp_path) -> None:
+    pytest.importorskip("faiss")
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        build_dense(PASSAGES, tmp_path / "x", SETTINGS, encode=HashEncoder(), batch_size=0)
+    with pytest.raises(ValueError, match="no passages"):
+        build_dense([], tmp_path / "x", SETTINGS, encode=HashEncoder())
+
+
+def test_an_encoder_of_ones_own_stays_in_its_process(folder) -> None:
+    with pytest.raises(TypeError, match="open it there"):
+        pickle.dumps(DenseIndex(folder, encode=HashEncoder()))
+
+
+@pytest.mark.parametrize("package", ["faiss", "sentence_transformers"])
+def test_missing_packages_say_how_to_install_them(tmp_path, monkeypatch, package) -> None:
+    if package != "faiss":
+        pytest.importorskip("faiss")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match="pip install faiss-cpu"):
+        build_dense(PASSAGES, tmp_path / "x", DenseSettings("some-model"))
+
+
+def test_an_encoder_by_name_is_loaded_by_sentence_transformers(folder, monkeypatch) -> None:
+    named = []
+    monkeypatch.setattr(
+        dense, "_sentence_encoder", lambda name: named.append(name) or HashEncoder()
+    )
+    index = DenseIndex(folder)
+    assert named == ["hash"]
+    assert pickle.loads(pickle.dumps(index)).search("tree heap", 1) == [PASSAGES[0]]
+
+
+def test_a_real_sentence_transformers_model(tmp_path) -> None:
+    pytest.importorskip("faiss")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    words = sorted({w for p in PASSAGES for w in f"{p.title} {p.text}".split()})
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    fast.save_pretrained(tmp_path / "bert")
+    name = str(tmp_path / "model")
+    sentence_transformers.SentenceTransformer(str(tmp_path / "bert")).save(name)
+    build_dense(PASSAGES, tmp_path / "x", DenseSettings(name, "", ""))
+    index = DenseIndex(tmp_path / "x")
+    assert index.search("Queue\nfirst in first out", 1) == [PASSAGES[1]]

@@ -1,0 +1,232 @@
+"""Split hygiene, limits, the report, and a folder that `load_dataset` reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, load_dataset
+
+from tests.hub_copies import flashrag, medical
+from trl_stppo.recipes.search.data import prepare, report_lines, save
+from trl_stppo.recipes.search.data.hygiene import Counts
+from trl_stppo.recipes.search.data.prompts import user_text
+from trl_stppo.recipes.search.data.readers import Question
+from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def copies(tmp_path) -> str:
+    """Two sets to train and evaluate on, that overlap in every way, and one to evaluate on."""
+    folder = tmp_path / "copies"
+    train = [
+        ("who sang it", ["Ann"]),
+        ("Who sang it?", ["Ann again"]),  # a duplicate but for case and punctuation
+        ("where is the tower", ["Paris"]),  # in the evaluation of the same set
+        ("what year", ["1997"]),  # in that of hotpotqa
+        ("nobody knows", []),
+        ("nobody can say", ["  ", "?"]),  # "?" is an answer like any other
+        ("", ["empty"]),
+        ("who wrote it", ["Bo"]),
+    ]
+    flashrag(folder, "nq", "train", train)
+    flashrag(folder, "nq", "test", [("Where is a Tower?", ["Paris"]), ("how far", ["a mile"])])
+    shared = [("who wrote it?", ["Bo"]), ("which team", ["Reds"]), ("Job of x?", ["poet"])]
+    flashrag(folder, "hotpotqa", "train", shared)
+    flashrag(folder, "hotpotqa", "dev", [("What, year?", ["1997"]), ("how far", ["1 mile"])])
+    flashrag(folder, "popqa", "test", [("job of x", ["poet"]), ("job of x", ["poet"])])
+    return str(folder)
+
+
+TRAIN, EVAL = ["nq", "hotpotqa"], ["nq", "popqa", "hotpotqa"]
+
+
+def questions(rows) -> list[str]:
+    return [row["question"] for row in rows]
+
+
+def test_nothing_of_the_evaluation_is_trained_on_and_all_is_counted(copies):
+    prepared = prepare(TRAIN, EVAL, local=copies)
+    trained = questions(prepared.rows["train"])
+    assert sorted(trained) == ["nobody can say", "which team", "who sang it", "who wrote it"]
+    # Every evaluation set is whole, also where two of them ask the same.
+    held_out = questions(prepared.rows["eval"])
+    assert held_out == ["Where is a Tower?", "how far", "job of x", "What, year?", "how far"]
+    report = prepared.report
+    none = Counts().as_dict()
+    assert report["train"]["nq"] == {
+        **none,
+        "from": f"{copies}/RUC-NLPIR/FlashRAG_datasets/nq/train.jsonl",
+        **{"read": 8, "kept": 3, "duplicates": 1, "in_evaluation": 2},
+        **{"without_answer": 1, "without_question": 1},
+    }
+    counts = {k: v for k, v in report["train"]["hotpotqa"].items() if k != "from"}
+    assert counts == {**none, "read": 3, "kept": 1, "duplicates": 1, "in_evaluation": 1}
+    assert report["eval"]["popqa"]["duplicates"] == 1
+    for split in ("train", "eval"):
+        for counts in report[split].values():
+            figures = {k: v for k, v in counts.items() if k != "from"}
+            assert figures.pop("read") == sum(figures.values())
+
+
+def test_only_the_named_evaluation_sets_count(copies):
+    trained = questions(prepare(["nq"], ["popqa"], local=copies).rows["train"])
+    assert "where is the tower" in trained
+    assert "what year" in trained
+
+
+def test_a_cut_evaluation_still_keeps_all_its_questions_out(copies):
+    prepared = prepare(TRAIN, EVAL, local=copies, max_eval_rows=1)
+    assert [row["dataset"] for row in prepared.rows["eval"]] == EVAL
+    assert sorted(questions(prepared.rows["train"])) == sorted(
+        questions(prepare(TRAIN, EVAL, local=copies).rows["train"])
+    )
+    assert prepared.report["eval"]["nq"]["over_limit"] == 1
+
+
+def test_limits_are_per_data_set_and_the_seed_decides(tmp_path):
+    rows = [(f"question {i}", ["x"]) for i in range(50)]
+    flashrag(tmp_path, "nq", "train", rows)
+    flashrag(tmp_path, "hotpotqa", "train", [(f"other {q}", a) for q, a in rows])
+
+    def drawn(seed, *names):
+        found = prepare(names, local=str(tmp_path), max_train_rows=10, seed=seed)
+        return questions(found.rows["train"])
+
+    both = drawn(0, *TRAIN)
+    assert len(both) == 20
+    of_the_second = [q.startswith("other") for q in both]
+    assert sum(of_the_second) == 10
+    assert of_the_second != sorted(of_the_second)  # mixed
+    assert both == drawn(0, *TRAIN) != drawn(1, *TRAIN)
+    assert {q for q in both if q.startswith("question")} == set(drawn(0, "nq"))
+    assert set(drawn(1, "nq")) != set(drawn(0, "nq"))
+
+
+def test_rows_as_the_trainer_takes_them(copies, tmp_path):
+    medical(Path(copies))
+    prepared = prepare(["nq"], ["medqa", "pubmedqa"], local=copies)
+    row = next(r for r in prepared.rows["train"] if r["question"] == "who wrote it")
+    system, user = row.pop("prompt")
+    assert system["role"] == "system"
+    assert system["content"] in SEARCH_PROMPT
+    assert "<search>" in system["content"]
+    assert user == {"role": "user", "content": "who wrote it"}
+    assert row == {
+        "answers": ["Bo"],
+        "choices": [],
+        "dataset": "nq",
+        "id": "train_7",
+        "question": "who wrote it",
+    }
+    medqa, pubmedqa = prepared.rows["eval"]
+    assert medqa["prompt"][0]["content"] in SEARCH_PROMPT_CHOICES
+    assert medqa["prompt"][1]["content"].splitlines() == [
+        "A test patient needs what?",
+        *("A) Aspirin", "B) Biotin", "C) Codeine", "D) Digoxin"),
+    ]
+    assert (medqa["answers"], medqa["choices"][2]) == (["C"], "Codeine")
+    assert medqa["id"] == "medqa-0"
+    assert pubmedqa["prompt"][1]["content"].startswith("Context: First. Second.\n\nQuestion: Does")
+    without = prepare([], ["pubmedqa"], local=copies, context=False).rows["eval"][0]
+    assert "First." not in without["prompt"][1]["content"]
+
+
+def test_exam_questions_with_other_choices_are_no_duplicates(copies):
+    medical(Path(copies))
+    report = prepare([], ["medmcqa"], local=copies).report["eval"]["medmcqa"]
+    assert (report["kept"], report["duplicates"], report["without_answer"]) == (2, 0, 1)
+    # But a question that is evaluated on is not trained on, whatever its choices.
+    report = prepare(["medmcqa"], ["medmcqa"], local=copies).report["train"]["medmcqa"]
+    assert (report["kept"], report["in_evaluation"]) == (0, 2)
+
+
+def test_a_question_without_choices_has_no_letters():
+    question = Question("why?", ("x",), context="Once.")
+    assert user_text(question) == "Context: Once.\n\nQuestion: why?"
+    assert user_text(question, context=False) == "why?"
+
+
+def test_load_dataset_reads_what_is_written(copies, tmp_path):
+    prepared = prepare(TRAIN, EVAL, local=copies)
+    folder = save(prepared, tmp_path / "data" / "search")
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["search"]
+    loaded = load_dataset(str(folder))
+    assert list(loaded) == ["train", "test"]
+    assert loaded["train"].to_list() == prepared.rows["train"]
+    assert loaded["test"].to_list() == prepared.rows["eval"]
+    assert json.loads((folder / "report.json").read_text()) == prepared.report
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_one_split_alone(copies, tmp_path, split):
+    names = (["nq"], []) if split == "train" else ([], ["nq"])
+    save(prepare(*names, local=copies), tmp_path / "one")
+    assert list(load_dataset(str(tmp_path / "one"))) == [split]
+
+
+def test_a_failed_write_leaves_nothing_and_keeps_the_old(copies, tmp_path, monkeypatch):
+    prepared = prepare(["nq"], local=copies)
+    folder = save(prepared, tmp_path / "out" / "search")
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    def fail(self, path):
+        Path(path).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Dataset, "to_parquet", fail)
+    for target in (folder, tmp_path / "out" / "other"):
+        with pytest.raises(OSError, match="disk full"):
+            save(prepared, target, overwrite=True)
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["search"]
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_what_is_there_is_not_replaced_unasked(copies, tmp_path):
+    prepared = prepare(["nq"], local=copies)
+    folder = save(prepared, tmp_path / "search")
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        save(prepared, folder)
+    save(prepare(["nq"], ["nq"], local=copies), folder, overwrite=True)
+    assert (folder / "test.parquet").exists()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt besides"):
+        save(prepared, folder, overwrite=True)
+    assert (folder / "notes.txt").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    for report in ("{}", "[]", "3", "{"):
+        (other / "report.json").write_text(report)
+        with pytest.raises(FileExistsError, match="no earlier result of this kind"):
+            save(prepared, other, overwrite=True)
+        assert (other / "report.json").read_text() == report
+
+
+def test_mistakes_show_before_anything_is_read(tmp_path):
+    nowhere = str(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="No data set is named"):
+        prepare(local=nowhere)
+    with pytest.raises(ValueError, match="no data set 'nqq'"):
+        prepare(["nq", "nqq"], local=nowhere)
+    with pytest.raises(ValueError, match="popqa has no rows for --train"):
+        prepare(["nq", "popqa"], local=nowhere)
+    with pytest.raises(ValueError, match="max_eval_rows is 0"):
+        prepare(["nq"], local=nowhere, max_eval_rows=0)
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    flashrag(tmp_path, "nq", "train", [("q", [])])
+    prepared = prepare(["nq"], local=str(tmp_path))
+    with pytest.raises(ValueError, match="No row is left"):
+        save(prepared, tmp_path / "out")
+
+
+def test_the_report_as_a_table(copies):
+    header, *lines = report_lines(prepare(TRAIN, EVAL, local=copies).report)
+    assert header.split()[-1] == "kept"
+    assert [line.split()[1] for line in lines] == [*TRAIN, *EVAL]
+    assert lines[0].split()[2:] == ["8", "1", "1", "1", "2", "0", "3"]

@@ -1,0 +1,61 @@
+"""The script, run as a user runs it; what it writes is what `train_stppo.py` loads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from datasets import load_dataset
+
+from tests.hub_copies import flashrag
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    return subprocess.run(
+        [sys.executable, "scripts/prepare_data.py", *flags],
+        cwd=ROOT,
+        env={**os.environ, **cache},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):
+    flashrag(tmp_path, "nq", "train", [(f"question {i}", ["x"]) for i in range(5)])
+    flashrag(tmp_path, "nq", "test", [("Question 3?", ["x"])])
+    flashrag(tmp_path, "bamboogle", "test", [("which one", ["that"])])
+    output = tmp_path / "data" / "search"
+    flags = f"--train nq --eval nq bamboogle --local {tmp_path} --output {output}".split()
+    result = run(tmp_path, *flags, "--max_train_rows", "3")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert f"rows: {output}" in result.stdout
+    assert "in_evaluation" in result.stdout
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = load_dataset(str(output))
+    assert {name: len(split) for name, split in rows.items()} == {"train": 3, "test": 2}
+    assert rows["test"]["dataset"] == ["nq", "bamboogle"]
+    assert "question 3" not in rows["train"]["question"]
+
+
+def test_a_mistake_is_one_line(tmp_path):
+    result = run(tmp_path, "--train", "nqq", "--output", str(tmp_path / "out"))
+    assert result.returncode == 1
+    assert result.stderr.strip().startswith("ValueError: There is no data set 'nqq'; known are nq,")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_folder_that_is_there_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    nowhere = f"--train nq --local {tmp_path}/nowhere --output {tmp_path}/out".split()
+    for flags in ([], ["--overwrite"]):
+        result = run(tmp_path, *nowhere, *flags)
+        assert result.returncode == 1
+        assert result.stderr.strip().startswith("FileExistsError: ")
+        assert result.stderr.count("\n") == 1
+    assert "FileNotFoundError" in run(tmp_path, *nowhere[:-1], str(tmp_path / "new")).stderr

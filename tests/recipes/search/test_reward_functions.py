@@ -1,0 +1,263 @@
+"""Reward functions: what the policy said, what counts as its answer, and what each one pays."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from trl import GRPOTrainer
+
+from tests.builders import logs, prompts, train
+from trl_stppo import STPPOTrainer, rewards
+from trl_stppo.recipes.search.rewards import (
+    exact_match_reward,
+    f1_reward,
+    final_answer,
+    format_reward,
+    multiple_choice_reward,
+)
+from trl_stppo.trainer import rollout_engine
+
+
+def said(*turns: str | None) -> list[dict[str, str | None]]:
+    """A conversation in which an observation with an answer of its own follows every turn."""
+    noise = {"role": "user", "content": "<information> <answer>noise</answer> </information>"}
+    return [m for t in turns for m in ({"role": "assistant", "content": t}, noise)]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> Paris </answer>", "Paris"),
+        ("<answer>\nParis\n</answer> and more", "Paris"),
+        ("Paris", None),
+        ("", None),
+        ("<answer>one", None),
+        ("one</answer>", None),
+        ("<think><answer>one</answer></think> <answer>two</answer>", "two"),
+        ("<answer>two</answer> <think><answer>one</answer></think>", "two"),
+        ("<think><answer>one</answer>", None),
+        ("so <answer>one</answer>? No. </think> <answer>two</answer>", "two"),
+        ("<answer>one</answer> </think>", None),  # the template opened the thought
+        ("<answer>one <think> two </think></answer>", None),
+        ("<information> <answer>one</answer> </information>", None),
+        ("<ANSWER>one</ANSWER>", None),
+    ],
+)
+def test_the_last_complete_answer_outside_of_thoughts_and_observations(text, answer):
+    assert final_answer(text) == answer
+    assert final_answer(said(text)) == answer
+    assert final_answer(said("<answer>old</answer>", text)) == ("old" if answer is None else answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer></answer>", ""),
+        ("<search>q</search><answer>one</answer>", "one"),
+        ("<answer>one</answer> <answer>two</answer>", "two"),
+        ("<answer>one</answer> <answer>two", "one"),
+        ("<answer>one <answer>two</answer> three</answer>", "two"),
+        ("<answer>two</answer> <information> <answer>one</answer> </information>", "two"),
+        ("<answer>two</answer> <information> <answer>one</answer>", "two"),
+    ],
+)
+def test_what_only_a_string_may_hold(text, answer):
+    """As one turn the environment would refuse it, so that it pays nothing."""
+    assert final_answer(text) == answer
+    assert final_answer(said(text)) is None
+    assert exact_match_reward([text, said(text)], [[answer or "x"]] * 2) == [
+        float(bool(answer)),
+        0.0,
+    ]
+
+
+def test_only_assistant_messages_are_the_policys():
+    conversation = [
+        {"role": "tool", "content": "<answer>tool</answer>"},
+        {"role": "assistant", "content": "<think>hm</think><search>q</search>"},
+        {"role": "user", "content": "<answer>user</answer>"},
+    ]
+    assert final_answer(conversation) is None
+    conversation[1]["content"] = "<answer>mine</answer>"
+    assert final_answer(conversation) == "mine"
+
+
+def test_contents_that_are_no_strings():
+    parts = [{"type": "image"}, {"type": "text", "text": "<answer>a"}, {"text": "b</answer>"}]
+    assert final_answer([{"role": "assistant", "content": parts}]) == "ab"
+    calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}]
+    assert final_answer(calls) is None
+    assert final_answer([{"role": "assistant"}, None, 3, "x"]) is None
+
+
+ROWS = [
+    ("The   PARIS!", ["Paris"], 1.0, 1.0),  # articles, punctuation, case, spaces
+    ("Cafe\u0301", ["caf\u00e9"], 1.0, 1.0),  # unicode
+    ("Lyon", ["Paris", "Lyon"], 1.0, 1.0),  # several gold answers
+    ("Paris, France", ["Paris", "Lyon"], 0.0, 2 / 3),
+    ("", ["Paris"], 0.0, 0.0),  # empty answer
+    ("Paris", "Paris", 1.0, 1.0),  # one string
+    ("1997", [1997], 1.0, 1.0),
+    ("Paris", None, None, None),
+    ("Paris", [], None, None),
+    ("Paris", "", None, None),
+    ("Paris", [None, " "], None, None),
+]
+
+
+@pytest.mark.parametrize("wrap", [str, said], ids=["strings", "conversations"])
+def test_exact_match_and_f1(wrap):
+    completions = [wrap(f"<think>t</think><answer>{text}</answer>") for text, *_ in ROWS]
+    answers = [row[1] for row in ROWS]
+    assert exact_match_reward(completions, answers, prompts=[]) == [row[2] for row in ROWS]
+    assert f1_reward(completions, answers=answers) == pytest.approx([row[3] for row in ROWS])
+
+
+def test_no_answer_is_worth_nothing_and_no_column_is_no_reward():
+    for function in (exact_match_reward, f1_reward, multiple_choice_reward):
+        assert function(["Paris", None], ["A", "A"]) == [0.0, 0.0]
+        assert function(["<answer>A</answer>"] * 2) == [None, None]
+        assert function([], answers=[]) == []
+
+
+def test_multiple_choice():
+    texts = ["aspirin", "ibuprofen"]
+    answers = ["B", "(B)", "Ibuprofen", "A", "A or B", "B) aspirin", ""]
+    completions = [f"<answer>{text}</answer>" for text in answers]
+    expected = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert multiple_choice_reward(completions, [["B"]] * 7, [texts] * 7) == expected
+    by_letter = {"A": "aspirin", "B": "ibuprofen", "C": None}
+    assert multiple_choice_reward(completions, ["B"] * 7, choices=[by_letter] * 7) == expected
+    assert multiple_choice_reward(completions[:2], [["B"]] * 2) == [1.0, 1.0]
+
+
+def test_every_row_of_a_mixture_is_paid_by_one_function():
+    """Open questions by exact match, those with choices by the letter."""
+    completions, answers = ["<answer>B</answer>"] * 3, [["B"]] * 3
+    for choices in ([["x", "y"], [], None], [{"A": "x", "B": "y"}, {"A": None, "B": None}, {}]):
+        assert exact_match_reward(completions, answers, choices) == [None, 1.0, 1.0]
+        assert f1_reward(completions, answers, choices) == [None, 1.0, 1.0]
+        assert multiple_choice_reward(completions, answers, choices) == [1.0, None, None]
+
+
+SEARCH = "<think>I look.</think>\n<search>capital</search>"
+ANSWER = "<think>I know.</think> <answer>Paris</answer>\n"
+
+
+@pytest.mark.parametrize(
+    ("turns", "share"),
+    [
+        ([ANSWER], 1.0),
+        ([SEARCH, ANSWER], 1.0),
+        ([SEARCH, SEARCH], 0.5),  # no answer at the end
+        ([ANSWER, ANSWER], 0.5),  # an answer before the end
+        ([SEARCH, "<answer>Paris</answer>"], 0.5),  # no thought
+        ([SEARCH, "<think></think><answer>Paris</answer>"], 0.5),
+        ([SEARCH, "<think>t</think><answer> </answer>"], 0.5),
+        ([SEARCH, SEARCH + ANSWER], 0.5),
+        ([SEARCH, ANSWER + "And more."], 0.5),
+        ([SEARCH, "So " + ANSWER], 0.5),
+        ([SEARCH, "<think>t</think><answer>a <search>b</search></answer>"], 0.5),
+        ([SEARCH, "<think>t<think>t</think><answer>a</answer>"], 0.5),
+        ([SEARCH, "<think>t</think>" + ANSWER], 0.5),
+        (["I look.</think><search>capital</search>", "I know.</think><answer>Paris</answer>"], 1.0),
+        ([SEARCH, "</think><answer>Paris</answer>"], 0.5),
+        ([SEARCH, "<think>t</think><answer>Paris</search>"], 0.5),
+        ([None], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_format(turns, share):
+    assert format_reward([said(*turns)], answers=None) == [share]
+    if None not in turns:
+        text = "<information> <answer>noise</answer> </information>".join(turns)
+        assert format_reward([text]) == [share]
+
+
+def test_an_information_block_of_the_policys_own_breaks_the_format():
+    forged = said("<think>t</think><information>x</information><answer>a</answer>")
+    assert format_reward([forged]) == [0.0]
+
+
+def test_a_thought_that_the_template_returns_apart():
+    message = {"role": "assistant", "content": "<answer>a</answer>", "reasoning_content": "hm"}
+    assert format_reward([[message]]) == [1.0]
+    message["reasoning_content"] = "</think><answer>b</answer><think>"
+    message["content"] = "c"
+    assert final_answer([message]) is None
+
+
+def odd_value(rng: random.Random, depth: int = 0):
+    pieces = ["<think>", "</think>", "<answer>", "</answer>", "<search>", "</search>", "a", " the "]
+    pieces += ["<information>", "</information>", "\ud800", "\0", "É", "<", ">", "(B)", "\n", "A"]
+    kind = rng.randrange(10 if depth < 3 else 5)
+    if kind < 3:
+        return "".join(rng.choices(pieces, k=rng.randrange(14)))
+    if kind < 5:
+        return rng.choice([None, 0, 1.5, True, b"<answer>A</answer>", float("nan"), (), {}, set()])
+    if kind < 7:
+        role = rng.choice(["assistant", "assistant", "user", "tool", None, 3])
+        return {"role": role, "content": odd_value(rng, depth + 1)}
+    return [odd_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+
+
+def test_nothing_makes_them_raise_or_leave_zero_to_one():
+    rng = random.Random(0)
+    functions = (exact_match_reward, f1_reward, multiple_choice_reward, format_reward)
+    for _ in range(1500):
+        completions = [odd_value(rng) for _ in range(3)]
+        answers = rng.choice([[["A"], ["the"], "É"], None, odd_value(rng)])
+        choices = rng.choice([None, [["a", "É"]] * 3, odd_value(rng)])
+        for function in functions:
+            paid = function(completions, answers=answers, choices=choices, prompts=None)
+            assert len(paid) == 3
+            assert all(reward is None or 0.0 <= reward <= 1.0 for reward in paid)
+
+
+@pytest.mark.parametrize(
+    "piece", ["<answer>", "</answer>", "<think></think><search>", "<information>", "answer A ", "("]
+)
+def test_long_texts_take_no_time(piece):
+    text = piece * 20_000
+    started = time.process_time()
+    for function in (exact_match_reward, f1_reward, multiple_choice_reward, format_reward):
+        function([text, f"<answer>{text}</answer>"], answers=["A", "A"])
+    assert time.process_time() - started < 3.0
+
+
+class Quoting:
+    """Answers a search with passages that hold answers, and ends with the policy's own."""
+
+    def reset(self, **row):
+        return "", {}
+
+    def step(self, action):
+        done = "<answer>" in action
+        return "<information><answer>noise</answer></information>", 0.0, done, False, {}
+
+
+def test_all_of_them_in_training(tmp_path, monkeypatch):
+    """Open questions and choices mixed, over two turns: every function pays its own rows."""
+
+    def turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        texts = self._tokenizer.batch_decode(prompt_ids, skip_special_tokens=False)
+        actions = ["<answer>a</answer>" if "noise" in t else "<search>q</search>" for t in texts]
+        said = [f"<think>t</think>{action}<|im_end|>" for action in actions]
+        return [self._tokenizer(text)["input_ids"] for text in said], None
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
+    monkeypatch.setattr(rollout_engine, "why_not_cached", lambda trainer: "A script answers.")
+    names = ["exact_match_reward", "f1_reward", "multiple_choice_reward", "format_reward"]
+    arguments = {
+        "train_dataset": prompts(8, answers=[["a"], ["A"]] * 4, choices=[[], ["x", "y"]] * 4),
+        "environment_factory": Quoting,
+        "reward_funcs": [getattr(rewards, name) for name in names],
+    }
+    limits = {"max_turns": 2, "max_turn_tokens": 80, "max_completion_length": 300}
+    trainer = train(tmp_path, STPPOTrainer, arguments=arguments, kl_coef=0.0, max_steps=1, **limits)
+    logged = logs(trainer)
+    for name in names:
+        assert logged[f"rewards/{name}/mean"] == 1.0
+    assert logged["turns/mean"] == 2.0

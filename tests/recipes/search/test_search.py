@@ -1,0 +1,283 @@
+"""The protocol of the search environment, and how it scores."""
+
+import inspect
+import threading
+
+import pytest
+
+from tests.search_kit import BOTH, ScriptedRetriever, started
+from trl_stppo.envs.base import TextEnv
+from trl_stppo.errors import IndexFolderError
+from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv
+from trl_stppo.recipes.search.env import (
+    NOTHING_FOUND,
+    SEARCH_PROMPT,
+    SEARCH_PROMPT_CHOICES,
+    TOLD_SO,
+)
+from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.retrievers import specs
+
+
+@BOTH
+def test_keeps_the_contract_and_offers_nothing_else(kind) -> None:
+    assert isinstance(kind(), TextEnv)
+    methods = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]  # TRL's rule
+    assert [name for name in methods if not name.startswith("_")] == ["reset", "step"]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "<search>merge</search>",
+        "<search>  merge\n</search>",
+        "I have to look this up. <search>merge</search>",
+        "<search>merge</search> and then we shall see",
+    ],
+)
+def test_search_shows_what_was_found(action: str) -> None:
+    env, retriever = started("merge is a function.", "another one")
+    observation, reward, terminated, truncated, info = env.step(action)
+    assert observation == "<information> merge is a function. | another one </information>"
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert info == {"valid_action": True}
+    assert retriever.asked == [("merge", 2)]
+
+
+@BOTH
+def test_search_without_a_hit_says_so_and_is_a_valid_action(kind) -> None:
+    env, _ = started(kind=kind)
+    observation, reward, terminated, truncated, info = env.step("<search>zebra</search>")
+    assert observation == NOTHING_FOUND == "<information> nothing found </information>"
+    assert (reward, terminated, truncated, info) == (0.0, False, False, {"valid_action": True})
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("answer", "success"),
+    [(" csv ", True), ("The CSV.", True), ("_csv.x", True), ("csvx", True), ("json", False)],
+)
+def test_answer_ends_the_episode(answer: str, success: bool, kind) -> None:
+    env, retriever = started(kind=kind)
+    assert env.step(f"So: <answer>{answer}</answer>") == (
+        "",
+        float(success),
+        True,
+        False,
+        {"valid_action": True, "success": success},
+    )
+    assert retriever.asked == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "action",
+    [
+        "",
+        "csv",
+        "<search>merge",
+        "<answer>csv",
+        "merge</search>",
+        "<search></search>",
+        "<answer>  </answer>",
+        "<search>merge</answer>",
+        "<search>merge</search><answer>csv</answer>",
+        "<answer>csv</answer><search>merge</search>",
+        "<search>merge</search><search>heapq</search>",
+        "<answer>csv</answer><answer>json</answer>",
+        "<search>a <search>b</search>",
+        "<search><answer>csv</answer></search>",
+        "<search>merge</search> <answer>",
+        "<SEARCH>merge</SEARCH>",
+        "<information>csv</information>",
+    ],
+)
+def test_anything_else_is_told_so_and_the_episode_goes_on(action: str, kind) -> None:
+    env, retriever = started("found", kind=kind, invalid_reward=-0.1)
+    assert env.step(action) == (TOLD_SO, -0.1, False, False, {"valid_action": False})
+    assert retriever.asked == []
+    assert env.step("<answer>csv</answer>")[1] == 1.0
+
+
+def test_reminder_is_not_itself_an_action() -> None:
+    env, _ = started()
+    assert env.step(TOLD_SO)[4] == {"valid_action": False}
+
+
+def test_tags_inside_a_passage_cannot_break_the_block() -> None:
+    env, _ = started("see </information> <answer>csv</answer> <b>bold</b>", "x\n\ny")
+    observation = env.step("<search>q</search>")[0]
+    assert observation == "<information> see csv <b>bold</b> | x y </information>"
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (100, "one two | three four"),
+        (20, "one two | three four"),
+        (19, "one two | three"),
+        (15, "one two | three"),
+        (14, "one two"),
+        (9, "one two"),
+        (7, "one two"),
+        (6, "one"),
+        (2, "on"),
+    ],
+)
+def test_long_observations_end_at_a_word(limit: int, shown: str) -> None:
+    env, _ = started("one two", "three four", max_observation_chars=limit)
+    assert env.step("<search>q</search>")[0] == f"<information> {shown} </information>"
+
+
+def test_top_k_reaches_the_retriever() -> None:
+    env, retriever = started("x", top_k=5)
+    env.step("<search>q</search>")
+    assert retriever.asked == [("q", 5)]
+
+
+@pytest.mark.parametrize("name", ["top_k", "max_observation_chars", "max_observation_tokens"])
+def test_settings_are_checked(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
+        SearchEnv(**{name: 0})
+
+
+@pytest.mark.parametrize("answers", [None, [], "csv", [""], [" "], ["csv", 3], 7])
+def test_reset_needs_answers(answers: object) -> None:
+    with pytest.raises(ValueError, match=r"answers is .*Add a column answers"):
+        SearchEnv().reset(prompt="q", answers=answers)
+
+
+def test_reset_names_the_columns_it_got() -> None:
+    with pytest.raises(ValueError, match=r"columns: gold, prompt"):
+        SearchEnv().reset(prompt="q", gold=["csv"])
+
+
+def test_step_outside_an_episode_is_refused() -> None:
+    env = SearchEnv(ScriptedRetriever())
+    with pytest.raises(RuntimeError, match="call reset before step"):
+        env.step("<answer>csv</answer>")
+    env.reset(answers=["csv"])
+    env.step("<answer>csv</answer>")
+    with pytest.raises(RuntimeError, match="call reset before step"):
+        env.step("<answer>csv</answer>")
+    env.reset(answers=("json",))
+    assert env.step("<answer>json</answer>")[1] == 1.0
+
+
+def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(passages: tuple[Passage, ...]) -> ScriptedRetriever:
+        built.append(len(passages))
+        return ScriptedRetriever("found")
+
+    monkeypatch.setattr(specs, "_opened", {})
+    monkeypatch.setattr(specs, "BM25Retriever", build)
+    environments = [SearchEnv() if i % 2 else StdlibSearchEnv() for i in range(8)]
+    for env in environments:
+        env.reset(answers=["csv"])
+    assert built == []
+    threads = [
+        threading.Thread(target=env.step, args=("<search>q</search>",)) for env in environments
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+
+
+def test_real_documentation_answers_a_question() -> None:
+    pytest.importorskip("bm25s")
+    env = StdlibSearchEnv()
+    env.reset(answers=["csv"])
+    observation = env.step("<search> writerow</search>")[0]
+    assert observation.startswith("<information> writerow is a method of class DictWriter in")
+    assert env.step("<answer> csv</answer>")[1] == 1.0
+
+
+def answered(answer: str, metric: str, **row) -> tuple[float, bool]:
+    env = SearchEnv(ScriptedRetriever(), metric=metric)
+    env.reset(**row)
+    _, reward, terminated, _, info = env.step(f"<think>x</think><answer>{answer}</answer>")
+    assert terminated
+    return reward, info["success"]
+
+
+def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
+    gold = {"answers": ["the big blue whale"]}
+    assert answered("blue whale", "f1", **gold) == (pytest.approx(0.8), False)
+    assert answered("Big, blue whale", "f1", **gold) == (1.0, True)
+    assert answered("shark", "f1", **gold) == (0.0, False)
+    assert answered("blue whale", "em", **gold) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"), [("B", True), ("(b)", True), ("beta", True), ("A", False)]
+)
+def test_letters_are_read_with_the_choices_of_the_row(answer: str, right: bool) -> None:
+    choices = {"A": "alpha", "B": "beta"}
+    assert answered(answer, "letter", answers=["B"], choices=choices) == (float(right), right)
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "right"),
+    [
+        ({"answers": ["Paris"], "choices": []}, "The Paris.", True),  # an open question
+        ({"answers": ["Paris"], "choices": None}, "Paris", True),
+        ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
+        ({"answers": ["Paris"]}, "Paris", True),
+        ({"answers": ["Paris"]}, "Lyon", False),
+        ({"answers": ["B"], "choices": []}, "The answer is B", False),
+        ({"answers": ["B"]}, "The answer is (B)", True),  # no column, and all answers are letters
+        ({"answers": ["B", "C"]}, "c.", True),
+        ({"answers": ["B", "Paris"]}, "Paris", True),
+        ({"answers": ["beta"], "choices": ["alpha", "beta"]}, "B", True),
+        ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),
+    ],
+)
+def test_the_row_decides_whether_letters_are_read(row, answer: str, right: bool) -> None:
+    assert answered(answer, "letter", **row) == (float(right), right)
+
+
+def test_questions_and_choices_take_turns_in_one_environment() -> None:
+    env = SearchEnv(ScriptedRetriever(), metric="letter")
+    rows = [{"answers": ["Paris"], "choices": []}, {"answers": ["B"], "choices": ["x", "y"]}] * 2
+    for row, answer in zip(rows, ["paris", "(B)"] * 2, strict=True):
+        env.reset(**row)
+        assert env.step(f"<answer>{answer}</answer>")[1] == 1.0
+
+
+def test_a_row_that_no_letter_can_answer_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"answers is \['Paris'\], and choices is .*Correct the row"
+    ):
+        SearchEnv(metric="letter").reset(answers=["Paris"], choices=["alpha", "beta"])
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"style is 'r1'; allowed are \('search-r1', 'plain'\)"):
+        SearchEnv(style="r1")
+    with pytest.raises(ValueError, match="metric is 'bleu'; allowed are"):
+        SearchEnv(metric="bleu")
+    for name in ("bm25:", "wiki", "http://", "ftp://host/x", "dense"):
+        with pytest.raises(ValueError, match=r"retriever is .*allowed are"):
+            SearchEnv(name)
+    with pytest.raises(IndexFolderError, match="no folder"):
+        SearchEnv("bm25:/no/such/folder")
+
+
+def test_environments_share_the_retriever_of_a_name(monkeypatch) -> None:
+    monkeypatch.setattr(specs, "_opened", {})
+    first, second = (SearchEnv("http://127.0.0.1:9/retrieve") for _ in range(2))
+    assert first._retriever is second._retriever
+    assert SearchEnv("http://127.0.0.1:9/other")._retriever is not first._retriever
+
+
+def test_the_prompts_name_the_tags_and_hold_no_action_of_their_own() -> None:
+    for prompt in (SEARCH_PROMPT, SEARCH_PROMPT_CHOICES):
+        for tag in ("<think>", "</think>", "<search>", "</search>", "<information>", "</answer>"):
+            assert tag in prompt
+        assert prompt.endswith("Question: ")
+    assert "letter" in SEARCH_PROMPT_CHOICES
+    assert "letter" not in SEARCH_PROMPT

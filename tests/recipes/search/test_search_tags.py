@@ -1,0 +1,115 @@
+"""One reading of the tags: what a turn says, and that environment and rewards agree on it."""
+
+import random
+import time
+
+import pytest
+
+from trl_stppo.recipes.search import SearchEnv
+from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.rewards import (
+    exact_match_reward,
+    final_answer,
+    format_reward,
+    multiple_choice_reward,
+)
+from trl_stppo.recipes.search.tags import Turn, last_answer, read_turn, turns_of
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<search>", "</search>"]
+PIECES += ["<information>", "</information>", "x", "A", " ", "\n", "<", "answer>", "alpha"]
+
+
+class Anything:
+    """Finds one passage."""
+
+    def search(self, query: str, top_k: int) -> list[Passage]:
+        return [Passage("T", "text")]
+
+
+@pytest.mark.parametrize(
+    ("text", "turn"),
+    [
+        ("<search> q </search>", Turn("search", "q")),
+        ("<answer>a</answer> so", Turn("answer", "a")),
+        ("<think>t</think>\n<search>q</search>\n", Turn("search", "q", True)),
+        ("t</think><search>q</search>", Turn("search", "q", True)),  # opened by the template
+        ("</think><search>q</search>", Turn("search", "q")),
+        ("so <think>t</think><search>q</search>", Turn("search", "q")),
+        ("<think>a <search> tag</think><search>q</search>", Turn("search", "q")),
+        ("<search>q</search><answer>a</answer>", Turn()),
+        ("<search>q<think>t</think></search>", Turn()),
+        ("<think>t</think><search>a</think>b</search>", Turn()),
+        ("<information>q</information>", Turn()),
+        ("<search>q</search><think>", Turn()),
+        ("</search>q<search>", Turn()),
+        ("<search>q</answer>", Turn()),
+    ],
+)
+def test_what_a_turn_says(text, turn):
+    assert read_turn(text) == turn
+
+
+def test_without_thoughts_their_tags_are_text():
+    assert read_turn("<think><search><think></search>", thoughts=False) == Turn("search", "<think>")
+
+
+def test_strings_are_read_between_observations():
+    text = "a<information>b<information>c</information>d</information>e<information>f"
+    assert turns_of(text) == ["a", "d</information>e"]
+    assert last_answer("<answer>a</answer><search>q</search>") == "a"
+    assert last_answer("<answer>a<search></answer>") is None
+
+
+def random_turn(dice: random.Random) -> str:
+    """Any mixture of pieces, or a right turn with one more piece somewhere."""
+    if dice.random() < 0.3:
+        return "".join(dice.choices(PIECES, k=dice.randrange(9)))
+    kind = dice.choice(["search", "answer"])
+    turn = [*dice.choice([(), ("<think>", "x", "</think>"), ("x", "</think>")])]
+    turn += [f"<{kind}>", dice.choice(["A", "x", "alpha"]), f"</{kind}>"]
+    if dice.random() < 0.5:
+        turn.insert(dice.randrange(len(turn) + 1), dice.choice(PIECES))
+    return "".join(turn)
+
+
+@pytest.mark.parametrize("row", [{}, {"choices": []}, {"choices": ["alpha", "beta"]}])
+def test_the_environment_and_the_rewards_agree(row):
+    """Episodes of random turns: what the one pays, the others pay, and what it refuses, none does."""
+    dice, env = random.Random(0), SearchEnv(Anything(), metric="letter")
+    seen = {"right": 0, "refused": 0, "tidy": 0}
+    for _ in range(2500):
+        env.reset(answers=["A"], **row)
+        said, paid, ended = [], 0.0, False
+        for _ in range(3):
+            turn = random_turn(dice)
+            _, reward, ended, _, info = env.step(turn)
+            said.append({"role": "assistant", "content": turn})
+            paid += reward
+            tidy = format_reward([said[-1:]]) == [1.0]
+            seen["refused"] += not info["valid_action"]
+            seen["tidy"] += tidy
+            assert info["valid_action"] or not tidy, turn
+            assert (final_answer(said) is not None) is ended, turn
+            if ended:
+                break
+        columns = {"answers": [["A"]], "choices": [row.get("choices")]}
+        total = [
+            f([said], **columns)[0] or 0.0 for f in (exact_match_reward, multiple_choice_reward)
+        ]
+        assert sum(total) == paid, said
+        seen["right"] += paid > 0
+    assert min(seen.values()) > 200, seen
+
+
+@pytest.mark.parametrize(
+    "piece", ["<think>", "<search>", "</think>", "<search>a</search>", "<information>"]
+)
+def test_repetitions_take_milliseconds(piece):
+    text, env = piece * 20_000, SearchEnv(Anything())
+    env.reset(answers=["A"])
+    env.step("warm")
+    started = time.process_time()
+    env.step(text)
+    last_answer(text)
+    format_reward([text])
+    assert time.process_time() - started < 1.0  # quadratic: minutes

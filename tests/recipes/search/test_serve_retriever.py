@@ -1,0 +1,214 @@
+"""The retrieval server: its form, its errors, how it starts and how it ends."""
+
+import argparse
+import contextlib
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import PATIENCE
+from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage
+from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
+
+pytest.importorskip("bm25s")
+
+from trl_stppo.recipes.search.retrievers import BM25Index, build_bm25
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "scripts/serve_retriever.py"
+PASSAGES = [Passage('The "Heap"', "a tree\nwith order"), Passage("", "an untitled queue")]
+PASSAGES += [Passage("Two\nlines", "of a title")]
+
+
+class Broken:
+    """A retriever that fails on one word."""
+
+    def __init__(self) -> None:
+        self.inner = BM25Retriever(PASSAGES)
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def ranked(self, query: str, top_k: int):
+        if query == "fail":
+            raise RuntimeError("index on fire")
+        if query == "wait":
+            self.entered.set()
+            self.go.wait(PATIENCE)
+        return self.inner.ranked(query, top_k)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import serve_retriever
+
+    server = serve_retriever.RetrievalServer(("127.0.0.1", 0), Broken())
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server
+    server.end()
+
+
+def ask(server, body, path="/retrieve", method="POST", connection=None, headers=None):
+    """Status and content of the answer."""
+    connection = connection or http.client.HTTPConnection(
+        *server.server_address[:2], timeout=PATIENCE
+    )
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    connection.request(method, path, data, headers or {})
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def url(server) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}/retrieve"
+
+
+def test_it_answers_in_search_r1s_form(server) -> None:
+    status, content = ask(
+        server, {"queries": ["heap", "zebra", " "], "topk": 1, "return_scores": True}
+    )
+    assert status == 200
+    (hit,), nothing, blank = content["result"]
+    assert hit["document"] == {"contents": '"The "Heap""\na tree\nwith order'}
+    assert hit["score"] > 0
+    assert nothing == blank == []
+    status, content = ask(server, {"queries": ["queue"]})
+    assert (status, content) == (200, {"result": [[{"contents": '""\nan untitled queue'}]]})
+
+
+def test_our_client_gets_the_passages_back(server) -> None:
+    retriever = HttpRetriever(url(server))
+    assert retriever.search("heap", 3) == [PASSAGES[0]]
+    assert retriever.search("queue", 3) == [PASSAGES[1]]
+    # In this form the title is the first line.
+    assert retriever.search("lines", 3) == [Passage("Two lines", "of a title")]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        ([1], "no JSON object"),
+        ({}, "queries has to be"),
+        ({"queries": "heap"}, "queries has to be"),
+        ({"queries": [1]}, "queries has to be"),
+        ({"queries": [], "topk": 0}, "topk is 0"),
+        ({"queries": [], "topk": "3"}, "topk is '3'"),
+        ({"queries": [], "topk": True}, "topk is True"),
+        ({"queries": [], "topk": 10**9}, "topk is 1000000000"),
+        ({"queries": [], "return_scores": 1}, "return_scores is 1"),
+    ],
+)
+def test_malformed_requests_are_told_why(server, body, message) -> None:
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=PATIENCE)
+    status, content = ask(server, body, connection=connection)
+    assert status == 400
+    assert message in content["error"]
+    assert connection.sock is not None  # the connection lives on
+    assert ask(server, {"queries": []}, connection=connection) == (200, {"result": []})
+
+
+def test_other_paths_and_lengths(server) -> None:
+    assert ask(server, {"queries": []}, path="/search")[0] == 404
+    assert ask(server, None, "/nothing", "GET")[0] == 404
+    for length in ("-1", "x", str(2**40)):
+        status, content = ask(server, None, headers={"Content-Length": length})
+        assert status == 400
+        assert "Content-Length" in content["error"]
+
+
+def test_a_failing_retriever_is_a_500_and_health_goes_on(server, capfd) -> None:
+    status, content = ask(server, {"queries": ["fail"]})
+    assert (status, content) == (500, {"error": "RuntimeError: index on fire"})
+    assert "index on fire" in capfd.readouterr().err
+    assert ask(server, None, "/health", "GET") == (200, {"status": "ok", "passages": None})
+
+
+def test_many_at_once(server) -> None:
+    retriever = HttpRetriever(url(server), cache_size=0, timeout=PATIENCE, deadline=PATIENCE)
+    with ThreadPoolExecutor(64) as pool:
+        found = list(pool.map(lambda i: retriever.search(f"heap {i}", 1), range(400)))
+    assert found == [[PASSAGES[0]]] * 400
+    assert retriever.retried == 0
+
+
+def test_the_request_in_hand_is_answered_at_the_end(server) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(ask, server, {"queries": ["wait"]})
+        assert server.retriever.entered.wait(PATIENCE)
+        ending = pool.submit(server.end)
+        with pytest.raises(TimeoutError):
+            ending.result(0.3)
+        server.retriever.go.set()
+        assert answer.result(PATIENCE)[0] == 200
+        ending.result(PATIENCE)
+    with pytest.raises(OSError):
+        ask(server, {"queries": []})
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(json.dumps({"title": p.title, "text": p.text}) for p in PASSAGES))
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_as_a_command_over_a_corpus_file(corpus, number) -> None:
+    command = [sys.executable, SCRIPT, "--corpus", corpus, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("listening on http://127.0.0.1:")
+        retriever = HttpRetriever(line.split()[-1])
+        assert retriever.search("tree", 3) == [PASSAGES[0]]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, out, err) == (0, "", "")
+    finally:
+        process.kill()
+
+
+def test_a_corpus_is_searched_as_its_index_is(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    import serve_retriever
+
+    texts = ["Beyonc\u00e9 sang", "\u6771\u4eac", "the of and", "the long " * 30, "sang sang x"]
+    passages = [Passage("", text) for text in texts]
+    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    build_bm25(passages, tmp_path / "index")
+    index = BM25Index(tmp_path / "index")
+    args = argparse.Namespace(corpus=[tmp_path / "c.jsonl"], index=None, stdlib=False, dense=None)
+    with contextlib.ExitStack() as scratch:
+        retriever = serve_retriever.retriever_of(args, scratch)
+        for query in ("beyonce", "\u6771\u4eac", "the", "sang long"):
+            assert retriever.ranked(query, 5) == index.ranked(query, 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "index"]
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_a_port_that_is_none_is_explained(port) -> None:
+    command = [sys.executable, SCRIPT, "--stdlib", f"--port={port}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert "argument --port: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_an_index_is_explained(tmp_path) -> None:
+    command = [sys.executable, SCRIPT, "--index", tmp_path, "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert done.stderr.startswith("serve_retriever: ")
+    assert "Traceback" not in done.stderr

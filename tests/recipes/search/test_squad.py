@@ -1,0 +1,133 @@
+"""SQuAD's normalisation, exact match and F1, by hand and against a plain reading of the script."""
+
+import random
+import re
+import string
+import unicodedata
+
+import pytest
+
+from trl_stppo.recipes.search.squad import exact_match, f1_score, normalize_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Answer.", "answer"),
+        ("a cat, an owl and the dog", "cat owl and dog"),
+        ("  two \n\t words ", "two words"),
+        ("theatre", "theatre"),  # an article inside a word stays
+        ("A", ""),
+        ("", ""),
+        ("os.path", "ospath"),
+        ("_abc", "abc"),
+        ("__init__", "init"),
+        ("Café ÉCOLE", "café école"),
+        ("“quoted”", "“quoted”"),  # only ASCII punctuation goes, as in the SQuAD script
+        ("3.11", "311"),
+    ],
+)
+def test_normalisation_by_hand(text: str, expected: str) -> None:
+    assert normalize_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "expected"),
+    [
+        ("csv", ["csv"], True),
+        (" The CSV! ", ["csv"], True),
+        ("csv module", ["csv"], False),
+        ("os.path", ["os.path", "posixpath"], True),
+        ("posixpath", ["os.path", "posixpath"], True),
+        ("ntpath", ["os.path", "posixpath"], False),
+        ("_Printable", ["_Printable"], True),
+        ("csv", [], False),
+        ("", ["csv"], False),
+        ("...", ["csv"], False),
+    ],
+)
+def test_match_against_any_gold(prediction: str, answers: list[str], expected: bool) -> None:
+    assert exact_match(prediction, answers) is expected
+
+
+def test_answers_made_of_articles_or_punctuation_match_only_themselves() -> None:
+    assert exact_match("A", ["a"])
+    assert not exact_match("the", ["a"])
+    assert not exact_match("", ["a"])
+    assert exact_match("+", ["+"])
+    assert not exact_match("-", ["+"])
+    assert not exact_match("", [""])
+
+
+DECOMPOSED = unicodedata.normalize("NFD", "Café à la Noël")
+
+
+def test_the_same_text_in_another_unicode_form_is_the_same() -> None:
+    assert DECOMPOSED != "Café à la Noël"
+    assert normalize_answer(DECOMPOSED) == "café à la noël"  # the "a" of "à" is no article
+    assert exact_match(DECOMPOSED, ["Café à la Noël"])
+    assert f1_score("Café", [unicodedata.normalize("NFD", "Café")]) == 1.0
+
+
+@pytest.mark.parametrize("text", ["Cafe", "Ｃａｆé", "CAFÉ‽"])
+def test_accents_width_and_other_punctuation_stay_as_in_the_script(text: str) -> None:
+    assert not exact_match(text, ["Café"])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "expected"),
+    [
+        ("the cat sat", ["cat sat down"], 0.8),  # 2 of 2 and 2 of 3 words
+        ("cat cat", ["cat"], 2 / 3),  # a word counts as often as both have it
+        ("cat cat", ["a cat, a cat!"], 1.0),
+        ("dog", ["cat"], 0.0),
+        ("The CAT.", ["dog", "cat"], 1.0),
+        ("black cat", ["dog", "cat", "black cat and dog"], 2 / 3),  # the best of several
+        ("", ["cat"], 0.0),
+        ("cat", [""], 0.0),
+        ("", [""], 0.0),
+        ("cat", [], 0.0),
+        ("A", ["a"], 1.0),
+        ("the", ["a"], 0.0),
+        ("+", ["+"], 1.0),
+        ("...", ["cat"], 0.0),
+    ],
+)
+def test_f1_by_hand(prediction: str, answers: list[str], expected: float) -> None:
+    assert f1_score(prediction, answers) == pytest.approx(expected)
+
+
+def script_tokens(text: str) -> list[str]:
+    lowered = "".join(ch for ch in text.lower() if ch not in set(string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", lowered).split()
+
+
+def script_f1(prediction: str, gold: str) -> float:
+    predicted, wanted = script_tokens(prediction), script_tokens(gold)
+    same = 0
+    for word in predicted:
+        if word in wanted:
+            wanted.remove(word)
+            same += 1
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(predicted), same / len(script_tokens(gold))
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_f1_is_the_scripts_and_agrees_with_exact_match() -> None:
+    rng = random.Random(0)
+    words = ["cat", "Dog,", "the", "a", "an", "owl.", "É", "“owl”", "x-y", "!"]
+    compared = 0
+    for _ in range(2000):
+        prediction, *answers = (
+            " ".join(rng.choices(words, k=rng.randrange(5))) for _ in range(rng.randrange(2, 4))
+        )
+        score = f1_score(prediction, answers)
+        assert 0.0 <= score <= 1.0
+        if exact_match(prediction, answers):
+            assert score == 1.0
+        if all(script_tokens(text) for text in (prediction, *answers)):
+            compared += 1
+            assert score == pytest.approx(max(script_f1(prediction, a) for a in answers))
+    assert compared > 500

@@ -1,0 +1,163 @@
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from trl_stppo.recipes.search import stdlib_docs
+from trl_stppo.recipes.search.env import StdlibSearchEnv
+from trl_stppo.recipes.search.stdlib_docs import (
+    MAX_WORDS,
+    entries,
+    is_held_out,
+    passages,
+    questions,
+)
+
+
+def test_passages_state_the_facts() -> None:
+    texts = {passage.text for passage in passages()}
+    assert any(t.startswith("merge is a function in module heapq. Merge multiple") for t in texts)
+    assert any(t.startswith("DictWriter is a class in module csv with base object.") for t in texts)
+    assert any(
+        t.startswith("writerow is a method of class DictWriter in module csv.") for t in texts
+    )
+    assert any(t.startswith("heapq is a module. Heap queue") for t in texts)
+
+
+def test_passages_are_short_and_name_what_they_are_about() -> None:
+    assert len(passages()) == len(entries())
+    for passage in passages():
+        assert len(passage.text.split()) <= MAX_WORDS
+        assert passage.text.startswith(f"{passage.title} is a ")
+
+
+def test_nothing_private_and_no_tests_in_the_corpus() -> None:
+    for entry in entries():
+        parts = entry.module.split(".") if entry.module else entry.name.split(".")
+        assert not any(part.startswith("_") or part in ("test", "tests") for part in parts)
+        assert not entry.name.startswith("_")
+
+
+def test_reading_the_corpus_imports_none_of_it() -> None:
+    code = (
+        "import sys; from trl_stppo.recipes.search.stdlib_docs import questions; questions('train');"
+        "print({'antigravity', 'turtle', 'smtplib', 'torch', 'datasets'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_splits_are_large_and_share_no_asked_name() -> None:
+    train, test = questions("train"), questions("test")
+    assert len(train) >= 1000
+    assert len(test) >= 400
+    assert not {row["name"] for row in train} & {row["name"] for row in test}
+    assert all(is_held_out(row["name"]) for row in test)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_rows_are_complete_and_mixed(split: stdlib_docs.Split) -> None:
+    rows = questions(split)
+    for row in rows:
+        assert row["prompt"][0]["role"] == "user"
+        assert row["name"] in row["prompt"][0]["content"]
+        assert len(row["answers"]) == 1
+    assert {row["kind"] for row in rows} == set(stdlib_docs.QUESTIONS)
+    two_hop = sum(row["hops"] == 2 for row in rows) / len(rows)
+    assert 0.2 < two_hop < 0.3
+    # No single guess is worth much.
+    commonest = Counter(row["answers"][0] for row in rows).most_common(1)[0][1]
+    assert commonest < 0.05 * len(rows)
+
+
+def test_two_hop_answers_are_not_in_the_first_passage() -> None:
+    texts = {passage.title: passage.text for passage in passages()}
+    for row in questions("test"):
+        if row["hops"] == 2:
+            facts = texts[row["name"]].partition(". ")[0].rstrip(".").split()
+            assert row["answers"][0] not in facts
+
+
+def test_questions_are_the_same_every_time() -> None:
+    first = questions("test")
+    for cached in (stdlib_docs.entries, stdlib_docs.passages, stdlib_docs._all_questions):
+        cached.cache_clear()
+    assert questions("test") == first
+
+
+def test_the_split_depends_on_nothing_but_the_name() -> None:
+    # Literals: a change of the hash would move names between the splits of published results.
+    names = ("writerow", "merge", "DictReader", "captureWarnings", "DocTestParser")
+    assert [is_held_out(name) for name in names] == [False, False, False, True, True]
+
+
+def test_unknown_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="split is 'validation'"):
+        questions("validation")  # type: ignore[arg-type]
+
+
+def _oracle(row: dict, env: StdlibSearchEnv) -> float:
+    """Search the asked name, then what the first passage says; answer from the last passage."""
+    env.reset(**row)
+    name = row["name"]
+    for _ in range(row["hops"]):
+        observation = env.step(f"<search>{name}</search>")[0]
+        shown = observation.removeprefix("<information> ").split(" | ")[0]
+        owner = re.search(r"of class (\S+)", shown)
+        base = re.search(r"with base (\S+?)\.?( |$)", shown)
+        name = owner[1] if owner else base[1] if base else ""
+    module = re.search(r"in module (\S+?)\.?( |$)", shown)
+    answer = {"module": module, "class": owner, "base": base}[row["kind"].rpartition("_")[2]]
+    return env.step(f"<answer>{answer[1] if answer else '?'}</answer>")[1]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_searching_the_asked_name_leads_to_the_answer(split: stdlib_docs.Split) -> None:
+    pytest.importorskip("bm25s")
+    rows = questions(split)
+    env = StdlibSearchEnv()
+    assert sum(_oracle(row, env) for row in rows) / len(rows) >= 0.97
+
+
+def test_data_set_has_the_columns_of_the_questions() -> None:
+    pytest.importorskip("datasets")
+    data = stdlib_docs.stdlib_search_dataset("test")
+    assert len(data) == len(questions("test"))
+    assert data[0] == questions("test")[0]
+
+
+def test_unusual_sources(tmp_path) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(
+        "class A(pkg.Base[int]):\n"
+        "    def f(self, x): pass\n"
+        "    def _g(self): pass\n"
+        "class B(make('B')): pass\n"
+        "if True:\n"
+        "    def h(): pass\n"
+        "else:\n"
+        "    def h(): 'Another one of these.'\n"
+        "try:\n"
+        "    async def run(a, b, c, d): pass\n"
+        "except ImportError:\n"
+        "    class C:\n"
+        "        '''Stands in for it when missing.'''\n"
+    )
+    found = [e.passage().text for e in stdlib_docs._read_module("odd", path)]
+    assert found == [
+        "odd is a module.",
+        "A is a class in module odd with base Base.",
+        "f is a method of class A in module odd. It takes x.",
+        "h is a function in module odd. It takes nothing.",
+        "h is a function in module odd. Another one of these.",
+        "run is a function in module odd. It takes a, b, c.",
+        "C is a class in module odd with base object. Stands in for it when missing.",
+    ]
+
+
+def test_a_library_without_sources_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr(stdlib_docs.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(FileNotFoundError, match="no standard library sources"):
+        stdlib_docs.entries.__wrapped__()

@@ -1,0 +1,212 @@
+"""Building a BM25 index on disk from a stream of passages, in bounded memory.
+
+The result is an index in the format of bm25s, which opens it, beside the passages themselves. Its
+own builder wants all passages as lists of tokens at once; here they are counted block by block,
+and the blocks, each sorted by term, are merged by scattering them into memory-mapped arrays.
+What grows with the corpus is the vocabulary, and 16 bytes per passage.
+"""
+
+import errno
+import math
+import os
+import re
+import unicodedata
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from trl_stppo.recipes.search.retrieval import Passage, import_bm25s
+
+from .corpus import PassageWriter
+from .folders import new_folder, write_manifest
+
+KIND = "bm25"
+STOP_WORDS = ("english", "none")
+_WORD = re.compile(r"\w+")
+
+
+def terms_of(text: str, stopped: frozenset[str]) -> list[str]:
+    """Lower-case words of any script, accents dropped, without the stop words; no stemming."""
+    if not text.isascii():
+        decomposed = unicodedata.normalize("NFKD", text)
+        text = "".join(c for c in decomposed if not unicodedata.combining(c))
+    found = _WORD.findall(text.lower())
+    return [word for word in found if word not in stopped] if stopped else found
+
+
+def stop_words(name: str) -> frozenset[str]:
+    """The list of that name.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in STOP_WORDS:
+        raise ValueError(f"stop_words is {name!r}; allowed are {STOP_WORDS}. Pick one of them.")
+    import_bm25s()
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return frozenset(STOPWORDS_EN if name == "english" else ())
+
+
+def build_bm25(
+    passages: Iterable[Passage],
+    folder: str | Path,
+    *,
+    k1: float = 0.9,
+    b: float = 0.4,
+    stop_words_name: str = "english",
+    block_tokens: int = 10_000_000,
+    overwrite: bool = False,
+) -> int:
+    """Build an index that `BM25Index` opens.
+
+    Args:
+        passages: what can be found; gone through once.
+        folder: where the index is to be; complete or not there at all.
+        k1: how fast further occurrences of a term count less, >= 0. The defaults are Anserini's for
+            passages.
+        b: how much long passages are marked down, in [0, 1].
+        stop_words_name: "english" leaves out 33 frequent words, "none" keeps all.
+        block_tokens: words counted at a time, >= 1; ten million take about 400 MB. With a corpus
+            that exceeds the page cache larger blocks are faster.
+        overwrite: replace a BM25 index that is there, and nothing else.
+
+    Returns:
+        The number of passages.
+
+    Raises:
+        ValueError: a setting out of range, or a corpus without any word.
+        FileExistsError: there is something that is not to be replaced.
+        OSError: the disk is full.
+        ImportError: bm25s is not installed.
+    """
+    _check_range("k1", k1, 0.0, math.inf)
+    _check_range("b", b, 0.0, 1.0)
+    _check_range("block_tokens", block_tokens, 1, math.inf)
+    stopped = stop_words(stop_words_name)
+    with new_folder(folder, KIND, overwrite=overwrite) as building:
+        writer = PassageWriter(building)
+        with TemporaryDirectory(dir=building) as scratch:
+            counts = _Counts(Path(scratch), block_tokens)
+            for passage in passages:
+                writer.add(passage)
+                counts.add(terms_of(f"{passage.title} {passage.text}", stopped))
+            counts.flush()
+            writer.close()
+            if not counts.vocabulary:
+                raise ValueError(
+                    f"the corpus holds {len(writer)} passages and none contains a word that is "
+                    "indexed; at least one is needed. Check the corpus, or stop_words='none'."
+                )
+            _save(counts, building, Path(scratch), k1, b)
+        settings = {"stop_words": stop_words_name, "k1": k1, "b": b, "passages": len(writer)}
+        write_manifest(building, KIND, settings)
+    return len(writer)
+
+
+class _Counts:
+    """Counts terms per passage; full blocks go to files of (term << 32 | passage) and counts."""
+
+    def __init__(self, scratch: Path, block_tokens: int) -> None:
+        self.vocabulary: defaultdict[str, int] = defaultdict()
+        self.vocabulary.default_factory = self.vocabulary.__len__
+        self.lengths = array("i")
+        self.blocks: list[tuple[Path, Path]] = []
+        self._scratch, self._block_tokens = scratch, block_tokens
+        self._terms, self._first = array("i"), 0
+
+    def add(self, terms: list[str]) -> None:
+        """Count the terms of the next passage."""
+        self._terms.extend(map(self.vocabulary.__getitem__, terms))
+        self.lengths.append(len(terms))
+        if len(self._terms) >= self._block_tokens:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the block."""
+        lengths = np.array(self.lengths[self._first :], dtype=np.int64)
+        keys = np.array(self._terms, dtype=np.int64) << 32
+        keys |= np.repeat(np.arange(self._first, self._first + len(lengths)), lengths)
+        keys.sort()
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        paths = tuple(
+            self._scratch / f"{len(self.blocks)}.{kind}.npy" for kind in ("keys", "counts")
+        )
+        np.save(paths[0], keys[starts])
+        np.save(paths[1], np.diff(starts, append=len(keys)).astype(np.int32))
+        self.blocks.append((paths[0], paths[1]))
+        self._terms, self._first = array("i"), len(self.lengths)
+
+
+def _save(counts: _Counts, folder: Path, scratch: Path, k1: float, b: float) -> None:
+    """Score the counts (Lucene's BM25) and write them by term, passages in order."""
+    size = len(counts.vocabulary)
+    frequency = np.zeros(size, dtype=np.int64)
+    for keys, _ in counts.blocks:
+        frequency += np.bincount(np.load(keys) >> 32, minlength=size)
+    total = len(counts.lengths)
+    idf = np.log(1 + (total - frequency + 0.5) / (frequency + 0.5))
+    lengths = np.frombuffer(counts.lengths, dtype=np.int32)
+    penalty = k1 * ((1 - b) + b * lengths / lengths.mean())
+    starts = np.concatenate([[0], np.cumsum(frequency)])
+    shape = (int(starts[-1]),)
+    data = _mapped(scratch / "data.npy", np.float32, shape)
+    indices = _mapped(scratch / "indices.npy", np.int32, shape)
+    heads = starts[:-1].copy()
+    for keys_path, counts_path in counts.blocks:
+        keys, often = np.load(keys_path), np.load(counts_path)
+        terms, passages = keys >> 32, (keys & 0xFFFFFFFF).astype(np.int32)
+        scores = (idf[terms] * often / (penalty[passages] + often)).astype(np.float32)
+        runs = np.flatnonzero(np.diff(terms, prepend=-1))
+        run_lengths = np.diff(runs, append=len(terms))
+        named = terms[runs]
+        places = np.arange(len(terms)) + np.repeat(heads[named] - runs, run_lengths)
+        data[places], indices[places] = scores, passages
+        heads[named] += run_lengths
+    index = import_bm25s().BM25(k1=k1, b=b)
+    index.scores = {"data": data, "indices": indices, "indptr": starts, "num_docs": total}
+    index.vocab_dict = dict(counts.vocabulary)
+    index.nonoccurrence_array = None
+    index.save(folder, show_progress=False)
+
+
+def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """A new array in a file, whose place on the disk is there for certain."""
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    _reserve(path)
+    return array
+
+
+def _reserve(path: Path) -> None:
+    """Fill the holes of a sparse file.
+
+    Where the disk is full, writing to a hole that is mapped kills the process instead of raising.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    size = path.stat().st_size
+    try:
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+            return
+        raise OSError(
+            error.errno,
+            f"{os.strerror(error.errno or 0)}: {size:,} bytes cannot be reserved. Make room, or "
+            "build the index on another disk",
+            str(path),
+        ) from error
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; allowed are {low} to {high}. Set it in that range.")

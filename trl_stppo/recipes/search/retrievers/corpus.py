@@ -1,0 +1,125 @@
+"""Corpus files, and passages kept on disk instead of in memory."""
+
+import gzip
+import json
+import mmap
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from trl_stppo.recipes.search.retrieval import Passage
+
+TEXTS, OFFSETS = "passages.jsonl", "offsets.npy"
+
+
+def passage_of(record: object) -> Passage:
+    """A passage from a record of a corpus, or from a server's answer.
+
+    Args:
+        record: a mapping with `contents`, whose first line is the title (usually in quotes), or
+            with `text` and perhaps `title`.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(record, dict):
+        contents, text, title = (record.get(key) for key in ("contents", "text", "title"))
+        if isinstance(contents, str):
+            first, newline, rest = contents.partition("\n")
+            return Passage(_unquoted(first), rest) if newline else Passage("", contents)
+        if isinstance(text, str) and isinstance(title, str | None):
+            return Passage(_unquoted(title or ""), text)
+    shown = repr(record)[:120]
+    raise ValueError(
+        f"a passage is {shown}; allowed are objects with a string `contents` (its first line the "
+        "title), or with a string `text` and perhaps a string `title`. Convert the corpus."
+    )
+
+
+def read_corpus(path: str | Path) -> Iterator[Passage]:
+    """The passages of a JSONL file (or .jsonl.gz), one after another.
+
+    Args:
+        path: one object per line, as `passage_of` reads them; blank lines are skipped.
+
+    Raises:
+        ValueError: a line that holds no passage, named by its number, or a damaged .gz file.
+    """
+    opener: Any = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "rb") as lines:
+        for number, line in enumerate(_undamaged(lines, path), start=1):
+            if line.strip():
+                try:
+                    yield passage_of(json.loads(line))
+                except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are such
+                    raise ValueError(f"{path}, line {number}: {error}") from error
+
+
+def _undamaged(lines: Iterable[bytes], path: str | Path) -> Iterator[bytes]:
+    """The lines, with an error that says where a compressed file breaks off."""
+    read = 0
+    try:
+        for line in lines:
+            yield line
+            read += 1
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{path}, after line {read}: the compressed file is damaged or cut off ({error}). "
+            "Download or compress it again."
+        ) from error
+
+
+class PassageWriter:
+    """Writes passages into a folder, to be read as a `PassageStore`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the files; `close` completes them."""
+        self._folder = folder
+        self._file: IO[bytes] = open(folder / TEXTS, "wb")  # noqa: SIM115 (closed in close)
+        self._ends = array("q", [0])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def add(self, passage: Passage) -> None:
+        """Append one passage."""
+        line = json.dumps([passage.title, passage.text], ensure_ascii=False)
+        # Undecodable output of other programs leaves lone surrogates, which UTF-8 cannot hold.
+        self._ends.append(
+            self._ends[-1] + self._file.write(line.encode("utf-8", "replace") + b"\n")
+        )
+
+    def close(self) -> None:
+        """Write the offsets."""
+        import numpy as np
+
+        self._file.close()
+        np.save(self._folder / OFFSETS, np.frombuffer(self._ends, dtype=np.int64))
+
+
+class PassageStore:
+    """Passages by number, read from a memory-mapped file. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Map the files of a folder that a `PassageWriter` completed."""
+        import numpy as np
+
+        self._offsets: Any = np.load(folder / OFFSETS, mmap_mode="r")
+        with open(folder / TEXTS, "rb") as file:
+            self._texts = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, number: int) -> Passage:
+        start, end = self._offsets[number : number + 2].tolist()
+        title, text = json.loads(self._texts[start:end])
+        return Passage(title, text)
+
+
+def _unquoted(title: str) -> str:
+    title = title.strip()
+    quoted = len(title) >= 2 and title[0] == title[-1] == '"'
+    return title[1:-1] if quoted else title

@@ -1,0 +1,229 @@
+"""Search by meaning: an encoder's vectors in a faiss index.
+
+faiss and sentence-transformers are optional; the latter only where the encoder is given by name.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trl_stppo.errors import IndexFolderError
+from trl_stppo.recipes.search.retrieval import Passage, RankingRetriever
+
+from .corpus import PassageStore, PassageWriter
+from .folders import new_folder, read_manifest, write_manifest
+
+KIND = "dense"
+VECTORS, PROBE = "vectors.faiss", "probe.npy"
+# The same model in another precision or on other hardware stays far above; other models below.
+_SAME_ENCODER = 0.99
+_PROBE_TEXT = "Who wrote the first book about the city by the sea?"
+
+Encode = Callable[[list[str]], Any]
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """What has to be the same when building and when searching.
+
+    Attributes:
+        encoder: name of the encoder; a sentence-transformers model where no callable is passed.
+        query_prefix, passage_prefix: put before each text; the defaults are those of E5.
+        normalize: whether vectors are scaled to length 1, so that similarity is the cosine.
+    """
+
+    encoder: str = "intfloat/e5-base-v2"
+    query_prefix: str = "query: "
+    passage_prefix: str = "passage: "
+    normalize: bool = True
+
+
+def build_dense(
+    passages: Iterable[Passage],
+    folder: str | Path,
+    settings: DenseSettings,
+    *,
+    encode: Encode | None = None,
+    factory: str = "Flat",
+    batch_size: int = 256,
+    train_passages: int = 100_000,
+    overwrite: bool = False,
+) -> int:
+    """Build an index that `DenseIndex` opens.
+
+    Args:
+        passages: what can be found; gone through once.
+        folder: where the index is to be; complete or not there at all.
+        settings: encoder and prefixes, saved with the index.
+        encode: texts -> one vector each; None loads `settings.encoder`.
+        factory: faiss's description of the index: "Flat" is exact, "IVF4096,PQ64" small.
+        batch_size: passages encoded at a time, >= 1.
+        train_passages: how many of the first passages an index learns from that has to.
+        overwrite: replace a dense index that is there, and nothing else.
+
+    Returns:
+        The number of passages.
+
+    Raises:
+        ValueError: no passages, or an encoder that returns something else than vectors.
+        FileExistsError: there is something that is not to be replaced.
+        ImportError: faiss, or sentence-transformers where it is needed, is not installed.
+    """
+    faiss = _import_faiss()
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1. Raise it.")
+    encoder = _Encoder(settings, encode)
+    with new_folder(folder, KIND, overwrite=overwrite) as building:
+        writer = PassageWriter(building)
+        index, waiting = None, []
+        for texts in _batches(passages, writer, batch_size):
+            vectors = encoder.passages(texts)
+            if index is None:
+                index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+            waiting.append(vectors)
+            if index.is_trained or sum(map(len, waiting)) >= train_passages:
+                _add(index, waiting)
+        if index is None:
+            raise ValueError(
+                "the corpus holds no passages; at least one is needed. Check the file."
+            )
+        _add(index, waiting)
+        writer.close()
+        faiss.write_index(index, str(building / VECTORS))
+        np.save(building / PROBE, encoder.queries([_PROBE_TEXT])[0])
+        made = {**asdict(settings), "factory": factory, "passages": len(writer)}
+        write_manifest(building, KIND, made)
+    return len(writer)
+
+
+class DenseIndex(RankingRetriever):
+    """A folder made by `build_dense`. Thread-safe; the encoder is asked by one thread at a time."""
+
+    def __init__(self, folder: str | Path, *, encode: Encode | None = None) -> None:
+        """Open the index, and compare the encoder with the one that built it.
+
+        Args:
+            folder: what `build_dense` or scripts/build_index.py made.
+            encode: texts -> one vector each; None loads the encoder whose name is in the folder.
+
+        Raises:
+            IndexFolderError: no complete index of this kind, or one of another encoder.
+            ImportError: faiss, or sentence-transformers where it is needed, is not installed.
+        """
+        faiss = _import_faiss()
+        self.folder, self._encode = Path(folder), encode
+        made = read_manifest(self.folder, KIND)
+        self.settings = DenseSettings(**{name: made[name] for name in asdict(DenseSettings())})
+        self._encoder = _Encoder(self.settings, encode)
+        self._index: Any = faiss.read_index(str(self.folder / VECTORS))
+        self._passages = PassageStore(self.folder)
+        self._refuse_other_encoder()
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._encode is not None:
+            raise TypeError(
+                "a DenseIndex with an encoder of its own cannot be sent to another process; open "
+                "it there, or name an encoder that sentence-transformers loads."
+            )
+        return DenseIndex, (self.folder,)
+
+    def _ranked(self, query: str, top_k: int) -> list[tuple[Passage, float]]:
+        scores, numbers = self._index.search(
+            self._encoder.queries([query]), min(top_k, len(self._passages))
+        )
+        order = np.lexsort((numbers[0], -scores[0]))
+        found = zip(numbers[0][order].tolist(), scores[0][order].tolist(), strict=True)
+        # -1 stands for nothing, where an approximate index looks at too few passages.
+        return [(self._passages[number], score) for number, score in found if number >= 0]
+
+    def _refuse_other_encoder(self) -> None:
+        expected = np.load(self.folder / PROBE)
+        found = self._encoder.queries([_PROBE_TEXT])[0]
+        lengths = np.linalg.norm(expected) * np.linalg.norm(found)
+        same = found.shape == expected.shape and lengths > 0
+        cosine = float(found @ expected / lengths) if same else 0.0
+        if cosine < _SAME_ENCODER:
+            raise IndexFolderError(
+                f"the encoder {self.settings.encoder!r} gives a vector of {found.shape[0]} numbers "
+                f"for a test sentence, the one that built {self.folder} gave {expected.shape[0]}; "
+                f"their cosine is {cosine:.3f}, at least {_SAME_ENCODER} is needed. Use the encoder "
+                "that built the index, or build it again."
+            )
+
+
+class _Encoder:
+    """Texts to float32 vectors, one call at a time: models are rarely thread-safe."""
+
+    def __init__(self, settings: DenseSettings, encode: Encode | None) -> None:
+        self._settings = settings
+        self._encode = encode or _sentence_encoder(settings.encoder)
+        self._lock = threading.Lock()
+
+    def queries(self, texts: list[str]) -> Any:
+        return self._vectors([f"{self._settings.query_prefix}{text}" for text in texts])
+
+    def passages(self, texts: list[str]) -> Any:
+        return self._vectors([f"{self._settings.passage_prefix}{text}" for text in texts])
+
+    def _vectors(self, texts: list[str]) -> Any:
+        with self._lock:
+            result = self._encode(texts)
+        vectors = np.ascontiguousarray(np.asarray(result, dtype=np.float32))
+        if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
+            raise ValueError(
+                f"the encoder returned shape {vectors.shape} for {len(texts)} texts; needed is one "
+                "row of finite numbers per text. Check the encoder."
+            )
+        if self._settings.normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+
+def _batches(passages: Iterable[Passage], writer: PassageWriter, size: int) -> Iterator[list[str]]:
+    """The texts to encode, batch by batch; each passage is kept on the way."""
+    stream = iter(passages)
+    while batch := list(islice(stream, size)):
+        for passage in batch:
+            writer.add(passage)
+        yield [f"{p.title}\n{p.text}" if p.title else p.text for p in batch]
+
+
+def _add(index: Any, waiting: list[Any]) -> None:
+    """Add the vectors, from which the index first learns if it has not yet."""
+    if waiting:
+        vectors = np.concatenate(waiting)
+        if not index.is_trained:
+            index.train(vectors)
+        index.add(vectors)
+        waiting.clear()
+
+
+def _import_faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError(
+            "dense retrieval needs faiss: pip install faiss-cpu, or search by words with "
+            "an index of kind bm25."
+        ) from error
+    return faiss
+
+
+def _sentence_encoder(name: str) -> Encode:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            f"the encoder {name!r} needs sentence-transformers: pip install sentence-transformers, or "
+            "pass a callable as encode."
+        ) from error
+    model = SentenceTransformer(name)
+    return lambda texts: model.encode(texts, show_progress_bar=False, convert_to_numpy=True)

@@ -1,0 +1,96 @@
+"""How found passages are shown, and cut to a budget of characters or tokens."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.tags import TAG
+
+Style = Literal["search-r1", "plain"]
+STYLES = ("search-r1", "plain")
+NOTHING_FOUND = "<information> nothing found </information>"
+_FRAME = {"search-r1": "<information>{}</information>", "plain": "<information> {} </information>"}
+
+
+def framed(shown: str, style: Style) -> str:
+    """The block that the policy reads; never an empty one."""
+    return _FRAME[style].format(shown) if shown else NOTHING_FOUND
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Passages as one text.
+
+    Attributes:
+        shown: the whole text.
+        cuts: where it may be cut, ascending: at ends of words, never within a heading.
+        first: the first passage without its heading, for a budget that is too small for that.
+    """
+
+    shown: str
+    cuts: Sequence[int]
+    first: str
+
+
+def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
+    """The passages as one text, and where it may be cut.
+
+    "search-r1" numbers them, with titles, one per line; "plain" joins the texts with " | ".
+    """
+    shown, cuts, first = "", [], ""
+    for number, passage in enumerate(passages, start=1):
+        text, title = _tame(passage.text), _tame(passage.title)
+        if style == "plain":
+            shown += " | " if number > 1 else ""
+        else:
+            heading = f'Doc {number}(Title: "{title}") ' if title else f"Doc {number} "
+            shown += ("\n" if number > 1 else "") + heading
+            if not text:
+                cuts.append(len(shown))
+        cuts += _word_ends(text, len(shown))
+        shown += text
+        first = first or text or title
+    return Layout(shown, cuts, first)
+
+
+def fit(layout: Layout, fits: Callable[[str], bool]) -> str:
+    """The longest beginning that fits: whole words, unless not even the first one does.
+
+    Where the first heading and a word after it do not fit, the heading is left out. Asks about
+    1 + log2(words) times.
+
+    Args:
+        layout: what is to be shown.
+        fits: whether a beginning is short enough; true of "".
+    """
+    if fits(layout.shown):
+        return layout.shown
+    first = layout.first
+    return (
+        _longest(layout.shown, [0, *layout.cuts], fits)
+        or _longest(first, [0, *_word_ends(first)], fits)
+        or _longest(first, range(len(first) + 1), fits)
+    )
+
+
+def _word_ends(text: str, start: int = 0) -> list[int]:
+    return [start + word.end() for word in re.finditer(r"\S+", text)]
+
+
+def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> str:
+    """The longest beginning that fits, by bisection; the first one, "", is known to."""
+    low, high = 0, len(ends)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(shown[: ends[middle]]):
+            low = middle
+        else:
+            high = middle
+    return shown[: ends[low]]
+
+
+def _tame(text: str) -> str:
+    """One line without our tags: a passage must not close the block or pose as an action."""
+    return " ".join(TAG.sub(" ", text).split())

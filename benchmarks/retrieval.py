@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import random
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -119,11 +118,10 @@ def _figures(taken: list[float]) -> dict[str, float]:
 
 def serve(pipe: Any, count: int) -> None:
     """A server that fails; sends its port."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-    import serve_retriever
     from trl_stppo.recipes.search.retrieval import BM25Retriever
+    from trl_stppo.recipes.search.server import Handler, RetrievalServer
 
-    class Failing(serve_retriever.Handler):
+    class Failing(Handler):
         dice = random.Random(0)
 
         def _search(self) -> None:
@@ -137,7 +135,7 @@ def serve(pipe: Any, count: int) -> None:
             super()._search()
 
     retriever = BM25Retriever(list(passages(count, Language())))
-    server = serve_retriever.RetrievalServer(("127.0.0.1", 0), retriever)
+    server = RetrievalServer(("127.0.0.1", 0), retriever)
     server.RequestHandlerClass = Failing
     pipe.send(server.server_address[1])
     threading.Thread(target=server.serve_forever, daemon=True).start()

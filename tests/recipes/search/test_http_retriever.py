@@ -1,5 +1,6 @@
 """The HTTP retriever against a server that fails in every way a server can."""
 
+import gc
 import os
 import pickle
 import signal
@@ -118,6 +119,27 @@ def test_a_kept_connection_that_died_is_no_failure() -> None:
         assert server.connections == 4
 
 
+def test_a_kept_connection_that_dies_of_the_question_is_no_failure() -> None:
+    with faulty_server("ok", "close", "ok", "cut") as server:
+        retriever = client(server, retries=0)
+        assert [len(retriever.search(f"q{number}", 1)) for number in range(2)] == [1, 1]
+        assert (len(server.requests), server.connections) == (3, 2)
+        with pytest.raises(RetrievalError, match="in 1 attempts"):  # an answer that breaks off is one
+            retriever.search("q2", 1)
+        assert len(server.requests) == 4
+
+
+def test_connections_go_with_the_retriever() -> None:
+    with faulty_server() as server:
+        retriever = client(server)
+        retriever.search("q", 1)
+        pool = retriever._poster._client._transport._pool
+        assert len(pool.connections) == 1
+        del retriever
+        gc.collect()
+        assert wait_until(lambda: not pool.connections)
+
+
 def test_a_connection_that_says_it_closes_is_not_kept() -> None:
     with faulty_server("farewell", "farewell") as server:
         retriever = client(server, retries=0)
@@ -224,7 +246,7 @@ def test_a_forked_process_waits_for_no_question_of_its_parent() -> None:
         asking = pool.submit(retriever.search, "q", 2)
         while not server.requests:
             time.sleep(0.01)
-        with retriever._lock, retriever._cache._lock, retriever._poster._lock, specs._lock:
+        with retriever._lock, retriever._cache._lock, deadline_http._loop._lock, specs._lock:
             child = os.fork()
             if not child:
                 try:
@@ -247,7 +269,7 @@ def test_many_threads_lose_no_question() -> None:
         answers = list(pool.map(lambda query: retriever.search(query, 1), asked))
         assert [answer[0].title for answer in answers] == asked
         assert retriever.requests == 300 + retriever.retried
-        assert len(retriever._poster._idle) <= 50
+        assert len(retriever._poster._client._transport._pool.connections) <= 50
 
 
 def test_blank_questions_are_not_sent_and_top_k_is_checked() -> None:

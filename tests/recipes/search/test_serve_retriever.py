@@ -21,6 +21,7 @@ from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
 pytest.importorskip("bm25s")
 
 from trl_stppo.recipes.search.retrievers import BM25Index, build_bm25
+from trl_stppo.recipes.search.server import RetrievalServer, retriever_of
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts/serve_retriever.py"
@@ -45,11 +46,8 @@ class Broken:
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import serve_retriever
-
-    server = serve_retriever.RetrievalServer(("127.0.0.1", 0), Broken())
+def server():
+    server = RetrievalServer(("127.0.0.1", 0), Broken())
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.end()
@@ -180,10 +178,7 @@ def test_as_a_command_over_a_corpus_file(corpus, number) -> None:
 
 
 def test_a_corpus_is_searched_as_its_index_is(tmp_path, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    import serve_retriever
-
     texts = ["Beyonc\u00e9 sang", "\u6771\u4eac", "the of and", "the long " * 30, "sang sang x"]
     passages = [Passage("", text) for text in texts]
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
@@ -191,7 +186,7 @@ def test_a_corpus_is_searched_as_its_index_is(tmp_path, monkeypatch) -> None:
     index = BM25Index(tmp_path / "index")
     args = argparse.Namespace(corpus=[tmp_path / "c.jsonl"], index=None, stdlib=False, dense=None)
     with contextlib.ExitStack() as scratch:
-        retriever = serve_retriever.retriever_of(args, scratch)
+        retriever = retriever_of(args, scratch)
         for query in ("beyonce", "\u6771\u4eac", "the", "sang long"):
             assert retriever.ranked(query, 5) == index.ranked(query, 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl", "index"]

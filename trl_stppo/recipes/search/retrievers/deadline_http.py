@@ -1,26 +1,34 @@
-"""HTTP requests that end in time: connections that are kept, and clocks that a slow server cannot stop.
+"""HTTP requests that end in time: httpx, with one clock over a whole request.
 
-A socket's timeout starts anew with every byte received, so a server that sends one byte now and then
-holds a reader for ever. Here every single wait gets what is left of the request's time.
+A timeout of httpx starts anew with every byte received, so a server that sends one byte now and then
+holds a reader for ever. Here a request is a task of an event loop, which is cancelled when its time is
+over, wherever it is.
 """
 
-import http.client
-import io
+import asyncio
 import re
-import socket
 import ssl
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from .forks import in_every_child
 
+try:  # what huggingface_hub brings: the former from its version 2 on
+    import httpx2 as httpx
+except ImportError:
+    import httpx  # type: ignore[no-redef]
+
 MAX_BYTES = 64 * 2**20
-_KEPT = 64  # idle connections
+# What a request fails with.
+FAILURES = (OSError, httpx.TransportError)
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=None)
+# `identity`: a small compressed answer may be a huge one.
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_CONNECTED, _ANSWERED = "connection.connect_tcp.started", "http11.receive_response_headers.complete"
 _USER = re.compile(r"//[^/]*@")
 
 
@@ -47,6 +55,42 @@ class Deadline:
         return time.monotonic() + seconds >= self._end
 
 
+class _Loop:
+    """One event loop per process, on a thread of its own that begins with the first call."""
+
+    def __init__(self) -> None:
+        self._start()
+        in_every_child(self._start)
+
+    def _start(self) -> None:
+        # The thread of the parent is not in a forked child; its loop is let be, since both would share
+        # what the loop waits on.
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What it returns; what it raises is raised."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="retriever-http", daemon=True
+                ).start()
+        coming = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return coming.result()
+        finally:
+            coming.cancel()  # where the caller was interrupted
+
+    def close(self, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        """Close its connections, unless they are a parent's."""
+        if loop is self._loop:
+            loop.call_soon_threadsafe(lambda: loop.create_task(client.aclose()))
+
+
+_loop = _Loop()
+
+
 class Poster:
     """Posts to one URL. Thread-safe; connections are kept for the next request of any thread."""
 
@@ -59,16 +103,13 @@ class Poster:
         Raises:
             ValueError: another kind of URL.
         """
-        parts = checked_url(url)
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._url, self._secure = url, checked_url(url).scheme == "https"
         self._start()
         in_every_child(self._start)
 
     def _start(self) -> None:
         # Of a forked child: the connections so far are the parent's.
-        self._idle: deque[http.client.HTTPConnection] = deque(maxlen=_KEPT)
-        self._lock = threading.Lock()
+        self._client: httpx.AsyncClient | None = None
 
     def post(self, body: bytes, deadline: Deadline) -> tuple[int, bytes]:
         """Send JSON, and read the whole answer.
@@ -80,55 +121,49 @@ class Poster:
             status, and the body.
 
         Raises:
-            OSError, http.client.HTTPException: no complete answer by the deadline.
+            OSError, httpx.TransportError: no complete answer by the deadline.
         """
-        kept = self._take()
-        if kept is not None:
-            try:
-                return self._ask(kept, body, deadline)
-            except (ConnectionError, http.client.RemoteDisconnected):
-                deadline.left()
-        return self._ask(self._connect(deadline), body, deadline)
+        return _loop.run(self._post(body, deadline.left()))
 
-    def _ask(
-        self, connection: http.client.HTTPConnection, body: bytes, deadline: Deadline
-    ) -> tuple[int, bytes]:
-        with _closing_unless_kept(connection) as keep:
-            connection.sock.settimeout(deadline.left())
-            headers = {"Content-Type": "application/json", "Accept": "application/json"}
-            connection.request("POST", self._path, body, headers)
-            response = _response(connection, deadline)
-            data = response.read(MAX_BYTES + 1)
-            if len(data) > MAX_BYTES:
-                raise http.client.HTTPException(f"the answer has more than {MAX_BYTES} bytes")
-            if not response.will_close and response.isclosed():
-                self._give_back(connection)
-                keep.append(connection)
-            return response.status, data
+    async def _post(self, body: bytes, seconds: float) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    seen: set[str] = set()
+                    try:
+                        return await self._ask(body, seen)
+                    except (httpx.NetworkError, httpx.RemoteProtocolError):
+                        if seen & {_CONNECTED, _ANSWERED}:
+                            raise
+        except TimeoutError:
+            raise TimeoutError(f"no complete answer in {seconds:.3g} s") from None
 
-    def _connect(self, deadline: Deadline) -> http.client.HTTPConnection:
-        connection: http.client.HTTPConnection
-        assert self._host is not None  # checked_url
-        if self._secure:
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(self._host, self._port, context=context)
-        else:
-            connection = http.client.HTTPConnection(self._host, self._port)
-        connection.timeout = deadline.left()
-        connection.connect()
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+    async def _ask(self, body: bytes, seen: set[str]) -> tuple[int, bytes]:
+        async def trace(event: str, info: Any) -> None:
+            seen.add(event)
 
-    def _take(self) -> http.client.HTTPConnection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        request: dict[str, Any] = {"content": body, "headers": _HEADERS}
+        request["extensions"] = {"trace": trace}
+        async with self._opened().stream("POST", self._url, **request) as response:
+            data = bytearray()
+            async for part in response.aiter_raw():
+                data += part
+                if len(data) > MAX_BYTES:
+                    raise httpx.RemoteProtocolError(f"the answer has more than {MAX_BYTES} bytes")
+            return response.status_code, bytes(data)
 
-    def _give_back(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            surplus = self._idle.popleft() if len(self._idle) == _KEPT else None
-            self._idle.append(connection)
-        if surplus is not None:
-            surplus.close()
+    def _opened(self) -> httpx.AsyncClient:
+        """The client; made, and used, on the loop alone."""
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                verify=ssl.create_default_context() if self._secure else False,
+                timeout=None,
+                limits=_LIMITS,
+                trust_env=False,
+            )
+            closing = weakref.finalize(self, _loop.close, self._client, asyncio.get_running_loop())
+            closing.atexit = False
+        return self._client
 
 
 def checked_url(url: str) -> SplitResult:
@@ -168,55 +203,3 @@ def checked_url(url: str) -> SplitResult:
     if parts.fragment:
         raise refused(f"#{parts.fragment} would not be sent", "Leave it out.")
     return parts
-
-
-@contextmanager
-def _closing_unless_kept(
-    connection: http.client.HTTPConnection,
-) -> Iterator[list[http.client.HTTPConnection]]:
-    kept: list[http.client.HTTPConnection] = []
-    try:
-        yield kept
-    finally:
-        if not kept:
-            connection.close()
-
-
-def _response(
-    connection: http.client.HTTPConnection, deadline: Deadline
-) -> http.client.HTTPResponse:
-    """The answer to the request just sent, read under the deadline."""
-    clocked: Any = _ClockedSocket(connection.sock, deadline)
-    connection.response_class = lambda sock, *args, **kwargs: http.client.HTTPResponse(  # type: ignore[assignment]
-        clocked, *args, **kwargs
-    )
-    return connection.getresponse()
-
-
-class _ClockedSocket:
-    """What `HTTPResponse` wants of a socket: a file to read from."""
-
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
-        self._sock, self._deadline = sock, deadline
-
-    def makefile(self, mode: str, *args: Any) -> io.BufferedReader:
-        """A reader whose every wait has what is left of the time."""
-        return io.BufferedReader(_ClockedReader(self._sock, self._deadline))
-
-
-class _ClockedReader(io.RawIOBase):
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
-        self._sock, self._deadline = sock, deadline
-        self._file = sock.makefile("rb", buffering=0)  # keeps the socket open until it is closed
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(self._deadline.left())
-        return self._file.readinto(buffer)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()

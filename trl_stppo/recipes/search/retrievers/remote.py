@@ -4,7 +4,6 @@ POST {"queries": ["..."], "topk": 3, "return_scores": true}
 ->   {"result": [[{"document": {"contents": "\"Title\"\ntext"}, "score": 1.5}, ...]]}
 """
 
-import http.client
 import json
 import random
 import threading
@@ -17,7 +16,7 @@ from trl_stppo.recipes.search.retrieval import Passage, check_top_k
 
 from .cache import SharedCache
 from .corpus import passage_of
-from .deadline_http import Deadline, Poster
+from .deadline_http import FAILURES, Deadline, Poster
 from .forks import in_every_child
 
 _WORTH_A_RETRY = frozenset({408, 429})  # "too slow" and "too many requests", unlike other 4xx
@@ -115,7 +114,7 @@ class HttpRetriever:
             try:
                 return self._attempt(body, top_k, end)
             except _RETRIED as error:
-                failure = error
+                failure = _root(error)
             pause = min(settings.max_backoff, settings.backoff * 2 ** (attempt - 1))
             with self._lock:
                 pause *= self._random.uniform(0.5, 1.0)
@@ -149,7 +148,16 @@ class _ServerFailure(Exception):
     """An answer that says, or shows, that the server failed."""
 
 
-_RETRIED = (OSError, http.client.HTTPException, _ServerFailure)
+_RETRIED = (*FAILURES, _ServerFailure)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The system's error behind httpx's, which only says that connecting failed; else the error."""
+    root, behind = error, None if isinstance(error, OSError) else error
+    while behind is not None:
+        root = behind if isinstance(behind, OSError) else root
+        behind = behind.__cause__ or behind.__context__
+    return root
 
 
 def _passages(answer: bytes) -> tuple[Passage, ...]:

@@ -1,0 +1,248 @@
+"""Serve a local retriever over HTTP, in the form of Search-R1's server.
+
+    python scripts/serve_retriever.py --index indexes/wiki --port 8000
+    python scripts/serve_retriever.py --dense indexes/wiki-e5
+    python scripts/serve_retriever.py --corpus corpus.jsonl
+    python scripts/serve_retriever.py --stdlib --port 0
+
+POST /retrieve {"queries": ["..."], "topk": 3, "return_scores": true}; GET /health. Port 0 takes a
+free one; the address is printed. SIGTERM and Ctrl-C end it after the requests in hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from trl_stppo.recipes.search.retrieval import Passage
+from trl_stppo.recipes.search.retrievers import build_bm25, open_retriever
+from trl_stppo.recipes.search.retrievers.corpus import read_corpus
+
+MAX_BODY, MAX_TOPK, DEFAULT_TOPK = 16 * 2**20, 1000, 3
+GRACE_SECONDS = 10.0
+
+
+class BadRequest(Exception):
+    """What is wrong with a request, for its sender."""
+
+
+class RetrievalServer(ThreadingHTTPServer):
+    """Answers each connection in a thread of its own.
+
+    Args:
+        address: host and port.
+        retriever: has `ranked(query, top_k)`, thread-safe.
+    """
+
+    daemon_threads = True
+    request_queue_size = 1024  # a rollout's environments connect all at once
+
+    def __init__(self, address: tuple[str, int], retriever: Any) -> None:
+        super().__init__(address, Handler)
+        self.retriever = retriever
+        self.busy, self.idle = 0, threading.Condition()
+        self.ending = False
+
+    def end(self) -> None:
+        """Accept nothing new, and wait for the requests in hand."""
+        self.ending = True
+        self.shutdown()
+        with self.idle:
+            self.idle.wait_for(lambda: self.busy == 0, GRACE_SECONDS)
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: RetrievalServer
+    protocol_version = "HTTP/1.1"
+    timeout = 300  # of an idle connection
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        """Search."""
+        self._counted(self._search)
+
+    def do_GET(self) -> None:
+        """Say how things are."""
+        self._counted(self._health)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Stay silent: training asks thousands of times a minute."""
+
+    def _counted(self, work: Callable[[], None]) -> None:
+        with self.server.idle:
+            self.server.busy += 1
+        try:
+            work()
+        finally:
+            with self.server.idle:
+                self.server.busy -= 1
+                self.server.idle.notify_all()
+
+    def _health(self) -> None:
+        if self.path.rstrip("/") in ("", "/health"):
+            count = (
+                len(self.server.retriever) if hasattr(self.server.retriever, "__len__") else None
+            )
+            self._reply(200, {"status": "ok", "passages": count})
+        else:
+            self._reply(404, {"error": f"there is no {self.path}; GET /health, POST /retrieve"})
+
+    def _search(self) -> None:
+        # Of a body that was not read, the rest would be taken for the next request.
+        self.close_connection, kept = True, not self.close_connection
+        if self.path.rstrip("/") != "/retrieve":
+            self._reply(404, {"error": f"there is no {self.path}; POST /retrieve"})
+            return
+        try:
+            body = self._body()
+            self.close_connection = not kept
+            queries, top_k, scores = checked(body)
+        except BadRequest as error:
+            self._reply(400, {"error": str(error)})
+            return
+        try:
+            answer = [self._documents(query, top_k, scores) for query in queries]
+        except Exception as error:
+            traceback.print_exc()
+            self._reply(500, {"error": f"{type(error).__name__}: {error}"})
+            return
+        self._reply(200, {"result": answer})
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > MAX_BODY:
+            raise BadRequest(f"Content-Length is {length!r}; needed is a number up to {MAX_BODY}")
+        return self.rfile.read(int(length))
+
+    def _documents(self, query: str, top_k: int, scores: bool) -> list[Any]:
+        ranked = self.server.retriever.ranked(query, top_k) if query.strip() else []
+        if scores:
+            return [{"document": document(passage), "score": score} for passage, score in ranked]
+        return [document(passage) for passage, _ in ranked]
+
+    def _reply(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.close_connection = self.close_connection or self.server.ending
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def handle(self) -> None:
+        """Serve the connection; a client that has gone is no news."""
+        try:
+            super().handle()
+        except ConnectionError:
+            self.close_connection = True
+
+
+def checked(body: bytes) -> tuple[list[str], int, bool]:
+    """Queries, topk and return_scores of a request.
+
+    Raises:
+        BadRequest: one of them is not what it should be.
+    """
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+    if not isinstance(request, dict):
+        raise BadRequest('the body is no JSON object; send {"queries": ["..."], "topk": 3}')
+    queries, top_k = request.get("queries"), request.get("topk")
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise BadRequest("queries has to be a list of strings")
+    top_k = DEFAULT_TOPK if top_k is None else top_k
+    if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= MAX_TOPK:
+        raise BadRequest(f"topk is {top_k!r}; allowed are 1 to {MAX_TOPK}")
+    scores = request.get("return_scores", False)
+    if not isinstance(scores, bool):
+        raise BadRequest(f"return_scores is {scores!r}; allowed are true and false")
+    return queries, top_k, scores
+
+
+def document(passage: Passage) -> dict[str, str]:
+    """A passage in the form of Search-R1's corpus, in which the first line is the title."""
+    return {"contents": f'"{" ".join(passage.title.split())}"\n{passage.text}'}
+
+
+def retriever_of(args: argparse.Namespace, scratch: ExitStack) -> Any:
+    """The retriever that the flags name.
+
+    Args:
+        args: the flags.
+        scratch: removes what a corpus takes on disk.
+    """
+    if args.corpus:
+        folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="retriever-")))
+        build_bm25((p for path in args.corpus for p in read_corpus(path)), folder / "index")
+        return open_retriever(f"bm25:{folder / 'index'}")
+    if args.stdlib:
+        return open_retriever("stdlib")
+    return open_retriever(f"bm25:{args.index}" if args.index else f"dense:{args.dense}")
+
+
+def port(text: str) -> int:
+    """A port, for argparse."""
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise argparse.ArgumentTypeError(f"{number} is no port; allowed are 0 to 65535")
+    return number
+
+
+def parse_args() -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--index", metavar="DIR", help="a BM25 index of build_index.py")
+    source.add_argument("--dense", metavar="DIR", help="a dense index of build_index.py")
+    source.add_argument(
+        "--corpus", metavar="FILE", nargs="+", help="JSONL, indexed as build_index.py bm25 does"
+    )
+    source.add_argument("--stdlib", action="store_true", help="Python's own documentation")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for every interface")
+    parser.add_argument("--port", type=port, default=8000, help="0 takes a free one")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Serve what the flags name."""
+    args = parse_args()
+    with ExitStack() as scratch:
+        try:
+            retriever = retriever_of(args, scratch)
+            server = RetrievalServer((args.host, args.port), retriever)
+        except (OSError, ValueError, ImportError) as error:
+            sys.exit(f"serve_retriever: {error}")
+        serve(server)
+
+
+def serve(server: RetrievalServer) -> None:
+    """Until SIGTERM or Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # In a thread: `shutdown` waits for the loop that this handler interrupts.
+        signal.signal(number, lambda *_: threading.Thread(target=server.end).start())
+    host, port = server.server_address[:2]
+    print(f"listening on http://{host!s}:{port}/retrieve", flush=True)
+    server.serve_forever(poll_interval=0.1)
+
+
+if __name__ == "__main__":
+    main()

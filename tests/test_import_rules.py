@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -150,6 +151,10 @@ def test_imports_keep_to_the_layers(path):
         ("trainer", "from trl.trainer.utils import pad"),
         ("cli", "from trl.trainer.utils import pad"),
         ("core", "def f():\n    import trl"),
+        ("trainer", "from ..recipes.search import SearchEnv"),
+        ("rollout", "import trl_stppo.recipes"),
+        ("hub", "def f():\n    from trl_stppo.recipes.search import rewards"),
+        ("cli", "from ..recipes.search.rewards import f1_reward"),
     ],
 )
 def test_the_walk_notices_a_forbidden_import(part, line, tmp_path, monkeypatch):
@@ -159,6 +164,13 @@ def test_the_walk_notices_a_forbidden_import(part, line, tmp_path, monkeypatch):
     path.parent.mkdir(parents=True)
     path.write_text(line)
     assert len(violations(path)) == 1
+
+
+def test_nothing_outside_the_recipes_names_one():
+    """Neither a default nor a text, but for the table of old names."""
+    task = re.compile(r"recipes\.|Search(R1|Env)|stdlib.search|f1_reward|bm25", re.IGNORECASE)
+    sources = [path for path in MODULES if part_of(path) not in ("recipes", "moved")]
+    assert [str(path) for path in sources if task.search(path.read_text())] == []
 
 
 HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}

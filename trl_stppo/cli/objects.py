@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def load_object(path: str) -> Any:
     module, _, name = path.partition(":")
     if not name:
         raise UsageError(f"`{path}` does not name an object; write it as module:name.")
+    # Python shows it to whoever imports only; here a flag or a file has an old name.
+    warnings.filterwarnings("default", category=DeprecationWarning, message=r"trl_stppo\.")
     here = os.getcwd()
     if not {here, ""} & set(sys.path):
         sys.path.insert(0, here)
@@ -40,7 +43,7 @@ def load_object(path: str) -> Any:
             f"`{path}`: there is no module {error.name}, neither in {here} nor installed. Check the name, "
             f"or start where the module is."
         ) from error
-    if hasattr(loaded, name):
+    with contextlib.suppress(AttributeError):
         return getattr(loaded, name)
     similar = closest(name, [other for other in dir(loaded) if not other.startswith("_")])
     proposal = f"Did you mean {named(similar)}?" if similar else "Check the name."

@@ -48,7 +48,7 @@ PAGES: dict[str, Page] = {
             "--config FILE": "YAML file of flags",
             "--model_name_or_path NAME": "what to train: a folder, or a model of the Hub",
             "--dataset_name NAME": "its rows: a file (rows.jsonl), a folder, or a data set of the Hub",
-            "--environment MODULE:CLASS": "where it acts (default: a search over Python's own docs)",
+            "--environment MODULE:CLASS": "where it acts (default: the demo's)",
             "--variant NAME": "st-ppo, s-ppo, turn-ppo, ppo; no critic: st-grpo, grpo, gspo, ...",
             "--output_dir FOLDER": "where checkpoints, curves and the model go",
         },
@@ -126,7 +126,7 @@ PAGES: dict[str, Page] = {
         },
         examples=(
             "trl-stppo env check my_env:MyEnv --rows rows.jsonl",
-            "trl-stppo env check trl_stppo.recipes.search:StdlibSearchEnv --action '<search>csv</search>'",
+            "trl-stppo env check my_env:MyEnv --action 'go left' --action 'go right' --strict",
         ),
         more="All flags: --help_all.",
     ),

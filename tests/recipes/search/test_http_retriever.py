@@ -124,7 +124,9 @@ def test_a_kept_connection_that_dies_of_the_question_is_no_failure() -> None:
         retriever = client(server, retries=0)
         assert [len(retriever.search(f"q{number}", 1)) for number in range(2)] == [1, 1]
         assert (len(server.requests), server.connections) == (3, 2)
-        with pytest.raises(RetrievalError, match="in 1 attempts"):  # an answer that breaks off is one
+        with pytest.raises(
+            RetrievalError, match="in 1 attempts"
+        ):  # an answer that breaks off is one
             retriever.search("q2", 1)
         assert len(server.requests) == 4
 

@@ -1,0 +1,95 @@
+"""What an environment's class says of itself: its rows, and what an evaluation reports."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset
+
+from trl_stppo.cli import agents, evaluate, objects
+from trl_stppo.cli.play import PlayArguments, pick_row
+from trl_stppo.cli.usage import UsageError
+
+HERE = __name__
+
+
+def few(split: str) -> Dataset:
+    return Dataset.from_list([{"prompt": f"{split} {number}"} for number in range(3)])
+
+
+def shout(completions, **columns):
+    return [1.0 for _ in completions]
+
+
+shout.title = "LOUD"
+
+
+class Offering:
+    """With rows and figures of its own."""
+
+    @classmethod
+    def datasets(cls):
+        return {"few": few, "none-of-it": None}
+
+    @classmethod
+    def figures(cls):
+        return [shout]
+
+
+class Silent:
+    """Says nothing; a method of an instance is not meant."""
+
+    def datasets(self):
+        raise AssertionError
+
+
+def arguments(environment: str | None, **others) -> evaluate.EvaluateArguments:
+    return evaluate.EvaluateArguments(environment=environment, **others)
+
+
+def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):
+    for name in (None, "few"):
+        args = arguments(f"{HERE}:Offering", dataset_name=name)
+        train, held_out = agents.load_splits(args)
+        assert (train[0]["prompt"], held_out[2]["prompt"]) == ("train 0", "test 2")
+        assert args.dataset_name == "few", "tables and cards call it so"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "mine"}\n')
+    args = arguments(f"{HERE}:Offering", dataset_name=str(rows))
+    assert agents.load_splits(args)[0][0] == {"prompt": "mine"}
+
+
+@pytest.mark.parametrize("environment", [f"{HERE}:Silent", "none", f"{HERE}:missing"])
+def test_without_any_the_error_says_what_to_name(environment):
+    with pytest.raises(
+        UsageError, match=f"`dataset_name` is not set, and environment={environment}"
+    ):
+        agents.load_splits(arguments(environment))
+
+
+def test_names_of_the_default_environment_are_known_to_all():
+    train, held_out = agents.load_splits(arguments("none", dataset_name="stdlib-search"))
+    assert {"prompt", "answers"} <= {*train.column_names} & {*held_out.column_names}
+
+
+def test_a_row_to_play_is_the_environments_first_or_empty():
+    assert pick_row(PlayArguments(environment=f"{HERE}:Offering", index=1)) == {"prompt": "train 1"}
+    assert pick_row(PlayArguments(environment=f"{HERE}:Silent")) == {"prompt": ""}
+
+
+def test_figures_are_the_environments_own_unless_others_are_named():
+    args = arguments(f"{HERE}:Offering")
+    assert evaluate.reported_functions(args) == [f"{HERE}:shout"]
+    assert evaluate.titles_of(args) == {"shout": "LOUD"}
+    assert evaluate.reported_functions(arguments(f"{HERE}:Offering", figures=["none"])) == []
+    assert evaluate.reported_functions(arguments(f"{HERE}:Silent")) == []
+    counted = arguments(f"{HERE}:Offering", reward_funcs=[f"{HERE}:shout"])
+    assert evaluate.reported_functions(counted) == [], "it is in the score already"
+    other = arguments(f"{HERE}:Silent", eval_environment=f"{HERE}:Offering")
+    assert evaluate.reported_functions(other) == [f"{HERE}:shout"]
+
+
+def test_the_default_environment_is_there_and_offers_both():
+    default = objects.default_environment()
+    assert agents.AgentArguments().environment == default
+    assert list(objects.offered_by(default, "datasets")) == ["stdlib-search"]
+    assert [f.__name__ for f in objects.offered_by(default, "figures")] == ["f1_reward"]

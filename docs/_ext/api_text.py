@@ -20,7 +20,10 @@ SECTION = re.compile(r"([A-Z]\w+):")
 RESULT = re.compile(r"    (\w+): (.*)")
 SEVERAL = re.compile(r"    (\w+(?:, \w+)+): (.*)")
 # What is public: `__all__` of these.
-PUBLIC = ("trl_stppo", "trl_stppo.core", "trl_stppo.recipes.search.data", "trl_stppo.envs")
+PUBLIC = (
+    *("trl_stppo", "trl_stppo.core", "trl_stppo.envs"),
+    *("trl_stppo.recipes.search", "trl_stppo.recipes.search.data"),
+)
 
 
 def adapt(lines: list[str], *, without_parameters: bool = False) -> list[str]:

@@ -1,7 +1,8 @@
 """The contract between an environment and the rollout: text in, text out.
 
 An environment never sees tokens. Anything with these two methods qualifies; inheriting from
-`TextEnv` is not needed. Keep other methods private: a trainer may offer public ones as tools.
+`TextEnv` is not needed. Keep other methods private: a trainer may offer public ones as tools. Two class
+methods, `datasets()` and `figures()`, are optional, and for the commands alone (docs/environments.md).
 """
 
 import inspect

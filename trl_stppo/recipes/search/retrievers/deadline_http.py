@@ -9,7 +9,6 @@ import asyncio
 import re
 import ssl
 import threading
-import time
 import weakref
 from collections.abc import Coroutine
 from typing import Any
@@ -32,41 +31,20 @@ _CONNECTED, _ANSWERED = "connection.connect_tcp.started", "http11.receive_respon
 _USER = re.compile(r"//[^/]*@")
 
 
-class Deadline:
-    """A point in time, by the monotonic clock."""
-
-    def __init__(self, seconds: float) -> None:
-        """So many seconds from now."""
-        self._end = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Seconds that are left.
-
-        Raises:
-            TimeoutError: none.
-        """
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the time for this request is over")
-        return left
-
-    def over(self, seconds: float = 0.0) -> bool:
-        """Whether it will have passed in so many seconds."""
-        return time.monotonic() + seconds >= self._end
-
-
 class _Loop:
     """One event loop per process, on a thread of its own that begins with the first call."""
 
     def __init__(self) -> None:
+        self._parents: list[Any] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._start()
         in_every_child(self._start)
 
     def _start(self) -> None:
-        # The thread of the parent is not in a forked child; its loop is let be, since both would share
-        # what the loop waits on.
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # A forked child has the parent's loop without its thread. Collected, the loop could take from the
+        # parent what both wait on: an epoll object is shared.
+        self._parents.append(self._loop)
+        self._lock, self._loop = threading.Lock(), None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """What it returns; what it raises is raised."""
@@ -111,19 +89,23 @@ class Poster:
         # Of a forked child: the connections so far are the parent's.
         self._client: httpx.AsyncClient | None = None
 
-    def post(self, body: bytes, deadline: Deadline) -> tuple[int, bytes]:
+    def post(self, body: bytes, seconds: float) -> tuple[int, bytes]:
         """Send JSON, and read the whole answer.
 
         A connection that the server has closed since the last request is replaced at once; that is
         no failure of the request.
 
+        Args:
+            body: JSON.
+            seconds: for all of it, from resolving the host's name to the last byte.
+
         Returns:
             status, and the body.
 
         Raises:
-            OSError, httpx.TransportError: no complete answer by the deadline.
+            OSError, httpx.TransportError: no complete answer in that time.
         """
-        return _loop.run(self._post(body, deadline.left()))
+        return _loop.run(self._post(body, seconds))
 
     async def _post(self, body: bytes, seconds: float) -> tuple[int, bytes]:
         try:

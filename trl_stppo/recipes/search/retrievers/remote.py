@@ -16,7 +16,7 @@ from trl_stppo.recipes.search.retrieval import Passage, check_top_k
 
 from .cache import SharedCache
 from .corpus import passage_of
-from .deadline_http import FAILURES, Deadline, Poster
+from .deadline_http import FAILURES, Poster
 from .forks import in_every_child
 
 _WORTH_A_RETRY = frozenset({408, 429})  # "too slow" and "too many requests", unlike other 4xx
@@ -105,20 +105,20 @@ class HttpRetriever:
         return list(self._cache.get((query, top_k), lambda: self._retrying(query, top_k)))
 
     def _retrying(self, query: str, top_k: int) -> tuple[Passage, ...]:
-        settings, end = self.settings, Deadline(self.settings.deadline)
+        settings, end = self.settings, time.monotonic() + self.settings.deadline
         asked = {"queries": [query], "topk": top_k, "return_scores": True}
         body = json.dumps(asked).encode()
         attempt = 0
         while True:
             attempt += 1
             try:
-                return self._attempt(body, top_k, end)
+                return self._attempt(body, top_k, end - time.monotonic())
             except _RETRIED as error:
                 failure = _root(error)
             pause = min(settings.max_backoff, settings.backoff * 2 ** (attempt - 1))
             with self._lock:
                 pause *= self._random.uniform(0.5, 1.0)
-                more = attempt <= settings.retries and not end.over(pause)
+                more = attempt <= settings.retries and time.monotonic() + pause < end
                 self.retried += more
             if not more:
                 raise RetrievalError(
@@ -129,10 +129,10 @@ class HttpRetriever:
                 ) from failure
             time.sleep(pause)
 
-    def _attempt(self, body: bytes, top_k: int, end: Deadline) -> tuple[Passage, ...]:
+    def _attempt(self, body: bytes, top_k: int, left: float) -> tuple[Passage, ...]:
         with self._lock:
             self.requests += 1
-        status, answer = self._poster.post(body, Deadline(min(self.settings.timeout, end.left())))
+        status, answer = self._poster.post(body, min(self.settings.timeout, left))
         if status == 200:
             return _passages(answer)[:top_k]
         shown = answer[:200].decode("utf-8", "replace")

@@ -41,7 +41,7 @@ RULES = {
     ),
     "hub": (
         {"hub", "watch", "errors", "redaction", "version"},
-        {"huggingface_hub"},
+        {"huggingface_hub", "jinja2"},
         {"huggingface_hub", "torch", "transformers", "peft", "safetensors"},
     ),
     "agent": ({"hub", "trainer", "rollout", "generation"}, set(), set()),

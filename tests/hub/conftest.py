@@ -21,7 +21,7 @@ from trl_stppo.hub import card
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learning curves take seconds; here a file stands for them."""
 
-    def draw(path: Path, facts: object) -> None:
+    def draw(path: Path, *facts: object) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"curves")
 

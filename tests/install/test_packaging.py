@@ -78,7 +78,16 @@ def _padded(version: str | None) -> list[int]:
 
 def test_what_only_some_need_is_not_required():
     assert {r.name for r in REQUIRED} == {
-        *("accelerate", "datasets", "huggingface_hub", "peft", "rich", "torch", "transformers"),
+        *(
+            "accelerate",
+            "datasets",
+            "huggingface_hub",
+            "Jinja2",
+            "peft",
+            "rich",
+            "torch",
+            "transformers",
+        ),
         "trl",
     }
     assert {"quantization", "vllm", "search", "dense", "gem", "trackio", "docs", "test"} <= set(

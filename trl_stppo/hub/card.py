@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, metadata_load
+from jinja2 import Environment, PackageLoader
 
 from ..redaction import redacted
-from . import sections
-from .facts import CardFacts
-from .markdown import escaped, plain
-from .results import Evaluation, last_evaluations, model_index
+from ..version import __version__
+from . import markdown
+from .description import Description
+from .markdown import plain
+from .results import last_evaluations, model_index, results_table
 
 logger = logging.getLogger(__name__)
 
@@ -70,88 +73,118 @@ def kept(folder: Path) -> Iterator[None]:
         os.replace(aside, path)
 
 
-def improve(folder: Path, facts: CardFacts, *, draw: bool = True) -> None:
+def improve(
+    folder: Path,
+    run: Description,
+    *,
+    title: str,
+    base_model: str | None,
+    licence: str | None,
+    datasets: Sequence[str],
+    tags: Sequence[str],
+    history: Sequence[Mapping[str, Any]],
+    draw: bool = True,
+    **shown: Any,
+) -> None:
     """Make an agent's card of the one that TRL has just written into a folder.
 
     Args:
         folder: holds the card; the picture goes there too.
-        facts: of the run.
+        run: what it is.
+        title: of the card.
+        base_model: id on the Hub, None where it has none there.
+        licence: of the base model, where known.
+        datasets: ids on the Hub.
+        tags: of the repository.
+        history: the run's log.
         draw: draw the learning curves anew; otherwise an earlier picture stays.
+        **shown: `repo`, `columns`, `system_prompt`, `play` and `turn_ends` as of `render`.
     """
-    path = folder / CARD
-    card = ModelCard.load(path)
-    evaluations = last_evaluations(facts.history)
-    picture, why_not = _picture(folder, facts, draw)
-    training, citations = _upstreams(card.text)
-    parts = [
-        f"# {escaped(facts.title, 120)}",
-        sections.introduction(facts),
-        sections.usage(facts),
-        sections.environments(facts),
-        sections.results(evaluations, picture, why_not),
-        training,
-        sections.settings(facts),
-        _versions(card.text, facts),
-        sections.files(facts),
-        citations,
-    ]
-    card.text = redacted("\n\n".join(part.strip() for part in parts if part.strip()) + "\n")
-    _set_data(card, facts, evaluations)
-    card.save(path)
-
-
-def _upstreams(text: str) -> tuple[str, str]:
-    """TRL's sections on training and on whom to cite, without those between and before."""
-    training = re.search(r"^## Training procedure\n.*?(?=^##)", text, re.M | re.S)
-    citations = re.search(r"^## Citations\n.*", text, re.M | re.S)
-    said = training[0] if training else "## Training procedure"
-    return re.sub(r"\n\s*\n", "\n\n", said), citations[0] if citations else ""
-
-
-def _versions(text: str, facts: CardFacts) -> str:
-    found = re.search(r"^### Framework versions\n+((?:- .*\n?)+)", text, re.M)
-    lines = [f"- {plain(name)}: {plain(version)}" for name, version in facts.versions]
-    lines += found[1].strip().splitlines() if found else []
-    return "### Framework versions\n\n" + "\n".join(lines) if lines else ""
-
-
-def _set_data(card: ModelCard, facts: CardFacts, evaluations: Sequence[Evaluation]) -> None:
+    card = ModelCard.load(folder / CARD)
+    upstream, evaluations = _sections(card.text), last_evaluations(history)
+    shown |= {"title": title, "base_model": base_model, "datasets": datasets}
+    shown |= {"evaluations": evaluations, "picture": _picture(folder, run, history, draw)}
+    card.text = redacted(render(run, upstream=upstream, **shown))
     data: Any = card.data
     data.pop("licence")  # TRL's own word, which the Hub does not know
-    data.base_model = facts.base_model
-    data.license = facts.licence
-    data.datasets = [plain(name) for name in facts.datasets] or None
-    data.library_name = "peft" if facts.adapter else "transformers"
+    data.base_model, data.license = base_model, licence
+    data.datasets = [plain(name) for name in datasets] or None
+    data.library_name = "peft" if run.adapter else "transformers"
     data.pipeline_tag = "text-generation"
-    tags = [*facts.tags, *sorted(data.tags or [])]  # TRL's come in any order
-    tags += ["lora"] if facts.adapter == "LoRA" else []
+    tags = [*tags, *sorted(data.tags or [])]  # TRL's come in any order
+    tags += ["lora"] if run.adapter_kind == "LoRA" else []
     data.tags = list(dict.fromkeys(plain(tag) for tag in tags))
-    data.model_name = plain(facts.title)
-    played = ", ".join(e.class_name for e in facts.environments) or "held-out rows"
+    data.model_name = plain(title)
+    played = ", ".join(e.class_name for e in run.environments) or "held-out rows"
     data.eval_results = model_index(evaluations, plain(played)) or None
+    card.save(folder / CARD)
 
 
-def _picture(folder: Path, facts: CardFacts, draw: bool) -> tuple[str | None, str | None]:
-    """Path of the learning curves in the repository, or a sentence on why there are none."""
+def render(run: Description, **shown: Any) -> str:
+    """The text of a card.
+
+    Args:
+        run: what it is.
+        **shown: variables of the template; besides those of `improve`: `repo`, by which the policy is
+            loaded; `columns` and `system_prompt` of the rows; `play`, the fields of `agent.json`;
+            `turn_ends`, tokens that end a turn; `upstream`, what TRL has written, by heading.
+    """
+    return _environment().get_template("card.md").render(run=run, **shown)
+
+
+class _Markdown(str):
+    """Text that stands in the card as it is."""
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Jinja's, in which all text is escaped that no filter has made Markdown of."""
+
+    def filter_of(function: Callable[..., str]) -> Callable[..., _Markdown]:
+        return lambda *args: _Markdown(function(*args))
+
+    made = Environment(
+        loader=PackageLoader(__package__, "template"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda part: part if isinstance(part, _Markdown) else markdown.escaped(part),
+    )
+    names = ("cell", "code", "escaped", "fenced", "hub_link", "plain", "prose", "quoted")
+    made.filters |= {name: filter_of(getattr(markdown, name)) for name in names}
+    made.filters |= {"markdown": _Markdown, "results_table": filter_of(results_table)}
+    return made
+
+
+def _sections(text: str) -> dict[str, str]:
+    """TRL's sections by their headings; this package is put among the versions."""
+    parts = re.split(r"^(?=##)", re.sub(r"\n\s*\n", "\n\n", text), flags=re.M)
+    own = f"### Framework versions\n\n- trl-stppo: {__version__}\n"
+    parts = [part.replace("### Framework versions\n\n", own).strip() for part in parts]
+    return {part.split("\n")[0].lstrip("# "): part for part in parts}
+
+
+def _picture(
+    folder: Path, run: Description, history: Sequence[Mapping[str, Any]], draw: bool
+) -> str | None:
+    """Path of the learning curves in the repository, None where there are none."""
     path = folder / PICTURE
-    steps = [entry for entry in facts.history if any(name in entry for name in CURVES)]
-    if draw and len(steps) > 1:
-        if importlib.util.find_spec("matplotlib") is None:
-            return None, "Learning curves are left out: matplotlib was not installed."
+    steps = [entry for entry in history if any(name in entry for name in CURVES)]
+    if draw and len(steps) > 1 and importlib.util.find_spec("matplotlib"):
         try:
-            _draw(path, facts)
+            _draw(path, run.variant or run.method, history)
         except Exception as error:  # a picture is worth no run
             logger.warning(
                 "The learning curves were not drawn: %s: %s", type(error).__name__, error
             )
-    return (PICTURE, None) if path.is_file() else (None, None)
+    return PICTURE if path.is_file() else None
 
 
-def _draw(path: Path, facts: CardFacts) -> None:
+def _draw(path: Path, name: str, history: Sequence[Mapping[str, Any]]) -> None:
     from ..watch.curves import draw_curves
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # Upstream leaves out of an upload what begins like this; a torn picture is never seen.
     half_done = path.parent / f"_{path.name}"
-    draw_curves({facts.variant or facts.method: list(facts.history)}, half_done)
+    draw_curves({name: list(history)}, half_done)
     os.replace(half_done, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -77,9 +78,24 @@ def fenced(text: str, language: str = "", limit: int | None = None) -> str:
     return f"{ticks}{language}\n{body}\n{ticks}"
 
 
+def cell(text: str) -> str:
+    """Markdown in a table, where a bar ends the cell, in code too."""
+    return _BAR.sub(r"\\|", text)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are Markdown already; empty without rows."""
-    # In a cell a bar ends the cell, in code too.
-    cells = ([_BAR.sub(r"\\|", cell) for cell in row] for row in (head, *rows))
-    first, *lines = ["| " + " | ".join(row) + " |" for row in cells]
+    first, *lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (head, *rows)]
     return "\n".join([first, "|" + "---|" * len(head), *lines]) if lines else ""
+
+
+def hub_link(repo: str, prefix: str = "") -> str:
+    """A link to a repository; only names that the Hub allows become one."""
+    name = plain(repo)
+    safe = all(c.isascii() and (c.isalnum() or c in "-_./") for c in name)
+    return f"[{escaped(name)}](https://huggingface.co/{prefix}{name})" if safe else escaped(name)
+
+
+def quoted(name: str) -> str:
+    """A string of Python."""
+    return json.dumps(plain(name), ensure_ascii=False)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from ..watch.figures import SCORE, SUCCESS
+from huggingface_hub import EvalResult
+
+from ..watch.figures import SCORE, SUCCESS, number
 from .markdown import escaped, table
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 PREFIX = "eval_"
 # Figure of evaluation -> its name in the table; docs/evaluation.md explains them.
@@ -27,69 +24,47 @@ FIGURES = {
 INDEXED = {SUCCESS: "success_rate", SCORE: "mean_reward"}
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The figures of one evaluation dataset, by the names of docs/evaluation.md.
+class Evaluation(NamedTuple):
+    """The figures of one evaluation dataset: finite, and by the names of docs/evaluation.md."""
 
-    Attributes:
-        name: of the dataset among several; None for the only one.
-        step: optimizer steps that were done.
-        figures: its figures, without prefix.
-    """
-
-    name: str | None
-    step: int
+    name: str | None  # of the dataset among several
+    step: int  # optimizer steps that were done
     figures: Mapping[str, float]
 
 
 def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
     """The evaluations at the last step at which there was one."""
-    entries = [entry for entry in history if any(_ends_in_score(key) for key in entry)]
-    if not entries:
-        return []
-    last = entries[-1].get("step", 0)
-    found: dict[str, dict[str, float]] = {}
-    for entry in (e for e in entries if e.get("step", 0) == last):
-        for prefix in [k.removesuffix(SCORE) for k in entry if _ends_in_score(k)]:
-            found[prefix] = {
-                key.removeprefix(prefix): float(value)
-                for key, value in entry.items()
-                if key.startswith(prefix) and _is_number(value)
-            }
-    return [
-        Evaluation(prefix.removeprefix(PREFIX).removesuffix("_") or None, int(last), figures)
-        for prefix, figures in found.items()
-    ]
-
-
-def _ends_in_score(key: str) -> bool:
-    return key.startswith(PREFIX) and key.endswith(SCORE)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    found: dict[str, Evaluation] = {}
+    for entry in history:
+        step = int(entry.get("step", 0))
+        for key in entry:
+            if not key.startswith(PREFIX) or not key.endswith(SCORE):
+                continue
+            prefix = key.removesuffix(SCORE)
+            known = {k: number(value) for k, value in entry.items() if k.startswith(prefix)}
+            figures = {k.removeprefix(prefix): v for k, v in known.items() if v is not None}
+            name = prefix.removeprefix(PREFIX).removesuffix("_") or None
+            found = {p: other for p, other in found.items() if other.step == step}
+            found[prefix] = Evaluation(name, step, figures)
+    return list(found.values())
 
 
 def results_table(evaluations: Sequence[Evaluation]) -> str:
     """Figures in rows, evaluation datasets in columns; empty without an evaluation."""
-    rows = []
-    for figure, label in FIGURES.items():
-        cells = [_shown(evaluation.figures, figure) for evaluation in evaluations]
-        if any(cells):
-            rows.append([label, *cells])
+    rows = [
+        [label, *(_shown(e.figures, name) for e in evaluations)] for name, label in FIGURES.items()
+    ]
     heads = [escaped(e.name, 60) if e.name else "held-out rows" for e in evaluations]
-    return table(["", *heads], rows)
+    return table(["", *heads], [row for row in rows if any(row[1:])])
 
 
 def _shown(figures: Mapping[str, float], name: str) -> str:
-    value = figures.get(name)
-    if value is None or math.isnan(value):
+    if name not in figures:
         return ""
-    if float(value).is_integer() and abs(value) >= 2:
+    value, low, high = figures[name], figures.get(f"{name}_low"), figures.get(f"{name}_high")
+    if value.is_integer() and abs(value) >= 2:
         return f"{value:.0f}"
-    low, high = figures.get(f"{name}_low", math.nan), figures.get(f"{name}_high", math.nan)
-    interval = "" if math.isnan(low) or math.isnan(high) else f" ({low:.3f} to {high:.3f})"
-    return f"{value:.3f}{interval}"
+    return f"{value:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
 
 
 def model_index(evaluations: Sequence[Evaluation], data: str) -> list[EvalResult]:
@@ -99,8 +74,6 @@ def model_index(evaluations: Sequence[Evaluation], data: str) -> list[EvalResult
         evaluations: of the run.
         data: what was played where a dataset has no name.
     """
-    from huggingface_hub import EvalResult
-
     return [
         EvalResult(
             task_type="reinforcement-learning",
@@ -114,5 +87,5 @@ def model_index(evaluations: Sequence[Evaluation], data: str) -> list[EvalResult
         )
         for evaluation in evaluations
         for figure, kind in INDEXED.items()
-        if not math.isnan(evaluation.figures.get(figure, math.nan))
+        if figure in evaluation.figures
     ]

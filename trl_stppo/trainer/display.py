@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from transformers import ProgressCallback, TrainerCallback
 
 from ..watch.metrics_file import MetricsFile
+from .describe import describe
 from .evaluation_settings import evaluation_settings, undisturbed
 from .memory import announce
 from .reporting import shield_integrations
-from .task_facts import task_facts
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -67,7 +67,7 @@ class MemoryCallback(TrainerCallback):
 def install_callbacks(trainer: PPOTrainer) -> None:
     """Swap in our progress bar or live view, announce the memory, write down what is logged."""
     shield_integrations(trainer.callback_handler.callbacks)
-    trainer.add_callback(MetricsFile(lambda: task_facts(trainer)))
+    trainer.add_callback(MetricsFile(lambda: describe(trainer).task))
     trainer.add_callback(MemoryCallback(trainer))
     install_live_view(trainer)
     if trainer.pop_callback(ProgressCallback) is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import run_state
+from .describe import algorithm_settings
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -57,7 +57,7 @@ def renew(trainer: PPOTrainer, folder: Path, saved: dict[str, Any]) -> None:
         saved: its settings.
     """
     saved = {**_adams(trainer), **saved}
-    present = run_state.settings(trainer.args)
+    present = algorithm_settings(trainer.args)
     changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
     without = [n for n in changed if n in _KEPT and not _write(trainer, n, *changed[n])]
     if not trainer.accelerator.is_main_process:

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from ..hub import card, pushing
 from ..hub.settings import AGENT_FILE, CRITIC_FOLDER
 from ..models.adapters import discard_saved_reference
-from . import checkpoint_files, run_facts
+from . import agent_files, checkpoint_files
 from ._trl import uploads_without
 from .checkpointing import ActorCriticCheckpoints
 
@@ -72,7 +72,7 @@ class AgentPublishing(ActorCriticCheckpoints):
             super()._save(output_dir, state_dict)
         if not self.args.should_save:
             return
-        run_facts.agent_settings(self).save(folder)
+        agent_files.agent_settings(self).save(folder)
         if self._staging is None:  # only a checkpoint is gone on from with the same reference
             discard_saved_reference(folder)
 
@@ -109,13 +109,12 @@ class AgentPublishing(ActorCriticCheckpoints):
         if not card.may_be_written(folder):
             self._warn_of_foreign_card(folder / card.CARD)
             return
-        names = run_facts.card_names(self, model_name, dataset_name)
+        names = agent_files.card_names(self, model_name, dataset_name)
         super().create_model_card(*names, tags=tags)
         if not self.is_world_process_zero():
             return
         try:
-            facts = run_facts.card_facts(self, *names)
-            card.improve(folder, facts, draw=self._draws_card())
+            agent_files.improve_card(self, *names, draw=self._draws_card())
         except Exception as error:  # no card is worth a run; TRL's is there
             logger.warning(
                 "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..hub.pushing import EPISODES
-from ..models.critic import SeparateCritic
-from ..redaction import redacted
 from . import checkpoint_files
+from .describe import describe
 from .engines import engine_name, is_sharded
 from .reporting import names_runs
 
@@ -151,8 +150,8 @@ def name_to_report(trainer: PPOTrainer) -> str:
 
 def about(trainer: PPOTrainer) -> dict[str, Any]:
     """What the manifest says of the run: its identity, its cut into batches, its settings."""
-    args, accelerator = trainer.args, trainer.accelerator
-    rows, micro_batches = trainer.train_dataset, args.steps_per_generation
+    args, accelerator, run = trainer.args, trainer.accelerator, describe(trainer)
+    micro_batches = args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has filled it in
     return {
         "run": trainer._run_name,
@@ -161,11 +160,11 @@ def about(trainer: PPOTrainer) -> dict[str, Any]:
         "resumable": not args.save_only_model,
         "identity": {
             "trainer": type(trainer).config_class.__name__,
-            "variant": getattr(args, "variant", None),
-            "critic": _critic(trainer),
-            "adapter": _adapter(trainer.model),
+            "variant": run.variant,
+            "critic": run.critic,
+            "adapter": run.adapter,
             "engine": engine_name(accelerator) if is_sharded(accelerator) else None,
-            "rows": len(rows) if hasattr(rows, "__len__") else None,
+            "rows": run.rows,
             "seed": args.seed,
             "shuffle": bool(args.shuffle_dataset),
             "batch": args.generation_batch_size,
@@ -177,46 +176,13 @@ def about(trainer: PPOTrainer) -> dict[str, Any]:
             "processes": accelerator.num_processes,
             "micro_batches": micro_batches,
         },
-        "settings": settings(args),
+        "settings": run.settings,
     }
 
 
 def _inside_rollout(trainer: PPOTrainer) -> bool:
     """Whether the rollout batch in the buffer still has updates to give."""
     return trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
-
-
-def _critic(trainer: PPOTrainer) -> str:
-    if not trainer.has_critic:
-        return "none"
-    if not isinstance(trainer.critic, SeparateCritic):
-        return "shared"
-    adapter = _adapter(trainer.critic.model)
-    return "separate" if adapter is None else f"separate, {adapter['type']} of rank {adapter['r']}"
-
-
-def _adapter(model: Any) -> dict[str, Any] | None:
-    config = getattr(model, "peft_config", {}).get("default")
-    if config is None:
-        return None
-    targets = getattr(config, "target_modules", None)
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    named = sorted(targets) if isinstance(targets, (set, list, tuple)) else targets
-    return {"type": str(kind), "r": getattr(config, "r", None), "target_modules": named}
-
-
-def settings(args: Any) -> dict[str, Any]:
-    """The settings of the algorithm: ours, and those of TRL and transformers that move weights."""
-    names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
-    names |= {"optim", "adam_beta1", "adam_beta2", "adam_epsilon"}
-    names |= {"lr_scheduler_type", "max_grad_norm", "temperature"}
-    for base in type(args).__mro__:
-        if base.__module__.split(".")[0] == __name__.split(".")[0]:
-            names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits
-    values = {name: getattr(args, name, None) for name in sorted(names)}
-    values = {name: getattr(value, "value", value) for name, value in values.items()}
-    simple = (bool, int, float, str, type(None))
-    return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:

@@ -1,0 +1,124 @@
+"""What lies beside a policy: the settings to play it with, `agent.json`, and its model card."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..generation.sampling import SamplingSettings
+from ..hub import card
+from ..hub.fetching import licence_of
+from ..hub.markdown import plain
+from ..hub.settings import AgentSettings
+from ..rollout.episode import Limits
+from . import rollout_engine
+from ._trl import get_config_model_id
+from .describe import as_json, describe, hub_datasets
+from .evaluation_settings import SAMPLING
+
+if TYPE_CHECKING:
+    from .publishing import AgentPublishing
+
+
+def agent_settings(trainer: AgentPublishing) -> AgentSettings:
+    """How the trainer's evaluation plays."""
+    run, engine, args = describe(trainer), trainer._eval_engine, trainer.args
+    # Where nothing but single answers is played, no engine has limits.
+    length = args.eval_max_completion_length or args.max_completion_length
+    limits = dataclasses.asdict(Limits(length) if engine is None else engine.limits)
+    del limits["max_context_tokens"]  # the model's
+    return AgentSettings(
+        max_completion_length=limits.pop("max_completion_tokens"),
+        **limits,
+        sampling=_sampling(trainer),
+        eos_token_ids=[int(i) for i in trainer.eos_token_ids],
+        chat_template_kwargs=as_json(trainer.chat_template_kwargs or {}),
+        environments=[
+            {
+                "name": each.name,
+                "kind": each.kind,
+                "class": each.class_name,
+                "import": f"{each.module}:{each.class_name}",
+            }
+            for each in run.environments
+        ],
+        tools=[name for name, _ in run.tools],
+        trainer=run.trainer,
+        dtype=run.dtype,
+        quantization=run.quantization,
+        seed=args.seed,
+    )
+
+
+def _sampling(trainer: AgentPublishing) -> dict[str, Any]:
+    """How evaluation draws; a temperature of 0 is the agent's `greedy`."""
+    args = trainer.args
+    names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
+    settings = None if trainer.use_vllm else rollout_engine._settings(trainer)[0]
+    known = {name: getattr(settings or args, name) for name in names}
+    given = {name: getattr(args, own) for own, name in SAMPLING.items()}
+    given["temperature"] = given["temperature"] or None
+    return known | {name: value for name, value in given.items() if value is not None}
+
+
+# ------------------------------------------------------------------ the model card
+
+
+def card_names(
+    trainer: AgentPublishing, model_name: str | None, dataset_name: str | None
+) -> tuple[str, str | None]:
+    """Names that TRL's template may have as they are, on one line."""
+    own = model_name or Path(trainer._repo_name()).name
+    data = next(iter([*_public(dataset_name), *hub_datasets(trainer.train_dataset)]), None)
+    return plain(own), None if data is None else plain(data)
+
+
+def improve_card(
+    trainer: AgentPublishing, title: str, dataset: str | None, *, draw: bool = True
+) -> None:
+    """Make an agent's card of TRL's, which has just been written; arguments as of `card_names`."""
+    args, base = trainer.args, get_config_model_id(trainer.model.config) or None
+    is_local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
+    pushes = trainer.hub_model_id is not None and not trainer._saving_checkpoint
+    row = _first_row(trainer.train_dataset)
+    card.improve(
+        Path(args.output_dir),
+        describe(trainer),
+        title=title,
+        repo=trainer.hub_model_id or str(args.output_dir),
+        base_model=None if is_local else base,
+        licence=licence_of(base) if is_local or pushes else None,
+        datasets=[dataset] if dataset else hub_datasets(trainer.train_dataset),
+        tags=[*trainer._tag_names, "agent"],
+        columns=list(row),
+        system_prompt=_system_prompt(row.get("prompt")),
+        play=vars(agent_settings(trainer)),
+        turn_ends=trainer._tokenizer.convert_ids_to_tokens(list(trainer.eos_token_ids)),
+        history=list(trainer.state.log_history),
+        draw=draw,
+    )
+
+
+def _first_row(rows: Any) -> dict[str, Any]:
+    """A stream is left alone."""
+    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__") or len(rows) == 0:
+        return {}
+    row = rows[0]
+    return dict(row) if isinstance(row, dict) else {}
+
+
+def _system_prompt(prompt: Any) -> str | None:
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
+    said = (
+        first.get("content") if isinstance(first, dict) and first.get("role") == "system" else None
+    )
+    return said if isinstance(said, str) else None
+
+
+def _public(name: str | None) -> list[str]:
+    """The id of data on the Hub: not a path, nor rows that this package makes itself."""
+    if name is None or os.path.isabs(name) or os.path.exists(name):
+        return []
+    return [name] if "/" in name.strip("./~") else []

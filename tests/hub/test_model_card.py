@@ -78,6 +78,11 @@ def test_a_table_keeps_its_cells():
     assert plain("a\n\tb  c", 4) == "a b…"
 
 
+def test_a_template_escapes_what_no_filter_has_made_markdown_of():
+    text = cards._environment().from_string("{{ said }} {{ said | plain }} {{ said | code }}")
+    assert text.render(said="<b>*x*") == r"&lt;b&gt;\*x\* <b>*x* `<b>*x*`"
+
+
 @pytest.mark.parametrize("name", [None, "a/folder/of/rows", "owner/name"])
 def test_rows_stay_here_whatever_name_the_data_has(tmp_path, name):
     rows = letters()

@@ -19,7 +19,7 @@ from .flags import groups
 from .launch import divided, with_file
 from .launches import launched_as, launcher
 from .names import check_name
-from .plan_rows import Plan, described_method, known_geometry, planned_setup, smallest_card
+from .plan_rows import Plan, known_geometry, planned_run, planned_setup, smallest_card
 from .usage import UsageError
 
 # Short flags -> those of `train` that they stand for; a value goes to the last.
@@ -126,7 +126,7 @@ def prompt_tokens(planned: Plan, words: Sequence[str]) -> int:
 def table(planned: Plan, expected: Estimate) -> Table:
     """What is alive in each phase."""
     model_args, config, launch = planned.model_args, planned.config, planned.launch
-    title = f"{model_args.model_name_or_path}: {described_method(planned)}"
+    title = f"{model_args.model_name_or_path}: {planned_run(planned).training}"
     engine = "" if launch.engine == "none" else f", {launch.engine}"
     caption = (
         f"each of {launch.processes} process(es){engine}; {config.max_completion_length} tokens of an "

@@ -16,8 +16,10 @@ from typing import Any
 
 from trl import ModelConfig
 
+from ..hub.description import Description
 from ..models.geometry import QWEN25, Geometry, geometry_of
 from ..models.memory import FITS, GIB, Setup, estimate, make_setup
+from ..trainer.describe import description_of
 from .agent_models import local_config, model_options
 from .agents import TrainArguments
 from .launches import Launch
@@ -61,48 +63,55 @@ def described(run: Plan, rollout: Any) -> list[tuple[str, str, str]]:
     ]
 
 
+def planned_run(run: Plan, rollout: Any = None) -> Description:
+    """What the run would be.
+
+    Args:
+        run: what is planned.
+        rollout: who plays its episodes; None where that is not known.
+    """
+    config, model_args, rank = run.config, run.model_args, run.args.value_model_lora_r
+    critic = "none" if not run.trainer_class.has_critic else "shared"
+    if critic == "shared" and (not model_args.use_peft or config.value_model_name_or_path):
+        critic = "separate" if rank is None else f"separate, LORA of rank {rank}"
+    adapter = {"type": "LORA", "r": model_args.lora_r}
+    stored = {f"load_in_{bits}bit": getattr(model_args, f"load_in_{bits}bit") for bits in (4, 8)}
+    return description_of(
+        run.trainer_class,
+        config,
+        rollout,
+        run.train,
+        model=str(model_args.model_name_or_path),
+        dtype=str(loaded_options(run).get("dtype")),
+        adapter=adapter if model_args.use_peft else None,
+        quantization=stored if any(stored.values()) else None,
+        critic=critic,
+    )
+
+
 def _run_rows(run: Plan, rollout: Any) -> Iterator[tuple[str, str]]:
-    args, config, model_args, launch = run.args, run.config, run.model_args, run.launch
-    correction = config.clip_bias_normalization
+    args, config, launch = run.args, run.config, run.launch
+    planned, correction = planned_run(run, rollout), config.clip_bias_normalization
     yield (
         "variant",
         f"{config.variant}: {config.importance_sampling_level} ratio"
         + ("" if correction == "none" else f", clipping bias corrected ({correction})"),
     )
-    yield "policy", f"{model_args.model_name_or_path}, {described_method(run)}"
-    yield "critic", _critic(run)
+    yield "policy", f"{planned.model}, {planned.training}"
+    source = f", from {config.value_model_name_or_path or 'the policy'}"
+    shared = ": an adapter on the policy's backbone"
+    yield "critic", planned.critic + {"none": "", "shared": shared}.get(planned.critic, source)
     yield (
         "processes",
         f"{launch.processes}" + (f", {launch.engine}" if launch.engine != "none" else ""),
     )
-    kinds = [type(probe).__name__ for probe in rollout.probes.values()] if rollout else []
-    yield "environment", ", ".join(kinds) or "none"
+    yield "environment", planned.environment
     if args.reward_funcs:
         yield "reward functions", ", ".join(args.reward_funcs)
     rates = f"policy {config.learning_rate:g}"
-    if run.trainer_class.has_critic:
+    if planned.critic != "none":
         rates += f", critic {config.critic_learning_rate:g}"
     yield "learning rates", f"{rates} ({getattr(config.optim, 'value', config.optim)})"
-
-
-def described_method(run: Plan) -> str:
-    """How the policy is trained."""
-    model_args, dtype = run.model_args, loaded_options(run).get("dtype")
-    if not model_args.use_peft:
-        return f"fully trained, {dtype}"
-    bits = "4-bit " if model_args.load_in_4bit else "8-bit " if model_args.load_in_8bit else ""
-    return f"LoRA of rank {model_args.lora_r} on {bits}weights, {dtype}"
-
-
-def _critic(run: Plan) -> str:
-    config, rank = run.config, run.args.value_model_lora_r
-    if not run.trainer_class.has_critic:
-        return "none"
-    name = config.value_model_name_or_path
-    if run.model_args.use_peft and name is None:
-        return "adapter on the policy's backbone"
-    how = "fully trained" if rank is None else f"LoRA of rank {rank}"
-    return f"{name or 'copy of the policy'}, {how}"
 
 
 def _batch_rows(run: Plan) -> Iterator[tuple[str, str]]:

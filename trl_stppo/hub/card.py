@@ -98,7 +98,7 @@ def improve(
         tags: of the repository.
         history: the run's log.
         draw: draw the learning curves anew; otherwise an earlier picture stays.
-        **shown: `repo`, `columns`, `system_prompt`, `play` and `turn_ends` as of `render`.
+        **shown: `repo`, `example`, `system_prompt`, `play` and `turn_ends` as of `render`.
     """
     card = ModelCard.load(folder / CARD)
     upstream, evaluations = _sections(card.text), last_evaluations(history)
@@ -126,8 +126,8 @@ def render(run: Description, **shown: Any) -> str:
     Args:
         run: what it is.
         **shown: variables of the template; besides those of `improve`: `repo`, by which the policy is
-            loaded; `columns` and `system_prompt` of the rows; `play`, the fields of `agent.json`;
-            `turn_ends`, tokens that end a turn; `upstream`, what TRL has written, by heading.
+            loaded; `example`, the form of a row; `system_prompt` of the rows; `play`, the fields of
+            `agent.json`; `turn_ends`, tokens that end a turn; `upstream`, what TRL has written.
     """
     return _environment().get_template("card.md").render(run=run, **shown)
 
@@ -150,7 +150,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         finalize=lambda part: part if isinstance(part, _Markdown) else markdown.escaped(part),
     )
-    names = ("cell", "code", "escaped", "fenced", "hub_link", "plain", "prose", "quoted")
+    names = ("cell", "code", "escaped", "fenced", "hub_link", "literal", "plain", "prose", "quoted")
     made.filters |= {name: filter_of(getattr(markdown, name)) for name in names}
     made.filters |= {"markdown": _Markdown, "results_table": filter_of(results_table)}
     return made

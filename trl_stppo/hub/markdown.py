@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import pprint
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -99,3 +101,13 @@ def hub_link(repo: str, prefix: str = "") -> str:
 def quoted(name: str) -> str:
     """A string of Python."""
     return json.dumps(plain(name), ensure_ascii=False)
+
+
+def literal(value: object) -> str:
+    """A value as Python, a line per entry."""
+    text = json.dumps(value, indent=4, ensure_ascii=False)
+    try:
+        same = ast.literal_eval(text) == value
+    except ValueError:  # JSON's true, false and null
+        same = False
+    return text if same else pprint.pformat(value, width=80, sort_dicts=False)

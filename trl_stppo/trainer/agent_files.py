@@ -92,7 +92,7 @@ def improve_card(
         licence=licence_of(base) if is_local or pushes else None,
         datasets=[dataset] if dataset else hub_datasets(trainer.train_dataset),
         tags=[*trainer._tag_names, "agent"],
-        columns=list(row),
+        example=_blank(row),
         system_prompt=_system_prompt(row.get("prompt")),
         play=vars(agent_settings(trainer)),
         turn_ends=trainer._tokenizer.convert_ids_to_tokens(list(trainer.eos_token_ids)),
@@ -109,11 +109,27 @@ def _first_row(rows: Any) -> dict[str, Any]:
     return dict(row) if isinstance(row, dict) else {}
 
 
+def _blank(value: Any, key: str = "") -> Any:
+    """The form of a value without what it says: nobody can tell here whether rows are public.
+
+    Not even by the name of a dataset on the Hub: it may be private, and rows are mapped and joined.
+    What is no plain data is None.
+    """
+    if isinstance(value, dict):
+        return {str(name): _blank(part, name) for name, part in value.items()}
+    if isinstance(value, list):
+        shown = value[:2] if value and isinstance(value[0], dict) else value[:1]
+        return [_blank(part) for part in shown]
+    if isinstance(value, str):
+        return value if key == "role" else "..."
+    return type(value)() if isinstance(value, (bool, int, float)) else None
+
+
 def _system_prompt(prompt: Any) -> str | None:
     first = prompt[0] if isinstance(prompt, list) and prompt else None
-    said = (
-        first.get("content") if isinstance(first, dict) and first.get("role") == "system" else None
-    )
+    if not isinstance(first, dict) or first.get("role") != "system":
+        return None
+    said = first.get("content")
     return said if isinstance(said, str) else None
 
 

@@ -96,7 +96,7 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
     names |= {"optim", "adam_beta1", "adam_beta2", "adam_epsilon"}
     names |= {"lr_scheduler_type", "max_grad_norm", "temperature"}
-    names |= {"generation_batch_size", "bf16", "seed"}
+    names |= {"importance_sampling_level", "generation_batch_size", "bf16", "seed"}
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
             names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits

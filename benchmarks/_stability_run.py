@@ -16,6 +16,7 @@ from _stability_grid import FIGURES, METHODS, PRESSURES, SUCCESS, Cell
 from _stability_tasks import Task
 
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo.watch import ProgressLines
 
 GROUP = 4  # episodes per prompt where there is no critic
 
@@ -81,7 +82,7 @@ def run(cell: Cell, task: Task) -> list[dict[str, Any]]:
             eval_dataset=task.test,
             environment_factory=task.environment,
         )
-        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.remove_callback(ProgressLines)
         rows = [held_out(trainer, 0)]
         try:
             trainer.train()

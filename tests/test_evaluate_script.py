@@ -113,7 +113,7 @@ def test_the_files_of_the_run_are_left_alone(words, tmp_path):
     for name in ("metrics.jsonl", "trace/eval-0000000-rank0.jsonl.gz"):
         (tmp_path / name).write_text("of the training")
     flags = ["--output_dir", str(tmp_path), "--max_rows", "2"]
-    evaluate.compare([*words, *flags, "--trace_episodes", "4", "--live_view", "true"])
+    evaluate.compare([*words, *flags, "--trace_episodes", "4"])
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(path.name for path in files) == [
         "eval-0000000-rank0.jsonl.gz",

@@ -12,7 +12,7 @@ from trl_stppo.trainer._trl import GRPOConfig, GRPOTrainer
 TRAINERS = [
     f"{kind}{part}" for kind in ("PPO", "STGRPO", "STPPO") for part in ("Config", "Trainer")
 ]
-NAMES = ["Agent", "LiveView", *TRAINERS]
+NAMES = ["Agent", *TRAINERS]
 
 
 def test_public_names_are_exactly_these():

@@ -6,6 +6,7 @@ Public names load on first use, so that `trl_stppo.core` and `trl_stppo.envs` im
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from . import moved
@@ -13,7 +14,6 @@ from .version import __version__
 
 _LAZY = {
     "Agent": "trl_stppo.agent",
-    "LiveView": "trl_stppo.watch.live",
     "PPOConfig": "trl_stppo.trainer.ppo_config",
     "PPOTrainer": "trl_stppo.trainer.ppo_trainer",
     "STGRPOConfig": "trl_stppo.trainer.stgrpo_config",
@@ -25,7 +25,6 @@ moved.install()
 
 __all__ = [
     "Agent",
-    "LiveView",
     "PPOConfig",
     "PPOTrainer",
     "STGRPOConfig",
@@ -43,10 +42,17 @@ if TYPE_CHECKING:
     from .trainer.stgrpo_trainer import STGRPOTrainer
     from .trainer.stppo_config import STPPOConfig
     from .trainer.stppo_trainer import STPPOTrainer
-    from .watch.live import LiveView
 
 
 def __getattr__(name: str) -> Any:
+    if name == "LiveView":
+        warnings.warn(
+            "trl_stppo.LiveView is gone: trainers of this package print lines by themselves "
+            "(trl_stppo.watch.ProgressLines, which this name stands for until 0.3). Leave it out.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return importlib.import_module("trl_stppo.watch.lines").ProgressLines
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

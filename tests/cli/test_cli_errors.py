@@ -90,8 +90,7 @@ def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
             pass
 
     monkeypatch.setattr(train, "make_trainer", lambda *parsed: Stopped())
-    monkeypatch.setattr(train, "ProgressLines", lambda trainer: None)
-    words = f"train --output_dir {tmp_path} --use_cpu --bf16 false --live_lines false"
+    words = f"train --output_dir {tmp_path} --use_cpu --bf16 false"
     assert main(words.split()) == 143
 
 

@@ -60,6 +60,8 @@ def said(capsys, *words: str) -> str:
             "evaluate --max_rows 0 --use_cpu --bf16 false --model_name_or_path a",
             "`max_rows=0`: must satisfy",
         ),
+        ("train --live_view true", "one line per rollout batch"),
+        ("train --live_lines false", "are always printed"),
         ("env play --learning_rate 1", "It is a flag of `trl-stppo train`."),
         ("env play --row [1]", "write a JSON object"),
         ("env play --environment nowhere:Env", "`nowhere:Env`: there is no module nowhere"),

@@ -38,7 +38,6 @@ class AgentArguments(ScriptArguments):
             are sampled is in STPPOConfig's `eval_temperature` and its like.
         eval_environment, eval_environment_kwargs (`str`, *optional*): likewise, of evaluation; where
             neither is set, those of training.
-        live_lines (`bool`): one short line per logging step instead of TRL's dictionaries.
     """
 
     dataset_name: str | None = field(
@@ -62,10 +61,6 @@ class AgentArguments(ScriptArguments):
     )
     eval_environment_kwargs: str | None = field(
         default=None, metadata={"help": "JSON object of arguments for eval_environment."}
-    )
-    live_lines: bool = field(
-        default=True,
-        metadata={"help": "A short line per logging step in place of TRL's dictionary."},
     )
 
 

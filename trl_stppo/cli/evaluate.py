@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback, ProgressCallback
+from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..hub.loading import adapter_base, load_tokenizer
 from ..redaction import redacted
+from ..watch.lines import ProgressLines
 from .agent_models import (
     TokenCounter,
     found_agent,
@@ -56,7 +57,7 @@ LIGHT: dict[str, Any] = {
     **{"gradient_checkpointing": False, "sync_ref_model": False, "rollout_staleness": 0},
     **{"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False},
     **{"push_to_hub": False, "report_to": [], "disable_tqdm": True},
-    **{"trace_episodes": 0, "live_view": False},
+    "trace_episodes": 0,
 }
 
 
@@ -238,9 +239,7 @@ def make_evaluator(
         environment_factory=load_eval_environment(args, counter) or load_environment(args, counter),
         **({"value_model": unused_critic()} if trainer_class.has_critic else {}),
     )
-    for callback in list(trainer.callback_handler.callbacks):
-        if isinstance(callback, ProgressCallback | PrinterCallback):
-            trainer.remove_callback(callback)
+    trainer.remove_callback(ProgressLines)  # all agents are in one table
     return trainer
 
 

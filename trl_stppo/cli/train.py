@@ -20,7 +20,6 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..redaction import redacted_words
 from ..watch.curves import draw_curves
-from ..watch.live import ProgressLines
 from .agent_models import TokenCounter, load_value_model, model_options
 from .agents import (
     TrainArguments,
@@ -84,14 +83,10 @@ def train(
         raise ValueError(
             "`dry_run=True` was to look only; `run` does that, and nothing is trained."
         )
-    if args.live_lines:
-        disable_progress_bar()
+    disable_progress_bar()  # of loading; what is trained prints lines
     trainer = make_trainer(args, training_args, model_args, trainer_class)
     output_dir = Path(training_args.output_dir)
-    lines = ProgressLines(trainer) if args.live_lines else None
     before = trainer.evaluate() if args.eval_episodes else {}
-    if lines:
-        lines.start(before)
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     if trainer.stop_signal:  # there is a checkpoint; whoever sent it wants the machine
         return 128 + trainer.stop_signal

@@ -116,7 +116,6 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
 
         > Watching (docs/watching.md)
 
-        live_view (`bool`): a panel of figures in the terminal; elsewhere one line per rollout batch.
         report_to: `"auto"`, the default, is trackio on this machine alone where it is installed.
 
         `vllm_importance_sampling_mode` also takes `"turn_truncate"` (the default) and `"turn_mask"`:
@@ -292,7 +291,6 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         default=None,
         metadata={"help": "Episodes per value pass; default per_device_train_batch_size."},
     )
-    live_view: bool = field(default=False, metadata={"help": "Show figures live in the terminal."})
     num_sample_generations: int = field(
         default=0, metadata={"help": "How often to print sample episodes during training."}
     )

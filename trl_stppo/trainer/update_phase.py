@@ -24,7 +24,6 @@ from ..core import (
     log_importance_ratio,
 )
 from ._trl import group_by_length, reshuffle, small_tiles
-from .display import restored_terminal
 from .forward import full_sequence, without_padding
 from .gradients import GradientBuffer
 from .guards import Guards
@@ -53,7 +52,7 @@ class ActorCriticUpdate(ActorCriticRollout):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Upstream's training loop, under guard."""
         try:
-            with self._guards.watching(), restored_terminal(self):
+            with self._guards.watching():
                 output = super().train(*args, **kwargs)
                 if self._guards.ending.unsaved:
                     self._guards.ending.check_weights()

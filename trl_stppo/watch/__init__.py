@@ -1,4 +1,4 @@
-"""Watching runs: figures in the terminal while they train, curves and tables afterwards.
+"""Watching runs: lines in the terminal while they train, curves and tables afterwards.
 
 Reads what trainers log (`docs/metrics.md`) and knows no trainer. Names load on first use.
 """
@@ -9,8 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _LAZY = {
-    "LiveView": "trl_stppo.watch.live",
-    "ProgressLines": "trl_stppo.watch.live",
+    "ProgressLines": "trl_stppo.watch.lines",
     "MetricsFile": "trl_stppo.watch.metrics_file",
     "Run": "trl_stppo.watch.runs",
     "draw_curves": "trl_stppo.watch.curves",
@@ -18,7 +17,6 @@ _LAZY = {
     "read_run": "trl_stppo.watch.runs",
 }
 __all__ = [
-    "LiveView",
     "MetricsFile",
     "ProgressLines",
     "Run",
@@ -29,7 +27,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .curves import draw_curves, draw_groups
-    from .live import LiveView, ProgressLines
+    from .lines import ProgressLines
     from .metrics_file import MetricsFile
     from .runs import Run, read_run
 

@@ -1,0 +1,350 @@
+"""The lines of a training: what it is, one per rollout batch, one per evaluation, and no others."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+import trl_stppo
+from tests.scripted import numbered_rows, scripted_trainer
+from trl_stppo.trainer import display
+from trl_stppo.watch import ProgressLines
+from trl_stppo.watch.figures import NOTHING, SUCCESS, duration, number, shown
+from trl_stppo.watch.lines import COLUMNS, Pace, columns_for, say, steps_per_round
+
+# Two optimizer steps a round, three rounds of eight episodes.
+SETTINGS = {"max_steps": 6, "num_ppo_epochs": 2, "rows": 32}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FailAtStep(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if state.global_step == self.step:
+            raise RuntimeError("broken on purpose")
+
+
+def trained(tmp_path, capsys, **settings) -> tuple[list[str], str, list[dict]]:
+    """Lines on stdout, all of stderr, and what was logged."""
+    trainer, _ = scripted_trainer(tmp_path, **{**SETTINGS, **settings})
+    trainer.remove_callback(display.MemoryCallback)
+    capsys.readouterr()
+    trainer.train()
+    out, err = capsys.readouterr()
+    return out.splitlines(), err, trainer.state.log_history
+
+
+def first_words(lines: list[str], start: str = "rollout") -> list[str]:
+    return [" ".join(line.split()[:2]) for line in lines if line.startswith(start)]
+
+
+# ------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, "0.5", True])
+def test_what_is_no_figure_is_shown_as_a_dash(value):
+    assert shown(number(value)) == NOTHING
+
+
+def test_figures_are_shown_in_their_format():
+    assert (shown(0.25), shown(1234.5, ",.0f"), shown(-1e-9)) == ("0.250", "1,234", "0.000")
+    assert (shown(-0.25), shown(-1e-9, ".1e")) == ("-0.250", "-1.0e-09")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, NOTHING), (0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "1:02:05"), (-3, "0 s")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+# ---------------------------------------------------------------------------- time
+
+
+def test_the_time_left_is_known_after_the_first_round_and_runs_down():
+    clock = Clock()
+    pace = Pace(clock)
+    pace.start(0)
+    clock.now = 15.0
+    assert pace.left(40, 0) is None, "the first step has played for all four"
+    clock.now = 20.0
+    pace.end_round(4)
+    assert pace.left(40, 0) == 36 * 5.0
+    clock.now += 7.0
+    assert pace.left(40, 0) == 36 * 5.0 - 7.0
+    clock.now += 1000.0
+    assert pace.left(40, 0) == 0.0
+
+
+def test_evaluations_are_no_part_of_a_round_and_count_in_the_time_left():
+    clock = Clock()
+    pace = Pace(clock)
+    pace.start(0)
+    clock.now = 20.0
+    pace.end_round(4)
+    assert pace.since_line() == 20.0
+    clock.now = 70.0  # two data sets at one step: one evaluation of 50 seconds
+    pace.evaluated(30.0, another=True)
+    pace.evaluated(20.0, another=False)
+    assert pace.left(12, 2) == 2 * 20.0 + 2 * 50.0
+    clock.now = 90.0
+    pace.end_round(8)
+    assert pace.since_line() == 20.0
+    assert pace.left(12, 1) == 20.0 + 50.0
+    assert (pace.gone, pace.evaluating) == (90.0, 50.0)
+
+
+def test_steps_before_a_resume_took_none_of_this_time():
+    clock = Clock()
+    pace = Pace(clock)
+    pace.start(30)
+    clock.now = 10.0
+    pace.end_round(32)
+    assert pace.left(40, 0) == 8 * 5.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "at", "left"),
+    [
+        ("no", 0, 0),
+        # At 4, 8 and, since it is the end, 10.
+        ("steps", 0, 3),
+        ("steps", 4, 2),
+        ("steps", 8, 1),
+        ("steps", 10, 0),
+        # Epochs of 5 steps; a line comes before the evaluation of its step.
+        ("epoch", 0, 2),
+        ("epoch", 5, 1),
+        ("epoch", 10, 0),
+    ],
+)
+def test_evaluations_still_to_come_follow_from_the_strategy(strategy, at, left):
+    lines = ProgressLines()
+    lines._evaluated_at = at or -1
+    args = SimpleNamespace(eval_strategy=strategy)
+    state = SimpleNamespace(max_steps=10, eval_steps=4, num_train_epochs=2, epoch=at / 5 + 0.2)
+    assert lines._evaluations_left(args, state) == left
+    if strategy == "epoch" and at == 5:
+        state.epoch = 1.0
+        assert lines._evaluations_left(args, state) == 2, "that of this very step"
+
+
+def test_steps_of_a_round_follow_from_the_settings():
+    sizes = {"num_iterations": 3, "steps_per_generation": 8, "gradient_accumulation_steps": 2}
+    assert steps_per_round(SimpleNamespace(**sizes)) == 12
+    assert steps_per_round(SimpleNamespace(gradient_accumulation_steps=4)) == 1
+
+
+# ------------------------------------------------------------------------- columns
+
+
+def test_a_narrow_terminal_gets_the_most_important_columns():
+    known = {column.metric for column in COLUMNS}
+
+    def labels(space: int, without: str = "") -> list[str]:
+        return [column.label for column in columns_for(known - {without}, space)]
+
+    assert labels(1000) == [column.label for column in COLUMNS]
+    assert labels(51) == ["success", "valid", "clip", "KL", "‖C‖", "scale"]
+    assert labels(16) == ["success", "valid"]
+    assert labels(16, without=SUCCESS) == ["score", "valid"]
+    assert labels(0) == []
+
+
+# ----------------------------------------------------------------------- trainings
+
+
+@pytest.mark.parametrize("disable_tqdm", [True, False])
+def test_a_training_prints_its_lines_and_nothing_else(disable_tqdm, tmp_path, capsys):
+    lines, err, history = trained(tmp_path, capsys, disable_tqdm=disable_tqdm)
+    what, how_long, *others = lines
+    assert what.startswith("s-ppo trains ")
+    assert what.endswith(f" on 32 rows; into {tmp_path}")
+    assert how_long == ("3 rollouts of 8 episodes, 24 in all; 2 optimizer steps each, 6 in all")
+    assert first_words(others) == ["rollout 1/3", "rollout 2/3", "rollout 3/3"]
+    heading = next(line for line in others if line.split()[-2:] == ["time", "left"])
+    names = heading.split()
+    at = others.index(heading)
+    assert others[at - 1].endswith("left: evaluations included"), "the legend, once"
+    assert len(others) - at == 1 + 3 + 1
+    assert SUCCESS not in names, "nobody judges"
+    cells = dict(zip(names, others[at + 2].split()[2:], strict=False))
+    logged = [e for e in history if "policy/clip_fraction" in e]
+    clip = sum(e["policy/clip_fraction"] for e in logged[2:4]) / 2
+    assert cells["clip"] == f"{clip:.3f}"
+    assert cells["score"] == f"{logged[2]['episode/score']:.3g}"
+    assert others[-1].startswith("done after rollout 3/3, step 6/6, in ")
+    for drawn in ("it/s", "%|", "{"):
+        assert drawn not in err + "\n".join(lines), "no bar, no dictionary"
+
+
+def test_lines_come_with_the_log_that_completes_a_round(tmp_path, capsys):
+    lines, _, history = trained(tmp_path, capsys, logging_steps=3)
+    assert (
+        "lines come with the log, every 3 steps; logging_steps=2 makes it one per rollout" in lines
+    )
+    assert first_words(lines) == ["rollout 1/3", "rollout 3/3"]
+    assert len([e for e in history if "loss" in e]) == 2
+
+
+def test_evaluations_have_lines_and_their_time_counts(tmp_path, capsys, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("trl_stppo.watch.lines.Pace", lambda: Pace(clock))
+    trainer, _ = scripted_trainer(
+        tmp_path, eval_dataset=numbered_rows(4), eval_strategy="steps", eval_steps=4, **SETTINGS
+    )
+    (lines,) = (c for c in trainer.callback_handler.callbacks if isinstance(c, ProgressLines))
+    original = lines.on_step_end, lines.on_evaluate
+
+    def step(*given, **named):
+        clock.now += 5.0
+        original[0](*given, **named)
+
+    def evaluated(args, state, control, metrics=None, **named):
+        clock.now += 30.0
+        original[1](args, state, control, metrics={**metrics, "eval_runtime": 30.0}, **named)
+
+    lines.on_step_end, lines.on_evaluate = step, evaluated
+    capsys.readouterr()
+    trainer.evaluate()
+    assert capsys.readouterr().out.startswith("evaluation: score ")
+    trainer.train()
+    printed = capsys.readouterr().out.splitlines()
+    places = [" ".join(x.split()[:4]) for x in printed if x.startswith("evaluation")]
+    assert places == ["evaluation after rollout 2/3:", "evaluation after rollout 3/3:"]
+    times = [tuple(line.split()[-4:]) for line in printed if line.startswith("rollout")]
+    # Rounds of 10 s. What an evaluation takes is known after the first one, at step 4; one is left.
+    assert times == [("10", "s", "20", "s"), ("10", "s", "10", "s"), ("10", "s", "30", "s")]
+    assert printed[-1] == "done after rollout 3/3, step 6/6, in 1:30, 1:00 of it evaluations"
+
+
+def test_evaluations_of_several_data_sets_are_told_apart(capsys):
+    state = SimpleNamespace(is_world_process_zero=True)
+    rates = {
+        "success_rate": 0.5,
+        "success_rate_low": 0.25,
+        "success_rate_high": 0.75,
+        "score": -2.0,
+    }
+    metrics = {f"eval_hard_episode/{name}": value for name, value in rates.items()}
+    metrics |= {"eval_hard_runtime": 75.0, "eval_hard_episodes": 1200, "eval_hard_turns/mean": 2.5}
+    ProgressLines().on_evaluate(None, state, None, metrics=metrics)
+    assert capsys.readouterr().out == (
+        "evaluation of hard: success 0.500 (0.250 to 0.750), score -2, turns 2.50, 1200 episodes, 1:15\n"
+    )
+
+
+def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
+    settings = {**SETTINGS, "save_strategy": "steps", "save_steps": 2}
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[FailAtStep(3)], **settings)
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    trainer, _ = scripted_trainer(tmp_path, **settings)
+    capsys.readouterr()
+    trainer.train(resume_from_checkpoint=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert "resumed after rollout 1/3, step 2" in lines
+    assert first_words(lines) == ["rollout 2/3", "rollout 3/3"]
+
+
+def state_of(step: int, history: list[dict], main: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        global_step=step,
+        max_steps=4,
+        log_history=history,
+        logging_steps=1,
+        is_world_process_zero=main,
+    )
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_only_the_main_process_prints(main, capsys):
+    lines, entry = ProgressLines(), {"policy/clip_fraction": 0.5, "guard/kl_stopped_steps": 2}
+    args = SimpleNamespace(
+        gradient_accumulation_steps=1,
+        output_dir="runs/a",
+        logging_strategy="steps",
+        eval_strategy="no",
+    )
+    lines.on_train_begin(args, state_of(0, [], main), None)
+    for step in (1, 2):
+        state = state_of(step, [entry] * step, main)
+        lines.on_step_end(args, state, None)
+        lines.on_log(args, state, None)
+    lines.on_evaluate(args, state, None, metrics={"eval_runtime": 1.0})
+    lines.on_train_end(args, state, None)
+    printed = capsys.readouterr().out
+    if not main:
+        assert printed == ""
+        return
+    assert printed.count("! 2 optimizer steps left out beyond target_kl\n") == 1, "a running total"
+    assert printed.splitlines()[-1].startswith("stopped after rollout 2/4, step 2/4, in ")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "the terminal has gone")])
+def test_a_terminal_that_has_gone_does_not_end_a_training(error, tmp_path, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    trainer, _ = scripted_trainer(tmp_path, **SETTINGS)
+    trainer.remove_callback(display.MemoryCallback)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    trainer.train()
+    assert trainer.state.global_step == 6
+
+
+def test_what_stdout_cannot_encode_is_replaced(monkeypatch):
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    say("‖C‖ 0.5")
+    assert written.getvalue() == b"?C? 0.5\n"
+    stream.close()
+    say("closed")
+
+
+def test_upstreams_displays_are_replaced_and_lines_can_be_taken_out(tmp_path, capsys, monkeypatch):
+    class NotebookTable(TrainerCallback):
+        pass
+
+    monkeypatch.setattr(display, "DEFAULT_PROGRESS_CALLBACK", NotebookTable)
+    upstreams = [ProgressCallback(), PrinterCallback(), NotebookTable()]
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[*upstreams, ProgressLines()], **SETTINGS)
+    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+    assert kinds.count(ProgressLines) == 1, "one that was passed is used"
+    assert not {ProgressCallback, PrinterCallback, NotebookTable} & set(kinds)
+    trainer.remove_callback(ProgressLines)
+    trainer.remove_callback(display.MemoryCallback)
+    capsys.readouterr()
+    trainer.train()
+    assert capsys.readouterr().out == ""
+
+
+# ----------------------------------------------------------------------- old names
+
+
+def test_the_panels_names_say_what_is_printed_now():
+    with pytest.raises(TypeError, match=r"live_view.*one line per rollout batch.*leave it out"):
+        trl_stppo.PPOConfig("runs/a", live_view=True)
+    with pytest.warns(DeprecationWarning, match="print lines by themselves"):
+        assert trl_stppo.LiveView is ProgressLines
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "LiveView" not in dir(trl_stppo)

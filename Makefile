@@ -9,7 +9,7 @@ DEMO_THREADS ?= 1
 # So do those of the tests, which run in so many processes instead.
 TEST_PROCESSES ?= 2
 
-.PHONY: install demo docs test test-slow test-matrix lint format check clean
+.PHONY: install demo docs test test-slow test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -41,6 +41,11 @@ test-slow: install
 MATRIX_FLAGS ?=
 test-matrix:
 	$(PYTHON) scripts/test_matrix.py $(MATRIX_FLAGS)
+
+# Breaks the package in small ways, and fails where the tests do not notice one.
+MUTANTS_FLAGS ?=
+mutants: install
+	$(BIN)/python tests/mutants/run.py $(MUTANTS_FLAGS)
 
 docs: install
 	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html

@@ -51,6 +51,15 @@ def test_what_is_asked_of_the_backend_is_what_still_fits(limits, asked):
     assert [request.max_new_tokens for request in played.backend.requests] == asked
 
 
+@pytest.mark.parametrize(("budget", "asked"), [(11, [11]), (12, [12, 1])])
+def test_an_observation_that_fills_the_rest_ends_the_episode(budget, asked):
+    # "ab]" and "[u x][a " have 11 tokens.
+    played = play_once(texts(going("x")), says(["ab]", "c"]), max_completion_tokens=budget)
+    assert [request.max_new_tokens for request in played.backend.requests] == asked
+    assert played.reasons == [StopReason.TOKEN_BUDGET]
+    assert len(played.only.ids) == budget
+
+
 class Long(Tools):
     length = 1_000_000
 

@@ -64,7 +64,7 @@ def print_lines(trainer: PPOTrainer) -> None:
     lines = next((c for c in callbacks if isinstance(c, ProgressLines)), None)
     if lines is None:
         trainer.add_callback(lines := ProgressLines())
-    lines.task = lambda: task_facts(trainer)
+    lines.task = lambda: describe(trainer).task
 
 
 def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:

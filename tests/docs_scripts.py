@@ -153,23 +153,23 @@ def launcher_flags() -> set[str]:
 
 def argument_classes() -> list[type]:
     """The dataclasses from which our commands read flags."""
-    from trl_stppo.cli.main import MODULES
+    from trl_stppo.cli.agents import types_of
+    from trl_stppo.cli.arguments import ARGUMENTS
 
-    modules = [importlib.import_module(name) for name in MODULES.values()]
-    return [kind for module in modules for kind in module.flag_types_of([])]
+    return [kind for command in ARGUMENTS for kind in types_of(command)]
 
 
 @cache
 def flags_of_command(name: str) -> set[str]:
     """All flags of a command of `trl-stppo`, with dashes."""
+    from trl_stppo.cli.agents import types_of
     from trl_stppo.cli.main import MODULES, PARSED
 
     if name in PARSED:
         parser = argparse.ArgumentParser()
-        importlib.import_module(PARSED[name]).add_arguments(parser)
+        importlib.import_module(f"trl_stppo.{MODULES[name]}").add_arguments(parser)
         return set(parser._option_string_actions)
-    module = importlib.import_module(MODULES[name])
-    fields = [f.name for kind in module.flag_types_of([]) for f in dataclasses.fields(kind)]
+    fields = [f.name for kind in types_of(name) for f in dataclasses.fields(kind)]
     return {f"--{field}" for field in [*fields, "config"]}
 
 

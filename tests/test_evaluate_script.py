@@ -20,7 +20,7 @@ from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import Repo
 from tests.launch import launcher
 from tests.script_kit import AGENT, ROOT, small_data
-from trl_stppo.cli import agents, evaluate, train
+from trl_stppo.cli import agents, arguments, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
 
 local_hub = hub_fixtures.hub
@@ -124,7 +124,7 @@ def test_the_files_of_the_run_are_left_alone(words, tmp_path):
 
 def test_the_figures_are_those_of_the_training_script(words, evaluated):
     """With a critic, a reference and reward functions of nobody."""
-    parsed = agents.parse_flags(agents.TrainArguments, [*words, "--num_generations_eval", "1"])
+    parsed = agents.parse_flags(arguments.TrainArguments, [*words, "--num_generations_eval", "1"])
     trainer = train.make_trainer(*parsed)
     assert sum(p.numel() for p in trainer.critic.parameters()) > 1e5
     held_out = agents.load_splits(parsed[0])[1]

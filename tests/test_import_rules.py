@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,49 @@ def test_nothing_outside_the_recipes_names_one():
     task = re.compile(r"recipes\.|Search(R1|Env)|stdlib.search|f1_reward|bm25", re.IGNORECASE)
     sources = [path for path in MODULES if part_of(path) not in ("recipes", "moved")]
     assert [str(path) for path in sources if task.search(path.read_text())] == []
+
+
+def circle(folder: Path) -> list[str]:
+    """Modules of a folder that import each other, lazily or for type checkers too; empty if none do."""
+    modules = {path.stem: path for path in folder.glob("*.py") if path.stem != "__init__"}
+    package = ".".join(folder.relative_to(PACKAGE.parent).parts) + "."
+    graph = {
+        name: {
+            found.removeprefix(package).partition(".")[0]
+            for found, *_ in imports(path)
+            if found.startswith(package)
+        }
+        & set(modules)
+        for name, path in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_the_commands_import_in_no_circle():
+    assert circle(PACKAGE / "cli") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from .b import x",
+        "def f():\n    from . import b",
+        "if TYPE_CHECKING:\n    from .b import x",
+    ],
+)
+def test_a_circle_is_noticed_however_late_it_closes(line, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "trl_stppo")
+    folder = tmp_path / "trl_stppo" / "cli"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text(line)
+    (folder / "b.py").write_text("from .c import x")
+    assert circle(folder) == []
+    (folder / "c.py").write_text("from trl_stppo.cli.a import x")
+    assert set(circle(folder)) == {"a", "b", "c"}
 
 
 HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}

@@ -13,7 +13,7 @@ import yaml
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_stppo import STPPOConfig
-from trl_stppo.cli.agents import TrainArguments
+from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.models.geometry import QWEN25
 from trl_stppo.models.memory import FITS, GIB, Setup, estimate, make_setup
 

@@ -15,7 +15,7 @@ from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
 from tests.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
-from trl_stppo.cli import agent_models, agents, objects, train
+from trl_stppo.cli import agent_models, agents, arguments, objects, train
 from trl_stppo.cli.main import main
 from trl_stppo.cli.names import check_name
 
@@ -142,7 +142,7 @@ def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path):
         str(tmp_path / w) if w in ("grpo", "free") and "--config" in words else w for w in words
     ]
     parsed = agents.parse_flags(
-        agents.TrainArguments,
+        arguments.TrainArguments,
         [*words, *f"--output_dir {tmp_path} --use_cpu true --bf16 false".split()],
     )
     assert parsed[3] is trainer
@@ -151,7 +151,7 @@ def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path):
 
 def test_an_unknown_variant_names_the_known_ones():
     with pytest.raises(ValueError, match=r"'st-ppo'.*'gspo'"):
-        agents.parse_flags(agents.TrainArguments, ["--variant", "so-ppo"])
+        agents.parse_flags(arguments.TrainArguments, ["--variant", "so-ppo"])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
     ]
     flags += ["--dataset_streaming", "true", "--eval_episodes", "3"]
     flags += ["--model_init_kwargs", '{"low_cpu_mem_usage": true}']
-    *parsed, _ = agents.parse_flags(agents.TrainArguments, flags)
+    *parsed, _ = agents.parse_flags(arguments.TrainArguments, flags)
     given = train.make_trainer(*parsed, lambda **kwargs: kwargs)
     assert given["args"].model_init_kwargs["low_cpu_mem_usage"] is True
     assert given["args"].model_init_kwargs["dtype"] == "float32"

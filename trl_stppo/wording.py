@@ -6,35 +6,26 @@ import difflib
 from collections.abc import Collection, Iterable
 
 # Names of TRL's former PPOTrainer, of older transformers, of other frameworks, and short ones that
-# people try -> ours. What PPOConfig takes as an alias is not here.
+# people try -> ours, where similarity would not lead there. What PPOConfig takes as an alias is not here.
 RENAMED = {
-    "ppo_epochs": "num_ppo_epochs",
     "steps": "total_episodes",
-    "init_kl_coef": "kl_coef",
     "kl_penalty": "kl_estimator",
     "early_stopping": "target_kl",
     "query_dataset": "dataset_name",
     "reward_model": "reward_funcs",
     "log_with": "report_to",
     "exp_name": "run_name",
-    "model_name": "model_name_or_path",
     "max_new_tokens": "max_completion_length",
     "max_response_length": "max_completion_length",
     "clip_ratio": "cliprange",
     "kl_loss_coef": "beta",
-    "evaluation_strategy": "eval_strategy",
     "no_cuda": "use_cpu",
     "torch_dtype": "dtype",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "warmup_ratio": "warmup_steps",
     "model": "model_name_or_path",
     "value_model": "value_model_name_or_path",
     "critic": "value_model_name_or_path",
     "dataset": "dataset_name",
     "env": "environment",
-    "env_kwargs": "environment_kwargs",
-    "reward_func": "reward_funcs",
     "lr": "learning_rate",
     "epochs": "num_train_epochs",
     "resume": "resume_from_checkpoint",
@@ -65,15 +56,11 @@ GONE = {
 }
 
 
-def closest(word: str, known: Iterable[str], number: int = 3) -> list[str]:
-    """The most similar of some names, the best first; none where nothing is similar."""
-    return difflib.get_close_matches(word, list(known), n=number, cutoff=0.6)
-
-
-def named(words: Iterable[str]) -> str:
-    """`a`, `b` or `c`."""
-    *others, last = [f"`{word}`" for word in words]
-    return f"{', '.join(others)} or {last}" if others else last
+def did_you_mean(word: str, known: Iterable[str], dashes: str = "") -> str | None:
+    """The question for the most similar of some names, the best first; None where nothing is similar."""
+    similar = difflib.get_close_matches(word, list(known))
+    *others, last = [f"`{dashes}{name}`" for name in similar] or [""]
+    return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else None
 
 
 def proposal(name: str, known: Collection[str], dashes: str = "") -> str | None:
@@ -88,5 +75,4 @@ def proposal(name: str, known: Collection[str], dashes: str = "") -> str | None:
         return f"It is called `{dashes}{RENAMED[name]}` here."
     if name in GONE:
         return f"There is none here: {GONE[name]}."
-    similar = closest(name, known)
-    return f"Did you mean {named(dashes + word for word in similar)}?" if similar else None
+    return did_you_mean(name, known, dashes)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import accelerate.commands.launch
@@ -18,7 +19,6 @@ from tests.waiting import PATIENCE
 from trl_stppo.cli import launch, train
 from trl_stppo.cli.launches import launcher
 from trl_stppo.cli.main import main
-from trl_stppo.cli.usage import UsageError
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_files_are_found_by_name_and_by_path(name, told, tmp_path):
 def test_a_name_that_is_not_known_proposes_one():
     for name, meant in (("multigpu", "multi_gpu"), ("fsdp1", "fsdp2")):
         assert name not in launch.shipped()
-        with pytest.raises(UsageError, match=f"no name of one: those are .*Did you mean `{meant}`"):
+        with pytest.raises(ArgumentTypeError, match=f"Did you mean `{meant}`.* Known are .*zero2"):
             launch.config_file(name)
 
 

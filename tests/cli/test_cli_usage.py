@@ -1,14 +1,12 @@
 """Wrong words: exit code 2, the closest right ones, and no traceback."""
 
-from importlib import import_module
-
 import pytest
 import transformers
 from packaging.version import Version
 
 from tests.script_kit import DEMO
-from trl_stppo.cli.main import MODULES, main
-from trl_stppo.cli.usage import GONE, RENAMED
+from trl_stppo.cli.main import main
+from trl_stppo.wording import GONE, RENAMED
 
 
 def said(capsys, *words: str) -> str:
@@ -23,20 +21,25 @@ def said(capsys, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("trian", "There is no command `trian`. Did you mean `train` or `trace`?"),
-        ("env chek", "There is no command `env chek`. Did you mean `env check`?"),
-        ("frobnicate", "Did you mean `train`, `evaluate`, `estimate`"),
+        (
+            "trian",
+            "`COMMAND`: invalid choice: 'trian' (choose from 'train', 'evaluate', 'estimate'",
+        ),
+        ("trian", "Did you mean `train` or `trace`?"),
+        ("env chek", "Did you mean `env check`?"),
+        ("frobnicate", "(choose from 'train', 'evaluate', 'estimate', 'show', 'env check'"),
+        ("--versoin", "unrecognized arguments: --versoin"),
         ("train --max_turn 3", "`--max_turn 3`: not known here. Did you mean `--max_turns` or"),
         ("train --max-turn=3", "`--max-turn=3`: not known here. Did you mean `--max_turns` or"),
         ("train --learning 1", "`--learning 1`: not known here."),  # no abbreviation
-        (
-            "train --models a b",
-            "`--models a b`: not known here. It is a flag of `trl-stppo evaluate`.",
-        ),
-        ("evaluate --dry_run", "It is a flag of `trl-stppo train`."),
+        ("train --modls a b", "`--modls a b`: not known here."),
+        ("train --optim adamw_troch", "`--optim`: invalid choice: 'adamw_troch' (choose from"),
+        ("train --optim adamw_troch", "Did you mean `adamw_torch`"),
+        ("evaluate --dry_run", "`--dry_run`: not known here."),
         ("train --qlora", "It is called `--load_in_4bit` here."),
         ("train --model x", "It is called `--model_name_or_path` here."),
-        ("train --init_kl_coef 1", "It is called `--kl_coef` here."),
+        ("train --init_kl_coef 1", "Did you mean `--kl_coef`?"),
+        ("train --lr 1", "It is called `--learning_rate` here."),
         (
             "train --mini_batch_size 8",
             "There is none here: it follows from per_device_train_batch_size",
@@ -54,15 +57,22 @@ def said(capsys, *words: str) -> str:
             "train --scale_rewards batch --use_cpu --bf16 false",
             "`scale_rewards='batch'` is not supported",
         ),
-        ("train --accelerate_config zero4", "`--accelerate_config zero4` is no file, and no name"),
-        ("train --num_processes two", "accelerate launch: argument --num_processes"),
+        (
+            "train --accelerate_config zero4",
+            "accelerate launch: `--accelerate_config`: `zero4` is no file, and no name of one. Did you",
+        ),
+        ("train --mixed_precision bf61", "'fp8'). Did you mean `bf16`"),
+        (
+            "train --num_processes two",
+            "accelerate launch: `--num_processes`: invalid int value: 'two'.",
+        ),
         (
             "evaluate --max_rows 0 --use_cpu --bf16 false --model_name_or_path a",
             "`max_rows=0`: must satisfy",
         ),
         ("train --live_view true", "one line per rollout batch"),
         ("train --live_lines false", "are always printed"),
-        ("env play --learning_rate 1", "It is a flag of `trl-stppo train`."),
+        ("env play --learning_rate 1", "`--learning_rate 1`: not known here."),
         ("env play --row [1]", "write a JSON object"),
         ("env play --environment nowhere:Env", "`nowhere:Env`: there is no module nowhere"),
         ("env check", "the following arguments are required: MODULE:CLASS"),
@@ -72,7 +82,7 @@ def said(capsys, *words: str) -> str:
         ("show", "`--model_name_or_path` is missing"),
         ("estimate", "`--model` is missing"),
         ("estimate --model x --card big", "`--card big`: write its memory in GB"),
-        ("estimate --model x --qlora 4", "`--qlora 4`: takes no value"),
+        ("estimate --model x --qlora 4", "`--qlora`: Truthy value expected: got 4"),
     ],
 )
 def test_what_to_write_instead_is_said(words, message, capsys, tmp_path, monkeypatch):
@@ -111,14 +121,14 @@ def test_a_file_that_makes_no_sense_is_named(text, message, capsys, tmp_path):
 
 
 def test_todays_names_exist_and_former_ones_do_not():
+    from trl_stppo.cli.agents import types_of
     from trl_stppo.cli.flags import FlagParser
+    from trl_stppo.cli.usage import names_of
 
-    known = {
-        name
-        for command in MODULES
-        for name in FlagParser(import_module(MODULES[command]).flag_types_of([])).names()
-    }
-    train = FlagParser(import_module(MODULES["train"]).flag_types_of([])).names()
+    train, compare, look = (
+        names_of(FlagParser(types_of(command))) for command in ("train", "evaluate", "show")
+    )
+    known = train | compare | look
     assert set(RENAMED.values()) <= train
     # transformers 5.13 has these two still.
     old = Version(transformers.__version__) < Version("5.23")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.script_kit import AGENT, DEMO, LAUNCHES, ROOT
-from trl_stppo.cli import agent_models, agents, early, plan_rows, train
+from trl_stppo.cli import agent_models, agents, arguments, early, plan_rows, train
 from trl_stppo.models.memory import estimate
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
@@ -119,7 +119,7 @@ def test_the_planned_memory_is_what_a_built_trainer_expects(dry_run, tmp_path):
     """Both for the shipped model, whose shape is read from its folder; prompts included."""
     shown = dry_run("--config", DEMO)[1]
     words = ["--config", DEMO, "--output_dir", str(tmp_path), "--report_to", "none"]
-    run = plan_rows.Plan(*agents.parse_flags(agents.TrainArguments, words), prompt=23)
+    run = plan_rows.Plan(*agents.parse_flags(arguments.TrainArguments, words), prompt=23)
     setup = plan_rows.planned_setup(run)
     shape = plan_rows.known_geometry(AGENT)
     assert setup.trainable == shape.parameters
@@ -172,7 +172,7 @@ def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, 
     given = words.split()
     assert early.wants_dry_run(given) is wanted
     flags = [*given, "--use_cpu", "true", "--bf16", "false"]
-    assert agents.parse_flags(agents.TrainArguments, flags)[0].dry_run is wanted
+    assert agents.parse_flags(arguments.TrainArguments, flags)[0].dry_run is wanted
     monkeypatch.delenv("HF_HUB_OFFLINE")
     early.quieten(given)
     assert os.environ.pop("HF_HUB_OFFLINE", None) == ("1" if wanted else None)
@@ -181,7 +181,7 @@ def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, 
 def test_whoever_asks_to_look_only_is_not_trained_for(monkeypatch):
     monkeypatch.setattr(train, "make_trainer", None)
     parsed = agents.parse_flags(
-        agents.TrainArguments, ["--config", DEMO, "--use_cpu", "true", "--dry_run", "t"]
+        arguments.TrainArguments, ["--config", DEMO, "--use_cpu", "true", "--dry_run", "t"]
     )
     with pytest.raises(ValueError, match="nothing is trained"):
         train.train(*parsed)

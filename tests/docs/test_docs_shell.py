@@ -65,13 +65,14 @@ def test_yaml_is_a_configuration(block, tmp_path, monkeypatch):
         return
     from trl import TrlParser
 
-    from trl_stppo.cli import train
+    from trl_stppo.cli.agents import flag_types
+    from trl_stppo.cli.arguments import TrainArguments
 
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run.yaml"
     path.write_text(block.code)
     words = ["--config", str(path), "--output_dir", "run", "--use_cpu", "true", "--bf16", "false"]
-    TrlParser(train.flag_types_of([])).parse_args_and_config(words)
+    TrlParser(flag_types(TrainArguments, [])).parse_args_and_config(words)
 
 
 def test_json_is_json():

@@ -10,7 +10,7 @@ from typing import Any
 from trl import ModelConfig
 
 from ..hub.loading import base_of, load_tokenizer
-from .agents import TrainArguments
+from .arguments import TrainArguments
 
 
 def model_options(model_args: ModelConfig, given: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
-from trl import ModelConfig, ScriptArguments
+from trl import ModelConfig
 
 from ..trainer.stgrpo_config import GROUP_VARIANTS, STGRPOConfig
 from ..trainer.stppo_config import VARIANTS, STPPOConfig
+from .arguments import ARGUMENTS, TRAINERS, AgentArguments, TrainArguments
 from .early import peeked
 from .flags import read_flags
 from .names import ROWS, check_name
@@ -24,70 +24,6 @@ from .objects import default_environment, factory_of, offered_by
 from .usage import UsageError
 
 FIND_DATA = "Check the path; scripts/prepare_data.py writes data/search and data/medical"
-
-
-@dataclass
-class AgentArguments(ScriptArguments):
-    """What to train on, and how to look at it.
-
-    Parameters:
-        environment (`str`, *optional*): `module:factory` of an environment (tools or text).
-        environment_kwargs (`str`, *optional*): JSON object of arguments for the factory.
-        reward_funcs (`list[str]`, *optional*): `module:function` of reward functions.
-        eval_episodes (`int`): held-out rows to evaluate on, before and after; 0 for none. How they
-            are sampled is in STPPOConfig's `eval_temperature` and its like.
-        eval_environment, eval_environment_kwargs (`str`, *optional*): likewise, of evaluation; where
-            neither is set, those of training.
-    """
-
-    dataset_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "A file or folder of rows (.jsonl, .json, .csv, .parquet), a Hub id, or a name that "
-            "the environment knows; default the environment's own rows."
-        },
-    )
-    environment: str | None = field(
-        default_factory=default_environment,
-        metadata={"help": "module:factory; 'none' for none."},
-    )
-    environment_kwargs: str | None = field(
-        default=None, metadata={"help": "JSON object of arguments for the environment's factory."}
-    )
-    reward_funcs: list[str] | None = field(default=None, metadata={"help": "module:function ..."})
-    eval_episodes: int = field(default=0, metadata={"help": "Held-out episodes before and after."})
-    eval_environment: str | None = field(
-        default=None, metadata={"help": "module:factory of evaluation; default environment."}
-    )
-    eval_environment_kwargs: str | None = field(
-        default=None, metadata={"help": "JSON object of arguments for eval_environment."}
-    )
-
-
-@dataclass
-class TrainArguments(AgentArguments):
-    """What to train on, and whether only to look.
-
-    Parameters:
-        value_model_lora_r (`int`, *optional*): train a separate critic through LoRA adapters of this
-            rank, on `value_model_name_or_path` or else a copy of the policy's checkpoint. For a policy
-            that is fully trained where a whole second model would not fit.
-        dry_run (`bool`): check everything but the weights, show what would run, and stop.
-        dry_run_processes (`int`, *optional*): as if on so many processes.
-        dry_run_accelerate_config (`str`, *optional*): as if launched with this file of accelerate's.
-    """
-
-    value_model_lora_r: int | None = field(
-        default=None,
-        metadata={"help": "Rank of a separate critic's adapters; default fully trained."},
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Check and show; load no weights."})
-    dry_run_processes: int | None = field(
-        default=None, metadata={"help": "In a dry run: number of processes."}
-    )
-    dry_run_accelerate_config: str | None = field(
-        default=None, metadata={"help": "In a dry run: file for accelerate launch."}
-    )
 
 
 # ------------------------------------------------------------------ flags and trainers
@@ -122,33 +58,23 @@ def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]
     return arguments, config_of(peeked(words, "variant", "st-ppo")), ModelConfig
 
 
+def types_of(command: str) -> list[type]:
+    """The dataclasses of all flags of a command."""
+    own = ARGUMENTS[command]
+    if command not in TRAINERS:
+        return [own]
+    task = own if issubclass(own, AgentArguments) else TrainArguments
+    return list(dict.fromkeys((own, *flag_types(task, []))))
+
+
 def parse_flags(
     arguments: type, words: Sequence[str] | None = None
 ) -> tuple[Any, Any, ModelConfig, type]:
-    """Script arguments, the trainer's configuration, the model's, and the trainer's class.
-
-    A YAML file may hold flags of `train` that another command does without, and those of the launcher; on
-    the command line they are refused.
-    """
+    """Script arguments, the trainer's configuration, the model's, and the trainer's class."""
     words = list(sys.argv[1:] if words is None else words)
     types = flag_types(arguments, words)
-    args, training_args, model_args = read_flags(types, words, passed_over=others_keys)
+    args, training_args, model_args = read_flags(types, words)
     return args, training_args, model_args, trainer_of(types[1])
-
-
-def every_key() -> set[str]:
-    """Keys that a file may have for `train` or `evaluate`, for commands with few flags of their own."""
-    from .evaluate import EvaluateArguments
-
-    owners = (STGRPOConfig, ModelConfig, EvaluateArguments)  # the first knows PPO's and STPPO's too
-    return others_keys() | {spec.name for owner in owners for spec in fields(owner)}
-
-
-def others_keys() -> set[str]:
-    """Keys of a file that are for `train`, or for the launcher."""
-    from .launch import launch_flags
-
-    return {spec.name for spec in fields(TrainArguments)} | launch_flags()
 
 
 # --------------------------------------------------------------- objects that flags name

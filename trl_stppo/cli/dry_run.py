@@ -30,13 +30,13 @@ from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
 from ..trainer.memory import longest_prompt
 from .agent_models import TokenCounter, check_value_model, local_config
 from .agents import (
-    TrainArguments,
     load_environment,
     load_eval_environment,
     load_splits,
     own_datasets,
     parse_flags,
 )
+from .arguments import TrainArguments
 from .early import peeked
 from .launches import Launch, launched_as, launcher
 from .names import check_name, looks_like_path

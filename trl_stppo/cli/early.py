@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import functools
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .usage import UsageError
+from .usage import Parser, UsageError
 
 TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
 
@@ -28,15 +25,6 @@ def quieten(words: Sequence[str]) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def check_config(words: Sequence[str]) -> None:
-    """Refuse a file that is not there before seconds of imports; two of them are the parser's."""
-    path = config_path(words)
-    times = sum(word.partition("=")[0] == "--config" for word in words)
-    if path is not None and times == 1 and not Path(path).exists():
-        reason = os.strerror(errno.ENOENT)
-        raise UsageError(f"`--config {path}` cannot be read: {reason}. Check the path.")
-
-
 def wants_dry_run(words: Sequence[str]) -> bool:
     """Whether flags, or else their YAML file, ask to look only; what is no truth value is the parser's."""
     return str(peeked(words, "dry_run", False)).lower() in TRUE
@@ -47,32 +35,40 @@ def peeked(words: Sequence[str], name: str, default: Any) -> Any:
 
     For what decides how the rest is read, so that the parser cannot be asked yet.
     """
-    found = default
-    path = config_path(words)
-    if path is not None:
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-            read = _yaml(Path(path).read_text())
-            if isinstance(read, dict):  # anything else is for the parser to refuse
-                found = read.get(name, found)
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--") and flag[2:].replace("-", "_") == name:
-            following = words[index + 1] if index + 1 < len(words) else "--"
-            found = value if equals else True if following.startswith("--") else following
-    return found
+    flags, _, settings = with_config(words)
+    parser = Parser(add_help=False, argument_default=settings.get(name, default))
+    parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
+    return getattr(parser.parse_known_args(flags)[0], name)
 
 
-def config_path(words: Sequence[str]) -> str | None:
-    """The YAML file that a command line names."""
-    found = None
-    for index, word in enumerate(words):
-        if word == "--config" and index + 1 < len(words):
-            found = words[index + 1]
-        elif word.startswith("--config="):
-            found = word.partition("=")[2]
-    return found
+def with_config(words: Sequence[str]) -> tuple[list[str], str | None, Mapping[str, Any]]:
+    """The words without `--config`, the file that it names, and what the file holds.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    parser = Parser(add_help=False)
+    parser.add_argument("--config", action="append", nargs="?", const="", default=[])
+    found, flags = parser.parse_known_args(words)
+    if len(found.config) > 1:
+        raise UsageError("`--config` is given twice. Put everything into one file.")
+    if not found.config:
+        return flags, None, {}
+    if not found.config[0]:
+        raise UsageError("`--config` needs the path of a YAML file behind it.")
+    return flags, found.config[0], _settings(found.config[0])
 
 
-@functools.lru_cache(maxsize=4)
-def _yaml(text: str) -> Any:
-    return yaml.safe_load(text)
+def _settings(path: str) -> Mapping[str, Any]:
+    try:
+        read = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise UsageError(f"`--config {path}` is no YAML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"`--config {path}` cannot be read: {reason}. Check the path.") from error
+    if not isinstance(read, dict):
+        raise UsageError(
+            f"`--config {path}` holds no settings. Write one per line, as in `max_turns: 4`."
+        )
+    return {str(key): value for key, value in read.items()}

@@ -1,4 +1,13 @@
-"""`trl-stppo env check`: what would break or spoil a training in an environment."""
+"""Look for what would break or spoil a training in an environment.
+
+Makes the environment, plays a few rows and looks for what breaks the contract (an error) or is allowed
+but usually a mistake (a warning): rewards that are no numbers, state that two instances share, seeds that
+change the world, and more (docs/environments.md).
+
+Examples:
+    trl-stppo env check my_env:MyEnv --rows rows.jsonl
+    trl-stppo env check my_env:MyEnv --action 'go left' --action 'go right' --strict
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""`trl-stppo estimate`: the memory of a run before it, from shapes and settings; loads no weights."""
+"""Tell the memory of a run before it.
+
+Adds up what a run would take of each GPU, phase by phase, from flags and files as `train` takes them
+(--help_all lists them) or from a model's name alone. Computed from shapes and settings: no weights are
+loaded, and no GPU is needed. docs/single_gpu.md says how far off it may be.
+
+Examples:
+    trl-stppo estimate --model Qwen/Qwen2.5-7B-Instruct --qlora --length 4096 --card 24
+    trl-stppo estimate --config run.yaml --accelerate_config zero3
+"""
 
 from __future__ import annotations
 
@@ -12,43 +21,35 @@ from rich.table import Table
 
 from ..models.memory import FITS, GIB, Estimate, Setup, estimate
 from ..trainer.memory import hints, longest_prompt
-from .agents import TrainArguments, flag_types, load_splits, own_datasets
+from .agents import flag_types, load_splits, own_datasets
+from .arguments import EstimateArguments, TrainArguments
 from .dry_run import Findings, local_tokenizer, parsed
 from .early import peeked
-from .flags import groups
-from .launch import divided, with_file
+from .flags import FlagParser, divided
 from .launches import launched_as, launcher
 from .names import check_name
 from .plan_rows import Plan, known_geometry, planned_run, planned_setup, smallest_card
 from .usage import UsageError
 
-# Short flags -> those of `train` that they stand for; a value goes to the last.
+# Short flags -> those of `train` that they stand for.
 SHORT = {
-    "--model": "--model_name_or_path",
-    "--length": "--max_completion_length",
-    "--rows": "--per_device_train_batch_size",
-    "--lora": "--use_peft true --lora_target_modules all-linear --dtype bfloat16",
-    "--qlora": "--use_peft true --lora_target_modules all-linear --dtype bfloat16 "
-    "--load_in_4bit true --use_bnb_nested_quant true",
-    "--card": "",
+    "model": "--model_name_or_path",
+    "length": "--max_completion_length",
+    "rows": "--per_device_train_batch_size",
 }
-SWITCHES = ("--lora", "--qlora")
-
-
-def flag_types_of(words: Sequence[str]) -> tuple[type, ...]:
-    """The dataclasses of the flags, less the short ones."""
-    return flag_types(TrainArguments, words)
+ADAPTERS = "--use_peft true --lora_target_modules all-linear --dtype bfloat16"
+FOUR_BITS = "--load_in_4bit true --use_bnb_nested_quant true"
 
 
 def run(words: Sequence[str]) -> int:
     """Print the table; 0 where it fits the card that is named, or none is, else 1."""
     words, card = translated(words)
-    own, asked, filed = divided(flag_types_of(words), words)
+    own, launch_words = divided(flag_types(TrainArguments, words), words)
     if peeked(own, "model_name_or_path", None) is None:
         raise UsageError(
             "`--model` is missing. Name a checkpoint, a model of the Hub, or a --config."
         )
-    launch, found = launcher(own, with_file([*filed, *asked])), Findings()
+    launch, found = launcher(own, launch_words), Findings()
     with launched_as(launch):
         planned = parsed(own, launch, found)
         look_up(planned)
@@ -66,29 +67,24 @@ def run(words: Sequence[str]) -> int:
 
 def translated(words: Sequence[str]) -> tuple[list[str], float | None]:
     """The words with short flags replaced, and the card's size in GB."""
-    result: list[str] = []
-    card: float | None = None
-    for flag, values in groups(words):
-        name, equals, value = (flag or "").partition("=")
-        given = [value, *values] if equals else values
-        if name == "--card":
-            card = _size(given)
-        elif name in SWITCHES:
-            if given not in ([], ["true"]):
-                raise UsageError(f"`{name} {' '.join(given)}`: takes no value.")
-            result += SHORT[name].split()
-        elif name in SHORT:
-            result += [SHORT[name], *given]
-        else:
-            result += [*([] if flag is None else [flag]), *values]
-    return result, card
+    short: EstimateArguments
+    short, rest = FlagParser([EstimateArguments]).parse_args_into_dataclasses(
+        words, return_remaining_strings=True, look_for_args_file=False
+    )
+    given = {flag: getattr(short, name) for name, flag in SHORT.items()}
+    found = [
+        word for flag, value in given.items() if value is not None for word in (flag, str(value))
+    ]
+    found += ADAPTERS.split() if short.lora or short.qlora else []
+    found += FOUR_BITS.split() if short.qlora else []
+    return [*found, *rest], None if short.card is None else _size(short.card)
 
 
-def _size(given: Sequence[str]) -> float:
+def _size(said: str) -> float:
     with contextlib.suppress(ValueError):
-        if len(given) == 1 and float(given[0].upper().removesuffix("GB")) > 0:
-            return float(given[0].upper().removesuffix("GB"))
-    raise UsageError(f"`--card {' '.join(given)}`: write its memory in GB, as in --card 24.")
+        if (size := float(said.upper().removesuffix("GB"))) > 0:
+            return size
+    raise UsageError(f"`--card {said}`: write its memory in GB, as in --card 24.")
 
 
 def look_up(planned: Plan) -> None:

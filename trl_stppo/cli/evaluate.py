@@ -1,8 +1,14 @@
-"""`trl-stppo evaluate`: one table per agent on held-out rows, and one that compares them.
+"""Compare agents on held-out rows.
 
-Flags and YAML are those of `train`, of which the task, the limits of an episode and the `eval_*`
-settings count. An agent is a checkpoint, a model of the Hub or the folder of an adapter. It takes the
-memory of its weights and of its rollout: no critic, reference or optimizer is loaded.
+Plays every held-out row once per agent and prints success with its interval, per data set and averaged,
+agents side by side. Flags and files are those of `train`, of which the task, the limits of an episode and
+the eval_* settings count; --help_all lists them. An agent is a checkpoint, a model of the Hub or the folder
+of an adapter. It takes the memory of its weights and of its rollout: no critic, reference or optimizer is
+loaded.
+
+Examples:
+    trl-stppo evaluate --config run.yaml --models runs/agent
+    trl-stppo evaluate --config run.yaml --models base runs/ppo --output runs/table
 """
 
 from __future__ import annotations
@@ -11,7 +17,6 @@ import copy
 import dataclasses
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +35,13 @@ from .agent_models import (
     unused_critic,
 )
 from .agents import (
-    AgentArguments,
     drawn,
-    flag_types,
     load_environment,
     load_eval_environment,
     load_splits,
     parse_flags,
 )
+from .arguments import EvaluateArguments
 from .evaluation_tables import (
     Figures,
     Results,
@@ -59,33 +63,6 @@ LIGHT: dict[str, Any] = {
     **{"push_to_hub": False, "report_to": [], "disable_tqdm": True},
     "trace_episodes": 0,
 }
-
-
-@dataclass
-class EvaluateArguments(AgentArguments):
-    """What to evaluate, and where to write it.
-
-    Parameters:
-        models (`list[str]`, *optional*): agents; default `model_name_or_path` alone.
-        labels (`list[str]`, *optional*): their names in the tables; default those of their folders.
-        output (`str`, *optional*): file to write, with the endings .json, .md and .csv.
-        max_rows (`int`, *optional*): rows of each data set at most, drawn with a fixed seed.
-        figures (`list[str]`, *optional*): `module:function` of reward functions that are reported and
-            do not count in the score; default those that the environment offers; "none" for none.
-    """
-
-    models: list[str] | None = field(
-        default=None, metadata={"help": "Checkpoints, Hub ids, adapter folders."}
-    )
-    labels: list[str] | None = field(default=None, metadata={"help": "Their names in the tables."})
-    output: str | None = field(default=None, metadata={"help": "Writes .json, .md and .csv."})
-    max_rows: int | None = field(default=None, metadata={"help": "Of each data set, at most."})
-    figures: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "module:function of reward functions to report, or none; default the environment's."
-        },
-    )
 
 
 def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str]:
@@ -261,11 +238,6 @@ def evaluate(
         metrics = trainer.evaluate(rows, metric_key_prefix=prefix)
         parts[data] = figures_of(metrics, prefix, titles)
     return with_averages(parts), trainer.accelerator.is_main_process
-
-
-def flag_types_of(words: Sequence[str]) -> tuple[type, ...]:
-    """The dataclasses of the flags."""
-    return flag_types(EvaluateArguments, words)
 
 
 def run(words: Sequence[str]) -> int:

@@ -1,49 +1,111 @@
-"""Flags and YAML files: TrlParser's reading of them, with errors that say what to write instead."""
+"""Flags and YAML files as TrlParser reads them, and argparse's help on them."""
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import yaml
-from trl import TrlParser
+from trl import ModelConfig, TrlParser
 
-from .usage import UsageError, advice
+from .arguments import EvaluateArguments, TrainArguments
+from .early import with_config
+from .launch import as_words, launch_flags, launch_settings, shipped, told
+from .usage import Parser, UsageError, flag_name, names_of, refuse
 
-
-class FlagParser(TrlParser):
-    """TrlParser without abbreviations, which raises `UsageError` where argparse would end the process."""
-
-    def __init__(self, dataclass_types: Any, **options: Any) -> None:
-        super().__init__(dataclass_types, allow_abbrev=False, add_help=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing hundreds of flags."""
-        raise UsageError(re.sub(r"^argument (--\w+)\S*: ", r"`\1`: ", message) + ".")
-
-    def names(self) -> set[str]:
-        """All flags, without dashes and with underscores."""
-        options = (option for action in self._actions for option in action.option_strings)
-        return {flag_name(option) for option in options if option.startswith("--")}
+# Module and name of a dataclass, from the most derived on -> heading of what it adds or changes.
+HEADINGS = (
+    ("trl_stppo.cli", "Estimate", "short names"),
+    ("trl_stppo.cli", "", "task"),
+    ("trl_stppo.trainer", "ST", "STPPO"),
+    ("trl_stppo.trainer", "PPO", "PPO"),
+    ("trl.trainer.model_config", "", "model (TRL)"),
+    ("trl.scripts", "", "task"),
+    ("trl", "GRPO", "GRPO (TRL)"),
+    ("", "", "training (TRL and transformers)"),
+)
 
 
-def flag_name(word: str) -> str:
-    """`max_turns` of `--max-turns=3`."""
-    return word.lstrip("-").partition("=")[0].replace("-", "_")
+class FlagParser(Parser, TrlParser):
+    """TrlParser whose help is grouped by where flags come from.
+
+    Args:
+        dataclass_types: whose fields are the flags.
+        options: as argparse's parser takes them.
+    """
+
+    def __init__(self, dataclass_types: Sequence[type], **options: Any) -> None:
+        options = {"add_help": False, "formatter_class": _Formatter, **options}
+        super().__init__(dataclass_types, **options)
+        found = {action.dest: action for action in reversed(self._actions)}  # not their --no_ twins
+        sections: dict[str, list[argparse.Action]] = {heading: [] for *_, heading in HEADINGS}
+        for kind in dataclass_types:
+            for spec in (spec for spec in fields(kind) if spec.init):
+                source = next(c for c in kind.__mro__ if spec.name in inspect.get_annotations(c))
+                sections[heading_of(source)].append(found.pop(spec.name))
+        for heading, actions in sections.items():
+            self.add_argument_group(heading)._group_actions += actions
+        self._optionals._group_actions = [a for a in self._actions if a.dest in found]
 
 
-def read_flags(
-    types: Sequence[type], words: Sequence[str], *, passed_over: Any = None
-) -> list[Any]:
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """One spelling of each flag with the type of its value, and defaults other than None."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        metavar = self._get_default_metavar_for_optional(action)
+        value = "" if action.nargs == 0 else f" {self._format_args(action, metavar)}"
+        return ", ".join(o for o in action.option_strings if "-" not in o[2:]) + value
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        name = getattr(action.type, "__name__", "value")
+        return {"string_to_bool": "BOOL", "str": "TEXT"}.get(name, name.upper())
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default = getattr(action.default, "value", action.default)
+        shown = default not in (None, argparse.SUPPRESS) and action.nargs != 0
+        return f"{action.help or ''} (default {default})" if shown else action.help or ""
+
+
+def heading_of(source: type) -> str:
+    """The group of what a dataclass adds or changes."""
+    return next(
+        heading
+        for module, name, heading in HEADINGS
+        if source.__module__.startswith(module) and source.__name__.startswith(name)
+    )
+
+
+def help_of(types: Sequence[type], *, launched: bool, **texts: str) -> str:
+    """What `--help` says of a command.
+
+    Args:
+        types: dataclasses of its flags.
+        launched: it takes the launcher's too.
+        texts: as argparse's parser takes them.
+    """
+    usage = "%(prog)s [--config FILE] [--flag VALUE ...]"
+    parser = FlagParser(types, add_help=True, usage=usage, **texts)
+    parser.add_argument("--help_all", action="help", help="show all flags and exit")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags, without dashes")
+    if launched:
+        parser.add_argument(
+            "--accelerate_config",
+            metavar="FILE",
+            help=f"file for accelerate, or the name of one that is shipped: {', '.join(shipped())}; all "
+            "flags of `accelerate launch --help` that are not below are taken too",
+        )
+    return parser.format_help()
+
+
+def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     """Instances of some dataclasses from flags and the file that `--config` names; a flag beats the file.
 
     Args:
         types: the dataclasses.
         words: flags and their values.
-        passed_over: gives names that are let be where the file has them; called only if needed.
 
     Raises:
         UsageError: names or values that are not known, or a file that cannot be read.
@@ -52,10 +114,7 @@ def read_flags(
     parser = FlagParser(types)
     try:
         unknown = parser.parse_known_args(flags)[1]
-        strange = strange_keys(parser, settings)
-        if strange and passed_over is not None:
-            strange = [key for key in strange if key not in passed_over()]
-        refuse(unknown, strange, parser.names(), path)
+        refuse(unknown, names_of(parser), strange_keys(parser, settings), path)
         given = flags if path is None else ["--config", path, *flags]
         return list(parser.parse_args_and_config(given, return_remaining_strings=True)[:-1])
     except UsageError as error:
@@ -67,106 +126,54 @@ def read_flags(
         raise UsageError(str(error)) from error
 
 
-def with_config(words: Sequence[str]) -> tuple[list[str], str | None, Mapping[str, Any]]:
-    """The words without `--config`, the file that it names, and what the file holds.
+def strange_keys(parser: FlagParser, settings: Mapping[str, Any]) -> list[str]:
+    """Keys of a file that no command knows.
+
+    One file may serve several commands, each of which takes what is its own; `env` holds variables of the
+    environment.
+    """
+    strange = set(settings) - {action.dest for action in parser._actions} - {"env"}
+    if strange:
+        from ..trainer.stgrpo_config import STGRPOConfig  # it knows PPO's and STPPO's too
+
+        owners = (TrainArguments, EvaluateArguments, ModelConfig, STGRPOConfig)
+        strange -= {spec.name for owner in owners for spec in fields(owner)} | launch_flags()
+    return [key for key in settings if key in strange]
+
+
+def divided(types: Sequence[type], words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's words, and the launcher's: those of the YAML file, then those of the command line.
+
+    Args:
+        types: dataclasses of the command's flags.
+        words: flags of the command and of the launcher.
 
     Raises:
-        UsageError: the file cannot be read.
+        UsageError: nobody knows one of them, or there is a launcher already.
     """
-    flags: list[str] = []
-    path: str | None = None
-    following = iter(words)
-    for word in following:
-        name, equals, value = word.partition("=")
-        if name != "--config":
-            flags.append(word)
-            continue
-        if path is not None:
-            raise UsageError("`--config` is given twice. Put everything into one file.")
-        path = value if equals else next(following, None)
-        if not path:
-            raise UsageError("`--config` needs the path of a YAML file behind it.")
-    return flags, path, {} if path is None else _settings(path)
+    flags, path, settings = with_config(words)
+    parser = FlagParser(types)
+    unknown = parser.parse_known_args(flags)[1]
+    refuse(unknown, names_of(parser) | launch_flags(), strange_keys(parser, settings), path)
+    if told():
+        if unknown:
+            raise UsageError(
+                f"`{' '.join(unknown)}`: this process has been started by a launcher already. Give it to "
+                f"that one, or leave that one out."
+            )
+        return list(words), []
+    names = launch_flags() - {action.dest for action in parser._actions}
+    filed = [w for key, value in settings.items() if key in names for w in as_words(key, value)]
+    launch_settings([*filed, *unknown])  # refuses wrong values
+    return without(words, unknown), [*filed, *unknown]
 
 
-def _settings(path: str) -> Mapping[str, Any]:
-    try:
-        read = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
-        raise UsageError(f"`--config {path}` is no YAML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"`--config {path}` cannot be read: {reason}. Check the path.") from error
-    if not isinstance(read, dict):
-        raise UsageError(
-            f"`--config {path}` holds no settings. Write one per line, as in `max_turns: 4`."
-        )
-    return {str(key): value for key, value in read.items()}
-
-
-def strange_keys(parser: FlagParser, settings: Mapping[str, Any]) -> list[str]:
-    """Keys of a file that no flag of the parser reads; `env` holds variables of the environment."""
-    known = {action.dest for action in parser._actions}
-    return [key for key in settings if key not in known and key != "env"]
-
-
-def refuse(
-    unknown: Sequence[str], strange: Sequence[str], known: Collection[str], path: str | None
-) -> None:
-    """Raise for words and keys that nobody knows, with what to write instead."""
-    said = []
-    for flag, values in groups(unknown):
-        if flag is None:
-            said += [f"`{value}` belongs to no flag.{_named_file(value)}" for value in values]
-            continue
-        proposal = advice(flag_name(flag), known, elsewhere())
-        said.append(f"`{' '.join([flag, *values])}`: not known here. {proposal}")
-    for key in strange:
-        proposal = advice(key, known, elsewhere(), dashes="")
-        said.append(f"`{key}` in {path}: not known here. {proposal}")
-    if said:
-        raise UsageError("\n".join(said))
-
-
-def groups(unknown: Sequence[str]) -> list[tuple[str | None, list[str]]]:
-    """Each unknown flag with the values behind it; None for values without a flag before them."""
-    groups: list[tuple[str | None, list[str]]] = []
-    for word in unknown:
-        if word.startswith("-"):
-            groups.append((word, []))
-        elif groups:
-            groups[-1][1].append(word)
+def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """The words less those of an ordered part of them."""
+    rest, left = list(taken), []
+    for word in words:
+        if rest and word == rest[0]:
+            rest.pop(0)
         else:
-            groups.append((None, [word]))
-    return groups
-
-
-def _named_file(word: str) -> str:
-    return (
-        f" Name a file of settings by `--config {word}`."
-        if word.endswith((".yaml", ".yml"))
-        else ""
-    )
-
-
-def elsewhere() -> dict[str, set[str]]:
-    """Flags of the other commands, and of launchers; looked up only for an error."""
-    from ..trainer.stgrpo_config import STGRPOConfig
-    from .agents import TrainArguments
-    from .estimate import SHORT
-    from .evaluate import EvaluateArguments
-    from .launch import launch_flags
-    from .play import PlayArguments
-    from .show import ShowArguments
-
-    owners = {
-        "trl-stppo train": TrainArguments,
-        "trl-stppo evaluate": EvaluateArguments,
-        "trl-stppo env play": PlayArguments,
-        "trl-stppo show": ShowArguments,
-    }
-    found = {command: {spec.name for spec in fields(owner)} for command, owner in owners.items()}
-    found["trl-stppo train"] |= {spec.name for spec in fields(STGRPOConfig)}
-    found["trl-stppo estimate"] = {flag_name(flag) for flag in SHORT}
-    found["accelerate launch"] = launch_flags()
-    return found
+            left.append(word)
+    return left

@@ -12,103 +12,51 @@ import importlib.util
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from .agents import others_keys
-from .early import wants_dry_run
-from .flags import FlagParser, flag_name, groups, refuse, strange_keys, with_config
-from .usage import UsageError, closest, named
+from ..wording import did_you_mean
+from .usage import UsageError, groups, names_of, worded
 
-CONFIG = "accelerate_config"
 REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/distributed.md)
 LAUNCHED = "trl_stppo.cli.launched"
 # What a launcher tells its processes.
 TOLD = ("LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")
 
 
-def run(
-    command: str, types: Sequence[type], here: Callable[[list[str]], int], words: Sequence[str]
-) -> int:
-    """Run a command in as many processes as its words ask for; the exit code.
-
-    Args:
-        command: its name.
-        types: dataclasses of its flags.
-        here: runs it in this process.
-        words: flags of the command and of the launcher.
-    """
-    own, asked, filed = divided(types, words)
-    if any(name in os.environ for name in TOLD):
-        if asked:
-            raise UsageError(
-                f"`{' '.join(asked)}`: this process has been started by a launcher already. Give it to that "
-                f"one, or leave that one out."
-            )
-        return here(own)
-    launch_words = with_file([*filed, *asked])
-    if wants_dry_run(own):
-        from .dry_run import dry_run
-
-        return dry_run(own, launch_words)
-    if not launch_words and starts_one():
-        return here(own)
-    return launched(launch_words, [command, *own])
-
-
-def divided(types: Sequence[type], words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """The command's words; the launcher's on the command line, and those in the YAML file."""
-    flags, path, settings = with_config(words)
-    parser, known = FlagParser(types), launch_flags()
-    unknown = parser.parse_known_args(flags)[1]
-    strange = strange_keys(parser, settings)
-    wrong = [
-        [*([] if flag is None else [flag]), *values]
-        for flag, values in groups(unknown)
-        if flag is None or flag_name(flag) not in known
-    ]
-    odd = [key for key in strange if key not in others_keys()]
-    refuse([word for group in wrong for word in group], odd, parser.names() | known, path)
-    filed = [word for key in strange if key in known for word in _as_words(key, settings[key])]
-    return without(words, unknown), unknown, filed
-
-
-def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """The words less those of an ordered part of them."""
-    rest, left = list(taken), []
-    for word in words:
-        if rest and word == rest[0]:
-            rest.pop(0)
-        else:
-            left.append(word)
-    return left
+def told() -> bool:
+    """Whether a launcher has started this process."""
+    return any(name in os.environ for name in TOLD)
 
 
 # ------------------------------------------------------------------- accelerate's flags
 
 
 @functools.cache
-def _actions() -> dict[str, argparse.Action]:
+def launch_parser() -> argparse.ArgumentParser:
+    """The parser of `accelerate launch`, which takes files by name as well."""
     from accelerate.commands.launch import launch_command_parser
 
-    return {
-        flag_name(option): action
-        for action in launch_command_parser()._actions
-        for option in action.option_strings
-        if option.startswith("--") and option != "--help"
-    }
+    parser = launch_command_parser()
+    parser.add_argument("--accelerate_config", dest="config_file", type=config_file)
+    parser.error = _refuse
+    return parser
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UsageError(f"accelerate launch: {worded(message)}")
 
 
 def launch_flags() -> set[str]:
-    """Flags that `train` and `evaluate` hand to the launcher, without dashes."""
-    return {*_actions(), CONFIG}
+    """Flags that are handed to the launcher, without dashes."""
+    return names_of(launch_parser()) - {"help"}
 
 
-def _as_words(name: str, value: Any) -> list[str]:
-    """A setting of a file as words."""
-    if name != CONFIG and _actions()[name].nargs == 0:  # a switch
+def as_words(name: str, value: Any) -> list[str]:
+    """A setting of a file as words for the launcher."""
+    if launch_parser()._option_string_actions[f"--{name}"].nargs == 0:  # a switch
         return [f"--{name}"] if value else []
     return [f"--{name}", str(value)]
 
@@ -119,22 +67,14 @@ def launch_arguments(words: Sequence[str], program: Sequence[str]) -> argparse.N
     Raises:
         UsageError: values that it does not take.
     """
-    from accelerate.commands.launch import launch_command_parser
-
-    parser = launch_command_parser()
-    parser.error = _refuse
-    return parser.parse_args([*words, "--module", *program])
-
-
-def _refuse(message: str) -> None:
-    raise UsageError(f"accelerate launch: {message}.")
+    return launch_parser().parse_args([*words, "--module", *program])
 
 
 def launch_settings(words: Sequence[str]) -> dict[str, Any]:
     """The settings that words for the launcher give, by their names."""
-    arguments = launch_arguments(words, [LAUNCHED])
-    given = [flag_name(flag) for flag, _ in groups(words) if flag is not None]
-    return {name: getattr(arguments, name) for name in given}
+    arguments, actions = launch_arguments(words, [LAUNCHED]), launch_parser()._option_string_actions
+    flags = [flag.partition("=")[0] for flag, _ in groups(words) if flag is not None]
+    return {name: getattr(arguments, name) for name in (actions[flag].dest for flag in flags)}
 
 
 # ---------------------------------------------------------------------- files by name
@@ -149,34 +89,18 @@ def shipped() -> dict[str, Path]:
     return {name: path for name, path in found.items() if name not in REFUSED}
 
 
-def with_file(words: Sequence[str]) -> list[str]:
-    """Launcher's words where `--accelerate_config NAME` has become `--config_file PATH`."""
-    result: list[str] = []
-    for flag, values in groups(words):
-        if flag is None or flag_name(flag) != CONFIG:
-            result += [*([] if flag is None else [flag]), *values]
-            continue
-        name = "".join([flag.partition("=")[2], *values[:1]])
-        result += ["--config_file", str(config_file(name))]
-    return result
-
-
-def config_file(name: str) -> Path:
+def config_file(name: str) -> str:
     """The file that `--accelerate_config` names.
 
     Raises:
-        UsageError: there is none.
+        argparse.ArgumentTypeError: there is none.
     """
-    if name and Path(name).is_file():
-        return Path(name)
     known = shipped()
-    if name in known:
-        return known[name]
-    similar = closest(Path(name).stem, known)
-    proposal = f" Did you mean {named(similar)}?" if similar else ""
-    raise UsageError(
-        f"`--accelerate_config {name}` is no file, and no name of one: those are {', '.join(known)}."
-        + proposal
+    if Path(name).is_file() or name in known:
+        return name if Path(name).is_file() else str(known[name])
+    raise argparse.ArgumentTypeError(
+        f"`{name}` is no file, and no name of one. {did_you_mean(Path(name).stem, known) or ''} Known are "
+        f"{', '.join(known)}"
     )
 
 
@@ -185,6 +109,8 @@ def config_file(name: str) -> Path:
 
 def starts_one() -> bool:
     """Whether accelerate, told nothing, would start one process and change nothing about it."""
+    if told():
+        return True
     import torch
     from accelerate.commands.config.config_args import default_config_file
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dis
 import importlib
@@ -13,31 +14,38 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..redaction import redacted
-from .pages import PAGES, overview
-from .usage import UsageError, closest, named
+from .usage import Parser, UsageError, names_of, refuse
 
 PROGRAM = "trl-stppo"
-DEBUG = "TRL_STPPO_DEBUG"
-# Command -> the module that runs it: `run(words)`, and `flag_types_of(words)`.
+# Command -> its module in the package, whose docstring is the help, with `run(words)`.
 MODULES = {
-    "train": "trl_stppo.cli.train",
-    "evaluate": "trl_stppo.cli.evaluate",
-    "estimate": "trl_stppo.cli.estimate",
-    "show": "trl_stppo.cli.show",
-    "env play": "trl_stppo.cli.play",
+    "train": "cli.train",
+    "evaluate": "cli.evaluate",
+    "estimate": "cli.estimate",
+    "show": "cli.show",
+    "env check": "cli.env_check",
+    "env play": "cli.play",
+    "trace": "trace.command",
+    "plot": "watch.plot_command",
 }
-ENV: tuple[str, ...] = ("env check", "env play")
-# Those that accelerate may start in several processes.
+# Those whose module has `add_arguments(parser)` and `run(options)` instead.
+PARSED = ("env check", "trace", "plot")
+# Those that accelerate may start.
 LAUNCHED = ("train", "evaluate")
-# Command -> a module with `add_arguments(parser)` and `run(options)`.
-PARSED = {
-    "env check": "trl_stppo.cli.env_check",
-    "trace": "trl_stppo.trace.command",
-    "plot": "trl_stppo.watch.plot_command",
-}
+DEBUG = "TRL_STPPO_DEBUG"
+SHORT_HELP, WHOLE_HELP = {"-h", "--help"}, {"--help_all", "--help-all"}
+FIRST_STEPS = """\
+first steps:
+  trl-stppo env check my_env:MyEnv       # is my environment sound?
+  trl-stppo estimate --model NAME --qlora --card 24
+  trl-stppo train --config run.yaml --dry_run
+  trl-stppo train --config run.yaml
+
+trl-stppo COMMAND --help explains a command."""
 # Errors that are told in a sentence where one of these packages has raised them on purpose.
 TELLING = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 TELLERS = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"}
@@ -63,93 +71,100 @@ def run_here(command: str, words: Sequence[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "--help_all", "--help-all", "help"):
-        print(overview(), end="")
-        return 0
-    if words[0] == "--version":
+    size = 2 if words[:1] == ["env"] and not SHORT_HELP & set(words[1:2]) else 1
+    command = " ".join(words[:size])
+    if command in ("", "env", "help", *WHOLE_HELP):
+        command = "--help"
+    options = _parser().parse_args([command])
+    if options.version:
         print(_versions())
         return 0
-    if words[0] == "env" and words[1:2] in ([], ["-h"], ["--help"]):
-        print("\n".join(page.text(name) for name, page in PAGES.items() if name in ENV), end="")
-        return 0
-    command, rest = _command(words)
-    return _run(command, rest, launches=True)
+    return _run(command, words[size:], launches=True)
 
 
-def _command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command, and the words behind it."""
-    for number in (1, 2):
-        command = " ".join(words[:number])
-        if command in PAGES:
-            return command, list(words[number:])
-    first = words[0]
-    if first == "env":
-        first, known = " ".join(words[:2]), ENV
-    else:
-        known = tuple(PAGES)
-    raise UsageError(
-        f"There is no command `{first}`. Did you mean {named(closest(first, known) or known)}?"
+def _parser() -> Parser:
+    """Of what stands before a command's own words."""
+    parser = Parser(
+        PROGRAM,
+        usage="%(prog)s COMMAND [--flag VALUE ...]",
+        description="Trains language-model agents over several turns with PPO, ST-PPO and their variants.",
+        epilog=FIRST_STEPS,
     )
+    parser.add_argument("-V", "--version", action="store_true", help="show versions and exit")
+    parser.add_argument(
+        "--debug", action="store_true", help=f"show where an error came from, as {DEBUG}=1 does"
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name in MODULES:
+        commands.add_parser(name, help=_documented(name)[0], add_help=False)
+    return parser
+
+
+def _documented(command: str) -> tuple[str, str, str]:
+    """Summary, description and examples out of the docstring of a command's module, without an import."""
+    path = Path(__file__).parents[1].joinpath(*MODULES[command].split("."))
+    text = ast.get_docstring(ast.parse(path.with_suffix(".py").read_text())) or ""
+    about, _, examples = text.partition("\n\nExamples:\n")
+    return about.partition("\n")[0], about, f"examples:\n{examples}"
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"trl_stppo.{MODULES[command]}")
 
 
 def _run(command: str, words: list[str], *, launches: bool) -> int:
-    whole = any(word in ("--help_all", "--help-all") for word in words)
-    if not whole and any(word in ("-h", "--help") for word in words):
-        print(PAGES[command].text(command), end="")
-        return 0
+    asked = {*SHORT_HELP, *WHOLE_HELP} & set(words)
     if command in PARSED:
-        return _run_parsed(command, words)
-    from .early import check_config, quieten
+        return _run_parsed(command, ["--help"] if asked else words)
+    from .early import quieten, wants_dry_run
 
-    check_config(words)
-    quieten(words)
-    module = importlib.import_module(MODULES[command])
-    if whole:
-        return _print_all(command, module.flag_types_of([]))
-    if launches and command in LAUNCHED:
-        from .launch import run
+    quieten([] if asked else words)
+    from .arguments import ARGUMENTS, TRAINERS
+    from .flags import divided, read_flags
 
-        return run(command, module.flag_types_of(words), module.run, words)
-    return int(module.run(words))
+    if asked:
+        return _explain(command, whole=not asked <= SHORT_HELP)
+    if command not in TRAINERS:
+        read_flags([ARGUMENTS[command]], words)  # a mistake is told before seconds of imports
+    if not launches or command not in LAUNCHED:
+        return int(_module(command).run(words))
+    from .agents import flag_types
+    from .launch import launched, starts_one
+
+    own, launcher = divided(flag_types(ARGUMENTS[command], words), words)
+    if command == "train" and wants_dry_run(own):
+        from .dry_run import dry_run
+
+        return dry_run(own, launcher)
+    if launcher or not starts_one():
+        return launched(launcher, [command, *own])
+    return int(_module(command).run(own))
 
 
-def _print_all(command: str, types: Sequence[type]) -> int:
-    from .all_flags import described
-    from .launch import shipped
+def _explain(command: str, *, whole: bool) -> int:
+    """Print the help of a command; the whole of it has the flags whose classes take seconds to import."""
+    from .arguments import ARGUMENTS, TRAINERS
+    from .flags import help_of
 
-    print(PAGES[command].text(command))
-    print(described(types, launcher=list(shipped()) if command in LAUNCHED else ()), end="")
+    types = [ARGUMENTS[command]]
+    if whole and command in TRAINERS:
+        from .agents import types_of
+
+        types = types_of(command)
+    about, examples = _documented(command)[1:]
+    texts = {"prog": f"{PROGRAM} {command}", "description": about, "epilog": examples}
+    print(help_of(types, launched=command in TRAINERS, **texts), end="")
     return 0
 
 
-def _run_parsed(command: str, words: list[str]) -> int:
+def _run_parsed(command: str, words: Sequence[str]) -> int:
     """A command whose own module adds its arguments to a parser."""
-    import argparse
-
-    module = importlib.import_module(PARSED[command])
-    parser = argparse.ArgumentParser(
-        f"{PROGRAM} {command}",
-        description=PAGES[command].about,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser.error = _refuse  # type: ignore[method-assign, assignment]
+    module, (_, about, examples) = _module(command), _documented(command)
+    parser = Parser(f"{PROGRAM} {command}", description=about, epilog=examples)
     module.add_arguments(parser)
-    parser.add_argument("-h", "--help", action="store_true", help="The short help.")
-    parser.add_argument("--help_all", "--help-all", action="help", help="This.")
     options, unknown = parser.parse_known_args(words)
-    if unknown:
-        from .usage import advice
-
-        known = {o.lstrip("-") for action in parser._actions for o in action.option_strings}
-        raise UsageError(
-            f"`{' '.join(unknown)}`: not known here. {advice(unknown[0].lstrip('-'), known, {})}"
-        )
+    refuse(unknown, names_of(parser))
     return int(module.run(options) or 0)
-
-
-def _refuse(message: str) -> None:
-    raise UsageError(f"{message}.")
 
 
 def _versions() -> str:
@@ -220,9 +235,8 @@ def is_told(error: BaseException) -> bool:
 
 
 def _said(words: Sequence[str]) -> str:
-    with contextlib.suppress(UsageError, IndexError):
-        return f"{PROGRAM} {_command(words)[0]}"
-    return PROGRAM
+    commands = (" ".join(words[:size]) for size in (1, 2))
+    return " ".join([PROGRAM, *(name for name in commands if name in MODULES)])
 
 
 def _tell(text: str) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from ..redaction import redacted
-from .usage import UsageError, closest, named
+from ..wording import did_you_mean
+from .usage import UsageError
 
 
 def load_object(path: str) -> Any:
@@ -45,8 +46,8 @@ def load_object(path: str) -> Any:
         ) from error
     with contextlib.suppress(AttributeError):
         return getattr(loaded, name)
-    similar = closest(name, [other for other in dir(loaded) if not other.startswith("_")])
-    proposal = f"Did you mean {named(similar)}?" if similar else "Check the name."
+    public = [other for other in dir(loaded) if not other.startswith("_")]
+    proposal = did_you_mean(name, public) or "Check the name."
     raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}. {proposal}")
 
 

@@ -21,7 +21,7 @@ from ..models.geometry import QWEN25, Geometry, geometry_of
 from ..models.memory import FITS, GIB, Setup, estimate, make_setup
 from ..trainer.describe import description_of
 from .agent_models import local_config, model_options
-from .agents import TrainArguments
+from .arguments import TrainArguments
 from .launches import Launch
 from .names import looks_like_path
 

@@ -1,7 +1,11 @@
-"""`trl-stppo env play`: play an environment in the terminal, exactly as the model sees it.
+"""Play an environment yourself, exactly as the model sees it.
 
-One line is one turn; a backslash at its end continues it on the next line. `:q` or the end of the
-input stops. A call of a tool is written `name {"argument": "value"}`.
+One line is one turn; a backslash at its end continues it on the next line. `:q` or the end of the input
+stops. A call of a tool is written `name {"argument": "value"}`.
+
+Examples:
+    trl-stppo env play
+    trl-stppo env play --environment my_env:MyEnv --row '{"prompt": "Go."}'
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -21,34 +24,14 @@ from ..envs.base import is_text_environment, tool_names
 from ..hub.loading import load_tokenizer
 from ..rollout.chat import ChatRenderer, with_opening
 from ..rollout.driver import trusts
-from .agents import AgentArguments, every_key, load_environment, load_splits
+from .agents import load_environment, load_splits
+from .arguments import PlayArguments
 from .flags import read_flags
 from .names import check_name
 from .objects import offered_by
 from .usage import UsageError
 
 QUIT = ":q"
-
-
-@dataclass
-class PlayArguments(AgentArguments):
-    """What to play, and through whose eyes.
-
-    Parameters:
-        dataset_name (`str`, *optional*): where the row comes from, as for training.
-        index (`int`): which row of it.
-        row (`str`, *optional*): JSON object, instead of a row of a dataset.
-        model_name_or_path (`str`, *optional*): whose chat template and tokens to show.
-    """
-
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Where the row comes from: a Hub id, or a path."}
-    )
-    index: int = field(default=0, metadata={"help": "Which row of the dataset."})
-    row: str | None = field(default=None, metadata={"help": "JSON object, instead of a dataset."})
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Whose chat template and tokens to show."}
-    )
 
 
 def pick_row(args: PlayArguments) -> dict[str, Any]:
@@ -184,14 +167,9 @@ def play_tools(env: Any, call: Callable[..., Any], screen: Screen) -> tuple[int,
     return turns, total, "stopped by you"
 
 
-def flag_types_of(words: list[str]) -> tuple[type, ...]:
-    """The dataclass of the flags."""
-    return (PlayArguments,)
-
-
 def run(words: list[str]) -> int:
     """Play what the flags name; the exit code."""
-    play(*read_flags([PlayArguments], words, passed_over=every_key))
+    play(*read_flags([PlayArguments], words))
     return 0
 
 

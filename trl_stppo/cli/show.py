@@ -1,13 +1,17 @@
-"""`trl-stppo show`: play a few episodes with a model and show their tokens, coloured by role and turn.
+"""Play episodes with a model and show their tokens.
 
-Grey is the prompt, blue what the environment said, green and yellow in turn what the model sampled;
-special tokens are reversed. With --logprobs tokens that the model found unlikely (below 10 %) are
-underlined. The same text is shown without colours where the output is no terminal.
+Tokens are coloured by role and turn: grey is the prompt, blue what the environment said, green and yellow
+in turn what the model sampled; special tokens are reversed. With --logprobs tokens that the model found
+unlikely (below 10 %) are underlined. The same text is shown without colours where the output is no
+terminal.
+
+Examples:
+    trl-stppo show --model_name_or_path runs/demo --index 3 --episodes 2 --logprobs
+    trl-stppo show --model_name_or_path runs/mine --environment my_env:MyEnv --row '{"prompt": "Go."}'
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -17,10 +21,11 @@ from rich.text import Text
 from ..agent import Agent, AgentEpisode
 from ..trace.pieces import TokenPieces
 from .agent_models import TokenCounter
-from .agents import every_key, load_environment
+from .agents import load_environment
+from .arguments import ShowArguments
 from .flags import read_flags
 from .names import check_name
-from .play import PlayArguments, pick_row
+from .play import pick_row
 from .usage import UsageError
 
 UNLIKELY = -2.302585  # log 0.1, in nats
@@ -28,39 +33,6 @@ UNLIKELY = -2.302585  # log 0.1, in nats
 LIMITS = {"max_turns": 6, "max_completion_length": 512}
 PROMPT, OBSERVATION = Style(color="bright_black"), Style(color="bright_blue")
 TURNS = (Style(color="green"), Style(color="yellow"))
-
-
-@dataclass
-class ShowArguments(PlayArguments):
-    """What to play, with whom, and how.
-
-    Parameters:
-        model_name_or_path (`str`): the agent.
-        episodes (`int`): how many rows, from `index` on; the same `row` so many times.
-        greedy (`bool`): the likeliest token instead of a sampled one.
-        temperature (`float`, *optional*), seed (`int`): of sampling.
-        max_turns, max_turn_tokens, max_completion_length (`int`, *optional*): limits of an episode. What
-            is not given is as `agent.json` beside the model says, or else as LIMITS.
-        logprobs (`bool`): underline unlikely tokens.
-    """
-
-    model_name_or_path: str | None = field(default=None, metadata={"help": "The agent."})
-    episodes: int = field(default=1, metadata={"help": "How many rows, from --index on."})
-    greedy: bool = field(default=False, metadata={"help": "The likeliest token each time."})
-    temperature: float | None = field(
-        default=None, metadata={"help": "Of sampling; default as the agent's run, or 1."}
-    )
-    seed: int = field(default=0, metadata={"help": "Of sampling."})
-    max_turns: int | None = field(
-        default=None, metadata={"help": "Turns of an episode; default as the agent's run, or 6."}
-    )
-    max_turn_tokens: int | None = field(
-        default=None, metadata={"help": "Tokens of a turn; default as the agent's run."}
-    )
-    max_completion_length: int | None = field(
-        default=None, metadata={"help": "Tokens of an episode; default as the agent's run, or 512."}
-    )
-    logprobs: bool = field(default=False, metadata={"help": "Underline unlikely tokens."})
 
 
 def play(args: ShowArguments) -> tuple[list[AgentEpisode], Any]:
@@ -128,14 +100,9 @@ def show(
     console.print()
 
 
-def flag_types_of(words: list[str]) -> tuple[type, ...]:
-    """The dataclass of the flags."""
-    return (ShowArguments,)
-
-
 def run(words: list[str]) -> int:
     """Play and show; the exit code."""
-    (args,) = read_flags([ShowArguments], words, passed_over=every_key)
+    (args,) = read_flags([ShowArguments], words)
     if args.model_name_or_path is None:
         raise UsageError(
             "`--model_name_or_path` is missing. Name the agent: a folder, or a Hub id."

@@ -1,8 +1,16 @@
-"""`trl-stppo train`: train a language-model agent on any model, dataset and environment.
+"""Train an agent.
 
-Flags and YAML are STPPOConfig's (STGRPOConfig's for the variants without a critic; both extend
-GRPOConfig), ModelConfig's and ScriptArguments', plus a few of our own. A flag beats the YAML file.
-`--dry_run` checks and shows all of it, and loads no weights.
+With one of the variants of PPO and GRPO, over several turns in an environment. Settings of the model
+(TRL's ModelConfig: --model_name_or_path, --lora_r, ...) and of the trainer (STPPOConfig, which is TRL's
+GRPOConfig and more: --variant, --output_dir, --max_turns, ...) are flags too: --help_all lists them. A flag
+beats the YAML file. Flags of `accelerate launch` (--num_processes, ...) start several processes. --dry_run
+checks and shows all of it, and loads no weights.
+
+Examples:
+    trl-stppo train --config run.yaml --dry_run           # check it, and see what it takes
+    trl-stppo train --config run.yaml --variant ppo --seed 1
+    trl-stppo train --config run.yaml --accelerate_config zero2 --num_processes 4
+    trl-stppo train --config run.yaml --resume_from_checkpoint auto
 """
 
 from __future__ import annotations
@@ -22,14 +30,13 @@ from ..redaction import redacted_words
 from ..watch.curves import draw_curves
 from .agent_models import TokenCounter, load_value_model, model_options
 from .agents import (
-    TrainArguments,
     drawn,
-    flag_types,
     load_environment,
     load_eval_environment,
     load_splits,
     parse_flags,
 )
+from .arguments import TrainArguments
 from .early import wants_dry_run
 from .names import check_name
 from .objects import load_object
@@ -128,11 +135,6 @@ def drawn_curves(trainer: Any) -> str:
         return str(draw_curves({trainer.args.variant: trainer.state.log_history}, path))
     except (ImportError, ValueError) as error:  # no matplotlib, or nothing was measured
         return f"none, {error}"
-
-
-def flag_types_of(words: list[str]) -> tuple[type, ...]:
-    """The dataclasses of the flags."""
-    return flag_types(TrainArguments, words)
 
 
 def run(words: list[str]) -> int:

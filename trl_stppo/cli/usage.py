@@ -1,33 +1,85 @@
-"""Wrong words on a command line, and what to write instead."""
+"""Wrong words on a command line: one line for each, with what to write instead."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import argparse
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
 
-from ..wording import GONE, RENAMED, closest, named, proposal
-
-__all__ = ["UsageError", "advice", "closest", "named"]
+from ..wording import did_you_mean, proposal
 
 
 class UsageError(ValueError):
     """Words, or keys of a file, that a command cannot make sense of."""
 
 
-def advice(
-    name: str, known: Collection[str], elsewhere: Mapping[str, Collection[str]], dashes: str = "--"
-) -> str:
-    """What to write instead of a flag's name that is not known.
+class Parser(argparse.ArgumentParser):
+    """An argument parser without abbreviations, which raises `UsageError` where argparse ends the process."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage."""
+        raise UsageError(worded(message))
+
+
+def worded(message: str) -> str:
+    """What argparse complains of, with one spelling of the flag, and the nearest of the choices if any."""
+    message = re.sub(r"^argument ([^\s/:]+)\S*: ", r"`\1`: ", message)
+    choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+    nearest = choice and did_you_mean(choice[1], re.split("'?, '?", choice[2].strip("'")))
+    return f"{message}. {nearest or ''}".rstrip()
+
+
+def names_of(parser: argparse.ArgumentParser) -> set[str]:
+    """All flags, without dashes and with underscores."""
+    return {flag_name(option) for option in parser._option_string_actions if option[:2] == "--"}
+
+
+def flag_name(word: str) -> str:
+    """`max_turns` of `--max-turns=3`."""
+    return word.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def groups(words: Sequence[str]) -> list[tuple[str | None, list[str]]]:
+    """Each flag with the values behind it; None for values without a flag before them."""
+    groups: list[tuple[str | None, list[str]]] = []
+    for word in words:
+        if word.startswith("-"):
+            groups.append((word, []))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            groups.append((None, [word]))
+    return groups
+
+
+def refuse(
+    words: Sequence[str], known: Collection[str], keys: Sequence[str] = (), path: str | None = None
+) -> None:
+    """Raise for words and keys that nobody knows, all at once.
 
     Args:
-        name: without dashes.
-        known: flags of this command, without dashes.
-        elsewhere: command -> its flags.
-        dashes: before a name that is proposed; none for keys of a file.
+        words: that a parser has left.
+        known: flags without dashes, some of which may be left to others.
+        keys: of a file, that are no flags.
+        path: of the file.
     """
-    name = name.replace("-", "_")
-    renamed = RENAMED.get(name) in known or name in GONE
-    owners = [command for command, flags in elsewhere.items() if name in flags]
-    if owners and not renamed:
-        return f"It is a flag of {named(owners)}."
+    said = []
     otherwise = "Correct the name, or take it out; --help_all lists all flags."
-    return proposal(name, known, dashes) or otherwise
+    for flag, values in groups(words):
+        if flag is None:
+            is_file = values[0].endswith((".yaml", ".yml"))
+            named = f" Name a file of settings by `--config {values[0]}`." if is_file else ""
+            said.append(f"`{' '.join(values)}` belongs to no flag.{named}")
+        elif (name := flag_name(flag)) not in known:
+            nearest = proposal(name, known, "--") or otherwise
+            said.append(f"`{' '.join([flag, *values])}`: not known here. {nearest}")
+    for key in keys:
+        nearest = proposal(key, known) or otherwise
+        said.append(f"`{key}` in {path}: not known here. {nearest}")
+    if said:
+        raise UsageError("\n".join(said))

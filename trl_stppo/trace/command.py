@@ -1,4 +1,12 @@
-"""`trl-stppo trace RUN`: write the page of a run's recorded episodes."""
+"""Write one HTML page of a run's recorded episodes.
+
+It needs no network and shows the episodes that the run has recorded (--trace_episodes of `train`), to
+filter and sort, with every token coloured by role, ratio, advantage, value, or whether it was clipped
+(docs/trace.md).
+
+Examples:
+    trl-stppo trace runs/demo --open
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""`trl-stppo plot RUN...`: what runs have logged, as a picture, a table, or CSV."""
+"""Draw curves of one run or several.
+
+Shows what runs have logged as a picture, a table or CSV: success, clipping, KL, gradients and their bias,
+the critic. Runs that differ in their seed alone become one line with a band. Runs that are still going on
+are read as far as they are (docs/watching.md).
+
+Examples:
+    trl-stppo plot runs/demo
+    trl-stppo plot runs/ppo-0 runs/ppo-1 runs/st-0 runs/st-1 --output compared.svg
+"""
 
 from __future__ import annotations
 

@@ -5,26 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-# Names of TRL's former PPOTrainer, of older transformers, of other frameworks, and short ones that
-# people try -> ours, where similarity would not lead there. What PPOConfig takes as an alias is not here.
+# Names of older transformers, of other frameworks, and short ones that people try -> ours, where
+# similarity would not lead there. What PPOConfig takes as an alias is not here.
 RENAMED = {
-    "steps": "total_episodes",
-    "kl_penalty": "kl_estimator",
-    "early_stopping": "target_kl",
-    "query_dataset": "dataset_name",
-    "reward_model": "reward_funcs",
-    "log_with": "report_to",
-    "exp_name": "run_name",
     "max_new_tokens": "max_completion_length",
-    "max_response_length": "max_completion_length",
-    "clip_ratio": "cliprange",
     "kl_loss_coef": "beta",
     "no_cuda": "use_cpu",
-    "torch_dtype": "dtype",
     "model": "model_name_or_path",
     "value_model": "value_model_name_or_path",
     "critic": "value_model_name_or_path",
-    "dataset": "dataset_name",
     "env": "environment",
     "lr": "learning_rate",
     "epochs": "num_train_epochs",

@@ -108,7 +108,7 @@ WORDS = ["--config", "scripts/configs/demo.yaml", "--environment_kwargs"]
 @pytest.mark.parametrize(
     "words",
     [
-        ["train", "--hub_tokn", "hf_" + "Planted7" * 4],
+        ["train", "--hub_tokn=hf_" + "Planted7" * 4],
         ["train", "--max_turns=hf_" + "Planted7" * 4],
         ["train", *WORDS, '{"api_key": "Planted7"'],
         ["train", "--dry_run", *WORDS, '{"api_key": "Planted7"'],

@@ -29,10 +29,10 @@ def said(capsys, *words: str) -> str:
         ("env chek", "Did you mean `env check`?"),
         ("frobnicate", "(choose from 'train', 'evaluate', 'estimate', 'show', 'env check'"),
         ("--versoin", "unrecognized arguments: --versoin"),
-        ("train --max_turn 3", "`--max_turn 3`: not known here. Did you mean `--max_turns` or"),
+        ("train --max_turn 3", "`--max_turn`: not known here. Did you mean `--max_turns` or"),
         ("train --max-turn=3", "`--max-turn=3`: not known here. Did you mean `--max_turns` or"),
-        ("train --learning 1", "`--learning 1`: not known here."),  # no abbreviation
-        ("train --modls a b", "`--modls a b`: not known here."),
+        ("train --learning 1", "`--learning`: not known here."),  # no abbreviation
+        ("train --modls a b", "`--modls`: not known here."),
         ("train --optim adamw_troch", "`--optim`: invalid choice: 'adamw_troch' (choose from"),
         ("train --optim adamw_troch", "Did you mean `adamw_torch`"),
         ("evaluate --dry_run", "`--dry_run`: not known here."),
@@ -48,6 +48,7 @@ def said(capsys, *words: str) -> str:
             "train run.yaml",
             "`run.yaml` belongs to no flag. Name a file of settings by `--config run.yaml`.",
         ),
+        ("train --multi_gpu run.yaml", "`run.yaml` belongs to no flag."),
         ("train --max_turns x", "`--max_turns`: invalid int value: 'x'."),
         ("train --variant so-ppo", "`variant='so-ppo'`: allowed are 'ppo'"),
         ("train --config", "`--config` needs the path of a YAML file"),
@@ -72,7 +73,7 @@ def said(capsys, *words: str) -> str:
         ),
         ("train --live_view true", "one line per rollout batch"),
         ("train --live_lines false", "are always printed"),
-        ("env play --learning_rate 1", "`--learning_rate 1`: not known here."),
+        ("env play --learning_rate 1", "`--learning_rate`: not known here."),
         ("env play --row [1]", "write a JSON object"),
         ("env play --environment nowhere:Env", "`nowhere:Env`: there is no module nowhere"),
         ("env check", "the following arguments are required: MODULE:CLASS"),
@@ -97,7 +98,7 @@ def test_all_mistakes_are_said_at_once(capsys, tmp_path):
         "max_turn: 3\nvariant: ppo\nmax_tokens: 4\nnum_processes: 2\n"
     )
     shown = said(capsys, *f"train --config {tmp_path}/run.yaml --use_cpu --learnin_rate 3".split())
-    assert "`--learnin_rate 3`: not known here. Did you mean `--learning_rate`" in shown
+    assert "`--learnin_rate`: not known here. Did you mean `--learning_rate`" in shown
     shown = said(capsys, *f"train --config={tmp_path}/run.yaml --use_cpu".split())
     assert f"`max_turn` in {tmp_path}/run.yaml: not known here. Did you mean `max_turns`" in shown
     assert f"`max_tokens` in {tmp_path}/run.yaml: not known here." in shown

@@ -188,7 +188,7 @@ def test_generations_must_still_divide_the_rollout_batch():
     ("name", "said"),
     [
         ("max_turn", "STPPOConfig has no argument `max_turn`. Did you mean `max_turns`"),
-        ("init_kl_coef", "It is called `kl_coef` here."),
+        ("init_kl_coef", "STPPOConfig has no argument `init_kl_coef`. Did you mean `kl_coef`?"),
         ("mini_batch_size", "There is none here: it follows from per_device_train_batch_size"),
         ("lora_rank", "The trainer, ModelConfig or LoraConfig takes it"),
         ("xyzzy", "docs/configuration.md lists"),

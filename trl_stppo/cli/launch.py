@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..wording import did_you_mean
-from .usage import UsageError, groups, names_of, worded
+from .usage import UsageError, names_of, worded
 
 REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/distributed.md)
 LAUNCHED = "trl_stppo.cli.launched"
@@ -67,14 +67,17 @@ def launch_arguments(words: Sequence[str], program: Sequence[str]) -> argparse.N
     Raises:
         UsageError: values that it does not take.
     """
-    return launch_parser().parse_args([*words, "--module", *program])
+    arguments = launch_parser().parse_args([*words, "--module", *program])
+    if arguments.training_script != program[0]:  # a word behind a switch
+        raise UsageError(f"`{arguments.training_script}` belongs to no flag.")
+    return arguments
 
 
 def launch_settings(words: Sequence[str]) -> dict[str, Any]:
     """The settings that words for the launcher give, by their names."""
     arguments, actions = launch_arguments(words, [LAUNCHED]), launch_parser()._option_string_actions
-    flags = [flag.partition("=")[0] for flag, _ in groups(words) if flag is not None]
-    return {name: getattr(arguments, name) for name in (actions[flag].dest for flag in flags)}
+    given = (actions[flag].dest for word in words if (flag := word.partition("=")[0]) in actions)
+    return {name: getattr(arguments, name) for name in given}
 
 
 # ---------------------------------------------------------------------- files by name

@@ -147,7 +147,7 @@ def _explain(command: str, *, whole: bool) -> int:
     from .flags import help_of
 
     types = [ARGUMENTS[command]]
-    if whole and command in TRAINERS:
+    if whole:
         from .agents import types_of
 
         types = types_of(command)

@@ -44,19 +44,6 @@ def flag_name(word: str) -> str:
     return word.lstrip("-").partition("=")[0].replace("-", "_")
 
 
-def groups(words: Sequence[str]) -> list[tuple[str | None, list[str]]]:
-    """Each flag with the values behind it; None for values without a flag before them."""
-    groups: list[tuple[str | None, list[str]]] = []
-    for word in words:
-        if word.startswith("-"):
-            groups.append((word, []))
-        elif groups:
-            groups[-1][1].append(word)
-        else:
-            groups.append((None, [word]))
-    return groups
-
-
 def refuse(
     words: Sequence[str], known: Collection[str], keys: Sequence[str] = (), path: str | None = None
 ) -> None:
@@ -70,14 +57,15 @@ def refuse(
     """
     said = []
     otherwise = "Correct the name, or take it out; --help_all lists all flags."
-    for flag, values in groups(words):
-        if flag is None:
-            is_file = values[0].endswith((".yaml", ".yml"))
-            named = f" Name a file of settings by `--config {values[0]}`." if is_file else ""
-            said.append(f"`{' '.join(values)}` belongs to no flag.{named}")
-        elif (name := flag_name(flag)) not in known:
-            nearest = proposal(name, known, "--") or otherwise
-            said.append(f"`{' '.join([flag, *values])}`: not known here. {nearest}")
+    for position, word in enumerate(words):
+        if word.startswith("-"):
+            if (name := flag_name(word)) not in known:
+                nearest = proposal(name, known, "--") or otherwise
+                said.append(f"`{word}`: not known here. {nearest}")
+        elif position == 0:  # behind a flag it is the flag's
+            is_file = word.endswith((".yaml", ".yml"))
+            named = f" Name a file of settings by `--config {word}`." if is_file else ""
+            said.append(f"`{word}` belongs to no flag.{named}")
     for key in keys:
         nearest = proposal(key, known) or otherwise
         said.append(f"`{key}` in {path}: not known here. {nearest}")

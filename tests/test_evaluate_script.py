@@ -203,8 +203,8 @@ def test_rows_without_the_column_are_one_data_set(words, tmp_path):
         (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
         (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
         (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
-        (["--dry_run"], "`--dry_run`: not known here. It is a flag of `trl-stppo train`"),
-        (["--value_model_lora_r", "4"], "`--value_model_lora_r 4`: not known here"),
+        (["--dry_run"], "`--dry_run`: not known here."),
+        (["--value_model_lora_r", "4"], "`--value_model_lora_r`: not known here"),
         (["--config", "WRONG"], "`figure` in .*wrong.yaml: not known here. Did you mean `figures`"),
     ],
 )

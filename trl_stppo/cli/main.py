@@ -73,13 +73,13 @@ def run_here(command: str, words: Sequence[str]) -> int:
 def _dispatch(words: list[str]) -> int:
     size = 2 if words[:1] == ["env"] and not SHORT_HELP & set(words[1:2]) else 1
     command = " ".join(words[:size])
+    if command in MODULES:
+        return _run(command, words[size:], launches=True)
     if command in ("", "env", "help", *WHOLE_HELP):
         command = "--help"
-    options = _parser().parse_args([command])
-    if options.version:
+    if _parser().parse_args([command]).version:
         print(_versions())
-        return 0
-    return _run(command, words[size:], launches=True)
+    return 0
 
 
 def _parser() -> Parser:
@@ -101,7 +101,7 @@ def _parser() -> Parser:
 
 
 def _documented(command: str) -> tuple[str, str, str]:
-    """Summary, description and examples out of the docstring of a command's module, without an import."""
+    """Summary, description and examples from the docstring of a command's module, which is not imported."""
     path = Path(__file__).parents[1].joinpath(*MODULES[command].split("."))
     text = ast.get_docstring(ast.parse(path.with_suffix(".py").read_text())) or ""
     about, _, examples = text.partition("\n\nExamples:\n")
@@ -147,7 +147,7 @@ def _explain(command: str, *, whole: bool) -> int:
     from .flags import help_of
 
     types = [ARGUMENTS[command]]
-    if whole:
+    if whole and command in TRAINERS:
         from .agents import types_of
 
         types = types_of(command)

@@ -105,6 +105,16 @@ def test_all_mistakes_are_said_at_once(capsys, tmp_path):
     assert "num_processes" not in shown, "the launcher's"
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate", "show", "env play"])
+def test_one_file_serves_all_commands_and_none_takes_a_slip(command, capsys, tmp_path):
+    path, names = tmp_path / "run.yaml", ("dry_run", "models", "num_processes", "learning_rate")
+    path.write_text("\n".join([*(f"{name}: 1" for name in names), "learnin_rate: 1", "config: x"]))
+    shown = said(capsys, *command.split(), "--config", str(path))
+    assert f"`learnin_rate` in {path}: not known here." in shown
+    assert f"`config` in {path}: not known here." in shown
+    assert not any(f"`{name}` in" in shown for name in names)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -6,7 +6,6 @@ is the demo's, a file of rows, a folder of such, or a dataset of the Hub.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,11 +66,8 @@ def types_of(command: str) -> list[type]:
     return list(dict.fromkeys((own, *flag_types(task, []))))
 
 
-def parse_flags(
-    arguments: type, words: Sequence[str] | None = None
-) -> tuple[Any, Any, ModelConfig, type]:
+def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
     """Script arguments, the trainer's configuration, the model's, and the trainer's class."""
-    words = list(sys.argv[1:] if words is None else words)
     types = flag_types(arguments, words)
     args, training_args, model_args = read_flags(types, words)
     return args, training_args, model_args, trainer_of(types[1])

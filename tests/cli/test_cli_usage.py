@@ -23,11 +23,11 @@ def said(capsys, *words: str) -> str:
     [
         (
             "trian",
-            "`COMMAND`: invalid choice: 'trian' (choose from 'train', 'evaluate', 'estimate'",
+            "`COMMAND`: invalid choice: 'trian' (choose from",
         ),
         ("trian", "Did you mean `train` or `trace`?"),
         ("env chek", "Did you mean `env check`?"),
-        ("frobnicate", "(choose from 'train', 'evaluate', 'estimate', 'show', 'env check'"),
+        ("frobnicate", "`COMMAND`: invalid choice: 'frobnicate' (choose from"),
         ("--versoin", "unrecognized arguments: --versoin"),
         ("train --max_turn 3", "`--max_turn`: not known here. Did you mean `--max_turns` or"),
         ("train --max-turn=3", "`--max-turn=3`: not known here. Did you mean `--max_turns` or"),
@@ -62,7 +62,7 @@ def said(capsys, *words: str) -> str:
             "train --accelerate_config zero4",
             "accelerate launch: `--accelerate_config`: `zero4` is no file, and no name of one. Did you",
         ),
-        ("train --mixed_precision bf61", "'fp8'). Did you mean `bf16`"),
+        ("train --mixed_precision bf61", "Did you mean `bf16`"),
         (
             "train --num_processes two",
             "accelerate launch: `--num_processes`: invalid int value: 'two'.",

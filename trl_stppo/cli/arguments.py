@@ -131,10 +131,6 @@ class EstimateArguments:
 class PlayArguments(AgentArguments):
     """What to play, and through whose eyes."""
 
-    dataset_name: str | None = field(
-        default=None,
-        metadata={"help": "Where the row comes from, as for training: a Hub id, or a path."},
-    )
     index: int = field(default=0, metadata={"help": "Which row of the dataset."})
     row: str | None = field(
         default=None, metadata={"help": "JSON object, instead of a row of a dataset."}

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.script_kit import AGENT, LAUNCHES, ROOT, small_data
-from trl_stppo.cli import dry_run, launches, plan_rows, train
+from trl_stppo.cli import dry_run, launches, planned, train
 from trl_stppo.models.memory import FITS, GIB, estimate
 
 FOLDER = ROOT / "scripts" / "configs" / "paper"
@@ -163,7 +163,7 @@ def test_the_docs_say_what_the_file_says_and_what_the_memory_model_computes(name
     launch = launches.launcher(words)
     with launches.launched_as(launch):
         run = dry_run.parsed(words, launch, dry_run.Findings())
-        peak = estimate(plan_rows.planned_setup(run)).peak
+        peak = estimate(planned.planned_setup(run)).peak
     card = 80 if "8gpu" in name else 24
     assert peak <= FITS * card * GIB
     lines = (ROOT / "docs" / "paper.md").read_text().splitlines()

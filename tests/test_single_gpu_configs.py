@@ -13,9 +13,10 @@ import yaml
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_stppo import STPPOConfig
+from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
-from trl_stppo.models.geometry import QWEN25
-from trl_stppo.models.memory import FITS, GIB, Setup, estimate, make_setup
+from trl_stppo.cli.planned import Plan, planned_setup
+from trl_stppo.models.memory import FITS, GIB, estimate
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "scripts" / "configs").glob("*.yaml"))
@@ -30,23 +31,6 @@ def parse(path: Path, folder: Path) -> tuple[Any, STPPOConfig, ModelConfig]:
     parser = TrlParser((TrainArguments, STPPOConfig, ModelConfig))
     words = ["--config", str(path), "--use_cpu", "true", "--output_dir", str(folder)]
     return parser.parse_args_and_config(words)
-
-
-def planned(args: STPPOConfig, model: ModelConfig) -> Setup:
-    """The set-up of one of the single-GPU files."""
-    size = re.search(r"Qwen2.5-(.*)-Instruct", model.model_name_or_path).group(1)
-    return make_setup(
-        QWEN25[size],
-        "qlora",
-        rank=model.lora_r,
-        rows=args.per_device_train_batch_size,
-        completion=args.max_completion_length,
-        accumulates=args.gradient_accumulation_steps > 1,
-        checkpointing=args.gradient_checkpointing,
-        optim=args.optim.value,
-        bias_buffers=1,
-        slots=args.generation_slots,
-    )
 
 
 def card(path: Path) -> int:
@@ -87,12 +71,13 @@ def test_the_single_gpu_files_mean_qlora(path, tmp_path):
 
 @pytest.mark.parametrize("path", SINGLE_GPU, ids=lambda path: path.stem)
 def test_the_single_gpu_files_fit_and_the_docs_say_how_well(path, tmp_path):
-    _, args, model = parse(path, tmp_path)
-    peak = estimate(planned(args, model)).peak
+    words = ["--config", str(path), "--use_cpu", "true", "--output_dir", str(tmp_path)]
+    run = Plan(*parse_flags(TrainArguments, words))
+    peak = estimate(planned_setup(run)).peak
     assert peak <= FITS * card(path) * GIB
-    name = model.model_name_or_path.split("/")[1]
-    line = f"| `{path.name}` | {name} | {args.max_completion_length} | {peak / GIB:.1f} GiB |"
-    assert line in DOCS.splitlines()
+    name = run.model_args.model_name_or_path.split("/")[1]
+    length = run.config.max_completion_length
+    assert f"| `{path.name}` | {name} | {length} | {peak / GIB:.1f} GiB |" in DOCS.splitlines()
 
 
 def test_the_table_of_the_docs_is_what_the_memory_model_computes(script):
@@ -103,9 +88,9 @@ def test_the_table_of_the_docs_is_what_the_memory_model_computes(script):
 
 def test_the_table_follows_the_memory_model(script):
     table = script("memory_table")
-    assert table.longest(QWEN25["7B"], "qlora", 24) >= 4096
-    assert table.longest(QWEN25["32B"], "full", 80) == 0
-    for size in QWEN25.values():
+    assert table.longest("7B", "qlora", 24) >= 4096
+    assert table.longest("32B", "full", 80) == 0
+    for size in table.QWEN25:
         for method in table.METHODS:
             found = [table.longest(size, method, gb) for gb in table.CARDS]
             assert found == sorted(found)

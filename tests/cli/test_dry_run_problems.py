@@ -1,4 +1,7 @@
-"""`trl-stppo train --dry_run`: what would not start says why."""
+"""`trl-stppo train --dry_run`: what would not start says why.
+
+One case for each check that is called; the checks themselves have their own tests.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from datasets import Dataset
 
 from tests.script_kit import DEMO, LAUNCHES, small_data
-from trl_stppo.trainer import checkpoint_files
+from trl_stppo.trainer import checkpoint_files, packages
 
 
 @pytest.mark.parametrize(
@@ -19,16 +22,12 @@ from trl_stppo.trainer import checkpoint_files
     [
         (["--variant", "so-ppo"], "`variant='so-ppo'`: allowed are 'ppo'"),
         (["--environment", "SearchEnv"], "write it as module:name"),
-        (["--environment_kwargs", "top_k=3"], "is no JSON object"),
-        (["--environment_kwargs", '{"top_p": 3}'], "unexpected keyword argument 'top_p'"),
         (["--environment", "none", "--max_turns", "3"], "`max_turns=3` limits episodes"),
         (["--load_in_4bit", "true"], "Set `use_peft: true`"),
         (["--critic_lora_r", "4"], "`critic_lora_r=4` is the rank"),
-        (["--value_model_lora_r", "4", "--use_peft", "true"], "Set critic_lora_r"),
         (["--value_model_lora_r", "0"], "value_model_lora_r >= 1"),
         (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere` is no file"),
         (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl` is no file or folder here"),
-        (["--gradient_accumulation_steps", "15"], "must be a multiple of `num_mini_batches=4`"),
         (["--per_device_train_batch_size", "800"], "fewer than the 12800 prompts"),
         (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "has no attribute 'nothing'"),
         (["--dry_run_processes", "0"], "`dry_run_processes=0`"),
@@ -36,18 +35,16 @@ from trl_stppo.trainer import checkpoint_files
         (["--sync_ref_model", "true", "--beta", "0.1", "--use_peft", "true"], "`sync_ref_model=True`"),
         (["--reward_weights", "1", "2"], "`reward_weights` has 2 entries for 0 reward functions"),
         (["--turn_reward_weights", "1"], "`turn_reward_weights` has 1 entries for 0 turn"),
-        (["--value_model_name_or_path", "/nowhere/x"], "`value_model_name_or_path=/nowhere/x` is no"),
         (["--resume_from_checkpoint", "/nowhere"], "`resume_from_checkpoint='/nowhere'` is not a"),
-        (["--resume_from_checkpoint", "true"], "holds no checkpoint to resume from"),
         (["--eval_strategy", "steps", "--eval_steps", "9", "--dataset_test_split", "dev",
-          "--dataset_name", "DATA"], "`eval_strategy=steps`, but"),
+          "--eval_episodes", "0", "--dataset_name", "DATA"], "`eval_strategy=steps`, but"),
         (["--output_dir", f"{__file__}/run"], "test_dry_run_problems.py is a file"),
         (["--use_peft", "true", "--lora_target_modules", "nosuch"], "nosuch"),
         (["--eval_environment_kwargs", "top_k=3"], "`eval_environment_kwargs=top_k=3` is no JSON"),
-        (["--report_to", "nobody"], "`report_to=nobody`: allowed are"),
+        (["--report_to", "nobody"], "nobody is not supported, only azure_ml"),
     ],
 )  # fmt: skip
-def test_what_would_not_start_is_said_with_the_fix(flags, said, dry_run, tmp_path):
+def test_what_a_training_refuses_is_refused_here(flags, said, dry_run, tmp_path):
     flags = [small_data(tmp_path / "data") if word == "DATA" else word for word in flags]
     code, shown = dry_run("--config", DEMO, "--output_dir", str(tmp_path / "run"), *flags)
     assert code == 1
@@ -68,8 +65,6 @@ def test_all_problems_are_shown_at_once(dry_run):
     [
         ("zero3", [], "A copied critic of a fully trained policy is not supported with ZeRO-3"),
         ("fsdp2", ["--use_peft", "true"], "A shared critic of a LoRA policy is not supported"),
-        ("zero2", ["--optim", "adamw_8bit"], "`optim='adamw_8bit'` is not supported with ZeRO-2"),
-        ("zero2", ["--rollout_staleness", "1"], "`rollout_staleness=1`"),
         ("multi_gpu", ["--fp16", "true"], "`fp16=True` is not supported"),
     ],
 )
@@ -87,11 +82,10 @@ def test_what_an_engine_refuses_is_refused_here(engine, flags, said, dry_run):
         ("fsdp2", "offload_params: false", "offload_params: true", "`fsdp_offload_params: true`"),
         ("fsdp2", "fsdp_version: 2", "fsdp_version: 1", "FSDP1 is not supported"),
         ("zero2", "zero_stage: 2", "zero_stage: 0", "ZeRO-0 is not supported"),
-        ("zero2", "zero_stage: 2", "deepspeed_config_file: {}/three.json",
-         "A copied critic of a fully trained policy is not supported with ZeRO-3"),
+        ("zero2", "zero_stage: 2", "zero_stage: 2\n  deepspeed_config_file: {}/three.json",
+         "When using `deepspeed_config_file`, the following accelerate config variables"),
         ("multi_gpu", "mixed_precision: bf16", "mixed_precision: fp16", "Mixed precision 'fp16'"),
         ("multi_gpu", "num_processes: 8", "num_processes: auto", "`num_processes: auto` in"),
-        ("fsdp2", "  fsdp_state_dict_type: FULL_STATE_DICT\n", "", "`fsdp_state_dict_type` SHARDED"),
         ("multi_gpu", "MULTI_GPU", "MEGATRON_LM", "`distributed_type=MEGATRON_LM`"),
     ],
 )  # fmt: skip
@@ -107,6 +101,18 @@ def test_options_of_an_engine_are_read_from_its_file(
     )
     assert code == 1
     assert said in shown
+
+
+def test_deepspeeds_own_file_is_read(dry_run, tmp_path):
+    (tmp_path / "three.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    own = f"  deepspeed_config_file: {tmp_path}/three.json"
+    lines = ["distributed_type: DEEPSPEED", "num_processes: 2", "deepspeed_config:", own]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    flags = ("--config", DEMO, "--dry_run_accelerate_config", str(tmp_path / "mine.yaml"))
+    said = "A copied critic of a fully trained policy is not supported with ZeRO-3"
+    assert said in dry_run(*flags)[1]
+    (tmp_path / "mine.yaml").write_text("")
+    assert "mine.yaml` holds no settings" in dry_run(*flags)[1]
 
 
 def test_data_that_is_here_is_checked(dry_run, tmp_path):
@@ -156,17 +162,22 @@ def test_packages_that_are_missing_are_named(dry_run, monkeypatch):
     """Whatever is installed: none of them is found."""
     found = importlib.util.find_spec
     hidden = ("flash_attn", "kernels", "liger_kernel", "wandb", "vllm", "bitsandbytes", "deepspeed")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name in hidden else found(name, *a)
-    )
+
+    def find(name, *rest):
+        return None if name in hidden else found(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(packages, "find_spec", find)
     flags = "--attn_implementation flash_attention_2 --use_liger_kernel true --report_to wandb"
     flags += " --use_vllm true --optim paged_adamw_8bit"
     path = LAUNCHES / "zero2.yaml"
     launch = ("--dry_run_accelerate_config", str(path))
     code, shown = dry_run("--config", DEMO, *flags.split(), *launch)
     assert code == 1
-    for said in ("flash_attn or kernels", "liger_kernel", "wandb", "vllm", "bitsandbytes"):
+    assert "PROBLEM: WandbCallback requires wandb to be installed" in shown
+    for said in ("flash_attn or kernels", "liger_kernel", "vllm"):
         assert re.search(f"PROBLEM: `.*` needs the package {said}, which is not installed", shown)
+    assert "PROBLEM: bitsandbytes is not installed, and `optim='paged_adamw_8bit'`" in shown
     assert "note: `distributed_type=DEEPSPEED` needs the package deepspeed" in shown
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
+    Gemma3TextConfig,
+    GPT2Config,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     MixtralConfig,
     Qwen2Config,
@@ -18,14 +20,15 @@ from transformers import (
 )
 
 from trl_stppo.generation.slots import SlotCache, Span
-from trl_stppo.models.geometry import QWEN25, Geometry, geometry_of
-from trl_stppo.models.memory import (
-    GIB,
-    Setup,
-    estimate,
-    make_qlora,
-    make_setup,
-    optimizer_bytes,
+from trl_stppo.models.critic import SeparateCritic, SharedCritic
+from trl_stppo.models.memory import GIB, Geometry, Setup, estimate, make_qlora, optimizer_bytes
+from trl_stppo.models.shapes import (
+    QWEN25,
+    critic_shape,
+    geometry_of,
+    policy_shape,
+    qwen25,
+    read_setup,
 )
 
 SMALL = {
@@ -42,70 +45,84 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SMALL, head_dim=24, tie_word_embeddings=True),
     "llama": LlamaConfig(**SMALL, tie_word_embeddings=False),
     "llama with biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
-    "mistral": MistralConfig(**SMALL, head_dim=32),
+    "mistral": MistralConfig(**SMALL, head_dim=32, tie_word_embeddings=False),
+    "mixtral": MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2),
+    "gemma3": Gemma3TextConfig(**SMALL, head_dim=16),
+    "gpt2": GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=500),
 }
+LORA = LoraConfig(r=5, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def qwen25(shape: Geometry) -> Qwen2Config:
-    return Qwen2Config(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocab,
-        tie_word_embeddings=shape.tied,
-    )
+def shape(name: str) -> Any:
+    return policy_shape(CONFIGS[name], "float32")
 
 
-def count(auto, config, **options) -> int:
-    with torch.device("meta"):
-        model = auto.from_config(config, **options)
+def count(model) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
 class TestGeometry:
-    @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-    def test_parameters_are_those_of_the_model(self, config):
-        shape = geometry_of(config)
-        assert shape.parameters == count(AutoModelForCausalLM, config)
-        config.num_labels = 1
-        expected = count(AutoModelForSequenceClassification, config)
-        assert shape.critic_parameters == expected
+    @pytest.mark.parametrize("name", CONFIGS)
+    def test_parameters_and_lora_parameters_are_those_of_the_model(self, name):
+        model = shape(name)
+        found = geometry_of(model)
+        assert found.parameters == count(model)
+        adapted = policy_shape(CONFIGS[name], "float32", LORA)
+        trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+        # PEFT adapts the experts of a mixture as well, which are no linear layers.
+        assert found.lora_parameters(5) == trained or name == "mixtral"
+        assert geometry_of(adapted) == found, "adapters are no part of it"
+
+    def test_a_llama_like_decoder_by_hand(self):
+        found = geometry_of(shape("mistral"))
+        attention = ((64, 128), (64, 64), (64, 64), (128, 64))  # heads of 32
+        matrices = [*attention, (64, 192), (64, 192), (192, 64)]
+        assert (found.hidden, found.intermediate, found.layers, found.vocab) == (64, 192, 3, 500)
+        assert (found.query, found.key, found.largest) == (128, 64, 64 * 192)
+        assert found.linear == 3 * sum(a * b for a, b in matrices)
+        assert found.widths == 3 * sum(a + b for a, b in matrices)
+        assert found.parameters == found.linear + 2 * 500 * 64 + 7 * 64
+
+    def test_the_experts_of_a_token_are_its_mlp(self):
+        assert geometry_of(shape("mixtral")).intermediate == 2 * 192
+        assert geometry_of(shape("gpt2")).intermediate == 4 * 64
 
     @pytest.mark.parametrize("size", QWEN25)
-    def test_the_shapes_of_qwen25_are_those_of_their_models(self, size):
-        shape = QWEN25[size]
-        assert geometry_of(qwen25(shape)) == shape
-        assert shape.parameters == count(AutoModelForCausalLM, qwen25(shape))
+    def test_the_shapes_of_qwen25_are_those_published(self, size):
         billions = {"0.5B": 0.49, "1.5B": 1.54, "3B": 3.09, "7B": 7.62, "14B": 14.77, "32B": 32.76}
-        assert shape.parameters / 1e9 == pytest.approx(billions[size], abs=0.006)
+        found = geometry_of(policy_shape(qwen25(size), "float32")).parameters / 1e9
+        assert found == pytest.approx(billions[size], abs=0.006)
 
-    @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "mistral"])
-    def test_lora_parameters_are_those_of_peft(self, name):
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(CONFIGS[name])
-        adapted = get_peft_model(model, LoraConfig(r=5, target_modules="all-linear"))
-        trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-        assert geometry_of(CONFIGS[name]).lora_parameters(5) == trained
-
-    def test_a_mixture_of_experts_is_refused_by_name(self):
-        with pytest.raises(ValueError, match=r"'mixtral'.*known are qwen2"):
-            geometry_of(MixtralConfig(num_hidden_layers=1))
+    def test_a_model_without_attention_is_refused_by_name(self):
+        config = MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=50)
+        with pytest.raises(ValueError, match="memory of a 'mamba' model is not known"):
+            geometry_of(policy_shape(config, "float32"))
 
     def test_the_cache_of_a_7b_model_is_56_kib_per_token(self):
-        assert QWEN25["7B"].cache_per_token(2) == 2 * 28 * 4 * 128 * 2 == 57344
+        found = geometry_of(policy_shape(qwen25("7B"), "bfloat16"))
+        assert found.cache_per_token(2) == 2 * 28 * 4 * 128 * 2 == 57344
 
     def test_nf4_takes_4_127_bits(self):
-        shape = Geometry(128, 256, 2, 4, 4, 32, 100, tied=True)
         linear = 2 * (4 * 128 * 128 + 3 * 128 * 256)
-        assert shape.linear_parameters == linear
         rest = 100 * 128 + 5 * 128
-        assert shape.four_bit_weights(2) == round(linear * (4 + 0.126953125) / 8) + 2 * rest
-        assert shape.four_bit_weights(4, double=False) == round(linear * 4.5 / 8) + 4 * rest
+        found = replace(SHAPE, linear=linear, parameters=linear + rest)
+        assert found.four_bit_weights(2) == round(linear * (4 + 0.126953125) / 8) + 2 * rest
+        assert found.four_bit_weights(4, double=False) == round(linear * 4.5 / 8) + 4 * rest
 
 
-SHAPE = Geometry(64, 256, 3, 4, 2, 16, 1000, tied=True)
+LINEAR = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 256)
+SHAPE = Geometry(
+    hidden=64,
+    intermediate=256,
+    layers=3,
+    vocab=1000,
+    query=64,
+    key=32,
+    parameters=LINEAR + 1000 * 64 + 7 * 64,
+    linear=LINEAR,
+    widths=3 * (2 * 128 + 2 * 96 + 3 * 320),
+    largest=64 * 256,
+)
 SETUP = Setup(
     geometry=SHAPE,
     weights=10_000_000,
@@ -188,16 +205,16 @@ class TestByHand:
         result = estimate(SETUP)
         sums = {name: sum(parts.values()) for name, parts in result.phases.items()}
         assert result.phase == max(sums, key=sums.get) == "update"
-        assert result.peak == sums["update"] + result.overhead == sum(result.parts.values())
+        assert result.peak == sums["update"] + result.overhead == result.total("update")
         assert result.overhead == round(0.7 * GIB)
         assert len(result.table()) == 4
-        assert result.table()[0].startswith("rollout: 0.71 GiB (weights 0.01, ")
+        assert result.table()[0] == "rollout: 0.7 GiB (overhead 0.7)"
 
 
 def test_the_rollouts_cache_takes_no_more_than_is_expected():
     """The real one, whose episodes grow token by token to their full length."""
     cache = SlotCache(keep_ids=False, device=torch.device("cpu"))
-    states = torch.zeros(1, SHAPE.kv_heads, 1, SHAPE.head_dim, dtype=torch.bfloat16)
+    states = torch.zeros(1, 2, 1, 16, dtype=torch.bfloat16)  # two heads of 16
     largest = 0
     for length in range(16, SETUP.length + 1):
         cache.reserve(SETUP.slots, length)
@@ -248,7 +265,7 @@ def test_the_states_of_real_optimizers():
 
 
 def test_qlora_needs_no_second_backbone_and_no_reference():
-    full = make_setup(SHAPE, "full", reference_weights=5, completion=10)
+    full = replace(SETUP, full=True, critic_full=True, critic_weights=7, reference_weights=5)
     qlora = make_qlora(full, rank=4)
     adapter = SHAPE.lora_parameters(4)
     assert (qlora.weights, qlora.critic_weights) == (SHAPE.four_bit_weights(), 0)
@@ -257,12 +274,37 @@ def test_qlora_needs_no_second_backbone_and_no_reference():
     assert qlora.adapters == 2 * (2 * adapter + 65)
     assert qlora.four_bit
     assert not qlora.full
-    assert make_setup(SHAPE, "qlora", rank=4, completion=10) == qlora
-    lora = make_setup(SHAPE, "lora", rank=4, completion=10)
-    assert (lora.weights, lora.adapters) == (2 * SHAPE.parameters, 4 * (2 * adapter + 65))
-    assert not lora.four_bit
-    with pytest.raises(ValueError, match="'full', 'lora' and 'qlora'"):
-        make_setup(SHAPE, "dora")
+
+
+class TestReading:
+    """Models on the meta device; `tests/trainer/test_memory_report.py` reads those of trainers."""
+
+    def test_adapters_and_a_shared_critic(self):
+        config = CONFIGS["qwen2"]
+        for four_bit, each in ((False, 4), (True, 2)):  # TRL casts adapters on packed weights
+            policy = policy_shape(config, "bfloat16", LORA, four_bit=four_bit)
+            found = read_setup(policy, SharedCritic(policy, 2), rows=7)
+            own = found.geometry
+            assert found.weights == (
+                own.four_bit_weights() if four_bit else 2 * count(shape("qwen2"))
+            )
+            assert found.trainable == own.lora_parameters(5)
+            assert found.critic_trainable == own.lora_parameters(2) + 65
+            head = 4 * 65
+            assert found.adapters == each * (found.trainable + found.critic_trainable - 65) + head
+            assert (found.four_bit, found.full, found.rows) == (four_bit, False, 7)
+            assert (found.weight_bytes, found.trainable_bytes) == (2, each)
+
+    def test_a_fully_trained_policy_with_a_critic_of_its_own(self):
+        policy, critic = shape("llama"), critic_shape(CONFIGS["llama"], "bfloat16")
+        found = read_setup(policy, SeparateCritic(critic), policy)
+        assert found.weights == found.reference_weights == 4 * count(policy)
+        # No head of the language, one of a scalar.
+        assert found.critic_trainable == count(policy) - 500 * 64 + 64
+        assert found.critic_weights == 2 * found.critic_trainable
+        assert found.critic_geometry.linear == found.geometry.linear
+        assert found.full
+        assert found.critic_full
 
 
 def test_paged_states_leave_the_card_while_others_need_it():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from trl_stppo.models import memory
-from trl_stppo.models.geometry import geometry_of
 from trl_stppo.models.memory import Setup
+from trl_stppo.models.shapes import geometry_of, policy_shape
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
@@ -24,7 +22,7 @@ def test_what_autograd_keeps_of_a_layer(dtype, autocast, lora):
     """Two layers more, so that only what belongs to layers counts; within 5 percent."""
     per_layer = (saved(dtype, autocast, lora, 3) - saved(dtype, autocast, lora, 1)) / 2
     setup = Setup(
-        geometry=geometry_of(layered(1)),
+        geometry=geometry_of(policy_shape(layered(1), "float32")),
         weights=0,
         trainable=0,
         critic_trainable=0,
@@ -37,7 +35,8 @@ def test_what_autograd_keeps_of_a_layer(dtype, autocast, lora):
         checkpointing=False,
     )
     stored = [
-        memory._graph(setup, replace(setup.geometry, layers=n), not lora, 256)[0] for n in (1, 3)
+        memory._graph(setup, geometry_of(policy_shape(layered(n), "float32")), not lora, 256)[0]
+        for n in (1, 3)
     ]
     assert (stored[1] - stored[0]) / 2 == pytest.approx(per_layer, rel=0.05)
 

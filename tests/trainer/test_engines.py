@@ -179,21 +179,18 @@ def trained(name: str, case: str) -> bool:
 # ------------------------------------------------------- refusals that need no processes
 
 
-def zero(stage: int = 2, **options: Any) -> Any:
-    """An accelerator's state under DeepSpeed."""
+def zero(stage: int = 2, **options: Any) -> dict[str, Any]:
+    """DeepSpeed, and its configuration."""
     section = {"stage": stage, **options.pop("zero_optimization", {})}
     config = {"zero_optimization": section, **options}
-    return SimpleNamespace(
-        deepspeed_plugin=SimpleNamespace(zero_stage=stage, deepspeed_config=config)
-    )
+    return {"engine": f"ZeRO-{stage}", "plugin": SimpleNamespace(deepspeed_config=config)}
 
 
-def fsdp(version: int = 2, **options: Any) -> Any:
-    """An accelerator's state under FSDP."""
+def fsdp(version: int = 2, **options: Any) -> dict[str, Any]:
+    """FSDP, and its options."""
     names = ("cpu_offload", "cpu_ram_efficient_loading", "activation_checkpointing")
     plain = {**dict.fromkeys(names, False), "state_dict_type": "FULL_STATE_DICT"}
-    plugin = SimpleNamespace(fsdp_version=version, **{**plain, **options})
-    return SimpleNamespace(fsdp_plugin=plugin)
+    return {"engine": f"FSDP{version}", "plugin": SimpleNamespace(**{**plain, **options})}
 
 
 class CPUOffloadPolicy:
@@ -225,8 +222,8 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
         "and `gradient_checkpointing=True`",
     ),
     "pieces saved": (fsdp(state_dict_type="SHARDED_STATE_DICT"), {}, "Set it to FULL_STATE_DICT"),
-    "HSDP": (fsdp(), {"parallelism_config": PARALLEL}, "`parallelism_config` is not supported"),
-    "own optimizer": (zero(), {"optimizer": object()}, "Set `optim` to one of adamw_torch"),
+    "HSDP": (fsdp(), {"parallelism": PARALLEL}, "`parallelism_config` is not supported"),
+    "own optimizer": (zero(), {"own_optimizer": True}, "Set `optim` to one of adamw_torch"),
     "stale": (fsdp(), {"args.rollout_staleness": 2}, "`rollout_staleness=2` is not supported with"),
     "optim": (
         zero(),
@@ -239,77 +236,94 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"args.clip_bias_estimator": "exact"},
         "Use clip_bias_estimator='logits'",
     ),
-    "quantised": (fsdp(), {"model.is_loaded_in_4bit": True}, "A quantised policy is not supported"),
+    "quantised": (fsdp(), {"quantised": True}, "A quantised policy is not supported"),
     "synced": (zero(3), {"args.sync_ref_model": True}, "`sync_ref_model=True` is not supported"),
     "batching": (
         fsdp(),
-        {"use_transformers_continuous_batching": True},
+        {"args.use_transformers_continuous_batching": True},
         "different numbers of tok",
     ),
     "no gathering": (zero(3), {"args.ds3_gather_for_generation": False}, "Leave it True"),
-    "adapter": (zero(3), {"reference.adapter": True}, "adapter does something from the start"),
-    "reward model": (zero(3), {"reward_funcs": [torch.nn.Linear(1, 1)]}, "A reward model is not"),
-    "turn reward model": (zero(3), {"turn_reward_funcs": "some/model"}, "A reward model is not"),
+    "adapter": (zero(3), {"copies_adapter": True}, "adapter does something from the start"),
+    "reward model": (zero(3), {"rewards": [torch.nn.Linear(1, 1)]}, "A reward model is not"),
+    "turn reward model": (zero(3), {"rewards": ["some/model"]}, "A reward model is not"),
 }
 
 
-def stub(state: Any, changes: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """A trainer of which the checks find nothing to say, but for the changes; reference, functions."""
-    args = SimpleNamespace(
-        value_model_name_or_path="critic",
-        optim="adamw_torch",
-        clip_bias_normalization="share",
-        clip_bias_target="update",
-        clip_bias_estimator=None,
-        sync_ref_model=False,
-        rollout_staleness=0,
-        ds3_gather_for_generation=True,
+def run(engine: dict[str, Any], changes: dict[str, Any]) -> engine_checks.EngineRun:
+    """A run of which the checks find nothing to say, but for the changes."""
+    args = {
+        "optim": "adamw_torch",
+        "clip_bias_normalization": "share",
+        "clip_bias_target": "update",
+        "clip_bias_estimator": None,
+        "sync_ref_model": False,
+        "rollout_staleness": 0,
+        "ds3_gather_for_generation": True,
+        "use_transformers_continuous_batching": False,
+        "use_vllm": False,
+    }
+    args |= {name.removeprefix("args."): value for name, value in changes.items() if "." in name}
+    own = {name: value for name, value in changes.items() if "." not in name}
+    return engine_checks.EngineRun(
+        **{**engine, "args": SimpleNamespace(**args), "critic": "named", **own}
     )
-    trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(state=state, num_processes=2, parallelism_config=None),
-        args=args,
-        model=SimpleNamespace(),
-        is_deepspeed_enabled=hasattr(state, "deepspeed_plugin"),
-        has_critic=True,
-        optimizer=None,
-        optimizer_cls_and_kwargs=None,
-        use_transformers_continuous_batching=False,
-        use_vllm=False,
-        reward_funcs=[],
-    )
-    reference, turns = SimpleNamespace(adapter=False), None
-    for name, value in changes.items():
-        owner, _, field = name.rpartition(".")
-        if name == "turn_reward_funcs":
-            turns = value
-        elif name == "parallelism_config":
-            trainer.accelerator.parallelism_config = value
-        else:
-            target = reference if owner == "reference" else getattr(trainer, owner, trainer)
-            setattr(target, field, value)
-    return trainer, reference, turns
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_an_engine_cannot_do_is_refused(name):
-    state, changes, message = REFUSALS[name]
-    trainer, reference, turns = stub(state, changes)
+    engine, changes, message = REFUSALS[name]
     with pytest.raises(ValueError, match=re.escape(message)):
-        engine_checks.check(trainer, None, reference, turns)
+        engine_checks.check(run(engine, changes))
 
 
-@pytest.mark.parametrize("state", [zero(1), zero(2), zero(3), fsdp()])
-def test_nothing_else_is_refused(state):
-    trainer, reference, turns = stub(state, {})
-    engine_checks.check(trainer, None, reference, turns)
+@pytest.mark.parametrize("engine", [zero(1), zero(2), zero(3), fsdp()])
+def test_nothing_else_is_refused(engine):
+    engine_checks.check(run(engine, {}))
 
 
-def test_a_critic_in_pieces_is_refused():
-    trainer, reference, turns = stub(zero(3), {"args.value_model_name_or_path": None})
-    critic = torch.nn.Linear(1, 1)
+def test_without_an_engine_nothing_is_refused():
+    engine_checks.check(run({"engine": "DDP", "plugin": None}, {"own_optimizer": True}))
+
+
+def test_a_trainer_is_read():
+    """What the constructor checks; a critic in pieces as ZeRO-3 leaves one."""
+    critic, plugin = torch.nn.Linear(1, 1), zero(3)["plugin"]
     critic.weight.ds_id = 0
+    plugin.zero_stage = 3
+    args = SimpleNamespace(value_model_name_or_path=None)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)),
+        args=args,
+        model=SimpleNamespace(is_loaded_in_4bit=True, peft_config={}),
+        has_critic=True,
+        optimizer=None,
+        optimizer_cls_and_kwargs=(),
+        reward_funcs=["a"],
+    )
+    read = engine_checks.run_of(trainer, critic, SimpleNamespace(adapter=True), ["b"])
+    assert read == engine_checks.EngineRun(
+        engine="ZeRO-3",
+        plugin=plugin,
+        args=args,
+        critic="given",
+        lora=True,
+        quantised=True,
+        critic_in_pieces=True,
+        own_optimizer=True,
+        copies_adapter=True,
+        rewards=["a", "b"],
+    )
+    plain = run(zero(3), {"critic": "given", "critic_in_pieces": True})
     with pytest.raises(ValueError, match="Load it before the configuration object is made"):
-        engine_checks.check(trainer, critic, reference, turns)
+        engine_checks.check(plain)
+    kinds = [
+        engine_checks.critic_kind(args, given=given, lora=lora)
+        for given, lora in ((True, True), (False, True), (False, False))
+    ]
+    args.value_model_name_or_path = "critic"
+    kinds.append(engine_checks.critic_kind(args, given=False, lora=True))
+    assert kinds == ["given", "shared", "copied", "named"]
 
 
 # --------------------------------------------------------------------- the table, the files

@@ -18,8 +18,8 @@ from transformers import (
 from tests.builders import LIMITS, TEXT, build, prompts
 from tests.fakes import char_tokenizer, tiny_config
 from trl_stppo import STPPOTrainer
-from trl_stppo.models.geometry import QWEN25
 from trl_stppo.models.memory import GIB, OVERHEAD, Setup, estimate
+from trl_stppo.models.shapes import critic_shape, geometry_of, policy_shape, qwen25
 from trl_stppo.trainer import memory
 
 LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -27,6 +27,14 @@ LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 
 def shape_config():
     return tiny_config(char_tokenizer(), hidden_size=64, intermediate_size=128)
+
+
+def shape_of(config):
+    return geometry_of(policy_shape(config, "float32"))
+
+
+def parameters_of_critic(config) -> int:
+    return sum(p.numel() for p in critic_shape(config, "float32").parameters())
 
 
 def setup(tmp_path, arguments=None, **options) -> Setup:
@@ -38,14 +46,12 @@ def setup(tmp_path, arguments=None, **options) -> Setup:
 class TestSetup:
     def test_full_fine_tuning(self, tmp_path):
         found = setup(tmp_path, kl_coef=0.0)
-        shape = memory.geometry_of(shape_config())
-        assert found.geometry == found.critic_geometry == shape
-        assert (found.weights, found.critic_weights) == (
-            4 * shape.parameters,
-            4 * shape.critic_parameters,
-        )
-        assert found.trainable == shape.parameters
-        assert found.critic_trainable == shape.critic_parameters
+        shape = shape_of(shape_config())
+        critic = parameters_of_critic(shape_config())
+        assert found.geometry == shape
+        assert found.critic_geometry.linear == shape.linear
+        assert (found.weights, found.critic_weights) == (4 * shape.parameters, 4 * critic)
+        assert (found.trainable, found.critic_trainable) == (shape.parameters, critic)
         assert found.full
         assert found.critic_full
         assert found.adapters == found.reference_weights == 0
@@ -56,7 +62,7 @@ class TestSetup:
 
     def test_a_shared_critic_adds_an_adapter_and_a_head(self, tmp_path):
         found = setup(tmp_path, {"peft_config": LORA}, critic_lora_r=2)
-        shape = memory.geometry_of(shape_config())
+        shape = shape_of(shape_config())
         assert found.weights == 4 * shape.parameters
         assert found.critic_weights == 0
         assert found.critic_geometry is None
@@ -73,9 +79,9 @@ class TestSetup:
             LoraConfig(r=2, target_modules="all-linear", task_type="SEQ_CLS"),
         )
         found = setup(tmp_path, {"peft_config": LORA, "value_model": value_model})
-        shape = memory.geometry_of(config)
+        shape = shape_of(config)
         # PEFT trains a copy of the head, which is an adapter too.
-        assert found.critic_weights == 4 * shape.critic_parameters
+        assert found.critic_weights == 4 * parameters_of_critic(config)
         assert found.critic_trainable == shape.lora_parameters(2) + 64
         assert found.adapters == 4 * (found.trainable + found.critic_trainable)
         assert not found.critic_full
@@ -97,8 +103,8 @@ class TestSetup:
                 ),
             },
         )
-        shape = memory.geometry_of(config)
-        layers, tables = len(shape.matrices) * shape.layers, 16 * 4
+        shape = shape_of(config)
+        layers, tables = 7 * shape.layers, 16 * 4
         # The constants of double quantisation have a table of 256 values and an offset per matrix.
         extra = layers * (tables + (256 * 4 + 4 if double else 0))
         expected = shape.four_bit_weights(4, double=double) + extra
@@ -166,27 +172,49 @@ class TestEstimate:
         trainer = build(tmp_path, STPPOTrainer)
         assert memory.estimate_of(trainer) == estimate(memory.setup_of(trainer))
 
-    def test_none_for_a_family_that_is_not_known(self, tmp_path, capsys):
+    def test_other_families_are_read_too(self, tmp_path):
         tokenizer = char_tokenizer()
         config = GPT2Config(
             n_embd=16, n_layer=1, n_head=2, vocab_size=len(tokenizer), eos_token_id=1
         )
-        trainer = build(
-            tmp_path,
-            STPPOTrainer,
-            arguments={"model": GPT2LMHeadModel(config), "processing_class": tokenizer},
-        )
+        model = GPT2LMHeadModel(config)
+        parameters = sum(p.numel() for p in model.parameters())
+        arguments = {"model": model, "processing_class": tokenizer}
+        found = memory.setup_of(build(tmp_path, STPPOTrainer, arguments=arguments))
+        assert found.trainable == found.geometry.parameters == parameters
+
+    def test_none_where_a_shape_is_not_known(self, tmp_path, capsys, monkeypatch):
+        trainer = build(tmp_path, STPPOTrainer)
+        monkeypatch.delattr(type(trainer.model.config), "num_attention_heads", raising=False)
+        del trainer.model.config.num_attention_heads
         assert memory.estimate_of(trainer) is None
         memory.announce(trainer)
         assert capsys.readouterr().out == ""
 
+    @pytest.mark.parametrize("engine", ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2"])
+    def test_an_engine_shares_out(self, engine):
+        one, four = FULL, memory.shared_out(FULL, engine, 4)
+        n = FULL.trainable
+        weights = {"DDP": 4 * n, "ZeRO-1": 3 * n, "ZeRO-2": 3 * n, "ZeRO-3": 1.5 * n, "FSDP2": n}
+        others = {"DDP": 4 * n, "ZeRO-1": 2 * n, "ZeRO-2": 0, "ZeRO-3": 2 * n, "FSDP2": 4 * n}
+        assert four.weights == pytest.approx(weights[engine], rel=1e-6)
+        assert four.other == pytest.approx(others[engine], rel=1e-6)
+        assert four.trainable == (n if engine == "DDP" else n // 4)
+        assert four.critic_weights == one.critic_weights
+        # Of adapters only the frozen weights are shared out, where an engine does that.
+        four, pieces = memory.shared_out(QLORA, engine, 4), engine in ("ZeRO-3", "FSDP2")
+        assert four.weights == QLORA.weights // (4 if pieces else 1)
+        assert four.trainable == QLORA.trainable
+        assert four.other == (2 * RANK if engine == "DDP" else QLORA.weights * pieces)
 
+
+SHAPE = shape_of(qwen25("7B"))
 FULL = Setup(
-    geometry=QWEN25["7B"],
-    weights=4 * QWEN25["7B"].parameters,
-    critic_weights=4 * QWEN25["7B"].critic_parameters,
-    trainable=QWEN25["7B"].parameters,
-    critic_trainable=QWEN25["7B"].critic_parameters,
+    geometry=SHAPE,
+    weights=4 * SHAPE.parameters,
+    critic_weights=4 * parameters_of_critic(qwen25("7B")),
+    trainable=SHAPE.parameters,
+    critic_trainable=parameters_of_critic(qwen25("7B")),
     full=True,
     critic_full=True,
     weight_bytes=4,
@@ -195,10 +223,10 @@ FULL = Setup(
     checkpointing=False,
     slots=16,
 )
-RANK = QWEN25["7B"].lora_parameters(16)
+RANK = SHAPE.lora_parameters(16)
 QLORA = replace(
     FULL,
-    weights=QWEN25["7B"].four_bit_weights(),
+    weights=SHAPE.four_bit_weights(),
     critic_weights=0,
     trainable=RANK,
     critic_trainable=RANK,

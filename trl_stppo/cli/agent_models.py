@@ -11,6 +11,8 @@ from trl import ModelConfig
 
 from ..hub.loading import base_of, load_tokenizer
 from .arguments import TrainArguments
+from .names import check_name
+from .usage import UsageError
 
 
 def model_options(model_args: ModelConfig, given: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -34,22 +36,36 @@ def model_options(model_args: ModelConfig, given: dict[str, Any] | None = None) 
     return options
 
 
-def local_config(name: str | None, revision: str | None = None) -> Any:
-    """A model's configuration where it is on this machine, else None."""
+def local_config(name: str | None, revision: str | None = None, *, fetch: bool = False) -> Any:
+    """A model's configuration where it is on this machine, or with `fetch` on the Hub; else None."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(
-            name, revision=revision, local_files_only=True, trust_remote_code=False
+            name, revision=revision, local_files_only=not fetch, trust_remote_code=False
         )
     except Exception:
         return None
 
 
+def check_policy(model_args: ModelConfig) -> None:
+    """Refuse a policy that is not named, is not there, or cannot be trained."""
+    if model_args.model_name_or_path is None:
+        raise UsageError(
+            "`model_name_or_path` is missing. Name a checkpoint, or a model of the Hub."
+        )
+    check_name("model_name_or_path", model_args.model_name_or_path)
+    if (model_args.load_in_4bit or model_args.load_in_8bit) and not model_args.use_peft:
+        raise UsageError(
+            "A model in 4 or 8 bits cannot be trained itself. Set `use_peft: true`, or load it whole."
+        )
+
+
 def check_value_model(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
 ) -> None:
-    """Refuse a critic with adapters of its own where there is none, or where it shares the policy's."""
+    """Refuse one that is not there, or adapters of its own where it shares the policy's."""
+    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
     rank = args.value_model_lora_r
     if rank is None:
         return
@@ -69,15 +85,10 @@ def check_value_model(
         )
 
 
-def load_value_model(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
-) -> Any:
+def load_value_model(args: TrainArguments, training_args: Any, model_args: ModelConfig) -> Any:
     """The critic that is trained through adapters; None where the trainer makes its own."""
-    check_value_model(args, training_args, model_args, trainer_class)
     if args.value_model_lora_r is None:
         return None
-    from peft import LoraConfig, get_peft_model
-
     from ..models.critic import critic_from_checkpoint
     from ..trainer.engines import unpartitioned
 
@@ -89,9 +100,16 @@ def load_value_model(
         options["dtype"] = "bfloat16"  # frozen weights are only multiplied with
     with unpartitioned():
         model = critic_from_checkpoint(name, **options)
+    return critic_adapters(model, args.value_model_lora_r)
+
+
+def critic_adapters(model: Any, rank: int) -> Any:
+    """A critic's model with adapters of its own."""
+    from peft import LoraConfig, get_peft_model
+
     adapters = LoraConfig(
-        r=args.value_model_lora_r,
-        lora_alpha=2 * args.value_model_lora_r,
+        r=rank,
+        lora_alpha=2 * rank,
         target_modules="all-linear",
         modules_to_save=["score"],
         task_type="SEQ_CLS",

@@ -126,6 +126,25 @@ def load_splits(args: AgentArguments) -> tuple[Any, Any]:
     return loaded[args.dataset_train_split], loaded.get(args.dataset_test_split)
 
 
+def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -> None:
+    """Refuse rows with which a training could not be evaluated, or would not end."""
+    strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
+    for name, value, off in (
+        ("eval_episodes", args.eval_episodes, 0),
+        ("eval_strategy", strategy, "no"),
+    ):
+        if value != off and held_out is None:
+            raise UsageError(
+                f"`{name}={value}`, but {args.dataset_name} has no split {args.dataset_test_split!r}. Set "
+                f"dataset_test_split, or {name} to {off}."
+            )
+    if not hasattr(train, "__len__") and config.max_steps <= 0:
+        raise UsageError(
+            f"`dataset_streaming={args.dataset_streaming}` leaves the length of the training open. Set "
+            f"max_steps or total_episodes."
+        )
+
+
 def drawn(rows: Any, number: int) -> Any:
     """A few rows, drawn with a fixed seed; of a stream out of its first, and kept."""
     few = rows.shuffle(seed=0).take(number)

@@ -1,13 +1,12 @@
 """What `trl-stppo train --dry_run` does: check a run and show it, without weights and without network.
 
-Everything that a trainer's constructor decides before it loads a model is decided here by the same
-functions, so what it refuses is refused with the same words. Problems are collected, not the first
-alone.
+Everything that a training decides before it loads a model is decided here by the same functions, so what
+it refuses is refused with the same words. Problems are collected, not the first alone.
 """
 
 from __future__ import annotations
 
-import copy
+import importlib.util
 import logging
 import os
 import warnings
@@ -16,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from trl import get_peft_config, get_quantization_config
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+from trl import get_peft_config
 
 from ..envs.check import check_env
 from ..errors import CheckpointError, EnvironmentContractError
@@ -28,8 +27,10 @@ from ..hub.loading import load_tokenizer
 from ..trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
 from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
 from ..trainer.memory import longest_prompt
-from .agent_models import TokenCounter, check_value_model, local_config
+from ..trainer.packages import check_packages
+from .agent_models import TokenCounter, check_policy, check_value_model
 from .agents import (
+    check_splits,
     load_environment,
     load_eval_environment,
     load_splits,
@@ -39,13 +40,18 @@ from .agents import (
 from .arguments import TrainArguments
 from .early import peeked
 from .launches import Launch, launched_as, launcher
-from .names import check_name, looks_like_path
+from .names import looks_like_path
 from .objects import load_object
-from .plan_packages import missing_packages
-from .plan_rows import Plan, described
+from .plan_rows import described
+from .planned import Plan, loaded_options, planned_setup
 from .reporting import plan_table
 
 FAILED: Any = object()
+# Attention -> modules of which one must be there.
+ATTENTION = {
+    "flash_attention_2": ("flash_attn", "kernels"),
+    "flash_attention_3": ("flash_attn_interface", "kernels"),
+}
 
 
 @dataclass
@@ -115,57 +121,81 @@ def parsed(words: Sequence[str], launch: Launch, found: Findings) -> Plan:
 
 
 def look(run: Plan, found: Findings) -> None:
-    """Build all but the weights, and note what there is."""
-    model_args = run.model_args
+    """Make all but the weights, by the functions that a training calls, and note what there is."""
+    args, config, model_args = run.args, run.config, run.model_args
     tokenizer = local_tokenizer(model_args.model_name_or_path, model_args.model_revision)
     counter: Any = TokenCounter(model_args.model_name_or_path or "", model_args.model_revision)
     if tokenizer is None:
         counter = count_words  # an environment is only built, nothing is played
         found.notes.append(f"the tokenizer of {model_args.model_name_or_path} is not here")
-    for problem, elsewhere in missing_packages(run):
-        (found.notes if elsewhere else found.problems).append(problem)
-    found.check(check_output, Path(run.config.output_dir))
+    found.check(check_packages, config, None, model_args)
+    check_others(run, found)
+    found.check(check_output, Path(config.output_dir))
     with found.warnings_of(checkpoint_files.logger):
-        found.check(check_resume, run.config)
+        found.check(check_resume, config)
     held_out = find_data(run, found)
     rewards = found.check(check_rewards, run, default=[])
     check_models(run, rewards, found)
-    rollout = check_task(run, held_out, rewards, counter, found)
+    factory = found.check(load_environment, args, counter, default=FAILED)
+    rollout = None
+    if factory is not FAILED:
+        rollout = found.check(plan.plan_rollout, config, factory, None, None)
+    if rollout is not None:
+        eval_factory = found.check(load_eval_environment, args, counter)
+        found.check(plan_evaluation, config, eval_factory, rollout)
+        check_task(run, held_out, rewards, factory, rollout, found)
     run.prompt = longest_prompt(run.train, tokenizer)
+    run.setup = found.check(planned_setup, run)
     found.rows += found.check(described, run, rollout, default=[])
+
+
+def check_others(run: Plan, found: Findings) -> None:
+    """Packages that the libraries look for late, once a model is loaded."""
+    config = run.config
+    for name in config.report_to:
+        for callback in found.check(get_reporting_integration_callbacks, name, default=[]):
+            found.check(callback)
+    attention = str(loaded_options(run).get("attn_implementation"))
+    kernels = ("kernels",) if "/" in attention else ()
+    needed: list[tuple[str, bool, tuple[str, ...]]] = [
+        (f"attn_implementation={attention}", True, ATTENTION.get(attention, kernels)),
+        ("use_liger_kernel=True", config.use_liger_kernel, ("liger_kernel",)),
+        ("use_vllm=True", config.use_vllm, ("vllm",)),
+        ("distributed_type=DEEPSPEED", run.launch.engine.startswith("ZeRO"), ("deepspeed",)),
+    ]
+    for setting, wanted, modules in needed:
+        if wanted and modules and not any(map(importlib.util.find_spec, modules)):
+            # A launch that is read from a file may be meant for another machine.
+            elsewhere = run.launch.pretended and modules == ("deepspeed",)
+            (found.notes if elsewhere else found.problems).append(
+                f"`{setting}` needs the package {' or '.join(modules)}, which is not installed here. "
+                f"Install it, or change the setting."
+            )
 
 
 # ----------------------------------------------------------------------------- task
 
 
-def check_task(run: Plan, held_out: Any, rewards: Any, counter: Any, found: Findings) -> Any:
-    """Check environments, data and evaluation; who plays the episodes, None if that cannot be told."""
-    args, config = run.args, run.config
-    factory = found.check(load_environment, args, counter, default=FAILED)
-    if factory is FAILED:
-        return None
-    rollout = found.check(plan.plan_rollout, config, factory, None, None)
-    if rollout is None:
-        return None
-    eval_factory = found.check(load_eval_environment, args, counter)
-    found.check(plan_evaluation, config, eval_factory, rollout)
+def check_task(
+    run: Plan, held_out: Any, rewards: Any, factory: Any, rollout: Any, found: Findings
+) -> None:
+    """Check that something pays, and the rows against what plays their episodes."""
     if not rollout.pays_turns and not rewards:
         found.problems.append(
             "Nothing pays a reward: `environment=none` without `reward_funcs`. Name one as module:name."
         )
-    if run.train is not None:
+    if run.train is None:
+        return
+    if factory is not None:
         check_episodes(factory, run.train, found)
-        with found.warnings_of(plan.logger):
-            found.check(plan.check_dataset, run.train, config, rollout)
-            found.check(plan.check_eval_dataset, held_out, rollout)
-        found.check(check_best_metric, config, held_out)
-    return rollout
+    with found.warnings_of(plan.logger):
+        found.check(plan.check_dataset, run.train, run.config, rollout)
+        found.check(plan.check_eval_dataset, held_out, rollout)
+    found.check(check_best_metric, run.config, held_out)
 
 
 def check_episodes(factory: Any, rows: Any, found: Findings) -> None:
     """Play two rows as `env check` does, which says most clearly what an environment does wrong."""
-    if factory is None:
-        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -198,21 +228,7 @@ def find_data(run: Plan, found: Findings) -> Any:
             return None
         found.notes.append(f"data could not be loaded, and is not checked: {error}")
         return None
-    strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
-    for name, value, off in (
-        ("eval_episodes", args.eval_episodes, 0),
-        ("eval_strategy", strategy, "no"),
-    ):
-        if value != off and held_out is None:
-            found.problems.append(
-                f"`{name}={value}`, but {args.dataset_name} has no split {args.dataset_test_split!r}. Set "
-                f"dataset_test_split, or {name} to {off}."
-            )
-    if not hasattr(run.train, "__len__") and config.max_steps <= 0:
-        found.problems.append(
-            f"`dataset_streaming={args.dataset_streaming}` leaves the length of the training open. Set "
-            f"max_steps or total_episodes."
-        )
+    found.check(check_splits, args, config, run.train, held_out)
     return held_out
 
 
@@ -257,62 +273,25 @@ def check_resume(config: Any) -> None:
 # ---------------------------------------------------------------------------- models
 
 
-def check_models(run: Plan, rewards: Any, found: Findings) -> None:
+def check_models(run: Plan, rewards: Sequence[Any], found: Findings) -> None:
     """Check names, adapters, critic, reference, and that the engine takes them."""
     args, config, model_args = run.args, run.config, run.model_args
-    name, value_model = model_args.model_name_or_path, config.value_model_name_or_path
-    if name is None:
-        found.problems.append(
-            "`model_name_or_path` is missing. Name a checkpoint, or a model of the Hub."
-        )
-    for flag, path in (("model_name_or_path", name), ("value_model_name_or_path", value_model)):
-        found.check(check_name, flag, path)
-    peft = found.check(get_peft_config, model_args)
-    quantised = found.check(get_quantization_config, model_args)
-    if quantised is not None and peft is None:
-        found.problems.append(
-            "A model in 4 or 8 bits cannot be trained itself. Set `use_peft: true`, or load it whole."
-        )
-    found.check(check_targets, name, model_args.model_revision, peft)
+    found.check(check_policy, model_args)
     found.check(check_value_model, args, config, model_args, run.trainer_class)
-    shared = peft is not None and args.value_model_lora_r is None
-    found.check(lambda: build.check_critic_rank(config, shared=shared))
-    reference = found.check(build.plan_reference, config, name or "", None, peft)
-    reference = build.ReferencePlan() if reference is None else reference
-    found.check(check_engine, run, quantised, reference, rewards)
-
-
-def check_targets(name: str | None, revision: str | None, peft: Any) -> None:
-    """Refuse adapters on layers that the model, where its shape is here, does not have."""
-    config = None if peft is None else local_config(name, revision)
-    if config is None:
-        return
-    from peft import get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):  # shapes alone
-        get_peft_model(
-            AutoModelForCausalLM.from_config(config, trust_remote_code=False), copy.deepcopy(peft)
-        )
-
-
-def check_engine(run: Plan, quantised: Any, reference: Any, rewards: Any) -> None:
-    """The constructor's checks of DeepSpeed and FSDP, on as much of a trainer as they look at."""
-    model = SimpleNamespace(quantization_method=None if quantised is None else "bitsandbytes")
-    if run.model_args.use_peft:
-        model.peft_config = {}
-    config: Any = run.config
-    trainer: Any = SimpleNamespace(
+    peft = found.check(get_peft_config, model_args)
+    given, lora = args.value_model_lora_r is not None, peft is not None
+    found.check(lambda: build.check_critic_rank(config, shared=lora and not given))
+    name = model_args.model_name_or_path or ""
+    reference = found.check(build.plan_reference, config, name, None, peft)
+    kind = engine_checks.critic_kind(config, given=given, lora=lora)
+    planned = engine_checks.EngineRun(
+        engine=run.launch.engine,
+        plugin=run.launch.plugin,
         args=config,
-        model=model,
-        accelerator=run.launch.accelerator(),
-        is_deepspeed_enabled=run.launch.engine.startswith("ZeRO"),
-        has_critic=run.trainer_class.has_critic,
-        optimizer=None,
-        optimizer_cls_and_kwargs=None,
-        reward_funcs=rewards,
-        use_vllm=config.use_vllm,
-        use_transformers_continuous_batching=config.use_transformers_continuous_batching,
+        critic=kind if run.trainer_class.has_critic else None,
+        lora=lora,
+        quantised=model_args.load_in_4bit or model_args.load_in_8bit,
+        copies_adapter=reference is not None and reference.adapter,
+        rewards=rewards,
     )
-    given = None if run.args.value_model_lora_r is None else object()
-    engine_checks.check(trainer, given, reference, None)
+    found.check(engine_checks.check, planned)

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from ..models.memory import FITS, GIB, Estimate, Setup, estimate
 from ..trainer.memory import hints, longest_prompt
+from .agent_models import check_policy
 from .agents import flag_types, load_splits, own_datasets
 from .arguments import EstimateArguments, TrainArguments
 from .dry_run import Findings, local_tokenizer, parsed
@@ -28,7 +29,8 @@ from .early import peeked
 from .flags import FlagParser, divided
 from .launches import launched_as, launcher
 from .names import check_name
-from .plan_rows import Plan, known_geometry, planned_run, planned_setup, smallest_card
+from .plan_rows import planned_run
+from .planned import Plan, planned_setup, smallest_card
 from .usage import UsageError
 
 # Short flags -> those of `train` that they stand for.
@@ -49,12 +51,13 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(
             "`--model` is missing. Name a checkpoint, a model of the Hub, or a --config."
         )
-    launch, found = launcher(own, launch_words), Findings()
+    launch = launcher(own, launch_words)
     with launched_as(launch):
-        planned = parsed(own, launch, found)
-        look_up(planned)
+        planned = parsed(own, launch, Findings())
+        check_policy(planned.model_args)
+        check_name("value_model_name_or_path", planned.config.value_model_name_or_path)
         planned.prompt = prompt_tokens(planned, own)
-        setup = planned_setup(planned)
+        setup = planned_setup(planned, fetch=True)
     if isinstance(setup, str):
         raise ValueError(f"The memory of this run is not known: {setup}.")
     expected = estimate(setup)
@@ -62,7 +65,7 @@ def run(words: Sequence[str]) -> int:
     console.print(table(planned, expected))
     for line in verdict(setup, expected, card):
         console.print(line, markup=False, soft_wrap=True)
-    return int(card is not None and expected.peak > FITS * card * 2**30)
+    return int(card is not None and expected.peak > FITS * card * GIB)
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], float | None]:
@@ -85,24 +88,6 @@ def _size(said: str) -> float:
         if (size := float(said.upper().removesuffix("GB"))) > 0:
             return size
     raise UsageError(f"`--card {said}`: write its memory in GB, as in --card 24.")
-
-
-def look_up(planned: Plan) -> None:
-    """Have shapes that are not known here from the Hub: a file of a few lines, and no weights."""
-    from transformers import AutoConfig
-
-    revision = planned.model_args.model_revision
-    names = {
-        "model": planned.model_args.model_name_or_path,
-        "value_model_name_or_path": planned.config.value_model_name_or_path,
-    }
-    for flag, name in names.items():
-        if name is None:
-            continue
-        check_name(flag, name)
-        if known_geometry(name, revision) is None and not Path(name).exists():
-            with contextlib.suppress(Exception):  # what is not to be had is not known, and said so
-                AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
 def prompt_tokens(planned: Plan, words: Sequence[str]) -> int:
@@ -132,12 +117,9 @@ def table(planned: Plan, expected: Estimate) -> Table:
     result = Table(title=escape(title), caption=escape(caption))
     for name, side in (("phase", "left"), ("GiB", "right"), ("of that", "left")):
         result.add_column(name, justify=side)
-    for name, parts in expected.phases.items():
-        order = sorted({**parts, "overhead": expected.overhead}.items(), key=lambda part: -part[1])
-        shown = ", ".join(f"{part} {size / GIB:.1f}" for part, size in order if size / GIB >= 0.05)
+    for name in expected.phases:
         style = "bold" if name == expected.phase else ""
-        total = sum(parts.values()) + expected.overhead
-        result.add_row(name, f"{total / GIB:.1f}", shown, style=style)
+        result.add_row(name, f"{expected.total(name) / GIB:.1f}", expected.parts(name), style=style)
     return result
 
 
@@ -145,7 +127,7 @@ def verdict(setup: Setup, expected: Estimate, card: float | None) -> list[str]:
     """Whether it fits, and what would take less."""
     peak = f"peak: about {expected.peak / GIB:.1f} GiB, in the {expected.phase}"
     if card is None:
-        size = smallest_card(expected.peak, FITS)
+        size = smallest_card(expected.peak)
         fits = "none of the common ones" if size is None else f"{size} GB"
         return [f"{peak}; smallest common card: {fits}"]
     if expected.peak <= FITS * card * 2**30:

@@ -13,7 +13,7 @@ from trl import ModelConfig, TrlParser
 
 from .arguments import EvaluateArguments, TrainArguments
 from .early import with_config
-from .launch import as_words, launch_flags, launch_settings, shipped, told
+from .launch import LAUNCHED, as_words, launch_arguments, launch_flags, shipped, told
 from .usage import Parser, UsageError, flag_name, names_of, refuse
 
 # Module and name of a dataclass, from the most derived on -> heading of what it adds or changes.
@@ -164,7 +164,7 @@ def divided(types: Sequence[type], words: Sequence[str]) -> tuple[list[str], lis
         return list(words), []
     names = launch_flags() - {action.dest for action in parser._actions}
     filed = [w for key, value in settings.items() if key in names for w in as_words(key, value)]
-    launch_settings([*filed, *unknown])  # refuses wrong values
+    launch_arguments([*filed, *unknown], [LAUNCHED])  # refuses wrong values
     return without(words, unknown), [*filed, *unknown]
 
 

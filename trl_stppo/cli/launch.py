@@ -73,13 +73,6 @@ def launch_arguments(words: Sequence[str], program: Sequence[str]) -> argparse.N
     return arguments
 
 
-def launch_settings(words: Sequence[str]) -> dict[str, Any]:
-    """The settings that words for the launcher give, by their names."""
-    arguments, actions = launch_arguments(words, [LAUNCHED]), launch_parser()._option_string_actions
-    given = (actions[flag].dest for word in words if (flag := word.partition("=")[0]) in actions)
-    return {name: getattr(arguments, name) for name in given}
-
-
 # ---------------------------------------------------------------------- files by name
 
 

@@ -1,26 +1,18 @@
-"""How a run would be launched, read without launching it; for dry runs."""
+"""How a run would be launched, read by accelerate's own functions without launching it; for dry runs."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import TrainingArguments
 
 from .early import TRUE, peeked
-from .launch import launch_settings
+from .launch import LAUNCHED, launch_arguments
 
-PLAIN = {"NO": "none", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP"}
-# Flags of accelerate's launcher that choose the kind.
-KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU", "cpu": "NO"}
 # What launchers tell their processes; hidden, as nothing is to meet and no engine to be set up.
 HIDDEN = (
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -36,39 +28,15 @@ class Launch:
         engine: "none", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2".
         processes: number of them.
         mixed_precision: "no", "bf16", "fp16" or "fp8".
-        options: DeepSpeed's configuration, or FSDP's options by accelerate's names.
+        plugin: accelerate's, of DeepSpeed or FSDP; None with neither.
         pretended: read from a file, for a machine that may be another one.
     """
 
     engine: str = "none"
     processes: int = 1
     mixed_precision: str = "no"
-    options: dict[str, Any] = field(default_factory=dict)
+    plugin: Any = None
     pretended: bool = False
-
-    def accelerator(self) -> Any:
-        """As much of an accelerator as the checks of engines look at."""
-        deepspeed = fsdp = None
-        if self.engine.startswith("ZeRO"):
-            deepspeed = SimpleNamespace(
-                zero_stage=int(self.engine[-1]), deepspeed_config=self.options
-            )
-        if self.engine.startswith("FSDP"):
-            version = int(self.engine[-1])
-            default = "FULL_STATE_DICT" if version == 1 else "SHARDED_STATE_DICT"
-            kind = self.options.get("fsdp_state_dict_type")
-            fsdp = SimpleNamespace(
-                fsdp_version=version,
-                cpu_offload=CPUOffloadPolicy() if self._asks("fsdp_offload_params") else None,
-                cpu_ram_efficient_loading=self._asks("fsdp_cpu_ram_efficient_loading"),
-                activation_checkpointing=self._asks("fsdp_activation_checkpointing"),
-                state_dict_type=default if kind is None else kind,
-            )
-        state = SimpleNamespace(deepspeed_plugin=deepspeed, fsdp_plugin=fsdp)
-        return SimpleNamespace(state=state, num_processes=self.processes, parallelism_config=None)
-
-    def _asks(self, option: str) -> bool:
-        return str(self.options.get(option)).lower() in TRUE
 
 
 def launcher(words: Sequence[str], launch_words: Sequence[str] = ()) -> Launch:
@@ -81,17 +49,10 @@ def launcher(words: Sequence[str], launch_words: Sequence[str] = ()) -> Launch:
     Raises:
         ValueError: a file or number that says nothing.
     """
-    given = launch_settings(launch_words)
-    named, asked = given.pop("config_file", None), peeked(words, "dry_run_accelerate_config", None)
+    asked = peeked(words, "dry_run_accelerate_config", None)
     number = peeked(words, "dry_run_processes", None)
-    if asked is not None:
-        launch = _from_settings(*_read(f"`dry_run_accelerate_config={asked}`", asked), given)
-    elif named is not None:
-        launch = _from_settings(*_read(f"`accelerate_config={named}`", named), given)
-    elif given:
-        launch = _from_settings({"distributed_type": "NO"}, "the command line", given)
-    else:
-        launch = _from_environment()
+    launch_words = [*launch_words, *([] if asked is None else ["--config_file", asked])]
+    launch = _from_words(launch_words) if launch_words else _of_processes({}, os.environ)
     if number is not None:
         launch = replace(launch, processes=_count(number, f"`dry_run_processes={number}`"))
     several = launch.engine == "none" and launch.processes > 1
@@ -99,123 +60,82 @@ def launcher(words: Sequence[str], launch_words: Sequence[str] = ()) -> Launch:
 
 
 def _count(value: Any, said: str) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = 0
+    number = int(value) if str(value).isdecimal() else 0
     if number < 1:
         raise ValueError(f"{said}: must be a whole number of at least 1.")
     return number
 
 
-def _from_environment() -> Launch:
-    env = os.environ
-    precision = env.get("ACCELERATE_MIXED_PRECISION", "no")
-    launch = Launch(processes=int(env.get("WORLD_SIZE", 1)), mixed_precision=precision)
-    if env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        prefix = "ACCELERATE_DEEPSPEED_"
-        given: dict[str, Any] = {}
-        given |= {k.removeprefix(prefix).lower(): v for k, v in env.items() if k.startswith(prefix)}
-        given["deepspeed_config_file"] = given.get("config_file")
-        return _with_deepspeed(launch, given)
-    if env.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        options = {k.lower(): v for k, v in env.items() if k.startswith("FSDP_")}
-        return replace(launch, engine=f"FSDP{options.get('fsdp_version', 1)}", options=options)
+def _from_words(words: Sequence[str]) -> Launch:
+    """What the launcher would tell its processes, by its own reading of flags and files."""
+    from accelerate.commands.launch import _validate_launch_command
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    told = launch_arguments(words, [LAUNCHED])
+    source = told.config_file or "the command line"
+    try:
+        told, defaults, mixed = _validate_launch_command(told)
+    except (AttributeError, TypeError) as error:  # an empty file, or no mapping
+        raise ValueError(
+            f"`{source}` holds no settings, as `accelerate config` writes them."
+        ) from error
+    if told.use_megatron_lm or told.tpu:
+        kind = defaults.distributed_type.value if defaults else "XLA"
+        raise ValueError(
+            f"`distributed_type={kind}` in {source}: known are DEEPSPEED, FSDP, NO and MULTI_GPU."
+        )
+    number = told.num_processes or 1  # without a GPU accelerate counts none, and starts one
+    number = _count(number, f"`num_processes: {number}` in {source}")
+    added = {"ACCELERATE_MIXED_PRECISION": told.mixed_precision.lower(), "WORLD_SIZE": str(number)}
+    told.main_process_port = 0  # a free one, as nothing is started
+    if told.use_deepspeed and not told.cpu:
+        from_file = [*(defaults.deepspeed_config if defaults else ()), *["mixed_precision"] * mixed]
+        told.deepspeed_fields_from_accelerate_config = ",".join(from_file)
+        added = prepare_deepspeed_cmd_env(told)[1] | added
+    elif told.use_fsdp and not told.cpu:
+        added = prepare_multi_gpu_env(told) | added
+    launch = replace(_of_processes(added, added), pretended=True)
+    return replace(launch, engine="DDP") if told.multi_gpu and launch.engine == "none" else launch
+
+
+def _of_processes(added: Mapping[str, str], told: Mapping[str, str]) -> Launch:
+    """The launch that processes find themselves in: variables that they are told, `added` to our own."""
+    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+
+    precision = told.get("ACCELERATE_MIXED_PRECISION", "no")
+    launch = Launch(processes=int(told.get("WORLD_SIZE", 1)), mixed_precision=precision)
+    with _environment(added):
+        if told.get("ACCELERATE_USE_DEEPSPEED", "").lower() in TRUE:
+            plugin: Any = DeepSpeedPlugin()
+            return replace(launch, engine=f"ZeRO-{plugin.zero_stage}", plugin=plugin)
+        if told.get("ACCELERATE_USE_FSDP", "").lower() in TRUE:
+            version = os.environ.get("FSDP_VERSION", "1")
+            # The first version's asks for a GPU; what comes of it is refused whatever it says.
+            plugin = FullyShardedDataParallelPlugin() if version == "2" else None
+            return replace(launch, engine=f"FSDP{version}", plugin=plugin)
     return launch
 
 
-def _read(said: str, path: str) -> tuple[dict[str, Any], str]:
-    """What a file for accelerate holds, and the file."""
-    if not Path(path).exists():
-        raise ValueError(
-            f"{said} does not exist; `trl-stppo train` knows some by name (docs/cli.md)."
-        )
-    read = yaml.safe_load(Path(path).read_text())
-    if not isinstance(read, dict):
-        raise ValueError(f"{said} holds no settings; write it as `accelerate config` does.")
-    return read, str(path)
-
-
-def _from_settings(read: dict[str, Any], source: str, given: Mapping[str, Any]) -> Launch:
-    """The launch that a file describes, changed by flags for accelerate's launcher."""
-    read = _changed(read, given)
-    number, kind = read.get("num_processes", 1), str(read.get("distributed_type"))
-    launch = Launch(
-        processes=_count(number, f"`num_processes: {number}` in {source}"),
-        mixed_precision=str(read.get("mixed_precision") or "no").lower(),
-        pretended=True,
-    )
-    if kind == "DEEPSPEED":
-        return _with_deepspeed(launch, read.get("deepspeed_config") or {})
-    if kind == "FSDP":
-        given = read.get("fsdp_config") or {}
-        options = {f"fsdp_{k.removeprefix('fsdp_')}": v for k, v in given.items()}
-        return replace(launch, engine=f"FSDP{options.get('fsdp_version', 1)}", options=options)
-    if kind not in PLAIN:
-        raise ValueError(
-            f"`distributed_type={kind}` in {source}: known are DEEPSPEED, FSDP, {', '.join(PLAIN)}."
-        )
-    return replace(launch, engine=PLAIN[kind])
-
-
-def _changed(read: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's settings with flags of accelerate's launcher in their places."""
-    changed = dict(read)
-    for name, value in given.items():
-        if name in KINDS:
-            changed["distributed_type"] = KINDS[name] if value else changed.get("distributed_type")
-        elif name.startswith("fsdp_"):
-            changed["fsdp_config"] = {**(changed.get("fsdp_config") or {}), name: value}
-        elif name.startswith(("zero", "offload_", "deepspeed_", "gradient_")):
-            changed["deepspeed_config"] = {**(changed.get("deepspeed_config") or {}), name: value}
-        else:
-            changed[name] = value
-    return changed
-
-
-def _with_deepspeed(launch: Launch, given: Mapping[str, Any]) -> Launch:
-    """DeepSpeed's own configuration, where accelerate's options fill in what it leaves open."""
-    config: dict[str, Any] = {"zero_optimization": {}}
-    path = given.get("deepspeed_config_file")
-    if path not in (None, "none"):
-        config = _deepspeed_file(Path(str(path)))
-    zero = dict(config["zero_optimization"])
-    if zero.get("stage") in (None, "auto"):
-        stage = given.get("zero_stage")
-        zero["stage"] = 2 if stage is None else stage
-    for name in ("offload_optimizer", "offload_param"):
-        part = dict(zero.get(name) or {})
-        if part.get("device") in (None, "auto"):
-            part["device"] = str(given.get(f"{name}_device") or "none").lower()
-        zero[name] = part
-    options = {**config, "zero_optimization": zero}
-    return replace(launch, engine=f"ZeRO-{zero['stage']}", options=options)
-
-
-def _deepspeed_file(path: Path) -> dict[str, Any]:
+@contextmanager
+def _environment(added: Mapping[str, str], hidden: Sequence[str] = ()) -> Iterator[None]:
+    own = dict(os.environ)
+    for name in hidden:
+        os.environ.pop(name, None)
+    os.environ.update(added)
     try:
-        config = json.loads(path.read_text())
-        problem = "has no section zero_optimization"
-    except (OSError, ValueError) as error:
-        config, problem = None, f"cannot be read ({error})"
-    if not isinstance(config, dict) or not isinstance(config.get("zero_optimization"), dict):
-        raise ValueError(
-            f"`deepspeed_config_file={path}` {problem}. Name a JSON file of DeepSpeed's, or set zero_stage "
-            f"instead."
-        )
-    return config
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
 
 
 @contextmanager
 def launched_as(launch: Launch) -> Iterator[None]:
     """Let configurations believe that they were launched so, and by no launcher that waits for others."""
-    hidden = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
     size = TrainingArguments.world_size
     TrainingArguments.world_size = property(lambda self: launch.processes)
-    os.environ["ACCELERATE_MIXED_PRECISION"] = launch.mixed_precision
     try:
-        yield
+        with _environment({"ACCELERATE_MIXED_PRECISION": launch.mixed_precision}, HIDDEN):
+            yield
     finally:
         TrainingArguments.world_size = size
-        del os.environ["ACCELERATE_MIXED_PRECISION"]
-        os.environ.update(hidden)

@@ -28,8 +28,15 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..redaction import redacted_words
 from ..watch.curves import draw_curves
-from .agent_models import TokenCounter, load_value_model, model_options
+from .agent_models import (
+    TokenCounter,
+    check_policy,
+    check_value_model,
+    load_value_model,
+    model_options,
+)
 from .agents import (
+    check_splits,
     drawn,
     load_environment,
     load_eval_environment,
@@ -38,7 +45,6 @@ from .agents import (
 )
 from .arguments import TrainArguments
 from .early import wants_dry_run
-from .names import check_name
 from .objects import load_object
 from .reporting import comparison_table
 
@@ -47,15 +53,16 @@ def make_trainer(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> Any:
     """The trainer that the flags describe."""
-    check_name("model_name_or_path", model_args.model_name_or_path)
-    check_name("value_model_name_or_path", getattr(training_args, "value_model_name_or_path", None))
+    check_policy(model_args)
+    check_value_model(args, training_args, model_args, trainer_class)
     train, held_out = load_splits(args)
+    check_splits(args, training_args, train, held_out)
     train.info.dataset_name = Path(str(args.dataset_name)).name  # metrics.jsonl names it
     if held_out is not None and args.eval_episodes:
         held_out = drawn(held_out, args.eval_episodes)
     training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
     counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
-    value_model = load_value_model(args, training_args, model_args, trainer_class)
+    value_model = load_value_model(args, training_args, model_args)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,

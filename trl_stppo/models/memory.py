@@ -1,18 +1,16 @@
 """How much memory a training run takes, from shapes and settings alone.
 
-`Setup` says what is trained and how, `estimate` adds up what is alive in each phase. Sizes are bytes
-unless a name says otherwise. What is counted per layer follows what autograd keeps of transformers'
-Llama-like decoders with SDPA attention, as Korthikanti et al. 2022 (arXiv:2205.05198, Section 4.1) count
-it for theirs. `docs/single_gpu.md` gives the error.
+`Setup` says what is trained and how, `estimate` adds up what is alive in each phase; `shapes.py` reads
+models into it. Sizes are bytes unless a name says otherwise. What is counted per layer follows what
+autograd keeps of transformers' Llama-like decoders with SDPA attention, as Korthikanti et al. 2022
+(arXiv:2205.05198, Section 4.1) count it for theirs; of other families it is the closest guess.
+`docs/single_gpu.md` gives the error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from .geometry import Geometry
 
 GIB = 2**30
 # Above this share of a card, fragmentation alone can end the run.
@@ -42,6 +40,47 @@ OPTIMIZERS = {
     "adafactor": 0.1,
     "sgd": 0.0,
 }
+# NF4 with double quantisation: 4 bits, and 0.127 for the constants; without it 0.5 (Dettmers et al.
+# 2023, arXiv:2305.14314, Section 3).
+NF4_BITS, NF4_PLAIN_BITS = 4 + 8 / 64 + 32 / (64 * 256), 4 + 32 / 64
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shape of a decoder.
+
+    Attributes:
+        hidden, intermediate, layers, vocab: as in transformers' configurations.
+        query, key: widths of all queries, and of all keys (or values) of a token.
+        parameters: all of the model, adapters not counted.
+        linear: parameters of all linear layers: what QLoRA quantises, and LoRA adapts.
+        widths: sum of their input and output widths.
+        largest: parameters of the largest of them.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    vocab: int
+    query: int
+    key: int
+    parameters: int
+    linear: int
+    widths: int
+    largest: int
+
+    def lora_parameters(self, rank: int) -> int:
+        """Adapters of this rank on all linear layers."""
+        return rank * self.widths
+
+    def four_bit_weights(self, other_bytes: int = 2, *, double: bool = True) -> int:
+        """Bytes with the linear layers in NF4 and everything else in `other_bytes` per parameter."""
+        bits = NF4_BITS if double else NF4_PLAIN_BITS
+        return round(self.linear * bits / 8) + (self.parameters - self.linear) * other_bytes
+
+    def cache_per_token(self, element_bytes: int = 2) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.key * element_bytes
 
 
 @dataclass(frozen=True)
@@ -115,38 +154,6 @@ class Setup:
         return self.prompt + self.completion
 
 
-def make_setup(geometry: Geometry, method: str, *, rank: int = 16, **settings: Any) -> Setup:
-    """The set-up of a run that is only planned.
-
-    Args:
-        geometry: of the policy, and of the critic where that is a model of its own.
-        method: "full" (weights in float32, a critic of its own), "lora" (in bfloat16) or "qlora",
-            both with adapters on all linear layers and the critic on the same backbone.
-        rank: of the adapters, policy and critic alike.
-        settings: other fields of `Setup`.
-    """
-    policy, critic = geometry.parameters, geometry.critic_parameters
-    full = Setup(
-        geometry=geometry,
-        weights=4 * policy,
-        critic_weights=4 * critic,
-        trainable=policy,
-        critic_trainable=critic,
-        full=True,
-        critic_full=True,
-        weight_bytes=4,
-    )
-    if method == "full":
-        return replace(full, **settings)
-    if method == "qlora":
-        return replace(make_qlora(full, rank), **settings)
-    if method != "lora":
-        raise ValueError(f"`method={method!r}`: allowed are 'full', 'lora' and 'qlora'.")
-    adapted = replace(make_qlora(full, rank), four_bit=False, weights=2 * policy)
-    # Adapters stay in float32 where the backbone is not quantised.
-    return replace(adapted, trainable_bytes=4, adapters=2 * adapted.adapters, **settings)
-
-
 def make_qlora(setup: Setup, rank: int = 16) -> Setup:
     """The same run with four-bit weights, adapters in bfloat16 and a shared critic."""
     shape = setup.geometry
@@ -184,27 +191,26 @@ class Estimate:
     @property
     def phase(self) -> str:
         """The phase with the peak."""
-        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """What is alive at the peak, by name, without what is zero; the overhead included."""
-        parts = {**self.phases[self.phase], "overhead": self.overhead}
-        return {name: size for name, size in parts.items() if size}
+        return max(self.phases, key=self.total)
 
     @property
     def peak(self) -> int:
         """Bytes at the peak, the overhead included."""
-        return sum(self.phases[self.phase].values()) + self.overhead
+        return self.total(self.phase)
+
+    def total(self, phase: str) -> int:
+        """Bytes in a phase, the overhead included."""
+        return sum(self.phases[phase].values()) + self.overhead
+
+    def parts(self, phase: str) -> str:
+        """What is alive in a phase, in GiB and the largest first."""
+        parts = {**self.phases[phase], "overhead": self.overhead}
+        order = sorted(parts.items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in order if size / GIB >= 0.05)
 
     def table(self) -> list[str]:
         """One line per phase, in GiB."""
-        lines = []
-        for name, parts in self.phases.items():
-            total = (sum(parts.values()) + self.overhead) / GIB
-            shown = ", ".join(f"{k} {v / GIB:.2f}" for k, v in parts.items() if v / GIB >= 0.005)
-            lines.append(f"{name}: {total:.2f} GiB ({shown}, overhead {self.overhead / GIB:.2f})")
-        return lines
+        return [f"{p}: {self.total(p) / GIB:.1f} GiB ({self.parts(p)})" for p in self.phases]
 
 
 def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
@@ -289,10 +295,9 @@ def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int,
     kept += (5 if cast else 2) * h * c  # inputs of the linear layers, each its own copy if cast
     kept += 5 * q * c + 4 * i * c  # queries, repeated keys and values, output twice; the MLP
     working = 3 * i * c + 2 * h * r
-    matrices = sum(a * b for a, b in shape.matrices)
+    matrices = shape.linear // shape.layers
     weights = matrices * c if r != c and not setup.four_bit else 0  # cast, and kept with the graph
-    largest = max(a * b for a, b in shape.matrices)
-    buffer = 2 * largest * c if setup.four_bit else 0
+    buffer = 2 * shape.largest * c if setup.four_bit else 0
     mask = setup.rows * setup.length**2 * (1 + c)
     final = tokens * h * (r + c)
     if setup.checkpointing:
@@ -321,7 +326,7 @@ def _working(setup: Setup, tokens: int) -> int:
     """A forward pass without graph: the widest moment of one layer."""
     shape, c, r = setup.geometry, setup.compute_bytes, setup.weight_bytes
     widest = max(4 * shape.intermediate, 6 * shape.query + 4 * shape.key) * c
-    largest = max(a * b for a, b in shape.matrices) if setup.four_bit or r != c else 0
+    largest = shape.largest if setup.four_bit or r != c else 0
     return tokens * (shape.hidden * (r + 4 + c) + widest) + largest * c
 
 

@@ -36,7 +36,7 @@ def check_engine(
     trainer: PPOTrainer, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
     """Refuse ways to run on which gradients or generation would go wrong without a word."""
-    engine_checks.check(trainer, value_model, reference, turn_reward_funcs)
+    engine_checks.check(engine_checks.run_of(trainer, value_model, reference, turn_reward_funcs))
     if hasattr(trainer.model, "peft_config"):
         adapter_checks.check_loaded_policy(trainer.model)
 

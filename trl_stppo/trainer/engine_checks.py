@@ -6,11 +6,13 @@ against what happens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .engines import engine_name, is_partitioned, is_sharded, shards_weights
+from .engines import engine_name, is_partitioned
 
 if TYPE_CHECKING:
     from .build import ReferencePlan
@@ -54,10 +56,50 @@ DEEPSPEED_OPTIONS = {
 }
 
 
-def check(
+@dataclass(frozen=True)
+class EngineRun:
+    """What the checks look at, of a trainer or of a run that is only planned.
+
+    Attributes:
+        engine: as `engine_name` has it.
+        plugin: accelerate's, of DeepSpeed or FSDP.
+        args: configuration.
+        critic: which of `HOW` it is; None where the method has none.
+        lora: the policy has adapters.
+        quantised: the policy is.
+        critic_in_pieces: a given critic was loaded so.
+        own_optimizer: the caller's.
+        copies_adapter: the reference is a copy of the policy's adapter.
+        rewards: reward functions, those that score turns too.
+        parallelism: accelerate's `parallelism_config`.
+    """
+
+    engine: str
+    plugin: Any
+    args: Any
+    critic: str | None = None
+    lora: bool = False
+    quantised: bool = False
+    critic_in_pieces: bool = False
+    own_optimizer: bool = False
+    copies_adapter: bool = False
+    rewards: Sequence[Any] = ()
+    parallelism: Any = None
+
+
+def critic_kind(args: Any, *, given: bool, lora: bool) -> str:
+    """Which of `HOW` the critic is."""
+    if given:
+        return "given"
+    if args.value_model_name_or_path is not None:
+        return "named"
+    return "shared" if lora else "copied"
+
+
+def run_of(
     trainer: PPOTrainer, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
-) -> None:
-    """Raise ValueError for a combination that would train wrongly, or not at all.
+) -> EngineRun:
+    """What the checks look at, of a trainer.
 
     Args:
         trainer: as GRPOTrainer's constructor has left it.
@@ -65,33 +107,57 @@ def check(
         reference: where the reference comes from.
         turn_reward_funcs: the constructor's argument.
     """
-    engine = engine_name(trainer.accelerator)
-    if not is_sharded(trainer.accelerator):
+    state, model = trainer.accelerator.state, trainer.model
+    lora = hasattr(model, "peft_config")
+    kind = critic_kind(trainer.args, given=value_model is not None, lora=lora)
+    turns = (
+        turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]
+    )
+    return EngineRun(
+        engine=engine_name(trainer.accelerator),
+        plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
+        args=trainer.args,
+        critic=kind if trainer.has_critic else None,
+        lora=lora,
+        quantised=bool(getattr(model, "quantization_method", None))
+        or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
+        critic_in_pieces=isinstance(value_model, nn.Module) and is_partitioned(value_model),
+        own_optimizer=(trainer.optimizer, trainer.optimizer_cls_and_kwargs) != (None, None),
+        copies_adapter=reference.adapter,
+        rewards=[*trainer.reward_funcs, *turns],
+        parallelism=getattr(trainer.accelerator, "parallelism_config", None),
+    )
+
+
+def check(run: EngineRun) -> None:
+    """Raise ValueError for a combination that would train wrongly, or not at all."""
+    engine, args = run.engine, run.args
+    if not engine.startswith(("ZeRO", "FSDP")):
         return
     if engine not in CRITICS:
         raise ValueError(
             f"{engine} is not supported. Allowed: {', '.join(CRITICS)} and DDP; the files in "
             f"trl_stppo/cli/accelerate_configs/ set each of them up."
         )
-    if trainer.is_deepspeed_enabled:
-        _check_deepspeed(trainer.accelerator.state.deepspeed_plugin.deepspeed_config)
+    if engine.startswith("ZeRO"):
+        _check_deepspeed(run.plugin.deepspeed_config)
     else:
-        _check_fsdp(trainer.accelerator.state.fsdp_plugin)
-    _check_parallelism(trainer, engine)
-    if trainer.has_critic:
-        _check_critic(trainer, engine, value_model)
-    _check_optimizer(trainer, engine)
-    if trainer.args.rollout_staleness:
+        _check_fsdp(run.plugin)
+    _check_parallelism(run.parallelism, engine)
+    if run.critic is not None:
+        _check_critic(run, run.critic)
+    _check_optimizer(run)
+    if args.rollout_staleness:
         raise _refuse(
-            f"`rollout_staleness={trainer.args.rollout_staleness}`",
+            f"`rollout_staleness={args.rollout_staleness}`",
             engine,
             "the engine holds the weights, and older ones could not be put in their place",
             "Set it to 0, or use DDP.",
         )
-    if shards_weights(trainer.accelerator):
-        _check_whole_weights(trainer, engine)
+    if engine in ("ZeRO-3", "FSDP2"):
+        _check_whole_weights(run)
     if engine == "ZeRO-3":
-        _check_zero3(trainer, reference, turn_reward_funcs)
+        _check_zero3(run)
 
 
 def _refuse(what: str, engine: str, why: str, instead: str) -> ValueError:
@@ -150,8 +216,7 @@ def _check_fsdp(plugin: Any) -> None:
         )
 
 
-def _check_parallelism(trainer: PPOTrainer, engine: str) -> None:
-    config = getattr(trainer.accelerator, "parallelism_config", None)
+def _check_parallelism(config: Any, engine: str) -> None:
     sizes = ("tp_size", "cp_size", "sp_size", "dp_replicate_size")
     if config is not None and any((getattr(config, size, 1) or 1) > 1 for size in sizes):
         raise _refuse(
@@ -162,25 +227,18 @@ def _check_parallelism(trainer: PPOTrainer, engine: str) -> None:
         )
 
 
-def _check_critic(trainer: PPOTrainer, engine: str, value_model: Any) -> None:
-    is_peft = hasattr(trainer.model, "peft_config")
-    policy = "LoRA" if is_peft else "full"
-    if value_model is not None:
-        kind = "given"
-    elif trainer.args.value_model_name_or_path is not None:
-        kind = "named"
-    else:
-        kind = "shared" if is_peft else "copied"
+def _check_critic(run: EngineRun, kind: str) -> None:
+    engine, policy = run.engine, "LoRA" if run.lora else "full"
     allowed = CRITICS[engine][policy]
     if kind not in allowed:
         ways = " or ".join(dict.fromkeys(HOW[k] for k in allowed))
         raise _refuse(
-            f"A {kind} critic of a {'LoRA' if is_peft else 'fully trained'} policy",
+            f"A {kind} critic of a {'LoRA' if run.lora else 'fully trained'} policy",
             engine,
             WHY_NOT[kind],
             f"Pass {ways}; or use DDP, ZeRO-1 or ZeRO-2.",
         )
-    if isinstance(value_model, nn.Module) and is_partitioned(value_model):
+    if run.critic_in_pieces:
         raise _refuse(
             "A `value_model` that was loaded in pieces",
             engine,
@@ -189,9 +247,9 @@ def _check_critic(trainer: PPOTrainer, engine: str, value_model: Any) -> None:
         )
 
 
-def _check_optimizer(trainer: PPOTrainer, engine: str) -> None:
-    args = trainer.args
-    if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
+def _check_optimizer(run: EngineRun) -> None:
+    engine, args = run.engine, run.args
+    if run.own_optimizer:
         raise _refuse(
             "An optimizer of your own",
             engine,
@@ -220,11 +278,9 @@ def _check_optimizer(trainer: PPOTrainer, engine: str) -> None:
             )
 
 
-def _check_whole_weights(trainer: PPOTrainer, engine: str) -> None:
-    args = trainer.args
-    if getattr(trainer.model, "quantization_method", None) or any(
-        getattr(trainer.model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)
-    ):
+def _check_whole_weights(run: EngineRun) -> None:
+    engine, args = run.engine, run.args
+    if run.quantised:
         raise _refuse(
             "A quantised policy",
             engine,
@@ -238,7 +294,7 @@ def _check_whole_weights(trainer: PPOTrainer, engine: str) -> None:
             "policy and reference are cut into different pieces",
             "Use DDP, ZeRO-1 or ZeRO-2.",
         )
-    if trainer.use_transformers_continuous_batching:
+    if args.use_transformers_continuous_batching:
         raise _refuse(
             "`use_transformers_continuous_batching=True`",
             engine,
@@ -247,25 +303,22 @@ def _check_whole_weights(trainer: PPOTrainer, engine: str) -> None:
         )
 
 
-def _check_zero3(trainer: PPOTrainer, reference: ReferencePlan, turn_reward_funcs: Any) -> None:
-    if not trainer.args.ds3_gather_for_generation and not trainer.use_vllm:
+def _check_zero3(run: EngineRun) -> None:
+    if not run.args.ds3_gather_for_generation and not run.args.use_vllm:
         raise _refuse(
             "`ds3_gather_for_generation=False`",
             "ZeRO-3",
             "processes that generate different numbers of tokens would wait for each other for ever",
             "Leave it True.",
         )
-    if reference.adapter:
+    if run.copies_adapter:
         raise _refuse(
             "A policy whose adapter does something from the start, with a KL to it,",
             "ZeRO-3",
             "the adapter's weights may be in pieces, so that none can be copied",
             "Merge the adapter first, pass `ref_model`, or set kl_coef=0.0 and beta=0.0.",
         )
-    turns = (
-        turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]
-    )
-    if any(isinstance(func, str | nn.Module) for func in [*trainer.reward_funcs, *turns]):
+    if any(isinstance(func, str | nn.Module) for func in run.rewards):
         raise _refuse(
             "A reward model",
             "ZeRO-3",

@@ -1,7 +1,7 @@
-"""What a built trainer will need of its card, said once before it starts.
+"""What a run needs of its card: read into `models.memory`, which adds up, and said before it starts.
 
-Reads the weights that are loaded and the settings into `models.memory`; that adds up. An estimate must
-never stop a run, so `announce` swallows whatever goes wrong here.
+Models are read by `models.shapes`, settings and engine here, of a trainer as of a run that is only
+planned. An estimate must never stop a run, so `announce` swallows whatever goes wrong here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from ..models.critic import SeparateCritic
-from ..models.geometry import Geometry, geometry_of
 from ..models.memory import FITS, GIB, TILE_TOKENS, Estimate, Setup, estimate, make_qlora
+from ..models.shapes import modules_size, read_setup
 from ._trl import TORCH_TILE_TOKENS
+from .engines import engine_name
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -61,7 +59,7 @@ def warn_of_threads(model: Any) -> None:
 
 
 def estimate_of(trainer: PPOTrainer) -> Estimate | None:
-    """What the trainer's run will take, None where its models' family is not known."""
+    """What the trainer's run will take, None where its models' shapes are not known."""
     try:
         return estimate(setup_of(trainer))
     except ValueError as error:
@@ -78,8 +76,7 @@ def report(setup: Setup, size: int, name: str) -> list[str]:
         name: of what has them.
     """
     expected = estimate(setup)
-    order = sorted(expected.parts.items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{k} {v / GIB:.1f}" for k, v in order if v / GIB >= 0.05)
+    parts = expected.parts(expected.phase)
     where = expected.phase if expected.phase == "scoring" else f"the {expected.phase}"
     lines = [
         f"memory: about {expected.peak / GIB:.1f} GiB at the peak of {where} ({parts}) "
@@ -122,7 +119,7 @@ def _alternatives(setup: Setup) -> Iterable[tuple[str, Setup]]:
         yield f"generation_slots={half}", replace(setup, slots=half)
 
 
-# ---------------------------------------------------------------- reading a trainer
+# ----------------------------------------------------------------------- reading
 
 
 def setup_of(trainer: PPOTrainer, card: int = 0) -> Setup:
@@ -133,120 +130,84 @@ def setup_of(trainer: PPOTrainer, card: int = 0) -> Setup:
         card: bytes of the accelerator, of which a colocated vLLM reserves a share.
 
     Raises:
-        ValueError: the policy's or the critic's family is not known.
+        ValueError: the policy's or the critic's shape is not known.
     """
-    args, policy, critic = trainer.args, trainer.model, trainer.critic
-    # A model of its own, None where the critic shares the policy's.
-    own: Any = critic.model if isinstance(critic, SeparateCritic) else None
-    of_critic = {id(p): p for p in critic.parameters()}
-    trained = [p for p in policy.parameters() if p.requires_grad and id(p) not in of_critic]
-    backbone, adapters = _split(policy)
-    critic_backbone, critic_adapters = _split(own) if own is not None else ([], [])
-    head = [p for p in of_critic.values() if own is None and not _inside(p, policy)]
-    embedding = policy.get_input_embeddings().weight
-    on_cuda = trainer.accelerator.device.type == "cuda"
-    adapted = hasattr(policy, "peft_config")
-    return Setup(
-        geometry=_geometry(policy),
-        weights=_size(backbone),
-        trainable=sum(p.numel() for p in trained),
-        critic_trainable=sum(p.numel() for p in of_critic.values()),
-        adapters=_size([*adapters, *critic_adapters, *head]),
-        critic_weights=_size(critic_backbone),
-        reference_weights=_modules_size([trainer.ref_model]),
-        critic_geometry=_geometry(own) if own is not None else None,
-        full=not adapted,
-        critic_full=own is not None and not hasattr(own, "peft_config"),
-        four_bit=bool(getattr(policy, "is_loaded_in_4bit", False)),
-        weight_bytes=embedding.element_size(),
-        compute_bytes=2 if args.bf16 else embedding.element_size(),
-        trainable_bytes=max((p.element_size() for p in trained), default=4),
-        rows=args.per_device_train_batch_size,
-        prompt=longest_prompt(trainer.train_dataset, trainer.processing_class),
-        completion=args.max_completion_length,
-        accumulates=args.gradient_accumulation_steps > 1,
-        checkpointing=args.gradient_checkpointing,
-        optim=str(getattr(args.optim, "value", args.optim)),
-        bias_buffers=_bias_buffers(args),
-        slots=_slots(trainer),
+    args, on_cuda = trainer.args, trainer.accelerator.device.type == "cuda"
+    settings = settings_of(args, longest_prompt(trainer.train_dataset, trainer.processing_class))
+    if trainer.use_vllm or trainer._rollout_plan.user_func is not None:  # others play the episodes
+        settings["slots"] = 0
+    scores = getattr(getattr(trainer, "_turn_reward_funcs", None), "funcs", None) or []
+    colocated = trainer.use_vllm and trainer.vllm_mode == "colocate"
+    setup = read_setup(
+        trainer.model,
+        trainer.critic,
+        trainer.ref_model,
+        **settings,
         slots_settable=trainer._rollout_plan.uses_engine,
-        scoring_rows=args.local_rollout_forward_batch_size or 0,
         device="cuda" if on_cuda else "cpu",
         tile_tokens=TILE_TOKENS if on_cuda else TORCH_TILE_TOKENS,
-        other=_others(trainer, trained),
-        sampler=_sampler(trainer, card),
+        other=modules_size([*trainer.reward_funcs, *scores]),
+        sampler=round(args.vllm_gpu_memory_utilization * card) if colocated else 0,
         sampler_sleeps=bool(args.vllm_enable_sleep_mode),
     )
+    return shared_out(setup, engine_name(trainer.accelerator), trainer.accelerator.num_processes)
 
 
-def _bias_buffers(args: Any) -> int:
-    if not getattr(args, "log_clip_bias", False):
-        return 0
-    return 2 if args.entropy_coef != 0.0 or args.beta != 0.0 else 1
-
-
-def _slots(trainer: PPOTrainer) -> int:
-    """Episodes that the training weights generate at the same time."""
-    args = trainer.args
-    plan = getattr(trainer, "_rollout_plan", None)
-    if trainer.use_vllm or getattr(plan, "user_func", None) is not None:
-        return 0
+def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
+    """The fields of `Setup` that a configuration sets; the length of the longest prompt is given."""
     batch = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-    return min(batch, args.generation_slots or batch)
+    exact = getattr(args, "log_clip_bias", False) and args.clip_bias_estimator != "logits"
+    extra = args.entropy_coef != 0.0 or args.beta != 0.0
+    return {
+        "rows": args.per_device_train_batch_size,
+        "prompt": prompt,
+        "completion": args.max_completion_length,
+        "accumulates": args.gradient_accumulation_steps > 1,
+        "checkpointing": args.gradient_checkpointing,
+        "optim": str(getattr(args.optim, "value", args.optim)),
+        "bias_buffers": (2 if extra else 1) if exact else 0,
+        "slots": 0 if args.use_vllm else min(batch, args.generation_slots or batch),
+        "scoring_rows": args.local_rollout_forward_batch_size or 0,
+        **({"compute_bytes": 2} if args.bf16 else {}),
+    }
 
 
-def _others(trainer: PPOTrainer, trained: list[nn.Parameter]) -> int:
-    """Reward models, and the buckets in which DDP reduces gradients."""
-    scores = getattr(getattr(trainer, "_turn_reward_funcs", None), "funcs", None) or []
-    total = _modules_size([*trainer.reward_funcs, *scores])
-    if trainer.accelerator.num_processes > 1:
-        total += _size(trained)
-    return total
+def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
+    """The same run on one of several processes.
 
-
-def _sampler(trainer: PPOTrainer, card: int) -> int:
-    """What a colocated vLLM reserves."""
-    colocated = trainer.use_vllm and trainer.vllm_mode == "colocate"
-    return round(trainer.args.vllm_gpu_memory_utilization * card) if colocated else 0
-
-
-def _geometry(model: Any) -> Geometry:
-    return geometry_of(model.config.get_text_config())
-
-
-def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of the backbone, and of the adapters on it."""
-    adapters = set(getattr(model, "peft_config", {}))
-    parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
-    for name, parameter in model.named_parameters():
-        parts[bool(adapters & set(name.split(".")))].append(parameter)
-    return parts
-
-
-def _inside(parameter: nn.Parameter, model: nn.Module) -> bool:
-    return any(parameter is other for other in model.parameters())
-
-
-def _size(parameters: Iterable[torch.Tensor]) -> int:
-    """Bytes, with the constants of what is quantised."""
-    return sum(p.numel() * p.element_size() + _constants(p) for p in parameters)
-
-
-def _constants(parameter: Any) -> int:
-    """Bytes of the block constants that bitsandbytes keeps beside a packed weight."""
-    total, state = 0, getattr(parameter, "quant_state", None)
-    while state is not None:  # double quantisation has constants of the constants
-        total += sum(
-            t.numel() * t.element_size()
-            for t in (state.absmax, state.code, getattr(state, "offset", None))
-            if isinstance(t, torch.Tensor)
-        )
-        state = getattr(state, "state2", None)
-    return total
-
-
-def _modules_size(candidates: Iterable[Any]) -> int:
-    return sum(_size(m.parameters()) for m in candidates if isinstance(m, nn.Module))
+    What an engine saves is reckoned in the plainest way: what it shares out is divided by the number of
+    processes, what it gathers for a rollout is counted whole, its buffers are left out, and the critic
+    stays whole outside of it. DDP adds the buckets in which it reduces gradients.
+    """
+    trained, n = setup.trainable, processes
+    if not engine.startswith(("ZeRO", "FSDP")):
+        buckets = trained * setup.trainable_bytes if n > 1 else 0
+        return replace(setup, other=setup.other + buckets)
+    if not setup.full:  # adapters are small; frozen weights are shared out by two of them
+        if engine not in ("ZeRO-3", "FSDP2"):
+            return replace(setup, bias_buffers=0)
+        gathered = setup.weights
+        return replace(setup, bias_buffers=0, weights=gathered // n, other=setup.other + gathered)
+    if engine == "FSDP2":
+        weights, gathered, reference = setup.weights // n, setup.weights, setup.reference_weights
+        reference //= n
+    else:
+        half, masters = 2 * trained, 4 * trained // n  # computed with, and stepped
+        whole = engine != "ZeRO-3"
+        weights = (half if whole else half // n) + masters
+        gathered = 0 if whole else half
+        reference = (half if whole else half // n) if setup.reference_weights else 0
+    unreduced = 2 * trained if engine == "ZeRO-1" else 0
+    return replace(
+        setup,
+        weights=weights,
+        reference_weights=reference,
+        trainable=trained // n,
+        trainable_bytes=4,  # both step masters in float32
+        bias_buffers=0,
+        other=setup.other + gathered + unreduced,
+        weight_bytes=setup.weight_bytes if engine == "FSDP2" else 2,
+    )
 
 
 def longest_prompt(rows: Any, tokenizer: Any) -> int:
@@ -273,24 +234,12 @@ def _prompt_length(row: dict[str, Any], tokenizer: Any) -> int:
 
 def capacity(device: torch.device) -> tuple[int, str] | None:
     """Bytes that the run can use, and of what; None if that is not known."""
+    import psutil
+
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
         return card.total_memory, card.name
-    if device.type == "cpu":
-        return _ram()
+    if device.type == "cpu":  # what is available, and what this process holds already
+        own = psutil.Process().memory_info().rss
+        return psutil.virtual_memory().available + own, "this machine's RAM"
     return None
-
-
-def _ram() -> tuple[int, str] | None:
-    """Memory that is available on Linux, what this process has already included."""
-    info, own = Path("/proc/meminfo"), Path("/proc/self/status")
-    if not info.exists():
-        return None
-    return _kilobytes(info, "MemAvailable") + _kilobytes(own, "VmRSS"), "this machine's RAM"
-
-
-def _kilobytes(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"`{path}` has no {name}.")

@@ -1,0 +1,218 @@
+"""Models as the memory model takes them: built on the meta device, where they are shapes alone, and read.
+
+A model that is loaded is read by the same functions as one that is only planned.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Qwen2Config
+from transformers.pytorch_utils import Conv1D
+
+from . import adapters
+from .critic import Critic, SeparateCritic
+from .memory import Geometry, Setup
+
+# Published configurations of Qwen2.5, for machines that do not have them: hidden and intermediate size,
+# layers, heads, heads of keys and values, vocabulary, tied embeddings.
+QWEN25 = {
+    "0.5B": (896, 4864, 24, 14, 2, 151936, True),
+    "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
+    "3B": (2048, 11008, 36, 16, 2, 151936, True),
+    "7B": (3584, 18944, 28, 28, 4, 152064, False),
+    "14B": (5120, 13824, 48, 40, 8, 152064, False),
+    "32B": (5120, 27648, 64, 40, 8, 152064, False),
+}
+
+
+def qwen25(size: str) -> Qwen2Config:
+    """The configuration of one of `QWEN25`."""
+    hidden, intermediate, layers, heads, kv_heads, vocab, tied = QWEN25[size]
+    return Qwen2Config(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab,
+        tie_word_embeddings=tied,
+    )
+
+
+# ------------------------------------------------------------------------- building
+
+
+def policy_shape(
+    config: Any, dtype: str, peft_config: Any = None, *, four_bit: bool = False
+) -> Any:
+    """A policy without its weights.
+
+    Args:
+        config: transformers' configuration.
+        dtype: that it is loaded in, by name.
+        peft_config: of its adapter.
+        four_bit: it is to be quantised, which its shapes do not show.
+
+    Raises:
+        ValueError: PEFT's, of layers that the model does not have.
+    """
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        model.is_loaded_in_4bit = four_bit
+        if peft_config is not None:
+            model = get_peft_model(model, copy.deepcopy(peft_config))  # which fills it in
+            trained = [name for name, p in model.named_parameters() if p.requires_grad]
+            adapters.match_policy_dtype(model, trained)
+    return model
+
+
+def critic_shape(config: Any, dtype: str) -> Any:
+    """The model of a separate critic, without its weights; `config` and `dtype` as of a policy."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(
+            config, dtype=dtype, trust_remote_code=False
+        )
+
+
+# -------------------------------------------------------------------------- reading
+
+
+def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: Any) -> Setup:
+    """The models of a run as the memory model takes them.
+
+    Args:
+        policy: plain, or a PEFT model.
+        critic: of any kind.
+        reference: a model of its own, or None.
+        settings: other fields of `Setup`.
+
+    Raises:
+        ValueError: a model's configuration does not tell its shape.
+    """
+    own: Any = critic.model if isinstance(critic, SeparateCritic) else None
+    of_critic = {id(p): p for p in critic.parameters()}
+    trained = [p for p in policy.parameters() if p.requires_grad and id(p) not in of_critic]
+    (backbone, added), shape = _split(policy), geometry_of(policy)
+    critic_backbone, critic_added = ([], []) if own is None else _split(own)
+    inside = {id(p) for p in policy.parameters()}
+    head = [p for p in of_critic.values() if own is None and id(p) not in inside]
+    width = policy.get_input_embeddings().weight.element_size()
+    four_bit = bool(getattr(policy, "is_loaded_in_4bit", False))
+    planned = four_bit and policy.device.type == "meta"  # nothing has packed the weights
+    read = {
+        "geometry": shape,
+        "weights": shape.four_bit_weights(width) if planned else byte_size(backbone),
+        "trainable": sum(p.numel() for p in trained),
+        "critic_trainable": sum(p.numel() for p in of_critic.values()),
+        "adapters": byte_size([*added, *critic_added, *head]),
+        "critic_weights": byte_size(critic_backbone),
+        "reference_weights": modules_size([reference]),
+        "critic_geometry": None if own is None else geometry_of(own),
+        "full": not hasattr(policy, "peft_config"),
+        "critic_full": own is not None and not hasattr(own, "peft_config"),
+        "four_bit": four_bit,
+        "weight_bytes": width,
+        "compute_bytes": width,
+        "trainable_bytes": max((p.element_size() for p in trained), default=4),
+    }
+    return Setup(**{**read, **settings})
+
+
+def geometry_of(model: Any) -> Geometry:
+    """The shape of a model, adapters and heads left out.
+
+    Raises:
+        ValueError: its configuration does not tell it.
+    """
+    config = model.config.get_text_config()
+    skip = set(getattr(model, "peft_config", {}))
+    linear = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+        # Of a layer, which has a number, and no adapter's.
+        if any(part.isdigit() for part in name.split(".")) and not skip & set(name.split("."))
+    ]
+    sides = [_sides(module) for module in linear]
+    counted = {id(module.weight) for module in linear}
+    rest = sum(p.numel() for p in _split(model)[0] if id(p) not in counted)
+    total = sum(a * b for a, b in sides)
+    try:
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return Geometry(
+            hidden=config.hidden_size,
+            intermediate=_intermediate(config, sides),
+            layers=config.num_hidden_layers,
+            vocab=config.vocab_size,
+            query=heads * head_dim,
+            key=kv_heads * head_dim,
+            parameters=rest + total,
+            linear=total,
+            widths=sum(a + b for a, b in sides),
+            largest=max(a * b for a, b in sides),
+        )
+    except (AttributeError, ValueError) as error:
+        raise ValueError(
+            f"The memory of a {config.model_type!r} model is not known: its configuration does not tell the "
+            f"shape of its layers ({error})."
+        ) from error
+
+
+def _sides(module: Any) -> tuple[int, int]:
+    """Input and output width; of packed weights the shape would not tell."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    return module.weight.shape[0], module.weight.shape[1]
+
+
+def _intermediate(config: Any, sides: list[tuple[int, int]]) -> int:
+    """Width of the MLP: in a mixture of experts of those that one token passes through."""
+    width = getattr(config, "intermediate_size", None) or max(max(pair) for pair in sides)
+    experts = getattr(config, "num_experts_per_tok", None)
+    return experts * (getattr(config, "moe_intermediate_size", None) or width) if experts else width
+
+
+def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Parameters of the backbone, and of the adapters on it."""
+    names = set(getattr(model, "peft_config", {}))
+    parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for name, parameter in model.named_parameters():
+        parts[bool(names & set(name.split(".")))].append(parameter)
+    return parts
+
+
+def byte_size(parameters: Iterable[torch.Tensor]) -> int:
+    """Bytes, with the constants of what is quantised."""
+    return sum(p.numel() * p.element_size() + _constants(p) for p in parameters)
+
+
+def modules_size(candidates: Iterable[Any]) -> int:
+    """Bytes of those that are modules."""
+    return sum(byte_size(m.parameters()) for m in candidates if isinstance(m, nn.Module))
+
+
+def _constants(parameter: Any) -> int:
+    """Bytes of the block constants that bitsandbytes keeps beside a packed weight."""
+    total, state = 0, getattr(parameter, "quant_state", None)
+    while state is not None:  # double quantisation has constants of the constants
+        total += sum(
+            t.numel() * t.element_size()
+            for t in (state.absmax, state.code, getattr(state, "offset", None))
+            if isinstance(t, torch.Tensor)
+        )
+        state = getattr(state, "state2", None)
+    return total

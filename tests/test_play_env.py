@@ -110,24 +110,12 @@ def test_tools_are_listed_called_and_paid(play) -> None:
     assert "--- get_reward: 1.0\n=== Garden: 6 turns, return 1.5, stopped by you\n" in out
 
 
-def test_a_model_shows_its_template_and_counts_tokens(play) -> None:
-    row = json.dumps({"prompt": [{"role": "user", "content": "Hi. "}], "what": "a"})
-    model = ("--model_name_or_path", "scripts/assets/search-agent", "--row", row)
-    out = play("merge\n", *ECHO[:2], *model)
-    assert "<|user|>Hi. Say a.<|end|><|assistant|>" in out
-    assert "<|user|><merge><|end|><|assistant|>" in out
-    counts = [int(n) for n in out.replace("(", " ").split() if n.isdigit()]
-    prompt, so_far, observation, in_all = counts[:4]
-    assert prompt == so_far
-    assert in_all - so_far - observation >= 2  # the turn and the token that ends it
-    assert f"stopped by you, {in_all} tokens" in out
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--environment", "none"), "--environment is none"),
         ((*ECHO[:2], "--row", "[1]"), "write a JSON object"),
+        (("--model_name_or_path", "a"), "gone since 0.2. `trl-stppo show` prints the tokens"),
     ],
 )
 def test_wrong_flags_are_explained(play, flags, message) -> None:

@@ -129,14 +129,11 @@ class EstimateArguments:
 
 @dataclass
 class PlayArguments(AgentArguments):
-    """What to play, and through whose eyes."""
+    """What to play."""
 
     index: int = field(default=0, metadata={"help": "Which row of the dataset."})
     row: str | None = field(
         default=None, metadata={"help": "JSON object, instead of a row of a dataset."}
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Whose chat template and tokens to show."}
     )
 
 

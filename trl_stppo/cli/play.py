@@ -1,4 +1,4 @@
-"""Play an environment yourself, exactly as the model sees it.
+"""Play an environment yourself; `trl-stppo show` prints a model's tokens of it.
 
 One line is one turn; a backslash at its end continues it on the next line. `:q` or the end of the input
 stops. A call of a tool is written `name {"argument": "value"}`.
@@ -21,13 +21,10 @@ from transformers.utils import get_json_schema
 
 from ..envs._check_values import check_number, check_opening, check_step
 from ..envs.base import is_text_environment, tool_names
-from ..hub.loading import load_tokenizer
-from ..rollout.chat import ChatRenderer, with_opening
-from ..rollout.driver import trusts
+from ..rollout.chat import with_opening
 from .agents import load_environment, load_splits
 from .arguments import PlayArguments
 from .flags import read_flags
-from .names import check_name
 from .objects import offered_by
 from .usage import UsageError
 
@@ -63,48 +60,15 @@ def row_at(rows: Any, index: int) -> dict[str, Any]:
     return dict(found[0])
 
 
-class Screen:
-    """Prints what the model would read; with a tokenizer as rendered, and counted."""
-
-    def __init__(self, renderer: ChatRenderer | None, trusted: bool) -> None:
-        self._renderer, self._trusted = renderer, trusted
-        self._conversational = False
-        self.tokens = 0
-
-    def prompt(self, prompt: Any, opening: Any, tools: list[Any]) -> None:
-        """Everything before the first turn."""
-        self._conversational = not isinstance(prompt, str)
-        if self._renderer is not None:
-            ids = self._renderer.prompt_ids(prompt, tools, opening=opening, trusted=self._trusted)
-            self._show("prompt", ids)
-            return
-        prompt = with_opening(prompt, opening)
-        print("--- prompt")
-        for message in prompt if self._conversational else ():
-            print(f"{message['role']}: {message['content']}")
-        if not self._conversational:
-            print(prompt)
-
-    def observation(self, text: str) -> None:
-        """What comes between two turns."""
-        if self._renderer is None:
-            print(f"--- observation\n{text}")
-            return
-        ids = self._renderer.observation_ids(
-            text, conversational=self._conversational, turn_ended=True, trusted=self._trusted
-        )
-        self._show("observation", ids)
-
-    def action(self, text: str) -> None:
-        """Count a turn, with the token that ends it."""
-        if self._renderer is not None:
-            ids = self._renderer.tokenizer(text, add_special_tokens=False).input_ids
-            self.tokens += len(ids) + 1
-
-    def _show(self, title: str, ids: list[int]) -> None:
-        self.tokens += len(ids)
-        print(f"--- {title} ({len(ids)} tokens, {self.tokens} so far)")
-        print(self._renderer.tokenizer.decode(ids) if self._renderer else "")
+def show_prompt(prompt: Any, opening: Any) -> None:
+    """Everything before the first turn."""
+    prompt = with_opening(prompt, opening)
+    print("--- prompt")
+    if isinstance(prompt, str):
+        print(prompt)
+        return
+    for message in prompt:
+        print(f"{message['role']}: {message['content']}")
 
 
 def read_action() -> str | None:
@@ -121,17 +85,14 @@ def read_action() -> str | None:
             return "\n".join(lines)
 
 
-def play_text(env: Any, call: Callable[..., Any], screen: Screen) -> tuple[int, float, str]:
+def play_text(env: Any, call: Callable[..., Any]) -> tuple[int, float, str]:
     """Turns until the episode ends: how many, what they earned, and why it ended."""
     turns, total = 0, 0.0
     while (action := read_action()) is not None:
-        screen.action(action)
         step = check_step(f"{type(env).__name__}.step", call(env.step, action))
         turns, total = turns + 1, total + step.reward
-        if step.ended:
-            print(f"--- observation (ignored, the episode is over)\n{step.observation}")
-        else:
-            screen.observation(step.observation)
+        ignored = " (ignored, the episode is over)" if step.ended else ""
+        print(f"--- observation{ignored}\n{step.observation}")
         info = "  ".join(f"{name}={value}" for name, value in step.info.items())
         print(f"--- turn {turns}  reward={step.reward:g}  return={total:g}  {info}")
         if step.ended:
@@ -150,11 +111,10 @@ def use_tool(env: Any, call: Callable[..., Any], line: str) -> str:
         return str({"error": str(error)})
 
 
-def play_tools(env: Any, call: Callable[..., Any], screen: Screen) -> tuple[int, float, str]:
+def play_tools(env: Any, call: Callable[..., Any]) -> tuple[int, float, str]:
     """Calls of tools until the player stops: how many, what they earned, and why it ended."""
     turns = 0
     while (line := read_action()) is not None:
-        screen.action(line)
         before = sum(getattr(env, "turn_rewards", None) or [])
         print(f"--- result\n{use_tool(env, call, line)}")
         turns, total = turns + 1, sum(getattr(env, "turn_rewards", None) or [])
@@ -169,6 +129,10 @@ def play_tools(env: Any, call: Callable[..., Any], screen: Screen) -> tuple[int,
 
 def run(words: list[str]) -> int:
     """Play what the flags name; the exit code."""
+    if any(word.startswith("--model") for word in words):
+        raise UsageError(
+            "`--model_name_or_path`: gone since 0.2. `trl-stppo show` prints the tokens of a model's episodes."
+        )
     play(*read_flags([PlayArguments], words))
     return 0
 
@@ -178,11 +142,6 @@ def play(args: PlayArguments) -> None:
     factory = load_environment(args)
     if factory is None:
         raise UsageError("--environment is none; name one as module:factory.")
-    renderer = None
-    if args.model_name_or_path is not None:
-        check_name("model_name_or_path", args.model_name_or_path)
-        tokenizer = load_tokenizer(args.model_name_or_path)
-        renderer = ChatRenderer(tokenizer, [tokenizer.eos_token_id])
     row = pick_row(args)
     with asyncio.Runner() as runner:
 
@@ -191,16 +150,14 @@ def play(args: PlayArguments) -> None:
             return runner.run(result) if inspect.iscoroutine(result) else result
 
         env = factory()
-        screen = Screen(renderer, trusts(env))
         is_text = is_text_environment(env)
         tools = [] if is_text else [getattr(env, name) for name in tool_names(env)]
         name = type(env).__name__
         opening = check_opening(f"{name}.reset", call(env.reset, **row), tools=not is_text)
-        for tool in tools if renderer is None else ():
+        for tool in tools:
             print(f"--- tool\n{json.dumps(get_json_schema(tool)['function'])}")
-        screen.prompt(row.get("prompt", ""), opening, tools)
-        turns, total, ending = (play_text if is_text else play_tools)(env, call, screen)
+        show_prompt(row.get("prompt", ""), opening)
+        turns, total, ending = (play_text if is_text else play_tools)(env, call)
         if is_text and callable(getattr(env, "close", None)):
             call(env.close)
-    counted = f", {screen.tokens} tokens" if renderer else ""
-    print(f"=== {name}: {turns} turns, return {total:g}, {ending}{counted}")
+    print(f"=== {name}: {turns} turns, return {total:g}, {ending}")

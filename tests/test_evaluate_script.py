@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import dataclasses
 import json
 import math
 import subprocess
@@ -14,14 +16,16 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import Repo
 from tests.launch import launcher
 from tests.script_kit import AGENT, ROOT, small_data
+from tests.tool_model import tool_tokenizer
 from trl_stppo.cli import agents, arguments, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
+from trl_stppo.models.small import tiny_config
 
 local_hub = hub_fixtures.hub
 NAMES = ["nq", "hotpotqa", "nq"] * 4
@@ -122,34 +126,122 @@ def test_the_files_of_the_run_are_left_alone(words, tmp_path):
     assert {path.read_text() for path in files} == {"of the training"}
 
 
-def test_the_figures_are_those_of_the_training_script(words, evaluated):
-    """With a critic, a reference and reward functions of nobody."""
-    parsed = agents.parse_flags(arguments.TrainArguments, [*words, "--num_generations_eval", "1"])
-    trainer = train.make_trainer(*parsed)
-    assert sum(p.numel() for p in trainer.critic.parameters()) > 1e5
-    held_out = agents.load_splits(parsed[0])[1]
-    rows = held_out.filter(lambda row: row["dataset"] == "nq")
-    figures = trainer.evaluate(rows)
-    nq = evaluated[0]["shipped"]["nq"]
-    assert figures["eval_episode/success_rate"] == nq["success"]
-    assert figures["eval_episode/score"] == pytest.approx(nq["score"])
-    assert figures["eval_turns/mean"] == nq["turns"]
+@pytest.mark.parametrize("case", ["drawn", "half", "answers", "tools"])
+def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
+    """Drawn tokens, rewards of functions, repetitions, penalties, batches that do not come out even."""
+    flags = [*words, "--eval_temperature", "1.0", "--top_p", "0.9", "--num_generations_eval", "3"]
+    flags += ["--per_device_eval_batch_size", "5", "--missing_eos_penalty", "0.4", "--seed", "3"]
+    flags += ["--max_rows", "4", "--eval_max_completion_length", "70", "--reward_weights", "0.3"]
+    flags += ["--reward_funcs", f"{__name__}:letters"]
+    if case == "half":
+        flags += ["--bf16", "true", "--max_rows", "8", "--eval_max_completion_length", "160"]
+        flags += ["--kl_coef", "0.0"]  # with a reference upstream uses it only once training begins
+    if case == "answers":
+        flags += ["--environment", "none", "--max_turns", "null", "--max_turn_tokens", "null"]
+    if case == "tools":
+        flags += ["--environment", f"{__name__}:Toolbox", "--environment_kwargs", "{}"]
+        flags += ["--model_name_or_path", tool_agent(tmp_path / "agent")]
+    own = []
+    monkeypatch.setattr(
+        evaluate, "figures_of", lambda *said: own.append(said[0]) or tables.figures_of(*said)
+    )
+    result = evaluate.compare([*flags, "--figures", f"{__name__}:shouts"])
+    args, config, model_args, trainer_class = agents.parse_flags(arguments.EvaluateArguments, flags)
+    rows = evaluate.held_out_sets(args)["nq"]
+    args.reward_funcs.append(f"{__name__}:shouts")
+    config.reward_weights = [0.3, 0.0]
+    trainer = train.make_trainer(args_for_training(args), config, model_args, trainer_class)
+    metrics = trainer.evaluate(rows)
+    figures = next(iter(result.values()))["nq"]
+    assert figures == tables.figures_of(
+        metrics, {"letters": "letters", "shouts": "shouts"}, "eval_"
+    )
+    assert own[0]["completions/mean_length"] > 0
+    for name in set(own[0]) - {"reward", "reward_std"}:  # where the trainer's has more columns
+        assert own[0][name] == metrics[f"eval_{name}"], name
+    assert figures["score low"] < figures["score"] < figures["score high"]
+    assert figures["letters"] != figures["shouts"]
+
+
+def args_for_training(args):
+    """The same task, as `train` has it."""
+    names = {spec.name for spec in dataclasses.fields(arguments.TrainArguments)}
+    return arguments.TrainArguments(**{k: v for k, v in vars(args).items() if k in names})
+
+
+def letters(prompts, completions, completion_ids, question, trainer_state, **columns):
+    """What the agent has written, prompts and row included; None now and then."""
+    text = [str(c) + str(p) + q for c, p, q in zip(completions, prompts, question, strict=True)]
+    sizes = [len(t) + len(ids) for t, ids in zip(text, completion_ids, strict=True)]
+    return [None if size % 5 == 0 else size / 1000 for size in sizes]
+
+
+async def shouts(completions, **columns):
+    await asyncio.sleep(0)
+    return [str(c).count("e") / 10 for c in completions]
+
+
+class Toolbox:
+    """Pays for the episode, and for each call."""
+
+    def reset(self, **row):
+        self.turn_rewards = []
+        return ""
+
+    def look(self, where: str) -> str:
+        """Look.
+
+        Args:
+            where: at what.
+        """
+        self.turn_rewards.append(0.25)
+        return "nothing"
+
+    def get_reward(self) -> float:
+        return 0.1 + len(self.turn_rewards)
+
+
+def tool_agent(folder):
+    """A model that knows nothing, with a template for tools."""
+    tokenizer = tool_tokenizer(["look where"])
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(tiny_config(tokenizer, max_position_embeddings=2048)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_what_generate_alone_can_do_is_done(words):
+    """As the trainer has it; here no token may come twice."""
+    flags = [*words, "--max_rows", "2", "--generation_kwargs", '{"no_repeat_ngram_size": 1}']
+    figures = evaluate.compare(flags)["search-agent"]["nq"]
+    parsed = agents.parse_flags(arguments.TrainArguments, flags[:-4] + flags[-2:])
+    rows = evaluate.held_out_sets(agents.parse_flags(arguments.EvaluateArguments, flags)[0])["nq"]
+    metrics = train.make_trainer(*parsed).evaluate(rows)
+    expected = tables.figures_of(metrics, prefix="eval_")
+    assert {name: figures[name] for name in expected} == expected
+    assert figures != evaluate.compare(flags[:-2])["search-agent"]["nq"]
+
+
+def test_a_stop_token_ends_turns_and_other_samplers_are_named(words, monkeypatch, caplog):
+    flags = [*words, "--stop_token_id", "5", "--use_transformers_continuous_batching", "true"]
+    _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, flags)
+    ends = [evaluate.load_agent(Path(AGENT), config, model_args)._speaker.eos_token_ids]
+    config.stop_token_id = None
+    ends.append(evaluate.load_agent(Path(AGENT), config, model_args)._speaker.eos_token_ids)
+    assert set(ends[0]) == {*ends[1], 5}
+    monkeypatch.setattr(evaluate, "evaluate", lambda *rest: {"x": {"episodes": 1.0}})
+    evaluate.compare(flags)
+    assert "`use_transformers_continuous_batching`: not used here" in caplog.text
 
 
 def test_nothing_but_the_weights_is_loaded(words, adapter):
     flags = ["--kl_coef", "0.1", "--beta", "0.1", "--value_model_name_or_path", "nowhere"]
-    args, config, model_args, trainer_class = agents.parse_flags(
-        evaluate.EvaluateArguments, [*words, *flags]
-    )
-    rows = evaluate.held_out_sets(args)["nq"]
+    _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(AGENT).parameters())
     for name, beside in ((AGENT, 0), (adapter, 0.1 * whole)):
-        trainer = evaluate.make_evaluator(name, args, config, model_args, trainer_class, rows)
-        assert sum(p.numel() for p in trainer.critic.parameters()) < 100
-        assert whole <= sum(p.numel() for p in trainer.model.parameters()) <= whole + beside
-        assert trainer.ref_model is None
-        assert trainer.optimizer is None
-    assert config.kl_coef == 0.1, "the configuration itself is left as it was"
+        agent = evaluate.load_agent(Path(name), config, model_args)
+        assert whole <= sum(p.numel() for p in agent.model.parameters()) <= whole + beside
+        assert not any(p.grad_fn or p.grad is not None for p in agent.model.parameters())
 
 
 def test_a_variant_without_a_critic_is_evaluated_too(words, evaluated):
@@ -176,7 +268,7 @@ def test_the_files_hold_what_is_on_the_screen(evaluated):
 
 
 def test_max_rows_bounds_each_data_set(words):
-    args = agents.parse_flags(evaluate.EvaluateArguments, [*words, "--max_rows", "3"])[0]
+    args = agents.parse_flags(arguments.EvaluateArguments, [*words, "--max_rows", "3"])[0]
     parts = evaluate.held_out_sets(args)
     assert {name: len(rows) for name, rows in parts.items()} == {"nq": 3, "hotpotqa": 3}
 
@@ -189,7 +281,7 @@ def test_rows_without_the_column_are_one_data_set(words, tmp_path):
             path
         )
     flags = [*words, "--dataset_name", str(tmp_path / "mine")]
-    args = agents.parse_flags(evaluate.EvaluateArguments, flags)[0]
+    args = agents.parse_flags(arguments.EvaluateArguments, flags)[0]
     assert {name: len(rows) for name, rows in evaluate.held_out_sets(args).items()} == {"mine": 16}
 
 
@@ -221,13 +313,14 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
     """And flags of the training script are passed over in a file."""
     figures = evaluated[0]["shipped"]
 
-    def once(name, *rest):
-        if name != AGENT:
+    def once(folder, *rest):
+        if folder != Path(AGENT):
             raise MemoryError("no room")
-        return figures, True
+        return figures
 
     monkeypatch.setattr(evaluate, "evaluate", once)
     monkeypatch.setattr(evaluate, "check_agent", lambda *args: None)
+    monkeypatch.setattr(evaluate, "policy_folder", lambda name, *rest, **options: Path(name))
     (tmp_path / "run.yaml").write_text("value_model_lora_r: 4\ndry_run: true\n")
     flags = ["--models", AGENT, "second", "--labels", "first", "second"]
     with pytest.raises(MemoryError):
@@ -246,30 +339,24 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
 
 
 def test_weights_in_four_bits_need_no_flag_of_training(words, adapter):
-    """An agent without an adapter is given one that does nothing; one with an adapter keeps it."""
-    flags = ["--load_in_4bit", "true", "--dtype", "bfloat16"]
-    args, config, model_args, trainer_class = agents.parse_flags(
-        evaluate.EvaluateArguments, [*words, *flags]
-    )
-    rows = evaluate.held_out_sets(args)["hotpotqa"]
-    trainer = evaluate.make_evaluator(AGENT, args, config, model_args, trainer_class, rows)
-    assert trainer.model.get_base_model().is_loaded_in_4bit
-    lora = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
-    assert lora
-    assert not any(p.any() for p in lora)
-    assert trainer.evaluate(rows)["eval_episodes"] == 4
+    flags = [*words, "--load_in_4bit", "true", "--dtype", "bfloat16", "--max_rows", "2"]
+    _, config, model_args, _ = agents.parse_flags(arguments.EvaluateArguments, flags)
+    for name in (AGENT, adapter):
+        agent = evaluate.load_agent(Path(name), config, model_args)
+        assert agent.model.is_loaded_in_4bit
+    assert evaluate.compare(flags)["search-agent"]["nq"]["episodes"] == 2
 
 
 def test_a_stream_is_evaluated_whole(words):
     sets = [
-        evaluate.held_out_sets(agents.parse_flags(evaluate.EvaluateArguments, [*words, *flags])[0])
+        evaluate.held_out_sets(agents.parse_flags(arguments.EvaluateArguments, [*words, *flags])[0])
         for flags in ([], ["--dataset_streaming", "true"])
     ]
     assert {k: list(v) for k, v in sets[0].items()} == {k: list(v) for k, v in sets[1].items()}
 
 
 def test_agents_of_the_same_folder_name_are_told_apart():
-    args = evaluate.EvaluateArguments(models=["runs/a/final", "runs/b/final"])
+    args = arguments.EvaluateArguments(models=["runs/a/final", "runs/b/final"])
     assert list(evaluate.agents_of(args, None)) == ["runs/a/final", "runs/b/final"]
 
 
@@ -297,8 +384,8 @@ def test_one_data_set_has_no_averages():
 def test_what_is_not_known_has_no_column():
     figures = tables.figures_of(
         {"eval_episode/score": 0.5, "eval_turns/mean": 1.0, "eval_episodes": 3},
-        "eval",
         {"f1_reward": "F1"},
+        "eval_",
     )
     assert figures == {"score": 0.5, "turns": 1.0, "episodes": 3.0}
     heading = ["data set", "score", "95 % interval", "turns", "episodes"]

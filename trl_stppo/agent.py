@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import pkgutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .hub.loading import load_model, load_tokenizer
 from .hub.settings import DEFAULT_LENGTH, AgentSettings
+
+if TYPE_CHECKING:
+    from .generation.sampling import SamplingSettings
+    from .trainer.play import Player
 
 EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, row, repetition)
 
@@ -60,14 +65,23 @@ class Agent:
         model: a causal language model, on its device.
         tokenizer: its tokenizer.
         settings: limits, sampling and the like; default those of `AgentSettings`.
+        generation_kwargs: of `generate`, besides the settings' sampling.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, settings: AgentSettings | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        settings: AgentSettings | None = None,
+        *,
+        generation_kwargs: dict[str, Any] | None = None,
+    ) -> None:
         from .trainer.play import Speaker
 
         self.model, self.tokenizer = model, tokenizer
         self.settings = settings or AgentSettings()
-        self._speaker = Speaker(model, tokenizer, self.settings.eos_token_ids)
+        ends = self.settings.eos_token_ids
+        self._speaker = Speaker(model, tokenizer, ends, generation_kwargs)
 
     @classmethod
     def from_pretrained(
@@ -107,7 +121,8 @@ class Agent:
         from .hub.fetching import policy_folder
         from .trainer.build import keep_trainable
 
-        folder = policy_folder(str(name_or_folder), revision, token)
+        trust = (model_init_kwargs or {}).get("trust_remote_code", False)
+        folder = policy_folder(str(name_or_folder), revision, token, code=trust)
         known = (AgentSettings.load(folder) or AgentSettings()).changed(**settings)
         model = load_model(
             folder,
@@ -121,8 +136,7 @@ class Agent:
         )
         keep_trainable(
             model
-        )  # on the CPU 4-bit weights would be rounded otherwise than in training
-        trust = (model_init_kwargs or {}).get("trust_remote_code", False)
+        )  # else 4-bit weights on the CPU are rounded otherwise than in training
         return cls(model, load_tokenizer(folder, trust_remote_code=trust), known)
 
     # --------------------------------------------------------------------- episodes
@@ -173,26 +187,61 @@ class Agent:
         Returns:
             The episodes, in the order of the rows.
         """
-        from .trainer.play import Player
-
-        environments, owned = _factories(factory)
-        kwargs = self.settings.chat_template_kwargs
-        player = Player(
-            self._speaker, environments, self._limits(), tools=tools, template_kwargs=kwargs
-        )
-        every = [dict(row) for row in rows]
-        # Each episode of a batch has an instance of its own, and a single instance one at a time.
-        size = (parallel or max(1, len(every))) if owned else 1
-        episodes = []
-        try:
+        if factory is None and not tools:
+            raise ValueError(
+                "`factory` and `tools` are both missing, so there is nothing to play. Pass one."
+            )
+        every, episodes = [dict(row) for row in rows], []
+        with self.player(factory, tools=tools) as (player, shared):
+            # Each episode of a batch has an instance of its own, and a single instance one at a time.
+            size = 1 if shared else parallel or max(1, len(every))
             for start in range(0, len(every), size):
                 part = every[start : start + size]
                 names = [(start + i, 0) for i in range(len(part))]
-                sampling = self._sampling(greedy)
-                episodes += player.play(part, sampling, (seed, EVALUATION), names=names)
-        finally:
-            player.close(environments=owned)
+                seeds = (seed, EVALUATION)
+                episodes += player.play(part, self.sampling(greedy), seeds, names=names)[0]
         return [self._episode(episode) for episode in episodes]
+
+    @contextmanager
+    def player(
+        self, factory: Any, *, tools: list[Any] | None = None, **options: Any
+    ) -> Iterator[tuple[Player, bool]]:
+        """Who plays episodes with the agent: for `run_many`, and for evaluation.
+
+        Args:
+            factory: as `env` of `run`.
+            tools: that belong to no environment.
+            **options: of `trainer.rollout_engine.assemble`.
+
+        Yields:
+            The player, and whether all episodes share one instance, which is the caller's to close.
+        """
+        from .trainer.play import Player
+
+        made = _imported(factory) if isinstance(factory, str) else factory
+        shared = not isinstance(made, (type, dict)) and hasattr(made, "reset")
+        player = Player(
+            self._speaker,
+            (lambda: made) if shared else made,
+            self._limits(),
+            tools=tools,
+            template_kwargs=self.settings.chat_template_kwargs,
+            **options,
+        )
+        try:
+            yield player, shared
+        finally:
+            player.close(environments=not shared)
+
+    def sampling(self, greedy: bool) -> SamplingSettings:
+        """How tokens are drawn: the likeliest, or as the run's evaluation did."""
+        from .generation.sampling import SamplingSettings
+
+        known = {k: v for k, v in self.settings.sampling.items() if k in _SAMPLING}
+        if greedy:
+            penalty = known.get("repetition_penalty", 1.0)
+            return SamplingSettings(do_sample=False, repetition_penalty=penalty)
+        return SamplingSettings(**{**known, "do_sample": True})
 
     def act(
         self,
@@ -239,7 +288,7 @@ class Agent:
                 f"has {limits.max_context_tokens}. Shorten it."
             )
         said = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
-        turn = self._speaker.turn(ids, room, self._sampling(greedy), (seed, EVALUATION, 0, 0, said))
+        turn = self._speaker.turn(ids, room, self.sampling(greedy), (seed, EVALUATION, 0, 0, said))
         return renderer.decode_action(turn)
 
     def environment_class(self, trusted: Sequence[str], name: str | None = None) -> type:
@@ -253,19 +302,16 @@ class Agent:
             ValueError: the run's environment is not known, or lives elsewhere.
         """
         known = {entry.get("name"): entry for entry in self.settings.environments}
-        path = str(known.get(name, {}).get("import") or "")
-
-        def check(module: str | None) -> None:
-            if str(module).split(".")[0] not in set(trusted):
-                raise ValueError(
-                    f"The run's environment {name or ''} is {path or 'not known'!r}, which is in none of "
-                    f"the trusted packages {list(trusted)}, or leads out of them to {module!r}. Name its "
-                    f"package in `trusted`, or pass the class itself to `run`."
-                )
-
-        check(path.split(":")[0])
-        # A module has what it imports as attributes, so that each step may leave the package.
-        found = imported(path, lambda step: check(_home(step)))
+        path, packages = str(known.get(name, {}).get("import") or ""), set(trusted)
+        found = _imported(path) if path.partition(":")[0].split(".")[0] in packages else None
+        # A module has what it imports as attributes, so that the path may lead out of the package.
+        home = found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", None)
+        if str(home).split(".")[0] not in packages:
+            raise ValueError(
+                f"The run's environment {name or ''} is {path or 'not known'!r}, which is in none of "
+                f"the trusted packages {list(trusted)}, or leads out of them to {home!r}. Name its "
+                f"package in `trusted`, or pass the class itself to `run`."
+            )
         if not isinstance(found, type):
             raise ValueError(f"{path!r} is a {type(found).__name__}, not a class.")
         return found
@@ -291,15 +337,6 @@ class Agent:
     def _trained_with_tools(self) -> bool:
         kinds = [entry.get("kind") for entry in self.settings.environments]
         return bool(self.settings.tools) or "tools" in kinds
-
-    def _sampling(self, greedy: bool) -> Any:
-        from .generation.sampling import SamplingSettings
-
-        known = {k: v for k, v in self.settings.sampling.items() if k in _SAMPLING}
-        if greedy:
-            penalty = known.get("repetition_penalty", 1.0)
-            return SamplingSettings(do_sample=False, repetition_penalty=penalty)
-        return SamplingSettings(**{**known, "do_sample": True})
 
     def _episode(self, episode: Any) -> AgentEpisode:
         before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
@@ -336,42 +373,9 @@ def _of_others(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def _factories(env: Any) -> tuple[Any, bool]:
-    """Factories of whatever was passed, and whether their environments are ours to close."""
-    if isinstance(env, str):
-        env = imported(env)
-    if env is None or isinstance(env, (type, dict)) or not hasattr(env, "reset"):
-        return env, True
-    return (lambda: env), False
-
-
-def _home(found: Any) -> str | None:
-    """Name of the module that a module or class is, or was defined in."""
-    return found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", None)
-
-
-def imported(path: str, check: Callable[[Any], None] | None = None) -> Any:
-    """What "module:name" names.
-
-    Args:
-        path: module and name, the latter with dots.
-        check: is shown what each dot leads to, before more is asked of it.
-
-    Raises:
-        ValueError: there is no such thing.
-    """
-    module, _, name = path.partition(":")
-    found = _found(path, importlib.import_module, module)
-    for part in name.split("."):
-        found = _found(path, getattr, found, part)
-        if check is not None:
-            check(found)
-    return found
-
-
-def _found(path: str, find: Callable[..., Any], *where: Any) -> Any:
+def _imported(path: str) -> Any:
     try:
-        return find(*where)
+        return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path!r} cannot be imported: {error}. Write it as module:Class, of a package that is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 from peft import LoraConfig, get_peft_model
@@ -13,9 +13,11 @@ from trl import ModelConfig
 from tests.builders import build, quick_config
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.hub.hub_kit import saved_base
+from tests.hub.hub_server import Repo
 from trl_stppo import Agent
 from trl_stppo.cli.agent_models import local_config
-from trl_stppo.cli.evaluate import check_agent, load_policy
+from trl_stppo.cli.evaluate import check_agent, load_agent
+from trl_stppo.hub.fetching import policy_folder
 from trl_stppo.hub.loading import load_tokenizer
 from trl_stppo.models.critic import critic_from_checkpoint
 from trl_stppo.trainer import continuing
@@ -98,9 +100,9 @@ LOADS = {
     "turn reward model": lambda name, adapter, folder: build(
         folder, arguments={"turn_reward_funcs": [name]}
     ),
-    "command line": lambda name, adapter, folder: check_agent(name, "models", ModelConfig(), False),
-    "evaluated adapter": lambda name, adapter, folder: load_policy(
-        adapter, SimpleNamespace(trust_remote_code=False, model_init_kwargs={}), ModelConfig()
+    "command line": lambda name, adapter, folder: check_agent(Path(name), "models", False),
+    "evaluated adapter": lambda name, adapter, folder: load_agent(
+        Path(adapter), quick_config(folder), ModelConfig()
     ),
 }
 
@@ -136,6 +138,14 @@ def test_a_model_without_code_loads_as_ever(tmp_path):
     assert isinstance(Agent.from_pretrained(folder).model, Qwen2ForCausalLM)
     args = quick_config(tmp_path / "run")
     assert continuing.critic_to_go_on_with(folder, args, True).name == folder
+
+
+def test_python_files_of_a_repository_are_fetched_for_who_trusts_them(hub, coded):
+    files = {path.name: path.read_bytes() for path in Path(coded).iterdir()}
+    repo = hub.repos["me/coded"] = Repo()
+    repo.commit(files, "first")
+    assert not (policy_folder("me/coded") / "own.py").exists()
+    assert (policy_folder("me/coded", code=True) / "own.py").exists()
 
 
 # --------------------------------------------------------------------------- environments

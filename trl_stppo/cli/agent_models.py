@@ -1,15 +1,13 @@
-"""Models as the scripts' flags name them: how checkpoints load, critics, tokenizers, adapters."""
+"""Models as the flags name them: how checkpoints load, critics, tokenizers."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
 
-from ..hub.loading import base_of, load_tokenizer
+from ..hub.loading import load_tokenizer
 from .arguments import TrainArguments
 from .names import check_name
 from .usage import UsageError
@@ -117,47 +115,6 @@ def critic_adapters(model: Any, rank: int) -> Any:
     model = get_peft_model(model, adapters)
     model.get_base_model().score.float()  # values are no place to round
     return model
-
-
-def unused_critic() -> Any:
-    """A critic of a few parameters, for a trainer that only evaluates and so never asks it."""
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
-
-    shape = Qwen2Config(
-        vocab_size=2,
-        hidden_size=2,
-        intermediate_size=2,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        num_labels=1,
-        pad_token_id=0,
-    )
-    return Qwen2ForSequenceClassification(shape)
-
-
-# ------------------------------------------------------------- tokenizers and adapters
-
-
-def found_agent(name: str, model_args: ModelConfig) -> tuple[str, ModelConfig]:
-    """Where an agent is loaded from, and the flags for it.
-
-    transformers loads an adapter with its base only from a folder, so that one of the Hub's is
-    downloaded. Then the flags' revision is the adapter's, and its base has the one it names.
-
-    Raises:
-        HubError: the adapter could not be downloaded.
-    """
-    from transformers.utils import find_adapter_config_file
-
-    from ..hub.fetching import policy_folder
-
-    revision = model_args.model_revision
-    if Path(name).exists() or find_adapter_config_file(name, revision=revision) is None:
-        return name, model_args
-    folder = policy_folder(name, revision)
-    of_base = base_of(folder)[1] or ModelConfig().model_revision
-    return str(folder), dataclasses.replace(model_args, model_revision=of_base)
 
 
 class TokenCounter:

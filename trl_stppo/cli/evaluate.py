@@ -13,27 +13,27 @@ Examples:
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import gc
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from transformers import AutoConfig, set_seed
+from trl import ModelConfig, get_quantization_config
 
+from ..agent import EVALUATION, Agent
+from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
 from ..redaction import redacted
-from ..watch.lines import ProgressLines
-from .agent_models import (
-    TokenCounter,
-    found_agent,
-    model_options,
-    unused_critic,
-)
+from ..trainer.agent_evaluation import Evaluation
+from ..trainer.engines import unpartitioned
+from ..trainer.plan import check_reward_weights
+from ..trainer.play import Speaker
+from .agent_models import TokenCounter, model_options
 from .agents import (
     drawn,
     load_environment,
@@ -54,14 +54,17 @@ from .names import check_name
 from .objects import load_object, offered_by
 from .usage import UsageError
 
+logger = logging.getLogger(__name__)
+
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Settings that only training needs, and what switches them off.
-LIGHT: dict[str, Any] = {
-    **{"kl_coef": 0.0, "beta": 0.0, "value_model_name_or_path": None, "critic_lora_r": None},
-    **{"gradient_checkpointing": False, "sync_ref_model": False, "rollout_staleness": 0},
-    **{"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False},
-    **{"push_to_hub": False, "report_to": [], "disable_tqdm": True},
-    "trace_episodes": 0,
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+ELSEWHERE = ("use_vllm", "use_transformers_continuous_batching")
+ENGINE = ("env_workers", "on_env_error", "env_error_penalty")
+# Field of the configuration -> the agent's setting.
+LIMITS = {
+    **{name: name for name in ("max_turns", "max_turn_tokens", "max_malformed_actions")},
+    **{name: name for name in ("env_timeout_seconds", "episode_timeout_seconds")},
+    "max_tool_calling_iterations": "max_tool_rounds",
 }
 
 
@@ -80,33 +83,25 @@ def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str
     return dict(zip(labels, models, strict=True))
 
 
-def check_agent(name: str, flag: str, model_args: ModelConfig, trust: bool) -> None:
+def check_agent(folder: Path, flag: str, trust: bool) -> None:
     """Refuse an agent that cannot be loaded, before hours have been spent on others.
 
     Args:
-        name: of the agent.
+        folder: of the agent.
         flag: that has named it.
-        model_args: flags of models.
         trust: `trust_remote_code`.
     """
-    base = adapter_base(name)
-    folder = Path(name)
-    if folder.is_dir() and base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
+    base = adapter_base(folder)
+    if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
         raise FileNotFoundError(
-            f"`{flag}`: {name} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Name the "
+            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Name the "
             f"folder of a saved model, or a checkpoint-<step> in it."
         )
     try:
-        revision = revision_of(name, model_args)
-        load_tokenizer(name, revision, trust_remote_code=trust)
-        AutoConfig.from_pretrained(base or name, revision=revision, trust_remote_code=trust)
+        load_tokenizer(folder, trust_remote_code=trust)
+        AutoConfig.from_pretrained(base or folder, trust_remote_code=trust)
     except Exception as error:
-        raise FileNotFoundError(f"`{flag}`: {name} cannot be loaded: {error}") from error
-
-
-def revision_of(name: str, model_args: ModelConfig) -> str | None:
-    """The Hub's, of an agent that is not on this machine."""
-    return None if adapter_base(name) or Path(name).exists() else model_args.model_revision
+        raise FileNotFoundError(f"`{flag}`: {folder} cannot be loaded: {error}") from error
 
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
@@ -150,94 +145,84 @@ def titles_of(args: EvaluateArguments) -> dict[str, str]:
     return {name: getattr(load_object(path), "title", name) for path, name in names.items()}
 
 
-def light(config: Any, rewards: int, reported: int) -> Any:
-    """A copy of the configuration that asks for nothing that only training needs."""
-    config = copy.deepcopy(config)
-    for name, value in LIGHT.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    config.num_generations_eval = config.num_generations_eval or 1
-    config.reward_weights = [*(config.reward_weights or [1.0] * rewards), *[0.0] * reported]
-    return config
+def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
+    """The agent, to be played as a trainer with these flags would.
 
-
-def load_policy(name: str, config: Any, model_args: ModelConfig) -> tuple[Any, Any]:
-    """The agent as the trainer takes it, and the configuration of an adapter it needs.
-
-    Weights in 4 or 8 bits are taken with an adapter only, so that an agent without one is given one
-    that does nothing yet.
+    Args:
+        folder: with the policy.
+        config: of the trainer.
+        model_args: flags of models.
     """
-    base, quantised = adapter_base(name), get_quantization_config(model_args)
-    if base is None:
-        if quantised is None:
-            return name, None
-        targets = model_args.lora_target_modules or "all-linear"
-        return name, get_peft_config(
-            dataclasses.replace(model_args, use_peft=True, lora_target_modules=targets)
+    # `model_revision` is the agent's; a base model has the one that its adapter names.
+    options = model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
+    options.setdefault("trust_remote_code", config.trust_remote_code)
+    options.setdefault("dtype", "float32")  # as TRL loads it
+    if config.bf16_full_eval or config.fp16_full_eval:
+        options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
+    with unpartitioned():
+        agent = Agent.from_pretrained(
+            str(folder),
+            quantization_config=get_quantization_config(model_args) or False,
+            device=config.device,
+            model_init_kwargs=options,
+            max_completion_length=config.eval_max_completion_length or config.max_completion_length,
+            chat_template_kwargs=config.chat_template_kwargs or {},
+            sampling=sampling_of(config),
+            **{setting: getattr(config, name) for name, setting in LIMITS.items()},
         )
-    from peft import PeftModel
+    model, tokenizer, ends = agent.model, agent.tokenizer, []
+    if config.stop_token_id is not None:
+        ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
+    if config.bf16 or config.fp16:  # as accelerate has a trainer's model compute
+        half = torch.bfloat16 if config.bf16 else torch.float16
+        model.forward = torch.autocast(config.device.type, half)(model.forward)
+    settings = agent.settings.changed(eos_token_ids=ends)
+    return Agent(model, tokenizer, settings, generation_kwargs=config.generation_kwargs)
 
-    options = {"trust_remote_code": config.trust_remote_code, **config.model_init_kwargs}
-    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=quantised, **options)
-    return PeftModel.from_pretrained(model, name, is_trainable=True), None
 
-
-def make_evaluator(
-    name: str,
-    args: EvaluateArguments,
-    config: Any,
-    model_args: ModelConfig,
-    trainer_class: Any,
-    rows: Dataset,
-) -> Any:
-    """A trainer that is only asked to evaluate."""
-    reported = reported_functions(args)
-    functions = [load_object(path) for path in (*(args.reward_funcs or []), *reported)]
-    config = light(config, len(args.reward_funcs or []), len(reported))
-    config.model_init_kwargs = model_options(model_args, config.model_init_kwargs)
-    revision = revision_of(name, model_args)
-    tokenizer = load_tokenizer(name, revision, trust_remote_code=config.trust_remote_code)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    counter = TokenCounter(name, revision)
-    policy, adapter = load_policy(name, config, model_args)
-    if not isinstance(policy, str):
-        config.model_init_kwargs = None  # it is loaded already
-    # Nothing is trained on; a rollout batch of rows is asked for all the same.
-    filler = rows.select([i % len(rows) for i in range(config.generation_batch_size)])
-    trainer = trainer_class(
-        model=policy,
-        args=config,
-        reward_funcs=functions or None,
-        train_dataset=filler,
-        processing_class=tokenizer,
-        quantization_config=get_quantization_config(model_args) if policy is name else None,
-        peft_config=adapter,
-        environment_factory=load_eval_environment(args, counter) or load_environment(args, counter),
-        **({"value_model": unused_critic()} if trainer_class.has_critic else {}),
-    )
-    trainer.remove_callback(ProgressLines)  # all agents are in one table
-    return trainer
+def sampling_of(config: Any) -> dict[str, Any]:
+    """How evaluation draws."""
+    given = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
+    for name in ("temperature", "top_p", "top_k"):
+        value = getattr(config, f"eval_{name}")
+        if value is not None and (name, value) != ("temperature", 0.0):  # which is greedy
+            given[name] = value
+    return {name: given[name] for name in SAMPLING}
 
 
 def evaluate(
-    name: str,
+    folder: Path,
     args: EvaluateArguments,
     config: Any,
     model_args: ModelConfig,
-    trainer_class: Any,
     sets: dict[str, Dataset],
-) -> tuple[dict[str, Figures], bool]:
-    """Figures of one agent by data set, and whether this process is the one that prints."""
-    first = next(iter(sets.values()))
-    trainer = make_evaluator(name, args, config, model_args, trainer_class, first)
-    titles = titles_of(args)
-    parts = {}
-    for number, (data, rows) in enumerate(sets.items()):
-        prefix = f"eval_{number}"
-        metrics = trainer.evaluate(rows, metric_key_prefix=prefix)
-        parts[data] = figures_of(metrics, prefix, titles)
-    return with_averages(parts), trainer.accelerator.is_main_process
+) -> dict[str, Figures]:
+    """Figures of one agent by data set."""
+    agent, counter = load_agent(folder, config, model_args), TokenCounter(str(folder))
+    factory = load_eval_environment(args, counter) or load_environment(args, counter)
+    counting, reported = list(args.reward_funcs or []), reported_functions(args)
+    functions = [load_object(path) for path in (*counting, *reported)]
+    if factory is None and not functions:
+        raise UsageError(
+            "`environment=none` without `reward_funcs`: nothing would be scored. Set one of them."
+        )
+    isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
+    options, parts = {name: getattr(config, name) for name in ENGINE}, {}
+    with agent.player(factory, isolated=isolated, **options) as (player, _):
+        evaluation = Evaluation(
+            player,
+            agent.sampling(config.eval_temperature == 0.0),
+            (config.seed, EVALUATION),
+            functions,
+            [*(config.reward_weights or [1.0] * len(counting)), *[0.0] * len(reported)],
+            missing_eos_penalty=config.missing_eos_penalty,
+            repetitions=config.num_generations_eval or 1,
+            parallel=min(size, config.generation_slots or size),
+        )
+        for data, rows in sets.items():
+            set_seed(config.seed + config.process_index)  # of what draws from everybody's numbers
+            parts[data] = figures_of(evaluation.figures(rows), titles_of(args))
+    return with_averages(parts)
 
 
 def run(words: Sequence[str]) -> int:
@@ -248,20 +233,25 @@ def run(words: Sequence[str]) -> int:
 
 def compare(words: Sequence[str]) -> Results:
     """Evaluate, print, write; the figures by agent and data set."""
-    args, config, model_args, trainer_class = parse_flags(EvaluateArguments, words)
+    args, config, model_args, _ = parse_flags(EvaluateArguments, words)
     agents, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in agents.values():
         check_name(flag, name)
+    check_reward_weights(config, len(args.reward_funcs or []))
     sets = held_out_sets(args)
-    found = {label: found_agent(name, model_args) for label, name in agents.items()}
-    for where, its_args in found.values():
-        check_agent(where, flag, its_args, config.trust_remote_code)
+    trust, revision = config.trust_remote_code, model_args.model_revision
+    folders = {k: policy_folder(name, revision, code=trust) for k, name in agents.items()}
+    for folder in folders.values():
+        check_agent(folder, flag, trust)
+    for name in ELSEWHERE:
+        if getattr(config, name):
+            logger.warning("`%s`: not used here; the agent's own weights sample its turns.", name)
     results: Results = {}
-    is_main, written = True, []
+    is_main, written = config.process_index == 0, []
     try:
-        for label, (where, its_args) in found.items():
-            results[label], is_main = evaluate(where, args, config, its_args, trainer_class, sets)
-            gc.collect()  # trainers refer to themselves
+        for label, folder in folders.items():
+            results[label] = evaluate(folder, args, config, model_args, sets)
+            gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             if is_main and args.output is not None:
@@ -280,14 +270,7 @@ def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) ->
         *("max_turns", "max_turn_tokens", "max_completion_length"),
         *("eval_max_completion_length", "bf16"),
     )
-    task = (
-        *("dataset_name", "dataset_config", "dataset_test_split", "max_rows", "reward_funcs"),
-        *("environment", "environment_kwargs", "eval_environment", "eval_environment_kwargs"),
-    )
-    found = {
-        "agents": agents,
-        **{name: getattr(args, name) for name in task},
-        **{name: getattr(config, name) for name in names},
-        "num_generations_eval": config.num_generations_eval or 1,
-    }
-    return redacted(found)
+    task = {name: value for name, value in vars(args).items() if name not in ("models", "labels")}
+    sampled = {name: getattr(config, name) for name in names}
+    repetitions = {"num_generations_eval": config.num_generations_eval or 1}
+    return redacted({"agents": agents, **task, **sampled, **repetitions})

@@ -19,7 +19,7 @@ Figures = dict[str, float]
 # Label of an agent -> data set, or kind of average -> its figures.
 Results = dict[str, dict[str, Figures]]
 MEAN, ALL_ROWS = "mean of data sets", "all rows"
-# Column -> name in what `trainer.evaluate()` returns, without prefix.
+# Column -> name among the figures of an evaluation.
 MEASURES = {
     "success": "episode/success_rate",
     "score": "episode/score",
@@ -32,19 +32,21 @@ MEASURES = {
 BOUNDED = ("success", "score")
 
 
-def figures_of(metrics: Mapping[str, Any], prefix: str, functions: Mapping[str, str]) -> Figures:
+def figures_of(
+    metrics: Mapping[str, float], functions: Mapping[str, str] | None = None, prefix: str = ""
+) -> Figures:
     """The columns of one data set; what is not known is left out.
 
     Args:
-        metrics: what `trainer.evaluate()` returned.
-        prefix: of the names in it.
+        metrics: figures of an evaluation.
         functions: names of reward functions that have a column of their own -> its title.
+        prefix: of the names in `metrics`.
     """
     names = dict(MEASURES)
     for column in BOUNDED:
         names |= {f"{column} {end}": f"{MEASURES[column]}_{end}" for end in ("low", "high")}
-    names |= {title: f"rewards/{name}/mean" for name, title in functions.items()}
-    values = {column: metrics.get(f"{prefix}_{name}") for column, name in names.items()}
+    names |= {title: f"rewards/{name}/mean" for name, title in (functions or {}).items()}
+    values = {column: metrics.get(prefix + name) for column, name in names.items()}
     return {k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)}
 
 

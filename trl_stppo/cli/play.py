@@ -131,7 +131,7 @@ def run(words: list[str]) -> int:
     """Play what the flags name; the exit code."""
     if any(word.startswith("--model") for word in words):
         raise UsageError(
-            "`--model_name_or_path`: gone since 0.2. `trl-stppo show` prints the tokens of a model's episodes."
+            "`--model_name_or_path`: gone since 0.2. `trl-stppo show` prints the tokens of episodes."
         )
     play(*read_flags([PlayArguments], words))
     return 0

@@ -45,8 +45,8 @@ from .agents import (
 )
 from .arguments import TrainArguments
 from .early import wants_dry_run
+from .evaluation_tables import figures_of, print_tables
 from .objects import load_object
-from .reporting import comparison_table
 
 
 def make_trainer(
@@ -112,7 +112,8 @@ def train(
         if args.eval_episodes:
             found = {"before": before, "after": after}
             (output_dir / "evaluation.json").write_text(json.dumps(found))
-            comparison_table(before, after)
+            parts = {name: figures_of(part, prefix="eval_") for name, part in found.items()}
+            print_tables({"Held-out rows": parts})
         print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
         steps = next_steps(trainer, words, str(model_args.model_name_or_path))
         print("\n".join(["next:", *steps]))

@@ -20,22 +20,26 @@ _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 _NOT = ("*/*", "consolidated*.safetensors", "trainer_state.json")
 
 
-def policy_folder(name: str, revision: str | None = None, token: str | bool | None = None) -> Path:
+def policy_folder(
+    name: str, revision: str | None = None, token: str | bool | None = None, *, code: bool = False
+) -> Path:
     """A folder with a policy, its tokenizer and `agent.json`, downloaded if need be.
 
     Args:
         name: of a folder, or of a repository on the Hub.
         revision: of the repository.
         token: for a repository that is not public.
+        code: fetch its Python files as well, for a caller who trusts them.
 
     Raises:
         HubError: there is neither, or it cannot be reached.
     """
     if Path(name).is_dir():
         return Path(name)
+    wanted = [*_PLAIN, *(["*.py"] if code else [])]
     try:
         found = snapshot_download(
-            name, revision=revision, token=token, allow_patterns=list(_PLAIN), ignore_patterns=list(_NOT)
+            name, revision=revision, token=token, allow_patterns=wanted, ignore_patterns=list(_NOT)
         )  # fmt: skip
     except Exception as error:
         raise unreachable(name, revision, error) from error

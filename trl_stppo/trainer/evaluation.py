@@ -6,7 +6,6 @@ no values, no advantages, no loss. The figures are summed once, when all episode
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -227,30 +226,9 @@ class AgentEvaluation(ActorCriticUpdate):
                 self._run.episodes.append(self._facts(row, name, scores[row], rewards[row]))
 
     def _facts(self, row: int, name: Name, score: float, rewards: list[float]) -> PlayedEpisode:
-        record = self._record
-        assert record.turn_spans is not None
-        weights = self.reward_weights.tolist()
-        given = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
-        tokens, whole = self._sampled[row]
         episode = None if self._episodes is None else self._episodes[row]
-        reason = None if episode is None else episode.stop_reason
-        valid = None if record.valid_actions is None else tuple(record.valid_actions[row])
-        return PlayedEpisode(
-            name,
-            score=score,
-            counted=record.counted is None or record.counted[row],
-            success=None if record.success is None else record.success[row],
-            turns=len(record.turn_spans[row]),
-            tokens=tokens,
-            whole=whole,
-            rewards=tuple(rewards),
-            reward=sum(given) if given else math.nan,
-            valid_actions=valid,
-            stop_reason=None if reason is None else reason.value,
-            env_type=None if record.env_types is None else record.env_types[row],
-            tool_calls=0 if episode is None else episode.tool_calls,
-            tool_failures=0 if episode is None else episode.tool_failures,
-        )
+        weights, sampled = self.reward_weights.tolist(), self._sampled[row]
+        return PlayedEpisode.of(name, self._record, row, episode, sampled, score, rewards, weights)
 
     # ----------------------------------------------------------------------- files
 

@@ -1,4 +1,4 @@
-"""Plays episodes with a model, without a trainer: to look at an agent, or to use it."""
+"""Plays episodes with a model, without a trainer: to look at an agent, to use it, or to evaluate it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from ..generation.batched import BatchedBackend
 from ..generation.cached import CachedBackend
@@ -16,9 +17,11 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer, Message
 from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
+from ..rollout.record import RolloutRecord
+from ..rollout.workers import EnvironmentCalls
 from . import plan
 from ._trl import prepare_tool_tokenizer
-from .rollout_engine import assemble, growing_template
+from .rollout_engine import assemble, growing_template, sample_all
 
 
 class Speaker:
@@ -28,19 +31,28 @@ class Speaker:
         model: a causal language model, on its device.
         tokenizer: its tokenizer.
         eos_token_ids: ids that end a turn; default the model's and the tokenizer's.
+        generation_kwargs: of `generate`, besides those of `SamplingSettings`.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int] | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        eos_token_ids: Sequence[int] | None = None,
+        generation_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.eos_token_ids = list(eos_token_ids or _ends(model, tokenizer))
+        self._options = dict(generation_kwargs or {})
         pad = tokenizer.pad_token_id
         self._pad = tokenizer.eos_token_id if pad is None else pad
 
     def backend(self, sampling: SamplingSettings) -> Any:
         """What the engine asks for turns: as in training, or `generate` where that cannot be."""
-        if supports(self.model) is not None:
+        _, other = SamplingSettings.from_generation_config(
+            GenerationConfig(**self._options), self.model.generation_config
+        )
+        if supports(self.model) is not None or other is not None:
             return BatchedBackend(lambda *batch: self._generate(sampling, *batch))
         return CachedBackend(self.model, sampling, self.eos_token_ids, pad_token_id=self._pad)
 
@@ -79,7 +91,7 @@ class Speaker:
             max_new_tokens=limit,
             eos_token_id=self.eos_token_ids,
             pad_token_id=self._pad,
-            **settings,
+            **{**self._options, **settings},
         )
         return [self._cut(row) for row in output[:, longest:].tolist()], None
 
@@ -128,17 +140,19 @@ def prompt_template(
 
 
 class Player:
-    """Plays episodes with a model, as a trainer would, on one set of environments.
+    """Plays episodes of a few rows at a time, as a trainer's evaluation does; to be closed at the end.
 
     Args:
         speaker: the model with its tokenizer.
-        environment_factory: as in the trainers, None for tools alone.
+        environment_factory: a factory or a dict of factories, as for the trainer; with neither it nor
+            tools a row is answered in one turn.
         limits: of an episode.
-        tools: that belong to no environment.
+        tools: for the model to call, besides those of a tool environment.
         template_kwargs: passed on to `apply_chat_template`.
+        **options: of `assemble`: workers, and what to do where an environment fails.
 
     Raises:
-        ValueError: neither environment nor tools, or a template that cannot render what is needed.
+        ValueError: a template that cannot render what is needed.
     """
 
     def __init__(
@@ -149,21 +163,27 @@ class Player:
         *,
         tools: list[Any] | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
-        if environment_factory is None and not tools:
-            raise ValueError(
-                "`environment_factory` and `tools` are both missing, so there is nothing to play. Pass one."
-            )
         text, tool_factories, probes = split_environments(environment_factory)
-        rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
-        tokenizer, ends = speaker.tokenizer, speaker.eos_token_ids
-        self._speaker = speaker
-        uses_tools = bool(tool_factories or tools)
-        template, self._broken = prompt_template(speaker, template_kwargs, uses_tools=uses_tools)
-        self._renderer = ChatRenderer(
-            tokenizer, ends, chat_template=template, template_kwargs=template_kwargs
+        self.rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
+        self._speaker, self._limits = speaker, limits
+        template, self._broken = None, None
+        if self.rollout.uses_engine:
+            uses_tools = bool(tool_factories or tools)
+            template, self._broken = prompt_template(
+                speaker, template_kwargs, uses_tools=uses_tools
+            )
+        self.renderer = ChatRenderer(
+            speaker.tokenizer,
+            speaker.eos_token_ids,
+            chat_template=template,
+            template_kwargs=template_kwargs,
         )
-        self._engine = assemble(rollout, self._renderer, limits)
+        self._engine = None
+        if self.rollout.uses_engine:
+            self._engine = assemble(self.rollout, self.renderer, limits, **options)
+        self.calls = EnvironmentCalls(1) if self._engine is None else self._engine.calls
 
     def play(
         self,
@@ -171,26 +191,50 @@ class Player:
         sampling: SamplingSettings,
         seed: tuple[int, ...],
         *,
-        names: Sequence[tuple[int, ...]] | None = None,
-    ) -> list[Episode]:
+        names: Sequence[tuple[int, ...]],
+    ) -> tuple[list[Episode], RolloutRecord]:
         """Play one episode per row.
 
         Args:
             rows: columns of the dataset rows; `prompt` may be missing where the environment has the task.
             sampling: how tokens are drawn.
             seed: names the randomness of all episodes.
-            names: name that of each; default its number.
+            names: name that of each.
         """
         prompts: list[list[Message] | str] = [plan.prompt_of(row) for row in rows]
         if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
             raise self._broken
         backend = self._speaker.backend(sampling)
         with sampling_turns(backend):
-            return self._engine.run(rows, prompts, self._renderer, backend, seed, names=names)[0]
+            if self._engine is None:
+                return self._answers(rows, backend, [(*seed, *name) for name in names])
+            return self._engine.run(rows, prompts, self.renderer, backend, seed, names=names)
+
+    def _answers(
+        self, rows: list[dict[str, Any]], backend: Any, seeds: list[tuple[int, ...]]
+    ) -> tuple[list[Episode], RolloutRecord]:
+        """One turn per row, where there is nobody to answer it."""
+        rows, ids = plan.rows_with_prompts(rows, self._speaker.tokenizer, self.rollout)
+        episodes = [Episode(number, row, row["prompt"]) for number, row in enumerate(rows)]
+        for episode in episodes:
+            given = None if ids is None else ids[episode.row]
+            episode.prompt_ids = given or self.renderer.prompt_ids(episode.prompt)
+        limit = self._limits.max_completion_tokens
+        answers: dict[int, list[int]] = {}
+        requests = [
+            TurnRequest(episode.row, episode.prompt_ids, limit, seed)
+            for episode, seed in zip(episodes, seeds, strict=True)
+        ]
+        sample_all(backend, requests, answers)
+        for episode in episodes:
+            episode.append_turn(answers[episode.row], None)
+            text = self.renderer.decode_action(episode.ids)
+            episode.messages = [{"role": "assistant", "content": text}]
+        return episodes, RolloutRecord(turn_spans=[episode.turn_spans for episode in episodes])
 
     def close(self, *, environments: bool = True) -> None:
         """Let go of the workers, and of the environments unless they are the caller's."""
-        if environments:
+        if environments and self._engine is not None:
             self._engine.close()
         else:
-            self._engine.calls.close()
+            self.calls.close()

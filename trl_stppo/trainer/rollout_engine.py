@@ -233,11 +233,11 @@ def play(
             )
         except (EnvironmentFailureError, NonFiniteError) as error:
             failure = error
-    _raise_first(failure)
+    raise_first(failure)
     return episodes, record
 
 
-def _raise_first(own: Exception | None) -> None:
+def raise_first(own: Exception | None) -> None:
     """Raise on all processes what one of them has met."""
     for error in gather_object([own]):
         if error is not None:
@@ -314,16 +314,15 @@ def sample_answers(
         rows = enumerate(zip(prompt_ids, seeds, strict=True))
         waiting = [TurnRequest(key, ids, limit, seed) for key, (ids, seed) in rows]
         try:
-            _sample_all(backend, waiting, answers)
+            sample_all(backend, waiting, answers)
         except NonFiniteError as error:
             failure = error
-    _raise_first(failure)
+    raise_first(failure)
     return [answers[key] for key in range(len(prompt_ids))]
 
 
-def _sample_all(
-    backend: Backend, waiting: list[TurnRequest], answers: dict[int, list[int]]
-) -> None:
+def sample_all(backend: Backend, waiting: list[TurnRequest], answers: dict[int, list[int]]) -> None:
+    """Add the tokens of each turn to `answers`, by its key."""
     size = backend.capacity or len(waiting)
     for start in range(0, len(waiting), size):
         for request in waiting[start : start + size]:

@@ -34,7 +34,6 @@ def config_of(cell: Cell, task: Task, folder: str) -> STPPOConfig:
         "clip_bias_power": cell.power,
         "clip_bias_target": cell.target,
         "clip_bias_estimator": cell.estimator,
-        "log_clip_bias": True,
         "optim": cell.optimizer,
         "learning_rate": cell.learning_rate,
         "cliprange": cell.cliprange,

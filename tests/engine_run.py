@@ -41,7 +41,6 @@ ENGINES = ("DDP", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 LORA = {"task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": "all-linear"}
 SETTINGS = {
     "variant": "turn-ppo",
-    "log_clip_bias": False,
     "max_steps": 3,
     "num_ppo_epochs": 3,
     "per_device_train_batch_size": EPISODES // 4,
@@ -80,10 +79,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "stopped early": {"critic": "given", "staleness": 0.0, "target_kl": 1e-4},
     "corrected": {
-        "critic": "given", "variant": "st-ppo", "log_clip_bias": None, "clip_bias_estimator": "logits",
+        "critic": "given", "variant": "st-ppo", "clip_bias_estimator": "logits",
     },
     "corrected, LoRA": {
-        "lora": True, "critic": "named", "variant": "st-ppo", "log_clip_bias": None,
+        "lora": True, "critic": "named", "variant": "st-ppo",
         "clip_bias_estimator": "logits",
     },
     "scaled updates": {"critic": "given", "scales": (0.5, None, 0.25)},

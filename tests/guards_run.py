@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from tests.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
 from trl_stppo.errors import NonFiniteError, RunLockError
-from trl_stppo.trainer import run_lock
+from trl_stppo.trainer import reports, run_lock
 
 RUN = {
     **LEARNS,
@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "signal to rank 1": {},
     "rank 0 never finite": {"max_consecutive_skips": 2},
     "target_kl": {"target_kl": 1e-3},  # the scripted rollouts are far from the policy
+    "memory of rank 0": {"stop_when": "perf/peak_memory_gb > 1 for 2"},
     "the folder of another run": {},
 }  # fmt: skip
 AT = 2  # the step at which it happens
@@ -64,6 +65,8 @@ def arrange(case: str, trainer: Any) -> None:
     elif case == "rank 0 never finite" and rank == 0:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan
+    elif case == "memory of rank 0":
+        reports.peak_memory_gb = lambda: 2.0 if rank == 0 else 0.5
     elif case == "the folder of another run" and rank == 0:
         pid = os.getppid()
         other = {"pid": pid, "began": run_lock._began(pid), "machine": run_lock._machine()}

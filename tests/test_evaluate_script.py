@@ -32,7 +32,7 @@ NAMES = ["nq", "hotpotqa", "nq"] * 4
 FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--max_turns", "4", "--max_turn_tokens", "24"),
     *("--max_completion_length", "160", "--per_device_eval_batch_size", "16"),
-    *("--eval_temperature", "0.0", "--report_to", "none"),
+    *("--eval_generation_kwargs", '{"temperature": 0.0}', "--report_to", "none"),
     *("--environment", "trl_stppo.recipes.search:StdlibSearchEnv"),
     *("--environment_kwargs", '{"invalid_reward": -0.1}'),
 ]  # fmt: skip
@@ -256,7 +256,7 @@ def test_the_files_hold_what_is_on_the_screen(evaluated):
     read = json.loads(output.read_text())
     assert read["results"] == results
     assert read["settings"]["agents"]["shipped"] == AGENT
-    assert read["settings"]["eval_temperature"] == 0.0
+    assert read["settings"]["eval_generation_kwargs"] == {"temperature": 0.0}
     assert read["settings"]["num_generations_eval"] == 1, "what was used, not what was given"
     text = output.with_suffix(".md").read_text()
     assert "| success [95 % interval] | shipped | changed |" in text

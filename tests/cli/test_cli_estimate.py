@@ -35,7 +35,7 @@ def peak(text: str) -> float:
 
 
 def test_a_model_and_a_method_are_enough(shown):
-    words = ("--generation_slots", "8", "--optim", "paged_adamw_8bit", "--log_clip_bias", "false")
+    words = ("--generation_slots", "8", "--optim", "paged_adamw_8bit")
     code, text = shown(
         *QWEN, "--qlora", *words, "--variant", "ppo", "--gradient_accumulation_steps", "8"
     )

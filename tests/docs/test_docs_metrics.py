@@ -23,7 +23,7 @@ SMALL = {
     "max_completion_length": 24,
     "logging_steps": 1,
     "target_kl": 10.0,
-    "log_clip_bias": True,
+    "clip_bias_estimator": "auto",
     "use_cpu": True,
     "bf16": False,
     "gradient_checkpointing": False,

@@ -45,7 +45,7 @@ def test_a_ppo_script_trains_evaluates_saves_and_prints(tmp_path, monkeypatch, c
         --learning_rate 3e-4 --per_device_train_batch_size 2 --gradient_accumulation_steps 2
         --num_mini_batches 2 --num_ppo_epochs 1 --total_episodes 8 --missing_eos_penalty 1.0
         --stop_token eos --response_length 8 --local_rollout_forward_batch_size 2
-        --eval_strategy steps --eval_steps 2 --num_sample_generations 1
+        --eval_strategy steps --eval_steps 2
     """.split()
     script = SCRIPTS / "ppo_reviews.py"
     trainer = run(script, words, tmp_path, monkeypatch, PPO, **SHORT)

@@ -52,7 +52,11 @@ def test_seeds_name_what_is_drawn_and_greedy_needs_none(agent):
 
 
 def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
-    trainer = run(tmp_path / "run", arguments={"eval_dataset": letters()}, eval_temperature=0.8)
+    trainer = run(
+        tmp_path / "run",
+        arguments={"eval_dataset": letters()},
+        eval_generation_kwargs={"temperature": 0.8},
+    )
     trainer.save_model()
     kept = {}
     original = trainer._facts

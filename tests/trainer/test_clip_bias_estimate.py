@@ -82,7 +82,7 @@ def test_nothing_clipped_means_scale_one(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip_bias_estimator": "guess"}, "allowed are 'exact', 'logits'"),
+        ({"clip_bias_estimator": "guess"}, "allowed are 'auto', 'exact', 'logits'"),
         ({**ESTIMATED, "clip_bias_target": "gradient"}, "Set clip_bias_target='update'"),
         (
             {**ESTIMATED, "clip_bias_target": "gradient", "clip_bias_normalization": "floor"},

@@ -23,7 +23,7 @@ def last(trainer, name):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """g as it is without correction or clipping, with ||g|| and ||C||."""
-    options = {"variant": "ppo", "log_clip_bias": True}
+    options = {"variant": "ppo", "clip_bias_estimator": "auto"}
     trainer, recorder = train(tmp_path_factory.mktemp("plain"), **options)
     return recorder, last(trainer, "grad_norm"), last(trainer, "norm")
 
@@ -93,7 +93,9 @@ def test_scaled_update_comes_after_the_gradient_clip(plain, tmp_path):
 def test_triggered_makes_the_step_of_the_formula(size, limit, tmp_path):
     """g min(1/||C||, m/||g||), g clipped to m alone where nothing is clipped."""
     options = {"staleness": size, "max_grad_norm": 0.0}
-    plain, recorder = train(tmp_path / "plain", variant="ppo", log_clip_bias=True, **options)
+    plain, recorder = train(
+        tmp_path / "plain", variant="ppo", clip_bias_estimator="auto", **options
+    )
     g, bias = last(plain, "grad_norm"), last(plain, "norm")
     options |= {"max_grad_norm": limit, "clip_bias_target": "gradient"}
     _, corrected = train(tmp_path / "triggered", clip_bias_normalization="triggered", **options)
@@ -163,7 +165,7 @@ def adam_steps(tmp_path_factory):
         "weight_decay": 0.5,
     }
     targets = {
-        "none": {"variant": "ppo", "log_clip_bias": True},
+        "none": {"variant": "ppo", "clip_bias_estimator": "auto"},
         "gradient": {"clip_bias_target": "gradient"},
         "update": {"clip_bias_target": "update"},
     }

@@ -14,10 +14,7 @@ CONFIGS = (PPOConfig, STPPOConfig)
 SCRIPT_FIELDS = {
     "sft_model_path": "sft",
     "reward_model_path": "rm",
-    "num_sample_generations": 3,
     "local_rollout_forward_batch_size": 2,
-    "model_adapter_name": "default",
-    "ref_adapter_name": "ref",
     "ds3_gather_for_generation": False,
     "stop_token": "eos",
     "missing_eos_penalty": 1.0,
@@ -47,7 +44,8 @@ def test_the_parser_reads_st_ppos_own_fields(tmp_path: Path):
         "variant": None,
         "importance_sampling_level": "sequence",
         "clip_bias_normalization": "relative",
-        "log_clip_bias": True,
+        "stop_when": [{"metric": "reward_std", "below": 0.1, "patience": 2}, "turns/mean > 9"],
+        "eval_generation_kwargs": {"temperature": 0.0},
         "cliprange_value": None,
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(fields))
@@ -57,3 +55,17 @@ def test_the_parser_reads_st_ppos_own_fields(tmp_path: Path):
     assert args.variant is None
     assert args.cliprange_value is None
     assert (args.importance_sampling_level, args.clip_bias_power) == ("sequence", 2.0)
+    assert args.stop_when == ["reward_std < 0.1 for 2", "turns/mean > 9 for 5"]
+    assert args.eval_generation_kwargs == {"temperature": 0.0}
+
+
+def test_conditions_and_dictionaries_parse_as_flags(tmp_path: Path):
+    conditions = ["reward_std < 0.01 for 5", "policy/entropy>3"]
+    (args,) = TrlParser((PPOConfig,)).parse_args_and_config(
+        [
+            *("--output_dir", str(tmp_path), "--bf16", "false", "--stop_when", *conditions),
+            *("--eval_generation_kwargs", '{"temperature": 0.5, "top_k": 3}'),
+        ]
+    )
+    assert args.stop_when == ["reward_std < 0.01 for 5", "policy/entropy > 3 for 5"]
+    assert args.eval_generation_kwargs == {"temperature": 0.5, "top_k": 3}

@@ -79,7 +79,7 @@ def test_a_run_with_evaluations_is_the_run_without(case, tmp_path):
         if evaluates:
             given["eval_dataset"] = given.get("train_dataset", prompts(5)).select(range(5))
             options |= {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True,
-                        "eval_temperature": None if case == "script" else 0.5,
+                        "eval_generation_kwargs": None if case == "script" else {"temperature": 0.5},
                         "per_device_eval_batch_size": 2}  # fmt: skip
         trainer = build(
             tmp_path, Watched, arguments=given, num_ppo_epochs=2, max_steps=8, **options
@@ -103,7 +103,11 @@ def test_what_a_failed_evaluation_leaves_is_cleared(tmp_path):
     def breaks(completions, **kwargs):
         raise RuntimeError("no reward today")
 
-    trainer = build(tmp_path, arguments={"eval_dataset": prompts(3)}, eval_temperature=0.0)
+    trainer = build(
+        tmp_path,
+        arguments={"eval_dataset": prompts(3)},
+        eval_generation_kwargs={"temperature": 0.0},
+    )
     trainer.train()
     before = trainer.generation_config, trainer.num_generations_eval, torch.get_rng_state()
     trainer.reward_funcs = [breaks]

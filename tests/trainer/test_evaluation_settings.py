@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from transformers import Qwen2ForCausalLM
 from trl import GRPOTrainer
@@ -34,7 +36,7 @@ def test_evaluation_can_be_greedy_on_every_path(path, tmp_path, monkeypatch):
     if environment:
         arguments["environment_factory"] = lambda: CountEnv(turns=1)
     trainer = build(tmp_path, arguments=arguments, temperature=1.3, top_k=20, min_p=0.01,
-                    eval_temperature=0.0, eval_max_completion_length=7)  # fmt: skip
+                    eval_generation_kwargs={"temperature": 0.0, "max_completion_length": 7})  # fmt: skip
     trainer.evaluate()
     config = trainer.generation_config
     assert (config.do_sample, config.temperature, config.top_k) == (True, 1.3, 20)
@@ -63,7 +65,7 @@ def test_vllm_gets_evaluations_settings_and_training_its_own_again(tmp_path):
     trainer = build(
         tmp_path,
         arguments={"environment_factory": CountEnv, "eval_dataset": prompts(3)},
-        temperature=0.8, eval_temperature=0.0, eval_max_completion_length=9,
+        temperature=0.8, eval_generation_kwargs={"temperature": 0.0, "max_completion_length": 9},
         max_completion_length=40, max_turns=1,
     )  # fmt: skip
     with serving(brief) as server:
@@ -183,12 +185,19 @@ def test_environments_must_agree_on_having_a_score():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"eval_temperature": -1.0}, "eval_temperature >= 0"),
-        ({"eval_top_p": 0.0}, "0 < eval_top_p"),
-        ({"eval_top_k": -1}, "eval_top_k >= 0"),
-        ({"eval_max_completion_length": 0}, "eval_max_completion_length >= 1"),
+        (
+            {"eval_generation_kwargs": {"temperature": -1.0}},
+            "temperature=-1.0: .* temperature >= 0",
+        ),
+        ({"eval_generation_kwargs": {"temperature": math.nan}}, "temperature=nan: must satisfy"),
+        ({"eval_generation_kwargs": {"top_p": 0.0}}, "0 < top_p <= 1"),
+        ({"eval_generation_kwargs": {"top_k": -1}}, "top_k >= 0"),
+        ({"eval_generation_kwargs": {"top_k": "3"}}, "top_k='3': must satisfy"),
+        ({"eval_generation_kwargs": {"max_completion_length": 0}}, "max_completion_length >= 1"),
+        ({"eval_generation_kwargs": {"min_p": 0.1}}, "'min_p': allowed are temperature, top_p"),
+        ({"eval_generation_kwargs": 0.5}, "must be a dictionary"),
         ({"num_generations_eval": -2}, "num_generations_eval >= 1"),
-        ({"eval_temperature": 0.0, "eval_top_p": 0.5}, "has no effect"),
+        ({"eval_generation_kwargs": {"temperature": 0.0, "top_p": 0.5}}, "without effect"),
         ({"metric_for_best_model": "eval_loss"}, "computes no loss"),
     ],
 )
@@ -197,11 +206,12 @@ def test_settings_out_of_range_are_refused(options, message, tmp_path):
         quick_config(tmp_path, **options)
 
 
-@pytest.mark.parametrize("name", ["eval_temperature", "eval_max_completion_length"])
-def test_settings_that_cannot_reach_a_rollout_func_are_refused(name, tmp_path):
+def test_settings_that_cannot_reach_a_rollout_func_are_refused(tmp_path):
     arguments = {"rollout_func": play_script, "train_dataset": numbered_rows()}
-    with pytest.raises(ValueError, match=f"`{name}=.*cannot reach a `rollout_func`"):
-        build(tmp_path, arguments=arguments, **{name: 1})
+    with pytest.raises(
+        ValueError, match=r"`eval_generation_kwargs=.*cannot reach a `rollout_func`"
+    ):
+        build(tmp_path, arguments=arguments, eval_generation_kwargs={"temperature": 1})
 
 
 def test_the_best_model_is_chosen_by_score_unless_told_otherwise(tmp_path):

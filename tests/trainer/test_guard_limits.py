@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.builders import LIMITS, TEXT
@@ -11,6 +9,7 @@ from tests.builders import train as train_environment
 from tests.guard_kit import build, run, same
 from tests.scripted import logged, play_script
 from trl_stppo import PPOConfig, STPPOConfig
+from trl_stppo.trainer.stop_when import Condition, added, conditions, sizes
 
 # ---------------------------------------------------------------------------- target_kl
 
@@ -60,7 +59,7 @@ def test_a_run_resumed_in_a_stopped_rollout_batch_leaves_it_alone_too(free_run, 
     assert logged(trainer, name)[-1] == logged(whole, name)[-1] >= 3
 
 
-# ----------------------------------------------------------------------------- collapse
+# ---------------------------------------------------------------------------- stop_when
 
 
 def constant(*which: int):
@@ -78,22 +77,23 @@ def constant(*which: int):
     return rollout
 
 
-ONE_STEP = {"num_ppo_epochs": 1, "max_steps": 8, "collapse_patience": 2}
+FLAT = "reward_std < 0.1 for 2"
+ONE_STEP = {"num_ppo_epochs": 1, "max_steps": 8, "stop_when": FLAT}
 
 
 def test_rewards_without_spread_stop_the_run_with_a_checkpoint(tmp_path, caplog):
-    trainer, _ = run(tmp_path, rollout_func=constant(3, 4), min_reward_std=0.1, **ONE_STEP)
+    trainer, _ = run(tmp_path, rollout_func=constant(3, 4), **ONE_STEP)
     assert trainer.state.global_step == 4, "two rollouts in a row"
     assert (tmp_path / "checkpoint-4").is_dir()
-    for part in ("`min_reward_std=0.1`", "reward_std at step 4", "value is 0", "2 rollout batches"):
+    for part in (f"'{FLAT}'", "reward_std at step 4", "value is 0", "2 rollout batches in a row"):
         assert part in trainer.stop_reason
     last = caplog.records[-1].getMessage()
-    assert last.startswith("Training stopped after step 4 of 8: `min_reward_std=0.1`")
+    assert last.startswith(f"Training stopped after step 4 of 8: `stop_when='{FLAT}'`")
     assert str(tmp_path / "checkpoint-4") in last
 
 
 def test_a_rollout_with_spread_between_them_starts_the_patience_anew(tmp_path):
-    trainer, _ = run(tmp_path, rollout_func=constant(2, 4, 6), min_reward_std=0.1, **ONE_STEP)
+    trainer, _ = run(tmp_path, rollout_func=constant(2, 4, 6), **ONE_STEP)
     assert trainer.state.global_step == 8
     assert trainer.stop_reason is None
 
@@ -101,49 +101,126 @@ def test_a_rollout_with_spread_between_them_starts_the_patience_anew(tmp_path):
 def test_several_steps_of_one_rollout_count_once(tmp_path):
     # Metrics that are not logged yet still hold the rollout's figure at its later steps.
     options = {**ONE_STEP, "num_ppo_epochs": 4, "logging_steps": 10}
-    trainer, _ = run(tmp_path, rollout_func=constant(1, 2), min_reward_std=0.1, **options)
+    trainer, _ = run(tmp_path, rollout_func=constant(1, 2), **options)
     assert trainer.state.global_step == 5, "the first step of the second rollout"
 
 
-def test_patience_goes_on_over_a_resume(tmp_path):
-    save = {"save_strategy": "steps", "save_steps": 1, "min_reward_std": 0.1}
-    run(tmp_path, rollout_func=constant(1), **{**ONE_STEP, "max_steps": 1}, **save)
+@pytest.mark.parametrize("of_0_1_0", [False, True])
+def test_patience_goes_on_over_a_resume(of_0_1_0, tmp_path):
+    save = {"save_strategy": "steps", "save_steps": 1}
+    first, _ = run(tmp_path, rollout_func=constant(1), **{**ONE_STEP, "max_steps": 1}, **save)
+    assert first._guards.state_dict()["strikes"] == {FLAT: 1}
     trainer, _ = build(tmp_path, rollout_func=constant(1), **ONE_STEP, **save)
+    if of_0_1_0:
+        load = trainer._guards.load_state_dict
+        trainer._guards.load_state_dict = lambda state: load(
+            {**state, "strikes": {"min_reward_std": state["strikes"][FLAT]}}
+        )
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert trainer.state.global_step == 2
 
 
-@pytest.mark.parametrize(("limit", "steps"), [(0.5, 3), (100.0, 6)])
+def test_after_such_a_stop_a_resumed_run_counts_anew(tmp_path):
+    trainer, _ = run(tmp_path, rollout_func=constant(1, 2), **ONE_STEP)
+    assert trainer.state.global_step == 2
+    trainer, _ = build(tmp_path, rollout_func=constant(1), **ONE_STEP)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 8, "one batch is not two in a row"
+
+
+@pytest.mark.parametrize("logging_steps", [1, 4])
+def test_a_metric_of_steps_is_counted_in_steps(logging_steps, tmp_path):
+    limit = {"stop_when": "policy/ratio_mean > 0.5 for 3", "logging_steps": logging_steps}
+    trainer, _ = run(tmp_path, **limit)
+    assert trainer.state.global_step == 3
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(0.5, 3), (0.01, 6)])
 def test_a_clipping_bias_that_outweighs_the_rest_stops_the_run(limit, steps, tmp_path):
-    trainer, _ = run(tmp_path, max_clip_bias_ratio=limit, collapse_patience=3)
+    trainer, _ = run(tmp_path, stop_when=f"clip_bias/share < {limit} for 3")
     assert trainer.state.global_step == steps
     assert (trainer.stop_reason is None) == (steps == 6)
     assert (tmp_path / f"checkpoint-{steps}").is_dir() == (steps == 3)
 
 
+def test_the_share_that_is_kept_is_of_both_norms(tmp_path):
+    trainer, _ = run(tmp_path)
+    names = ("clip_bias/share", "clip_bias/norm", "clip_bias/grad_norm")
+    figures = list(zip(*(logged(trainer, name) for name in names), strict=True))
+    assert any(0 < share < 1 for share, *_ in figures), "the case should be interesting"
+    for share, clipped, kept in figures:
+        assert share == pytest.approx(kept / (kept + clipped) if clipped else 1.0)
+
+
+@pytest.mark.parametrize("metric", ["loss", "grad_norm", "learning_rate"])
+def test_what_transformers_logs_is_counted_in_log_entries(metric, tmp_path):
+    stop_when = {"metric": metric, "above": -1e9, "patience": 2}
+    trainer, _ = run(tmp_path, stop_when=stop_when, logging_steps=2, max_steps=6)
+    assert trainer.state.global_step == 4, "the second entry"
+    assert "2 log entries in a row; the last value is" in trainer.stop_reason
+    assert (tmp_path / "checkpoint-4").is_dir()
+
+
 def test_actions_that_nobody_can_read_stop_the_run(tmp_path):
     steps = {"max_steps": 5, "num_mini_batches": 1}
-    limit = {"min_valid_action_rate": 1.0, "collapse_patience": 2}
+    limit = {"stop_when": [{"metric": "turns/valid_action_rate", "below": 1.0, "patience": 2}]}
     trainer = train_environment(tmp_path, arguments=TEXT, **steps, **limit, **LIMITS)
     assert trainer.state.global_step == 2
-    assert trainer.stop_reason.startswith("`min_valid_action_rate=1.0` was missed 2 rollout")
+    assert trainer.stop_reason.startswith("`stop_when='turns/valid_action_rate < 1 for 2'`")
 
 
-def test_a_limit_without_its_metric_says_so_once(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        run(tmp_path, min_valid_action_rate=0.5, **ONE_STEP)
-    assert caplog.text.count("`min_valid_action_rate` watches nothing") == 1
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("reward_sdt", "does not log 'reward_sdt'. Did you mean `reward_std`"),
+        ("policy/approx_kI", "Did you mean `policy/approx_kl`"),
+        ("turns/valid_action_rate", "does not log 'turns/valid_action_rate'"),
+        ("kl", "does not log 'kl'"),  # the loss-side one, which this run is without
+    ],
+)
+def test_a_metric_that_the_run_is_without_ends_it_after_its_first_rollout(metric, said, tmp_path):
+    trainer, _ = build(tmp_path, **{**ONE_STEP, "stop_when": f"{metric} > 0"})
+    with pytest.raises(ValueError, match=f"`stop_when='{metric} > 0 for 5'` would never") as error:
+        trainer.train()
+    assert said in str(error.value)
+    assert trainer.state.global_step == 0
+
+
+def test_metrics_of_the_update_may_come_after_the_critics_warm_up(tmp_path):
+    options = {"num_ppo_epochs": 1, "max_steps": 6, "critic_warmup_steps": 2}
+    trainer, _ = run(tmp_path, stop_when="policy/ratio_mean > 0 for 3", **options)
+    assert trainer.state.global_step == 5, "three steps after two without"
+    trainer, _ = build(tmp_path / "other", stop_when="policy/ratio > 0 for 3", **options)
+    with pytest.raises(ValueError, match="Did you mean `policy/ratio_"):
+        trainer.train()
 
 
 def test_a_second_training_does_not_remember_the_first_ones_end(tmp_path):
-    trainer, _ = run(tmp_path, rollout_func=constant(1, 2), min_reward_std=0.1, **ONE_STEP)
+    trainer, _ = run(tmp_path, rollout_func=constant(1, 2), **ONE_STEP)
     assert trainer.stop_reason is not None
     trainer.train()
     assert trainer.state.global_step == 8
     assert trainer.stop_reason is None
 
 
+def test_what_is_new_among_metrics_is_told_by_list_and_length():
+    metrics = {"old": [1.0], "grown": [1.0], "logged": [1.0, 2.0], "lost": [3.0]}
+    before = sizes(metrics)
+    metrics["grown"].append(5.0)
+    metrics["logged"] = [1.0, 2.0]  # after a log, as long as before
+    metrics["lost"] = []
+    metrics["new"] = [None]
+    found = added(metrics, before)
+    assert found.keys() == {"grown", "logged", "new"}
+    assert (found["grown"], found["logged"]) == (5.0, 2.0)
+    assert found["new"] != found["new"], "None is not a number"
+
+
 # ---------------------------------------------------------------------------- settings
+
+
+def settings(folder, cls=PPOConfig, **options):
+    return cls(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **options)
 
 
 @pytest.mark.parametrize(
@@ -151,24 +228,70 @@ def test_a_second_training_does_not_remember_the_first_ones_end(tmp_path):
     [
         ({"target_kl": 0.0}, "target_kl > 0 or None"),
         ({"max_consecutive_skips": 0}, "max_consecutive_skips >= 1"),
-        ({"collapse_patience": 0}, "collapse_patience >= 1"),
-        ({"min_valid_action_rate": 1.5}, "0 < min_valid_action_rate <= 1"),
-        ({"min_reward_std": -1.0}, "min_reward_std > 0"),
-        ({"enable_jit_checkpoint": True, "save_on_signal": False}, "contradicts"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        PPOConfig(output_dir=str(tmp_path), use_cpu=True, **options)
+        settings(tmp_path, **options)
 
 
-def test_a_limit_of_the_clipping_bias_has_it_measured(tmp_path):
-    def settings(**options):
-        return STPPOConfig(output_dir=str(tmp_path), use_cpu=True, variant="ppo", **options)
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        ([], None),
+        ("reward_std<1e-2 for 3", ["reward_std < 0.01 for 3"]),
+        (" reward_std  >  2 ", ["reward_std > 2 for 5"]),
+        ({"metric": "reward_std", "below": "0.01"}, ["reward_std < 0.01 for 5"]),
+        (
+            ["reward_std < 0.01 for 5", {"metric": "policy/entropy", "above": 3, "patience": 1}],
+            ["reward_std < 0.01 for 5", "policy/entropy > 3 for 1"],
+        ),
+        (["a < 1", "a < 1.0 for 5"], ["a < 1 for 5"]),
+    ],
+)
+def test_conditions_have_a_text_and_a_mapping_and_are_kept_as_texts(value, expected, tmp_path):
+    args = settings(tmp_path, stop_when=value)
+    assert args.stop_when == expected
+    assert settings(tmp_path, stop_when=args.stop_when).stop_when == expected
 
-    assert settings(max_clip_bias_ratio=2.0).log_clip_bias
-    assert not settings().log_clip_bias
-    with pytest.raises(ValueError, match="contradicts `log_clip_bias=False`"):
-        settings(max_clip_bias_ratio=2.0, log_clip_bias=False)
-    with pytest.raises(ValueError, match="max_clip_bias_ratio > 0"):
-        settings(max_clip_bias_ratio=0.0)
+
+def test_a_condition_by_hand():
+    (condition,) = conditions("clip_bias/share < 0.25 for 7")
+    assert condition == Condition("clip_bias/share", True, 0.25, 7)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("reward_std", "cannot be read. A condition is a text such as"),
+        ("reward_std = 1", "cannot be read"),
+        ("reward_std < low", "cannot be read"),
+        ("reward_std < 1 for ever", "cannot be read"),
+        ([3], "`stop_when=3` cannot be read"),
+        ({"metric": "a", "below": 1, "above": 0}, "cannot be read"),
+        ({"metric": "a"}, "cannot be read"),
+        ({"below": 1}, "cannot be read"),
+        ({"metric": "a < b", "below": 1}, "cannot be read"),
+        (3, "`stop_when=3` cannot be read"),
+        ({"metric": "a", "below": 1, "patients": 3}, "cannot be read"),
+        ({"metric": "a", "below": None}, "cannot be read"),
+        ("a < nan", "the limit must be a finite number"),
+        ("a > inf for 2", "the limit must be a finite number"),
+        ("a < 1 for 0", "the patience must be a whole number >= 1"),
+        ({"metric": "a", "below": 1, "patience": 1.5}, "the patience must be a whole number >= 1"),
+        ("eval_episode/score < 1", "EarlyStoppingCallback"),
+    ],
+)
+def test_conditions_that_cannot_be_are_refused(value, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        settings(tmp_path, stop_when=value)
+
+
+def test_a_condition_on_the_clipping_bias_has_it_measured(tmp_path):
+    def measured(**options):
+        return settings(tmp_path, STPPOConfig, variant="ppo", **options).measures_clip_bias
+
+    assert measured(stop_when="clip_bias/share < 0.3")
+    assert not measured(stop_when="reward_std < 0.3")
+    assert not measured()

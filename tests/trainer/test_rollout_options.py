@@ -187,15 +187,14 @@ class Failing(CountEnv):
 @pytest.mark.parametrize(
     ("policy", "score"),
     # Two episodes earn 2. One fails after a turn that earned 1, one before its first.
-    [("mask", (2 + 2 + 1 + 0) / 4), ("penalise", (2 + 2 + 1 - 3 + 0) / 4), ("drop", 2.0)],
+    [("mask", (2 + 2 + 1 + 0) / 4), ("penalise 3", (2 + 2 + 1 - 3 + 0) / 4), ("drop", 2.0)],
 )
 def test_on_env_error_and_its_penalty(tmp_path, policy, score):
     data = prompts(4, fails=[0, 2, 1, 0])
-    options = {"on_env_error": policy, "env_error_penalty": 3.0}
-    trainer = trained(tmp_path, Failing, data, **options)
+    trainer = trained(tmp_path, Failing, data, on_env_error=policy)
     _, batch, _, _, estimates = trainer.kept[0]
     teaches = batch["loss_mask"].any(dim=1).tolist()
-    assert teaches == [True, policy == "penalise", False, True]
+    assert teaches == [True, policy == "penalise 3", False, True]
     figures = logs(trainer)
     assert figures["episode/score"] == pytest.approx(score)
     assert figures["stop_reason/env_error"] == 0.5

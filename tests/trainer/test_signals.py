@@ -132,7 +132,7 @@ def test_signals_are_left_alone_where_that_is_asked_for(tmp_path):
     calls, before = [], signal.signal(signal.SIGTERM, mine)
     try:
         callback = Sends("on_step_begin", 2, signal.SIGTERM)
-        trainer, _ = train(tmp_path, callbacks=[callback], save_on_signal=False, **RUN)
+        trainer, _ = train(tmp_path, callbacks=[callback], enable_jit_checkpoint=False, **RUN)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert calls == [signal.SIGTERM]
@@ -253,6 +253,13 @@ def test_both_leave_the_rollout_batch_alone(ranks):
     for rank in ranks:
         assert rank["target_kl"]["kl_stopped_steps"] == [1, 2, 3, 4]
         assert not any(moved(rank["target_kl"], step) for step in (1, 2, 3, 4))
+
+
+def test_both_stop_by_what_the_main_process_measures(ranks):
+    for rank in ranks:
+        result = rank["memory of rank 0"]
+        assert "2 optimizer steps in a row; the last value is 2," in result["stop_reason"]
+        assert result["checkpoints"] == ["checkpoint-2"]
 
 
 def test_both_hear_of_another_run_in_their_folder(ranks):

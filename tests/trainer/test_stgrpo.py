@@ -173,8 +173,10 @@ def test_spread_is_that_of_all_rewards(tmp_path):
 
 def test_sample_episodes_need_not_make_groups(tmp_path):
     arguments = {**TEXT, "eval_dataset": prompts(5)}
-    options = {**GROUP, **LIMITS, "num_sample_generations": 1, "per_device_eval_batch_size": 5}
-    build(tmp_path, STGRPOTrainer, arguments=arguments, **options).train()
+    options = {**GROUP, **LIMITS, "per_device_eval_batch_size": 5}
+    build(tmp_path, STGRPOTrainer, arguments=arguments, **options).generate_completions(
+        sampling=True
+    )
 
 
 def test_a_copied_adapter_as_reference_brings_no_dropout(tmp_path):

@@ -141,12 +141,6 @@ def test_sample_episodes_are_printed_with_their_scores(
     assert any(f"{score:.3g}" in table for score in trainer.last_scores)
 
 
-def test_samples_are_printed_as_often_as_asked(tmp_path, capsys):
-    train(tmp_path, num_sample_generations=2, max_steps=4)
-    table = capsys.readouterr().out
-    assert ["step 2" in table, "step 4" in table, "step 3" in table] == [True, True, False]
-
-
 def test_the_reference_can_follow_the_policy(tmp_path):
     trainer = train(tmp_path, sync_ref_model=True, ref_model_sync_steps=1,
                     ref_model_mixup_alpha=1.0)  # fmt: skip

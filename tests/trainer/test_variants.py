@@ -28,7 +28,7 @@ def test_a_variant_sets_ratio_level_and_correction(variant, level, mode):
     args = config(variant=variant)
     assert (args.importance_sampling_level, args.clip_bias_normalization) == (level, mode)
     assert args.clip_bias_target == "update"
-    assert args.log_clip_bias is (mode != "none")
+    assert args.measures_clip_bias is (mode != "none")
     repeated = config(
         variant=variant, importance_sampling_level=level, clip_bias_normalization=mode
     )
@@ -103,7 +103,6 @@ def test_triggered_needs_the_gradient_clip(limit):
         ({"clip_bias_power": 0.0}, "`clip_bias_power=0.0`: must be positive"),
         ({"clip_bias_power": -1.0}, "`clip_bias_power=-1.0`: must be positive"),
         ({"clip_bias_target": "loss"}, "`clip_bias_target='loss'`: allowed are 'gradient'"),
-        ({"log_clip_bias": False}, "`log_clip_bias=False` contradicts `clip_bias_norm"),
     ],
 )
 def test_values_out_of_range_raise_by_name(options, message):
@@ -112,8 +111,8 @@ def test_values_out_of_range_raise_by_name(options, message):
 
 
 def test_the_bias_can_be_measured_without_being_corrected():
-    assert config(variant="ppo", log_clip_bias=True).log_clip_bias is True
-    assert config(variant="ppo", log_clip_bias=False).log_clip_bias is False
+    assert config(variant="ppo", clip_bias_estimator="auto").measures_clip_bias is True
+    assert config(variant="ppo").measures_clip_bias is False
 
 
 ACCEPTED = (

@@ -33,8 +33,8 @@ class AgentArguments(ScriptArguments):
     eval_episodes: int = field(
         default=0,
         metadata={
-            "help": "Held-out rows to evaluate on, before and after; 0 for none. The eval_* settings "
-            "say how they are sampled."
+            "help": "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
+            "says how they are sampled."
         },
     )
     eval_environment: str | None = field(

@@ -30,6 +30,7 @@ from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
 from ..redaction import redacted
 from ..trainer.agent_evaluation import Evaluation
+from ..trainer.config_checks import failure_price
 from ..trainer.engines import unpartitioned
 from ..trainer.plan import check_reward_weights
 from ..trainer.play import Speaker
@@ -59,7 +60,6 @@ logger = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 ELSEWHERE = ("use_vllm", "use_transformers_continuous_batching")
-ENGINE = ("env_workers", "on_env_error", "env_error_penalty")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "max_malformed_actions")},
@@ -165,7 +165,9 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
             quantization_config=get_quantization_config(model_args) or False,
             device=config.device,
             model_init_kwargs=options,
-            max_completion_length=config.eval_max_completion_length or config.max_completion_length,
+            max_completion_length=config.eval_settings.get(
+                "max_completion_length", config.max_completion_length
+            ),
             chat_template_kwargs=config.chat_template_kwargs or {},
             sampling=sampling_of(config),
             **{setting: getattr(config, name) for name, setting in LIMITS.items()},
@@ -183,10 +185,9 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
 def sampling_of(config: Any) -> dict[str, Any]:
     """How evaluation draws."""
     given = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
-    for name in ("temperature", "top_p", "top_k"):
-        value = getattr(config, f"eval_{name}")
-        if value is not None and (name, value) != ("temperature", 0.0):  # which is greedy
-            given[name] = value
+    told = config.eval_settings
+    if told.get("temperature") != 0.0:  # which is greedy
+        given |= {name: told[name] for name in told if name in SAMPLING}
     return {name: given[name] for name in SAMPLING}
 
 
@@ -207,11 +208,13 @@ def evaluate(
             "`environment=none` without `reward_funcs`: nothing would be scored. Set one of them."
         )
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
-    options, parts = {name: getattr(config, name) for name in ENGINE}, {}
-    with agent.player(factory, isolated=isolated, **options) as (player, _):
+    on_env_error, price = failure_price(config.on_env_error)
+    options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
+    parts = {}
+    with agent.player(factory, env_workers=config.env_workers, **options) as (player, _):
         evaluation = Evaluation(
             player,
-            agent.sampling(config.eval_temperature == 0.0),
+            agent.sampling(config.eval_settings.get("temperature") == 0.0),
             (config.seed, EVALUATION),
             functions,
             [*(config.reward_weights or [1.0] * len(counting)), *[0.0] * len(reported)],
@@ -266,9 +269,8 @@ def compare(words: Sequence[str]) -> Results:
 def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) -> dict[str, Any]:
     """What the figures depend on besides the agents' weights."""
     names = (
-        *("seed", "temperature", "top_p", "top_k", "eval_temperature", "eval_top_p", "eval_top_k"),
-        *("max_turns", "max_turn_tokens", "max_completion_length"),
-        *("eval_max_completion_length", "bf16"),
+        *("seed", "temperature", "top_p", "top_k", "eval_generation_kwargs"),
+        *("max_turns", "max_turn_tokens", "max_completion_length", "bf16"),
     )
     task = {name: value for name, value in vars(args).items() if name not in ("models", "labels")}
     sampled = {name: getattr(config, name) for name in names}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
+import yaml
 from trl import ModelConfig, TrlParser
 
+from ..trainer.config_names import IGNORED, OLD_NAMES, renamed, without_ignored
 from .arguments import EvaluateArguments, TrainArguments
 from .early import with_config
 from .launch import LAUNCHED, as_words, launch_arguments, launch_flags, shipped, told
@@ -49,6 +54,10 @@ class FlagParser(Parser, TrlParser):
         for heading, actions in sections.items():
             self.add_argument_group(heading)._group_actions += actions
         self._optionals._group_actions = [a for a in self._actions if a.dest in found]
+
+    def set_defaults_with_config(self, **settings: Any) -> list[str]:
+        """Upstream's, for what a file holds; old names in it go on to mean something."""
+        return super().set_defaults_with_config(**_renamed(settings))
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -113,6 +122,7 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     flags, path, settings = with_config(words)
     parser = FlagParser(types)
     try:
+        flags = under_new_names(flags, settings)
         unknown = parser.parse_known_args(flags)[1]
         refuse(unknown, names_of(parser), strange_keys(parser, settings), path)
         given = flags if path is None else ["--config", path, *flags]
@@ -133,6 +143,7 @@ def strange_keys(parser: FlagParser, settings: Mapping[str, Any]) -> list[str]:
     environment.
     """
     strange = set(settings) - {action.dest for action in parser._actions} - {"env"}
+    strange -= {*OLD_NAMES, *IGNORED}
     if strange:
         from ..trainer.stgrpo_config import STGRPOConfig  # it knows PPO's and STPPO's too
 
@@ -153,7 +164,7 @@ def divided(types: Sequence[type], words: Sequence[str]) -> tuple[list[str], lis
     """
     flags, path, settings = with_config(words)
     parser = FlagParser(types)
-    unknown = parser.parse_known_args(flags)[1]
+    unknown = parser.parse_known_args(under_new_names(flags, settings, warns=False))[1]
     refuse(unknown, names_of(parser) | launch_flags(), strange_keys(parser, settings), path)
     if told():
         if unknown:
@@ -177,3 +188,62 @@ def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
         else:
             left.append(word)
     return left
+
+
+# ------------------------------------------------------------------ names of 0.1.0, until 0.3
+
+
+def under_new_names(
+    words: Sequence[str], settings: Mapping[str, Any], *, warns: bool = True
+) -> list[str]:
+    """Flags under today's names; an old one counts together with those of its kind in the file.
+
+    Args:
+        words: flags and their values.
+        settings: of the file.
+        warns: of old names, and refuses those that contradict a new one.
+
+    Raises:
+        ValueError: an old and a new name say different things.
+    """
+    old, left = _taken(words, {*OLD_NAMES, *IGNORED, "no_save_on_signal"})
+    if "no_save_on_signal" in old:
+        old["save_on_signal"] = not old.pop("no_save_on_signal")
+    kinds = {OLD_NAMES[name] for name in old if name in OLD_NAMES}
+    if "env_error_penalty" in settings:  # the price of what may be typed here
+        kinds.add("on_env_error")
+    new, left = _taken(left, kinds)
+    if not old and not new:
+        return list(words)
+    filed = {name: v for name, v in settings.items() if OLD_NAMES.get(name, name) in kinds}
+    for name, value in _renamed({**filed, **new, **old}, warns=warns).items():
+        values = value if isinstance(value, list) else [value]
+        left += [f"--{name}", *(v if isinstance(v, str) else json.dumps(v) for v in values)]
+    return left
+
+
+def _taken(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of some flags, and the words without them."""
+    values: dict[str, Any] = {}
+    left: list[str] = []
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            name = flag_name(word) if flag_name(word) in names else None
+            text = word.partition("=")[2] or "true"
+        else:
+            text = word
+        if name is None:
+            left.append(word)
+        else:
+            values[name] = yaml.safe_load(text)
+            with suppress(TypeError, ValueError):  # 1e-3 is a text in YAML
+                values[name] = float(text) if isinstance(values[name], str) else values[name]
+    return values, left
+
+
+def _renamed(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
+    """Settings under today's names; Python shows its warnings of old ones to programmers alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", DeprecationWarning)
+        return renamed(without_ignored(settings), stacklevel=2 if warns else None)

@@ -26,7 +26,7 @@ def agent_settings(trainer: AgentPublishing) -> AgentSettings:
     """How the trainer's evaluation plays."""
     run, engine, args = describe(trainer), trainer._eval_engine, trainer.args
     # Where nothing but single answers is played, no engine has limits.
-    length = args.eval_max_completion_length or args.max_completion_length
+    length = args.eval_settings.get("max_completion_length") or args.max_completion_length
     limits = dataclasses.asdict(Limits(length) if engine is None else engine.limits)
     del limits["max_context_tokens"]  # the model's
     return AgentSettings(
@@ -58,9 +58,10 @@ def _sampling(trainer: AgentPublishing) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
     settings = None if trainer.use_vllm else rollout_engine._settings(trainer)[0]
     known = {name: getattr(settings or args, name) for name in names}
-    given = {name: getattr(args, own) for own, name in SAMPLING.items()}
-    given["temperature"] = given["temperature"] or None
-    return known | {name: value for name, value in given.items() if value is not None}
+    told = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
+    if told.get("temperature") == 0:
+        del told["temperature"]
+    return known | told
 
 
 # ------------------------------------------------------------------ the model card

@@ -130,6 +130,7 @@ class ClipBiasCorrection:
         figures = {
             "clip_bias/norm": float(bias),
             "clip_bias/grad_norm": float(kept),
+            "clip_bias/share": float(normalization_scale(kept, bias, "share")),
             "clip_bias/scale": float(scale),
             "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
         }

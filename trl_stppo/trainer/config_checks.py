@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..core import KL_ESTIMATORS, LOSS_TYPES
 from ..rollout.engine import ON_ENV_ERROR
@@ -47,7 +50,7 @@ EARLY_OPTIMIZERS = ("lomo", "layerwise")
 LIMITS = frozenset(
     (
         *("epsilon_high", "delta", "cliprange_value", "max_grad_norm", "critic_max_grad_norm"),
-        *("target_kl", "max_clip_bias_ratio", "off_policy_mask_threshold"),
+        *("target_kl", "off_policy_mask_threshold"),
         *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
     )
 )
@@ -100,11 +103,6 @@ def check_refused(config: PPOConfig) -> None:
                 f"`{name}={getattr(config, name)!r}` is not supported; allowed: None or {only!r}. "
                 f"Rename the adapter, or pass `ref_model`."
             )
-    if config.enable_jit_checkpoint and not config.save_on_signal:
-        raise ValueError(
-            "`enable_jit_checkpoint=True` contradicts `save_on_signal=False`: both say what SIGTERM does. "
-            "Set only save_on_signal."
-        )
     if (config.metric_for_best_model or "").removeprefix("eval_") == "loss":
         raise ValueError(
             f"`metric_for_best_model={config.metric_for_best_model!r}`: evaluation plays episodes and "
@@ -129,7 +127,7 @@ def check_refused(config: PPOConfig) -> None:
 
 OPTIONAL_COUNTS = (
     *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
-    *("num_generations_eval", "eval_max_completion_length"),
+    "num_generations_eval",
 )
 TIMEOUTS = ("env_timeout_seconds", "episode_timeout_seconds")
 # What a field may hold: field -> (check, the rule in words).
@@ -145,25 +143,23 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
     "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
     "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
-    "eval_temperature": (lambda v: v is None or v >= 0, "eval_temperature >= 0 or None"),
-    "eval_top_p": (lambda v: v is None or 0 < v <= 1, "0 < eval_top_p <= 1 or None"),
-    "eval_top_k": (lambda v: v is None or v >= 0, "eval_top_k >= 0 or None"),
     "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
     "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
-    "env_error_penalty": (lambda v: v >= 0, "env_error_penalty >= 0"),
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
-    "collapse_patience": (lambda v: v >= 1, "collapse_patience >= 1"),
-    "min_valid_action_rate": (
-        lambda v: v is None or 0 < v <= 1,
-        "0 < min_valid_action_rate <= 1 or None",
-    ),
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
     **{
         name: (lambda v: v is None or v > 0, f"{name} > 0 or None")
-        for name in ("target_kl", "min_reward_std", *TIMEOUTS)
+        for name in ("target_kl", *TIMEOUTS)
     },
+}
+# What `eval_generation_kwargs` may hold, likewise.
+EVAL_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda v: v >= 0, "temperature >= 0"),
+    "top_p": (lambda v: 0 < v <= 1, "0 < top_p <= 1"),
+    "top_k": (lambda v: v >= 0, "top_k >= 0"),
+    "max_completion_length": (lambda v: v >= 1, "max_completion_length >= 1"),
 }
 
 
@@ -176,7 +172,6 @@ def check_values(config: PPOConfig) -> None:
         "advantage_level": ("token", "turn"),
         "kl_estimator": KL_ESTIMATORS,
         "env_isolation": ("thread", "process"),
-        "on_env_error": ON_ENV_ERROR,
         "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,
     }
     for name, allowed in choices.items():
@@ -187,17 +182,58 @@ def check_values(config: PPOConfig) -> None:
     for name, (valid, rule) in RANGES.items():
         if not valid(getattr(config, name)):
             raise ValueError(f"`{name}={getattr(config, name)}`: must satisfy {rule}.")
+    failure_price(config.on_env_error)
+    _check_eval_kwargs(config)
     _check_combinations(config)
+
+
+def failure_price(on_env_error: str) -> tuple[str, float]:
+    """`"penalise 0.5"` as a mode of the engine and a price; the price is 1 where none is said.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    mode, _, price = str(on_env_error).partition(" ")
+    try:
+        cost = float(price or 1.0)
+    except ValueError:
+        cost = -1.0
+    if mode not in ON_ENV_ERROR or (price and mode != "penalise") or not 0 <= cost < math.inf:
+        raise ValueError(
+            f"`on_env_error={on_env_error!r}`: allowed are {', '.join(map(repr, ON_ENV_ERROR))}, the first "
+            f"also with a price >= 0, as in 'penalise 0.5'."
+        )
+    return mode, cost
+
+
+def _check_eval_kwargs(config: PPOConfig) -> None:
+    """What evaluation does otherwise; None counts as not set."""
+    told = config.eval_generation_kwargs
+    if not isinstance(told, dict | None):
+        raise ValueError(
+            f"`eval_generation_kwargs={told!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
+        )
+    kwargs = {name: value for name, value in (told or {}).items() if value is not None}
+    for name, value in kwargs.items():
+        if name not in EVAL_RANGES:
+            raise ValueError(
+                f"`eval_generation_kwargs` has {name!r}: allowed are {', '.join(EVAL_RANGES)}."
+            )
+        valid, rule = EVAL_RANGES[name]
+        number = isinstance(value, int | float) and math.isfinite(value)
+        if not number or not valid(value):
+            raise ValueError(f"`eval_generation_kwargs` has {name}={value!r}: must satisfy {rule}.")
+    for name in ("top_p", "top_k"):
+        if kwargs.get("temperature") == 0 and name in kwargs:
+            raise ValueError(
+                f"`eval_generation_kwargs` has {name}={kwargs[name]}, without effect beside temperature=0, "
+                f"which takes the likeliest token. Leave {name} out, or set temperature above 0."
+            )
+    config.eval_generation_kwargs = kwargs or None
 
 
 def _check_combinations(config: PPOConfig) -> None:
     """Values that are fine alone and contradict each other."""
-    for name in ("eval_top_p", "eval_top_k"):
-        if config.eval_temperature == 0 and getattr(config, name) is not None:
-            raise ValueError(
-                f"`{name}={getattr(config, name)}` has no effect with `eval_temperature=0`, which takes "
-                f"the likeliest token. Leave {name} unset, or set eval_temperature above 0."
-            )
     rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
     if config.critic_warmup_steps % rollout_steps != 0:
         raise ValueError(
@@ -218,3 +254,48 @@ def _check_combinations(config: PPOConfig) -> None:
             f"`delta={config.delta}` must exceed 1 + epsilon_high = {upper}; below it the two-sided "
             f"clip would cut into the ordinary one."
         )
+
+
+# ------------------------------------------------------------------ what upstream refuses
+
+
+@contextmanager
+def explained(config: PPOConfig) -> Iterator[None]:
+    """Say what upstream refuses in terms of what was set, and with what to type instead."""
+    if config.num_generations is not None and config.num_generations < 1:
+        raise ValueError(f"`num_generations={config.num_generations}`: must be 1 or more.")
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if "support bf16" in text:
+            raise ValueError(_no_bf16(config)) from error
+        if "must be divisible by num_generations" in text:
+            raise ValueError(_wrong_groups(config)) from error
+        raise
+
+
+def _no_bf16(config: PPOConfig) -> str:
+    name = "bf16" if config.bf16 else "bf16_full_eval"
+    said = f"`{name}=True`{' (the default)' if config.bf16 else ''} needs a GPU with bfloat16"
+    if torch.cuda.is_available():
+        return f"{said}, which this one lacks: `--{name} false` computes in float32."
+    return (
+        f"{said}, and there is none here. On a CPU: `--use_cpu true --{name} false` (YAML: `use_cpu: "
+        f"true` and `{name}: false`; Python: use_cpu=True, {name}=False)."
+    )
+
+
+def _wrong_groups(config: PPOConfig) -> str:
+    rows, steps = config.per_device_train_batch_size, config.steps_per_generation
+    episodes, group = int(config.generation_batch_size or 0), config.num_generations or 1
+    least = 1 if type(config).num_generations == 1 else 2  # groups compare their members
+    allowed = [n for n in range(least, episodes + 1) if episodes % n == 0]
+    nearest = min(allowed, key=lambda n: abs(n - group))
+    return (
+        f"`num_generations={group}` does not divide the {episodes} episodes of a rollout batch "
+        f"(`per_device_train_batch_size={rows}` x {steps} micro-batches of gradient accumulation x "
+        f"{config.world_size} process(es)). Allowed are {', '.join(map(str, allowed))}. Set "
+        f"num_generations={nearest}, or change per_device_train_batch_size or "
+        f"gradient_accumulation_steps so that {group} divides the product."
+    )

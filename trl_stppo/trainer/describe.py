@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +101,10 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
             names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits
+    names &= {spec.name for spec in fields(args)} - {"report_to"}  # nor what moves no weights
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
-    simple = (bool, int, float, str, type(None))
+    simple = (bool, int, float, str, list, dict, type(None))
     return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
 
 

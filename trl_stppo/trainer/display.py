@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
 
-class SampleEpisodesCallback(TrainerCallback):
-    """Prints sample episodes `num_sample_generations` times in the course of the training."""
-
-    def __init__(self, trainer: PPOTrainer, times: int) -> None:
-        self._trainer, self._times = trainer, times
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Print when the next of the evenly spaced steps has been reached."""
-        every = max(1, state.max_steps // self._times)
-        if state.global_step % every == 0:
-            self._trainer.generate_completions(sampling=True)
-
-
 class MemoryCallback(TrainerCallback):
     """Says at the start what the run will take of the card."""
 
@@ -48,9 +35,6 @@ def install_callbacks(trainer: PPOTrainer) -> None:
     trainer.add_callback(MetricsFile(lambda: describe(trainer).task))
     trainer.add_callback(MemoryCallback(trainer))
     print_lines(trainer)
-    if trainer.args.num_sample_generations > 0:
-        times = trainer.args.num_sample_generations
-        trainer.add_callback(SampleEpisodesCallback(trainer, times))
 
 
 def print_lines(trainer: PPOTrainer) -> None:

@@ -46,7 +46,7 @@ class Ending:
 
     def __init__(self, trainer: PPOTrainer) -> None:
         self._trainer = trainer
-        self.signals = StopSignals(trainer.args.save_on_signal)
+        self.signals = StopSignals(trainer.args.enable_jit_checkpoint)
         self.training = False
         self.reset()
 
@@ -256,10 +256,20 @@ class EndingCallback(TrainerCallback):
         due = self._ending.is_due()
         control.should_save = control.should_save or bool(self._ending.signal)
         if due:
-            control.should_training_stop = control.should_save = True
             # After a signal the checkpoint keeps what is not logged yet, for the run that goes on.
             control.should_log = control.should_log or not self._ending.signal
-            control.should_evaluate = False
+            self._end(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """The step's own log, which comes before its evaluation and its checkpoint."""
+        if "loss" in (logs or {}):
+            self._trainer._guards.watch_log(logs)
+            if self._ending.is_due():
+                self._end(control)
+
+    def _end(self, control: Any) -> None:
+        control.should_training_stop = control.should_save = True
+        control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The end of the next step may be a long rollout away."""

@@ -21,8 +21,8 @@ from .ppo_config import PPOConfig
 if TYPE_CHECKING:
     from .evaluation import AgentEvaluation
 
-# Field of the configuration -> name in generation settings.
-SAMPLING = {"eval_temperature": "temperature", "eval_top_p": "top_p", "eval_top_k": "top_k"}
+# Of `eval_generation_kwargs`, what says how tokens are drawn.
+SAMPLING = ("temperature", "top_p", "top_k")
 # What a rollout, or a loader of training rows, leaves on the trainer.
 LEFT_BEHIND = (
     *("_columns", "_rows", "_names", "_repeated", "_prompt_ids", "_episodes", "_record"),
@@ -42,14 +42,12 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
         ValueError: environments of another kind than those of training, or settings that nobody would
             keep.
     """
-    if rollout.user_func is not None:
-        for name in (*SAMPLING, "eval_max_completion_length"):
-            if getattr(args, name) is not None:
-                raise ValueError(
-                    f"`{name}={getattr(args, name)}` cannot reach a `rollout_func`, which samples by "
-                    f"itself. Leave it unset, and let the function look at `trainer.model.training`, "
-                    f"which is False in evaluation."
-                )
+    if rollout.user_func is not None and args.eval_settings:
+        raise ValueError(
+            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`, "
+            f"which samples by itself. Leave it unset, and let the function look at "
+            f"`trainer.model.training`, which is False in evaluation."
+        )
     if factory is None:
         return rollout
     if not (rollout.text or rollout.tools):
@@ -156,15 +154,14 @@ def _emptied(entry: Any) -> Any:
 
 @contextmanager
 def evaluation_settings(trainer: AgentEvaluation) -> Iterator[None]:
-    """Sample as the `eval_*` options say, each repetition of a row as an episode of its own."""
-    args, per_row = trainer.args, trainer.num_generations_eval
-    given = {ours: getattr(args, field) for field, ours in SAMPLING.items()}
-    given = {name: value for name, value in given.items() if value is not None}
+    """Sample as `eval_generation_kwargs` says, each repetition of a row as an episode of its own."""
+    told, per_row = trainer.args.eval_settings, trainer.num_generations_eval
+    given = {name: told[name] for name in SAMPLING if name in told}
     with ExitStack() as stack:
         if given:
             stack.enter_context((_vllm_sampling if trainer.use_vllm else _sampling)(trainer, given))
-        if args.eval_max_completion_length is not None:
-            stack.enter_context(new_token_limit(trainer, args.eval_max_completion_length))
+        if "max_completion_length" in told:
+            stack.enter_context(new_token_limit(trainer, told["max_completion_length"]))
         trainer.num_generations_eval = 1
         try:
             yield

@@ -2,7 +2,7 @@
 
 Three answers, from mild to final: a step is skipped (its gradient is not finite, there is nothing to
 learn from, or the policy has gone as far from the rollout batch as `target_kl` allows); the run is stopped
-with a checkpoint and returns (collapse, signal); it is stopped with a checkpoint and raises
+with a checkpoint and returns (`stop_when`, a signal); it is stopped with a checkpoint and raises
 (`max_consecutive_skips`, environments that fail, weights that are not finite).
 
 A skipped step drops all gradients before the optimizer is called. Optimizers leave alone what has no
@@ -19,12 +19,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 
 from . import skipped
-from .collapse import CollapseWatch, FailureWatch, failures_of
 from .ending import Ending, EndingCallback
+from .failures import FailureWatch, failures_of
+from .stop_when import OF_LOGS, StopWhen, added, sizes
 
 if TYPE_CHECKING:
     from ..rollout.episode import Episode
@@ -78,7 +79,7 @@ class Guards:
             )
         self._trainer = trainer
         self._policy: list[tuple[str, nn.Parameter]] | None = None
-        self._collapse = CollapseWatch(trainer.args)
+        self._stop_when = StopWhen(trainer.args.stop_when)
         self._failures = FailureWatch(trainer.args.max_env_error_rate)
         self.ending = Ending(trainer)
         self.verdict = "taken"
@@ -87,20 +88,23 @@ class Guards:
 
     def _reset(self) -> None:
         self._state = GuardState()
-        self._collapse.strikes = {}
+        self._stop_when.strikes = {}
         self.forget_failures()
-        self._new_rollout = False
+        self._of_rollout: dict[str, float] = {}
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data for a checkpoint, the same on all processes."""
-        watched = {"strikes": dict(self._collapse.strikes), "failures": self._failures.state_dict()}
+        watched = {
+            "strikes": dict(self._stop_when.strikes),
+            "failures": self._failures.state_dict(),
+        }
         return {**dataclasses.asdict(self._state), **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what it does not hold starts at zero."""
         counts = dict(state)
-        self._collapse.strikes = dict(counts.pop("strikes", {}))
+        self._stop_when.load_strikes(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
         self._state = GuardState(**counts)
 
@@ -115,9 +119,11 @@ class Guards:
     def rollout(self) -> Iterator[None]:
         """Around a new rollout batch, after which everything may move again."""
         self._state.rollout_stopped = False
-        self._new_rollout = True
+        metrics = self._trainer._metrics["train"]
+        before = sizes(metrics)
         with self.ending.saving():
             yield
+        self._of_rollout = added(metrics, before)
 
     def count_failures(self, episodes: list[Episode]) -> None:
         """Take in this process's part of a rollout batch.
@@ -145,6 +151,7 @@ class Guards:
         self._losses: list[Tensor] = []
         self._faults = ""
         self._empty = empty
+        self._before = sizes(self._trainer._metrics["train"])
 
     def add_loss(self, loss: Tensor) -> None:
         """Take in a micro-batch's loss, detached."""
@@ -210,8 +217,8 @@ class Guards:
         else:
             self.verdict = "taken"
             state.consecutive_skips = 0
-        self._watch(figures)
         self._log()
+        self._watch()
         self._losses = []
         return self.verdict == "taken"
 
@@ -244,15 +251,40 @@ class Guards:
             self._policy = [(n, p) for n, p in named if p.requires_grad and id(p) not in critic]
         return self._policy
 
-    def _watch(self, figures: dict[str, float]) -> None:
-        step = self._trainer.state.global_step + 1
-        found = None if self._faults else self._collapse.mini_batch(figures, step)
-        if self._new_rollout:
-            found = self._collapse.rollout(self._trainer._metrics["train"], step) or found
-        self._new_rollout = False
-        if found is not None:
-            self.ending.reason = found
-            self._collapse.strikes = {}  # a resumed run counts anew
+    def _watch(self) -> None:
+        """Whether a condition of `stop_when` is met by the step or the rollout batch before it."""
+        if not self._stop_when.conditions:
+            return
+        trainer, rollout = self._trainer, self._of_rollout
+        own = added(trainer._metrics["train"], self._before)
+        if self._faults:  # such a step says nothing about the run, except how many there are
+            own = {name: value for name, value in own.items() if name.startswith("guard/")}
+        if rollout:
+            updated = self.verdict == "taken" and not trainer._warming_up
+            self._stop_when.check_names({*own, *rollout}, updated=updated)
+        self._of_rollout = {}
+        if not self._ends(rollout, "rollout batches"):
+            self._ends(own, "optimizer steps")
+
+    def watch_log(self, logs: dict[str, float]) -> None:
+        """The same for what is known only when transformers logs it."""
+        if self._stop_when.conditions and self.ending.reason is None:
+            self._ends({name: logs[name] for name in OF_LOGS if name in logs}, "log entries")
+
+    def _ends(self, figures: dict[str, float], unit: str) -> bool:
+        """Whether a condition is met; all processes go by the main one's times and memory."""
+        trainer = self._trainer
+        if figures and trainer.accelerator.num_processes > 1:
+            watched = {condition.metric for condition in self._stop_when.conditions}
+            said = [{name: value for name, value in figures.items() if name in watched}]
+            (figures,) = broadcast_object_list(said)
+        step = trainer.state.global_step + (unit != "log entries")  # which come after the step
+        reason = self._stop_when.look(figures, step, unit)
+        if reason is None:
+            return False
+        self.ending.reason = reason
+        self._stop_when.strikes = {}  # a resumed run counts anew
+        return True
 
     def _log(self) -> None:
         """Totals so far; upstream would average what is appended over several steps."""

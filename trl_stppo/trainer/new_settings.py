@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .config_names import renamed
 from .describe import algorithm_settings
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def renew(trainer: PPOTrainer, folder: Path, saved: dict[str, Any]) -> None:
         folder: the checkpoint that they come from.
         saved: its settings.
     """
-    saved = {**_adams(trainer), **saved}
+    saved = {**_adams(trainer), **renamed(saved)}
     present = algorithm_settings(trainer.args)
     changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
     without = [n for n in changed if n in _KEPT and not _write(trainer, n, *changed[n])]

@@ -1,310 +1,228 @@
 """Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO.
 
 A PPO name for something GRPOConfig already has (`cliprange` for `epsilon`, ...) is an alias: set one
-of the two; after construction both hold the value. `docs/configuration.md` tables the defaults.
+of the two; after construction both hold the value. `docs/configuration.md` tables the defaults on which
+the parents differ.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, field, fields
-from typing import ClassVar
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
-from .config_checks import check_finite, check_values
-from .config_errors import KnownNames, explained
+from .config_checks import check_finite, check_values, explained
+from .config_names import ALIASES, KnownNames, option, takes_old_names
 from .config_secrets import KeepsSecrets
 from .reporting import resolve_report_to
-
-# PPO's name -> GRPOConfig's name for the same thing.
-ALIASES = {
-    "num_ppo_epochs": "num_iterations",
-    "cliprange": "epsilon",
-    "response_length": "max_completion_length",
-}
+from .stop_when import texts
 
 
+@takes_old_names
 @dataclass(repr=False)
 class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
-    r"""Configuration of [`PPOTrainer`].
+    """Configuration of [`PPOTrainer`]: all of [`~trl.GRPOConfig`], and what is new or has another default.
 
-    All of [`~trl.GRPOConfig`] is inherited; listed here is what is new or has another default.
-
-    Parameters:
-        > Aliases (set either name)
-
-        num_ppo_epochs (`int`, *optional*): passes over each rollout batch; `num_iterations`.
-        cliprange (`float`, *optional*): half-width of the clip interval; `epsilon`.
-        response_length (`int`, *optional*): tokens of a whole episode after the prompt,
-            observations included; `max_completion_length`.
-        total_episodes (`int`, *optional*): episodes to collect in all; sets `max_steps` to
-            `ceil(total_episodes / rollout batch) * num_iterations * num_mini_batches`.
-        num_mini_batches (`int`, *optional*): optimizer steps per epoch. When set,
-            `gradient_accumulation_steps` has PPO's meaning (micro-batches per rollout, R): then
-            `steps_per_generation` becomes R and `gradient_accumulation_steps` R / num_mini_batches.
-
-        > Critic and advantages
-
-        gamma, lam (`float`): discount and GAE parameter, once per agent token (or per turn).
-        advantage_level (`str`): `"token"` or `"turn"`.
-        bootstrap_truncated (`bool`): give a truncated episode the critic's value as its successor.
-        whiten_rewards, whiten_advantages (`bool`): over the whole rollout batch, all processes.
-        cliprange_value (`float`, *optional*): half-width of the value clip; `None` switches it off.
-        vf_coef (`float`): weight of the value loss. Nearly without effect under Adam, which divides
-            a constant gradient scale out again; `critic_learning_rate` is the dial.
-        critic_learning_rate (`float`): of the critic's own optimizer group.
-        critic_max_grad_norm (`float`, *optional*): of the critic alone; default `max_grad_norm`.
-        critic_warmup_steps (`int`): optimizer steps that train the critic alone, on Monte Carlo
-            returns.
-        critic_lora_r (`int`, *optional*): rank of the `critic` adapter; default the policy's.
-        value_model_name_or_path (`str`, *optional*): a separate critic instead of the shared one.
-
-        > KL in the reward (GRPO's `beta` is the other KL, in the loss)
-
-        kl_coef (`float`): weight of the per-token KL to the reference policy, in nats.
-        kl_estimator (`str`): `"k1"` or `"k3"`.
-        missing_eos_penalty (`float`, *optional*): subtracted from the score of an episode whose last
-            turn does not end in EOS.
-
-        > Guards (docs/reliability.md)
-
-        target_kl (`float`, *optional*): once `policy/approx_kl` of a mini-batch exceeds it, in nats,
-            neither its step nor the rest of its rollout batch moves the weights.
-        max_consecutive_skips (`int`): optimizer steps in a row that may be skipped, because a loss or
-            a gradient is not finite, until the run saves a checkpoint and raises.
-        max_env_error_rate (`float`): share of failed episodes, over the last five rollout batches,
-            beyond which the run saves a checkpoint and raises; 1 for never.
-        min_valid_action_rate (`float`, *optional*): stop the run, with a checkpoint, when
-            `turns/valid_action_rate` stays below it.
-        min_reward_std (`float`, *optional*): likewise for `reward_std` of the rollout batch.
-        collapse_patience (`int`): how many rollout batches (or optimizer steps, for a limit of steps)
-            in a row must miss such a limit.
-        save_on_signal (`bool`): on SIGTERM or the first SIGINT, finish the optimizer step, save a
-            checkpoint and return. Takes the place of `enable_jit_checkpoint`.
-
-        > Multi-turn rollout
-
-        max_turns (`int`, *optional*): turns per episode. The last one is still played; TRL's
-            `max_tool_calling_iterations` counts turns whose tools are called instead.
-        max_turn_tokens (`int`, *optional*): sampled tokens per turn.
-        max_malformed_actions (`int`, *optional*): turns that the environment cannot read until the
-            episode ends.
-        env_timeout_seconds (`float`, *optional*): of one call into an environment.
-        episode_timeout_seconds (`float`, *optional*): of an episode, generation included.
-        env_workers (`int`): synchronous environments that run at the same time.
-        env_isolation (`str`): `"thread"`, or `"process"`: one process per environment, which may
-            then hang for ever or kill itself.
-        on_env_error (`str`): what an episode teaches whose environment failed: `"mask"` nothing,
-            `"penalise"` that its last turn cost `env_error_penalty`, `"drop"` nothing, and it is
-            left out of the batch's figures too.
-        env_error_penalty (`float`): reward units.
-        generation_slots (`int`, *optional*): episodes in flight at once; default all of the batch.
-        rollout_staleness (`int`): updates, of a rollout batch each, by which the policy that plays is
-            behind the one that is trained. Above 0 it makes a run as off-policy as an asynchronous
-            pipeline on purpose, to see whether it still learns.
-        turn_reward_weights (`list[float]`, *optional*): of `turn_reward_funcs`; default 1 each.
-
-        > Evaluation (docs/evaluation.md; None is as in training)
-
-        eval_temperature (`float`, *optional*): of sampling in evaluation; 0 takes the likeliest token.
-        eval_top_p, eval_top_k (*optional*): likewise.
-        eval_max_completion_length (`int`, *optional*): tokens of a whole episode in evaluation.
-
-        > Recorded episodes (docs/trace.md)
-
-        trace_episodes (`int`): episodes recorded of each update, all processes together; 0 for none.
-
-        > Watching (docs/watching.md)
-
-        report_to: `"auto"`, the default, is trackio on this machine alone where it is installed.
-
-        `vllm_importance_sampling_mode` also takes `"turn_truncate"` (the default) and `"turn_mask"`:
-        TRL's own default drops long episodes as a whole for small drifts of many tokens.
+    What a field means stands in its `help`, which the API pages and `trl-stppo train --help_all` show.
     """
 
     _TRAINER: ClassVar[str] = "PPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
     # Options that are refused here and that a subclass honours.
     _HONOURS: ClassVar[tuple[str, ...]] = ()
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        *GRPOConfig._VALID_DICT_FIELDS,
+        "eval_generation_kwargs",
+    ]
+
+    # No settings; PPO scripts read them, and may set them (`config_names.IGNORED`).
+    dataset_num_proc: ClassVar[int | None] = None
+    model_adapter_name: ClassVar[str | None] = None
+    ref_adapter_name: ClassVar[str | None] = None
+    num_sample_generations: ClassVar[int] = 0
 
     # Inherited; named so that the type checker knows what the aliases resolve into.
-    gradient_accumulation_steps: int = field(
-        default=1,
-        metadata={"help": "Micro-batches per optimizer step; per rollout with num_mini_batches."},
+    gradient_accumulation_steps: int = option(
+        1, "Micro-batches per optimizer step; per rollout with num_mini_batches."
     )
-    steps_per_generation: int | None = field(
-        default=None, metadata={"help": "Micro-batches per rollout batch."}
-    )
-    max_steps: int = field(default=-1, metadata={"help": "Optimizer steps; -1 for whole epochs."})
+    steps_per_generation: int | None = option(None, "Micro-batches per rollout batch.")
+    max_steps: int = option(-1, "Optimizer steps; -1 for whole epochs.")
 
-    num_generations_eval: int | None = field(
-        default=None, metadata={"help": "Episodes per row in evaluation; default num_generations."}
+    num_generations_eval: int | None = option(
+        None, "Episodes per row in evaluation; default num_generations."
     )
-    metric_for_best_model: str | None = field(
-        default=None, metadata={"help": "A figure of evaluation; default 'episode/score'."}
+    metric_for_best_model: str | None = option(
+        None, "A figure of evaluation; default 'episode/score'."
     )
 
     # Defaults of the parents that are changed.
-    num_generations: int | None = field(default=1, metadata={"help": "Episodes per prompt."})
-    num_iterations: int = field(default=4, metadata={"help": "Epochs over each rollout batch."})
-    loss_type: str = field(
-        default="grpo", metadata={"help": "One of 'grpo', 'bnpo', 'dr_grpo', 'dapo'."}
-    )
-    disable_dropout: bool = field(
-        default=True,
-        metadata={"help": "Dropout would make the ratio of an unchanged policy differ from 1."},
+    num_generations: int | None = option(1, "Episodes per prompt.")
+    num_iterations: int = option(4, "Epochs over each rollout batch.")
+    loss_type: str = option("grpo", "One of 'grpo', 'bnpo', 'dr_grpo', 'dapo'.")
+    disable_dropout: bool = option(
+        True, "Dropout would make the ratio of an unchanged policy differ from 1."
     )
 
-    report_to: None | str | list[str] = field(  # noqa: RUF036 (the form that upstream parses)
-        default="auto", metadata={"help": "Integrations; 'auto' is local trackio, if installed."}
+    report_to: None | str | list[str] = option(  # noqa: RUF036 (the form that upstream parses)
+        "auto", "Integrations; 'auto' is local trackio, if installed."
     )
 
-    # Aliases.
-    num_ppo_epochs: int | None = field(default=None, metadata={"help": "Alias of num_iterations."})
-    cliprange: float | None = field(default=None, metadata={"help": "Alias of epsilon."})
-    response_length: int | None = field(
-        default=None, metadata={"help": "Alias of max_completion_length."}
+    # Aliases: set either name, both hold the value.
+    num_ppo_epochs: int | None = option(
+        None, "Passes over each rollout batch; alias of num_iterations."
     )
-    total_episodes: int | None = field(
-        default=None, metadata={"help": "Episodes to collect in all."}
+    cliprange: float | None = option(None, "Half-width of the clip interval; alias of epsilon.")
+    response_length: int | None = option(
+        None,
+        "Tokens of a whole episode after the prompt, observations included; alias of "
+        "max_completion_length.",
     )
-    num_mini_batches: int | None = field(
-        default=None, metadata={"help": "Optimizer steps per epoch over a rollout batch."}
+    total_episodes: int | None = option(
+        None,
+        "Episodes to collect in all; sets max_steps to ceil(total_episodes / rollout batch) "
+        "* num_iterations * num_mini_batches.",
+    )
+    num_mini_batches: int | None = option(
+        None,
+        "Optimizer steps per epoch over a rollout batch. When set, "
+        "gradient_accumulation_steps has PPO's meaning (micro-batches per rollout, R): then "
+        "steps_per_generation becomes R and gradient_accumulation_steps R / num_mini_batches.",
     )
 
     # Critic and advantages.
-    gamma: float = field(default=1.0, metadata={"help": "Discount, 0 < gamma <= 1."})
-    lam: float = field(default=0.95, metadata={"help": "GAE parameter, 0 <= lam <= 1."})
-    advantage_level: str = field(default="token", metadata={"help": "'token' or 'turn'."})
-    bootstrap_truncated: bool = field(
-        default=False, metadata={"help": "Bootstrap truncated episodes from the critic."}
+    gamma: float = option(1.0, "Discount, 0 < gamma <= 1, once per agent token (or per turn).")
+    lam: float = option(0.95, "GAE parameter, 0 <= lam <= 1, as often as gamma.")
+    advantage_level: str = option("token", "'token' or 'turn'.")
+    bootstrap_truncated: bool = option(
+        False, "Give a truncated episode the critic's value as its successor."
     )
-    whiten_rewards: bool = field(
-        default=False, metadata={"help": "Whiten rewards, keeping the mean."}
+    whiten_rewards: bool = option(
+        False, "Whiten rewards over the rollout batch, all processes, keeping the mean."
     )
-    whiten_advantages: bool = field(default=True, metadata={"help": "Whiten advantages."})
-    cliprange_value: float | None = field(
-        default=0.2, metadata={"help": "Half-width of the value clip; None for no clip."}
+    whiten_advantages: bool = option(
+        True, "Whiten advantages over the rollout batch, all processes."
     )
-    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
-    critic_learning_rate: float = field(
-        default=1e-5, metadata={"help": "Learning rate of the critic's own optimizer group."}
+    cliprange_value: float | None = option(0.2, "Half-width of the value clip; None for no clip.")
+    vf_coef: float = option(
+        0.1,
+        "Weight of the value loss. Nearly without effect under Adam, which divides a "
+        "constant gradient scale out again; critic_learning_rate is the dial.",
     )
-    critic_max_grad_norm: float | None = field(
-        default=None, metadata={"help": "Gradient clip of the critic; default max_grad_norm."}
+    critic_learning_rate: float = option(1e-5, "Learning rate of the critic's own optimizer group.")
+    critic_max_grad_norm: float | None = option(
+        None, "Gradient clip of the critic; default max_grad_norm."
     )
-    critic_warmup_steps: int = field(
-        default=0, metadata={"help": "Optimizer steps that train the critic alone."}
+    critic_warmup_steps: int = option(
+        0, "Optimizer steps that train the critic alone, on Monte Carlo returns."
     )
-    critic_lora_r: int | None = field(
-        default=None, metadata={"help": "Rank of the critic adapter; default the policy's."}
-    )
-    value_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint of a separate critic."}
-    )
-
-    # KL in the reward.
-    kl_coef: float = field(default=0.05, metadata={"help": "Weight of the in-reward KL."})
-    kl_estimator: str = field(default="k1", metadata={"help": "'k1' or 'k3'."})
-    missing_eos_penalty: float | None = field(
-        default=None, metadata={"help": "Subtracted from the score when the episode lacks EOS."}
+    critic_lora_r: int | None = option(None, "Rank of the critic adapter; default the policy's.")
+    value_model_name_or_path: str | None = option(
+        None, "Checkpoint of a separate critic, instead of the shared one."
     )
 
-    # Guards.
-    target_kl: float | None = field(
-        default=None, metadata={"help": "KL in nats beyond which a rollout batch is left alone."}
+    # KL in the reward; GRPO's `beta` is the other KL, in the loss.
+    kl_coef: float = option(
+        0.05, "Weight of the per-token KL to the reference policy in the reward, in nats."
     )
-    max_consecutive_skips: int = field(
-        default=3, metadata={"help": "Steps in a row that may be skipped as not finite."}
-    )
-    max_env_error_rate: float = field(
-        default=0.5, metadata={"help": "Share of failed episodes beyond which a run stops."}
-    )
-    min_valid_action_rate: float | None = field(
-        default=None, metadata={"help": "Stop when turns/valid_action_rate stays below it."}
-    )
-    min_reward_std: float | None = field(
-        default=None, metadata={"help": "Stop when reward_std stays below it."}
-    )
-    collapse_patience: int = field(
-        default=5, metadata={"help": "How often in a row a limit is missed until the run stops."}
-    )
-    save_on_signal: bool = field(
-        default=True, metadata={"help": "On SIGTERM or SIGINT save a checkpoint and stop."}
+    kl_estimator: str = option("k1", "'k1' or 'k3'.")
+    missing_eos_penalty: float | None = option(
+        None, "Subtracted from the score of an episode whose last turn does not end in EOS."
     )
 
-    # Multi-turn rollout.
-    max_turns: int | None = field(default=None, metadata={"help": "Turns per episode."})
-    max_turn_tokens: int | None = field(default=None, metadata={"help": "Sampled tokens per turn."})
-    max_malformed_actions: int | None = field(
-        default=None, metadata={"help": "Unreadable turns until the episode ends."}
+    # Guards (docs/reliability.md).
+    target_kl: float | None = option(
+        None,
+        "Once policy/approx_kl of a mini-batch exceeds it, in nats, neither its step nor the "
+        "rest of its rollout batch moves the weights.",
     )
-    env_timeout_seconds: float | None = field(
-        default=120.0, metadata={"help": "Seconds for one call into an environment."}
+    max_consecutive_skips: int = option(
+        3,
+        "Optimizer steps in a row that may be skipped, because a loss or a gradient is not "
+        "finite, until the run saves a checkpoint and raises.",
     )
-    episode_timeout_seconds: float | None = field(
-        default=None, metadata={"help": "Seconds for one episode."}
+    max_env_error_rate: float = option(
+        0.5,
+        "Share of failed episodes, over the last five rollout batches, beyond which the run "
+        "saves a checkpoint and raises; 1 for never.",
     )
-    env_workers: int = field(
-        default=32, metadata={"help": "Synchronous environments that run at the same time."}
+    stop_when: list[str] | None = option(
+        None,
+        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5', or in YAML "
+        "and Python also {metric: reward_std, below: 0.01, patience: 5}. Of any metric of the "
+        "training, so often in a row as it is logged: per rollout batch or per optimizer step.",
     )
-    env_isolation: str = field(default="thread", metadata={"help": "'thread' or 'process'."})
-    on_env_error: str = field(
-        default="mask", metadata={"help": "'penalise', 'mask' or 'drop' a failed episode."}
-    )
-    env_error_penalty: float = field(
-        default=1.0, metadata={"help": "Price of a failed environment under 'penalise'."}
-    )
-    generation_slots: int | None = field(
-        default=None, metadata={"help": "Episodes in flight at once; default the whole batch."}
-    )
-    rollout_staleness: int = field(
-        default=0, metadata={"help": "Updates by which the policy that plays is behind."}
-    )
-    turn_reward_weights: list[float] | None = field(
-        default=None, metadata={"help": "Weights of turn_reward_funcs; default 1 each."}
-    )
-    vllm_importance_sampling_mode: str = field(
-        default="turn_truncate",
-        metadata={"help": "'{turn,token,sequence}_{truncate,mask}': correction of the sampler."},
+    enable_jit_checkpoint: bool = option(
+        True,
+        "On SIGTERM or the first SIGINT, finish the optimizer step, save a checkpoint and "
+        "return; with a handler of our own.",
     )
 
-    # Evaluation.
-    eval_temperature: float | None = field(
-        default=None, metadata={"help": "In evaluation; 0 is greedy; default temperature."}
+    # Multi-turn rollout (docs/rollout.md).
+    max_turns: int | None = option(
+        None,
+        "Turns per episode. The last one is still played; TRL's max_tool_calling_iterations "
+        "counts turns whose tools are called instead.",
     )
-    eval_top_p: float | None = field(default=None, metadata={"help": "As top_p, in evaluation."})
-    eval_top_k: int | None = field(default=None, metadata={"help": "As top_k; 0 for all tokens."})
-    eval_max_completion_length: int | None = field(
-        default=None, metadata={"help": "In evaluation; default max_completion_length."}
+    max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
+    max_malformed_actions: int | None = option(
+        None, "Turns that the environment cannot read until the episode ends."
     )
-    trace_episodes: int = field(
-        default=8, metadata={"help": "Episodes of each update that are recorded; 0 for none."}
+    env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
+    episode_timeout_seconds: float | None = option(
+        None, "Seconds for one episode, generation included."
+    )
+    env_workers: int = option(32, "Synchronous environments that run at the same time.")
+    env_isolation: str = option(
+        "thread",
+        "'thread', or 'process': one process per environment, which may then hang for ever "
+        "or kill itself.",
+    )
+    on_env_error: str = option(
+        "mask",
+        "What an episode teaches whose environment failed: 'mask' nothing, 'penalise' that its "
+        "last turn cost 1 ('penalise 0.5' another price, in reward units), 'drop' nothing, and it is "
+        "left out of the batch's figures too.",
+    )
+    generation_slots: int | None = option(
+        None, "Episodes in flight at once; default the whole batch."
+    )
+    rollout_staleness: int = option(
+        0,
+        "Updates, of a rollout batch each, by which the policy that plays is behind the one "
+        "that is trained. Above 0 it makes a run as off-policy as an asynchronous pipeline on "
+        "purpose, to see whether it still learns.",
+    )
+    turn_reward_weights: list[float] | None = option(
+        None, "Weights of turn_reward_funcs; default 1 each."
+    )
+    vllm_importance_sampling_mode: str = option(
+        "turn_truncate",
+        "Correction of the sampler: 'turn_truncate', 'turn_mask', or as in TRL, whose own default "
+        "drops long episodes as a whole for small drifts of many tokens.",
+    )
+
+    # Evaluation (docs/evaluation.md) and recorded episodes (docs/trace.md).
+    eval_generation_kwargs: dict[str, Any] | str | None = option(
+        None,
+        "What evaluation does otherwise than training: temperature (0 takes the likeliest "
+        "token), top_p, top_k, max_completion_length (tokens of a whole episode).",
+    )
+    trace_episodes: int = option(
+        8, "Episodes recorded of each update, all processes together; 0 for none."
     )
 
     # Names that PPO scripts set.
-    stop_token: str | None = field(
-        default=None, metadata={"help": "'eos' or None; EOS always ends."}
+    stop_token: str | None = option(None, "'eos' or None; EOS always ends.")
+    stop_token_id: int | None = option(None, "Ends a turn, as EOS does.")
+    local_rollout_forward_batch_size: int | None = option(
+        None, "Episodes per value pass; default per_device_train_batch_size."
     )
-    stop_token_id: int | None = field(default=None, metadata={"help": "Ends a turn, as EOS does."})
-    local_rollout_forward_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Episodes per value pass; default per_device_train_batch_size."},
-    )
-    num_sample_generations: int = field(
-        default=0, metadata={"help": "How often to print sample episodes during training."}
-    )
-    sft_model_path: str | None = field(default=None, metadata={"help": "Read by PPO scripts."})
-    reward_model_path: str | None = field(default=None, metadata={"help": "Read by PPO scripts."})
-    dataset_num_proc: int | None = field(default=None, metadata={"help": "Read by PPO scripts."})
-    model_adapter_name: str | None = field(
-        default=None, metadata={"help": "Only 'default': the adapter that is trained."}
-    )
-    ref_adapter_name: str | None = field(
-        default=None, metadata={"help": "Only 'ref': a frozen copy made at start."}
-    )
+    sft_model_path: str | None = option(None, "Read by PPO scripts.")
+    reward_model_path: str | None = option(None, "Read by PPO scripts.")
 
     def __post_init__(self) -> None:
+        self.stop_when = texts(self.stop_when)
         check_finite(self)
         resolve_report_to(self)
         self._resolve_aliases()
@@ -323,6 +241,13 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
             self.num_generations = 1
         self._resolve_schedule(mini_batches)
         check_values(self)
+
+    @property
+    def eval_settings(self) -> dict[str, Any]:
+        """`eval_generation_kwargs`, which is a dictionary once it has been read."""
+        told = self.eval_generation_kwargs or {}
+        assert isinstance(told, dict)
+        return told
 
     def _is_set(self, name: str) -> bool:
         """Whether a field differs from its default, which is all a dataclass can tell."""

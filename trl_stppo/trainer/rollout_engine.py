@@ -36,6 +36,7 @@ from ._trl import (
     tool_suffix,
     training_template,
 )
+from .config_checks import failure_price
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
@@ -64,9 +65,9 @@ def build_eval_engine(trainer: PPOTrainer, rollout: plan.RolloutPlan) -> Rollout
     """
     if trainer._engine is None:
         return None
-    limits, tokens = _limits(trainer), trainer.args.eval_max_completion_length
-    if tokens is not None:
-        limits = dataclasses.replace(limits, max_completion_tokens=tokens)
+    limits, told = _limits(trainer), trainer.args.eval_settings
+    if "max_completion_length" in told:
+        limits = dataclasses.replace(limits, max_completion_tokens=told["max_completion_length"])
     shared = rollout is trainer._rollout_plan
     engine = _assembled(trainer, rollout, limits, probes_play=not shared)
     weakref.finalize(trainer, engine.close)
@@ -77,6 +78,7 @@ def _assembled(
     trainer: PPOTrainer, rollout: plan.RolloutPlan, limits: Limits, *, probes_play: bool = True
 ) -> RolloutEngine:
     args = trainer.args
+    on_env_error, price = failure_price(args.on_env_error)
     return assemble(
         rollout,
         plan.renderer(trainer),
@@ -84,8 +86,8 @@ def _assembled(
         probes_play=probes_play,
         env_workers=args.env_workers,
         isolated=args.env_isolation == "process",
-        on_env_error=args.on_env_error,
-        env_error_penalty=args.env_error_penalty,
+        on_env_error=on_env_error,
+        env_error_penalty=price,
     )
 
 

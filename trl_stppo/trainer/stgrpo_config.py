@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
+from .config_names import option, takes_old_names
 from .stppo_config import STPPOConfig
 
 GROUP_VARIANTS = {
@@ -24,21 +25,12 @@ CRITICS_OPTIONS = (
 )
 
 
+@takes_old_names
 @dataclass(repr=False)
 class STGRPOConfig(STPPOConfig):
-    r"""Configuration of [`STGRPOTrainer`].
+    """Configuration of [`STGRPOTrainer`]: all of [`STPPOConfig`] but what concerns a critic.
 
-    All of [`STPPOConfig`] is inherited but what concerns a critic and rewards per token: setting one of
-    those is an error.
-
-    Parameters:
-        variant (`str`, *optional*): `"grpo"`, `"gspo"`, `"turn-grpo"`, `"s-grpo"` or `"st-grpo"`
-            (default); `None` leaves ratio and correction free.
-        num_generations (`int`): episodes per prompt, at least 2.
-        num_iterations (`int`): epochs over each rollout batch.
-        scale_rewards (`str`): whose standard deviation divides the advantages, `"group"`, `"batch"` or
-            `"none"`.
-        beta (`float`): weight of the KL to the reference policy in the loss, as in GRPO.
+    Setting what does, or rewards per token, is an error. `scale_rewards` and `beta` work as in GRPO.
 
     Source: arXiv:2511.20718v2 (SO-GRPO, SORL); Shao et al. 2024, arXiv:2402.03300.
     """
@@ -47,12 +39,12 @@ class STGRPOConfig(STPPOConfig):
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = GROUP_VARIANTS
     _HONOURS: ClassVar[tuple[str, ...]] = ("scale_rewards",)
 
-    variant: str | None = field(
-        default="st-grpo", metadata={"help": f"One of {', '.join(GROUP_VARIANTS)}."}
+    variant: str | None = option(
+        "st-grpo", f"One of {', '.join(GROUP_VARIANTS)}, or None: free choice."
     )
-    num_generations: int | None = field(default=8, metadata={"help": "Episodes per prompt."})
-    num_iterations: int = field(default=1, metadata={"help": "Epochs over each rollout batch."})
-    kl_coef: float = field(default=0.0, metadata={"help": "Only 0: use beta."})
+    num_generations: int | None = option(8, "Episodes per prompt, at least 2.")
+    num_iterations: int = option(1, "Epochs over each rollout batch.")
+    kl_coef: float = option(0.0, "Only 0: use beta.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

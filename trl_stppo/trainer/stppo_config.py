@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.clip_bias import NORMALIZATION_MODES as MODES
+from .config_names import option, takes_old_names
 from .ppo_config import PPOConfig
+from .stop_when import conditions
 
 # variant -> (importance_sampling_level, whether the clipping-bias correction is on)
 VARIANTS = {
@@ -18,7 +20,7 @@ VARIANTS = {
 }
 # Modes whose scale has the unit of one over a gradient, so that they cannot multiply an update.
 GRADIENT_UNIT_MODES = ("triggered", "floor")
-ESTIMATORS = ("exact", "logits")
+ESTIMATORS = ("auto", "exact", "logits")
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
 # ... except these relatives, which keep state that depends on the learning rate, or step early.
@@ -40,29 +42,13 @@ def check_linear(optimizer: str) -> None:
         )
 
 
+@takes_old_names
 @dataclass(repr=False)
 class STPPOConfig(PPOConfig):
-    r"""Configuration of [`STPPOTrainer`].
+    """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the two pieces of the paper.
 
-    All of [`PPOConfig`] is inherited. `variant` sets the two fields below it; setting one of them to
-    a value that contradicts the variant is an error.
-
-    Parameters:
-        variant (`str`, *optional*): `"ppo"`, `"turn-ppo"`, `"s-ppo"` or `"st-ppo"` (default);
-            `None` leaves the two fields free.
-        importance_sampling_level (`str`, *optional*): `"token"`, `"turn"` or `"sequence"`.
-        clip_bias_normalization (`str`, *optional*): `"none"`, `"triggered"`, `"floor"`, `"relative"`
-            or `"share"`; see `trl_stppo.core.clip_bias`.
-        clip_bias_power (`float`): exponent of `"share"`.
-        clip_bias_target (`str`): what the scale multiplies, `"gradient"` or `"update"`. Adam divides
-            a constant gradient scale out again; the update is what it cannot undo.
-        clip_bias_estimator (`str`, *optional*): `"exact"`, from the gradients themselves, or
-            `"logits"`, an estimate of the two norms' ratio that needs no second gradient. Default:
-            exact, except where DeepSpeed or FSDP shards the gradients.
-        log_clip_bias (`bool`, *optional*): measure the norm of the clipping bias also where it is not
-            corrected, at the price of a second backward pass. Default: only where it is corrected.
-        max_clip_bias_ratio (`float`, *optional*): stop the run, with a checkpoint, when
-            `clip_bias/norm` over `clip_bias/grad_norm` exceeds it for `collapse_patience` steps.
+    `variant` sets `importance_sampling_level` and `clip_bias_normalization`; setting one of them to a value
+    that contradicts the variant is an error.
 
     Source: arXiv:2511.20718v1, Sections 4 and 5; modes `"floor"`, `"relative"`, `"share"` and the
     target `"update"` are this package's own.
@@ -72,25 +58,25 @@ class STPPOConfig(PPOConfig):
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
 
-    variant: str | None = field(
-        default="st-ppo", metadata={"help": f"One of {', '.join(VARIANTS)}."}
+    variant: str | None = option("st-ppo", f"One of {', '.join(VARIANTS)}, or None: free choice.")
+    importance_sampling_level: str | None = option(
+        None, "'token', 'turn' or 'sequence'; set by variant."
     )
-    importance_sampling_level: str | None = field(
-        default=None, metadata={"help": "'token', 'turn' or 'sequence'; set by variant."}
+    clip_bias_normalization: str | None = option(
+        None, f"One of {', '.join(MODES)} (docs/algorithm.md); set by variant."
     )
-    clip_bias_normalization: str | None = field(
-        default=None, metadata={"help": f"One of {', '.join(MODES)}; set by variant."}
+    clip_bias_power: float = option(4.0, "Exponent of 'share'.")
+    clip_bias_target: str = option(
+        "update",
+        "What the scale multiplies, 'gradient' or 'update'. Adam divides a constant gradient "
+        "scale out again; the update is what it cannot undo.",
     )
-    clip_bias_power: float = field(default=4.0, metadata={"help": "Exponent of 'share'."})
-    clip_bias_target: str = field(default="update", metadata={"help": "'gradient' or 'update'."})
-    clip_bias_estimator: str | None = field(
-        default=None, metadata={"help": "'exact' or 'logits'; exact unless gradients are sharded."}
-    )
-    log_clip_bias: bool | None = field(
-        default=None, metadata={"help": "Measure the clipping bias where it is not corrected."}
-    )
-    max_clip_bias_ratio: float | None = field(
-        default=None, metadata={"help": "Stop when norm(C) / norm(g) stays above it."}
+    clip_bias_estimator: str | None = option(
+        None,
+        "How the norm of the clipping bias is measured: 'exact', from the gradients "
+        "themselves; 'logits', an estimate that needs no second gradient; 'auto', exact unless "
+        "gradients are sharded. None is as auto, but only where it is corrected or in stop_when: "
+        "elsewhere it costs a second backward pass.",
     )
 
     def __post_init__(self) -> None:
@@ -138,23 +124,6 @@ class STPPOConfig(PPOConfig):
 
     def _check_clip_bias(self) -> None:
         mode = self.clip_bias_normalization
-        if self.log_clip_bias is None:
-            self.log_clip_bias = mode != "none" or self.max_clip_bias_ratio is not None
-        elif not self.log_clip_bias and mode != "none":
-            raise ValueError(
-                f"`log_clip_bias=False` contradicts `clip_bias_normalization={mode!r}`, which measures "
-                f"it anyway. Leave it unset."
-            )
-        if self.max_clip_bias_ratio is not None and not self.log_clip_bias:
-            raise ValueError(
-                f"`max_clip_bias_ratio={self.max_clip_bias_ratio}` contradicts `log_clip_bias=False`: what "
-                f"is not measured has no limit. Leave log_clip_bias unset."
-            )
-        if self.max_clip_bias_ratio is not None and self.max_clip_bias_ratio <= 0:
-            raise ValueError(
-                f"`max_clip_bias_ratio={self.max_clip_bias_ratio}`: must satisfy "
-                f"max_clip_bias_ratio > 0 or None."
-            )
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
         if self.clip_bias_target not in ("gradient", "update"):
@@ -164,7 +133,7 @@ class STPPOConfig(PPOConfig):
         if self.clip_bias_estimator not in (None, *ESTIMATORS):
             raise ValueError(
                 f"`clip_bias_estimator={self.clip_bias_estimator!r}`: allowed are "
-                f"{', '.join(map(repr, ESTIMATORS))}, or None to let the engine decide."
+                f"{', '.join(map(repr, ESTIMATORS))}, or None."
             )
         if self.clip_bias_estimator == "logits":
             self.check_estimator()
@@ -176,6 +145,14 @@ class STPPOConfig(PPOConfig):
             )
         if self.clip_bias_target == "update" and mode != "none":
             self._check_update_target()
+
+    @property
+    def measures_clip_bias(self) -> bool:
+        """Whether the clipping bias is measured: where it is corrected, asked for, or watched."""
+        watched = (condition.metric for condition in conditions(self.stop_when))
+        asked = self.clip_bias_estimator is not None
+        corrected = self.clip_bias_normalization != "none"
+        return corrected or asked or any(metric.startswith("clip_bias/") for metric in watched)
 
     def check_estimator(self) -> None:
         """Refuse what the estimate in the space of the logits cannot do."""

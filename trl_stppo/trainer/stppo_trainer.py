@@ -53,7 +53,8 @@ class STPPOTrainer(PPOTrainer):
     def _estimates(self) -> bool:
         """Whether the norms are estimated; gradients that are sharded are nowhere to be had whole."""
         sharded = is_sharded(self.accelerator)
-        return (self.args.clip_bias_estimator or ("logits" if sharded else "exact")) == "logits"
+        estimator = self.args.clip_bias_estimator
+        return sharded if estimator in (None, "auto") else estimator == "logits"
 
     def _scales_updates(self) -> bool:
         args = self.args
@@ -62,7 +63,7 @@ class STPPOTrainer(PPOTrainer):
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self._scales_updates():
             check_linear(type(optimizer).__name__)
-        if not self.args.log_clip_bias:
+        if not self.args.measures_clip_bias:
             return
         self._estimate = ClipBiasEstimate(self.accelerator.device)
         if self._estimates:
@@ -109,7 +110,7 @@ class STPPOTrainer(PPOTrainer):
         if self._estimates:
             mode, power = self.args.clip_bias_normalization, self.args.clip_bias_power
             scale = normalization_scale(kept, clipped, mode, power)
-            figures |= {"norm": clipped, "grad_norm": kept, "scale": scale}
+            figures |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
             if self._scales_updates() and self._hooks is not None:
                 self._hooks.update_scale = float(scale)
         for name, value in figures.items():

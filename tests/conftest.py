@@ -9,13 +9,32 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from tests import warm
+
+
+def pytest_collection_finish() -> None:
+    """Hides what the imports have made from the collector, which upstream runs after each training.
+
+    That was half of the time of a small one.
+    """
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_warm_parent_stays() -> Iterator[None]:
+    yield
+    warm.end()
 
 
 @pytest.fixture(scope="module")

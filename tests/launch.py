@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+from tests import warm
+from tests.warm import ENVIRONMENT, ROOT
+
+__all__ = ["ENVIRONMENT", "ROOT", "launcher", "on_two_processes"]
 
 
 def launcher(processes: int) -> list[str]:
     """Arguments of Python that make it start so many processes of the module that follows."""
     # It listens on a port of its own choice: one that was looked for could be taken meanwhile.
     return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+
+
+def environment_of(rank: int, processes: int, port: int) -> dict[str, str]:
+    """What torchrun tells a process on its one machine; the store's port is that of `port`."""
+    # The last: whoever starts the processes holds the store, as torchrun does.
+    return {
+        **{name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")},
+        **{n: str(processes) for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")},
+        **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    }
 
 
 def on_two_processes(
@@ -29,13 +43,32 @@ def on_two_processes(
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """Run `module folder arguments`; returns what each rank has saved as `folder/rank<r>.pt`."""
-    result = subprocess.run(
-        [sys.executable, *launcher(2), "-m", module, str(folder), *arguments],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-8000:]
+    # Port 0: one that was looked for could be taken meanwhile.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {**os.environ, **ENVIRONMENT, **(environment or {})}
+    words = [sys.executable, "-m", module, str(folder), *arguments]
+    logs = [folder / f"rank{rank}.log" for rank in (0, 1)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as file:
+            env = {**given, **environment_of(rank, 2, store.port)}
+            ranks.append(warm.Process(words, cwd=ROOT, env=env, stdout=file, stderr=file))
+    wait_for_all(ranks, timeout)
+    said = "\n".join(f"{log.name}:\n{log.read_text()[-6000:]}" for log in logs)
+    codes = [process.returncode for process in ranks]
+    assert codes == [0, 0], f"they ended with {codes}\n{said}"
     return [torch.load(folder / f"rank{r}.pt", weights_only=weights_only) for r in (0, 1)]
+
+
+def wait_for_all(processes: list[warm.Process], timeout: float) -> None:
+    """Until all have ended well; those that wait for one that has not, or hang, are killed."""
+    until = time.monotonic() + timeout
+    try:
+        codes = [None]
+        while None in codes and not any(codes) and time.monotonic() < until:
+            time.sleep(0.02)
+            codes = [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            process.kill_group()
+            process.wait()

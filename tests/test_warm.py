@@ -1,0 +1,119 @@
+"""Warm processes (`tests/warm.py`) begin, speak and end as cold ones do, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import launch, warm
+from tests.isolation_kit import is_running
+from tests.waiting import PATIENCE, wait_until
+
+PYTHON = sys.executable
+
+
+def both(words, **options):
+    """What the warm and what the cold process say and how they end."""
+    cold = subprocess.run(
+        [PYTHON, *words], capture_output=True, text=True, timeout=PATIENCE, **options
+    )
+    return warm.run([PYTHON, *words], timeout=PATIENCE, **options), cold
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; print(sys.stdin.read()); sys.exit(3)",
+        "raise SystemExit('refused')",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "import atexit; atexit.register(print, 'last'); print('first')",
+        "import os, sys; print(os.getcwd(), os.environ['WORD'], 'OTHER' in os.environ, sys.argv, __name__)",
+        "import os, threading; print(len(os.listdir('/proc/self/task')), threading.active_count())",
+    ],
+)
+def test_a_warm_process_is_as_a_cold_one(code, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTHER", "1")
+    env = {
+        **{k: v for k, v in os.environ.items() if k != "OTHER"},
+        "WORD": "said",
+        "OMP_NUM_THREADS": "1",
+    }
+    one, other = both(["-c", code, "a b"], cwd=tmp_path, env=env, input="line\n")
+    assert (one.returncode, one.stdout, one.stderr) == (
+        other.returncode,
+        other.stdout,
+        other.stderr,
+    )
+
+
+def test_errors_modules_and_scripts(tmp_path):
+    (tmp_path / "beside.py").write_text("VALUE = 7")
+    (tmp_path / "script.py").write_text(
+        "import sys, beside\nprint(sys.argv, beside.VALUE, __file__)\n1 / 0\n"
+    )
+    one, other = both(["script.py", "x"], cwd=tmp_path)
+    assert (one.returncode, one.stdout) == (other.returncode, other.stdout) == (1, one.stdout)
+    assert one.stderr.endswith("ZeroDivisionError: division by zero\n")
+    one, other = both(["-m", "beside"], cwd=tmp_path)
+    assert one.returncode == other.returncode == 0
+
+
+def test_it_has_its_imports_behind_it_and_no_second_thread():
+    done = warm.run([PYTHON, "-c", "import sys; print({'torch', 'trl'} <= set(sys.modules))"])
+    assert done.stdout == "True\n"
+    tasks = f"/proc/{warm.parent().process.pid}/task"
+    assert len(os.listdir(tasks)) == 1
+
+
+def test_what_hangs_is_ended_with_all_that_it_has_started(monkeypatch):
+    monkeypatch.setattr(warm, "_parents", [warm._Parent(modules=())])
+    code = "import os, time; os.write(1, f'{os.fork()}\\n'.encode()); time.sleep(1000)"
+    words = [PYTHON, "-c", code]
+    process = warm.Process(words, stdout=subprocess.PIPE, text=True)
+    pids = {int(process.stdout.readline()), int(process.stdout.readline()), process.pid} - {0}
+    assert len(pids) == 2
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.1)
+    warm.end()
+    assert wait_until(lambda: not any(map(is_running, pids)))
+    assert process.communicate() == ("", None)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_time_limit_ends_it():
+    with pytest.raises(subprocess.TimeoutExpired):
+        warm.run([PYTHON, "-c", "import time; time.sleep(1000)"], timeout=0.5)
+
+
+def test_a_variable_that_was_read_at_import_is_refused(monkeypatch):
+    monkeypatch.setenv("HF_HOME", "/elsewhere")
+    with pytest.raises(ValueError, match="HF_HOME is read at import: start this one cold"):
+        warm.run([PYTHON, "-c", ""])
+
+
+RANKS = """
+import os, sys, time, torch
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+told = torch.full((1,), rank + 1)
+torch.distributed.all_reduce(told)
+torch.save(int(told), f"{sys.argv[1]}/rank{rank}.pt")
+if sys.argv[2] == "fails" and rank == 1:
+    sys.exit("rank 1 fails")
+if sys.argv[2] != "ends":
+    time.sleep(1000)
+"""
+
+
+def test_two_processes_find_each_other_and_none_outlives_the_other(tmp_path, monkeypatch):
+    (tmp_path / "ranks.py").write_text(RANKS)
+    monkeypatch.setattr(launch, "ROOT", tmp_path)
+    assert launch.on_two_processes("ranks", tmp_path, "ends") == [3, 3]
+    with pytest.raises(AssertionError, match="rank 1 fails"):
+        launch.on_two_processes("ranks", tmp_path, "fails")
+    with pytest.raises(AssertionError, match=r"\[-9, -9\]"):
+        launch.on_two_processes("ranks", tmp_path, "hangs", timeout=3)

@@ -8,8 +8,11 @@ DEMO_FLAGS ?=
 DEMO_THREADS ?= 1
 # So do those of the tests, which run in so many processes instead.
 TEST_PROCESSES ?= 2
+PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+# What changes with pages, names and packaging only.
+DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo docs test test-slow test-matrix mutants lint format check clean
+.PHONY: install demo docs test test-docs test-slow test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -32,7 +35,11 @@ demo: $(VENV)/.installed-demo
 	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)
 
 test: install
-	$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(PYTEST) $(DOCS_TESTS:%=--ignore=%)
+
+# Runs the pages' blocks and commands, builds the site and the wheel, and TRL's own scripts and tests with our trainers.
+test-docs: install
+	$(PYTEST) $(DOCS_TESTS)
 
 test-slow: install
 	$(OFFLINE) $(BIN)/python -m pytest -m slow
@@ -59,7 +66,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint test
+check: lint test test-docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs docs/_build

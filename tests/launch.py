@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from tests import warm
 from tests.warm import ENVIRONMENT, ROOT
 
-__all__ = ["ENVIRONMENT", "ROOT", "launcher", "on_two_processes"]
+__all__ = ["ENVIRONMENT", "ROOT", "launcher", "on_two_processes", "two_processes"]
 
 
 def launcher(processes: int) -> list[str]:
@@ -43,21 +45,33 @@ def on_two_processes(
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """Run `module folder arguments`; returns what each rank has saved as `folder/rank<r>.pt`."""
+    codes, said = two_processes([module, str(folder), *arguments], timeout, environment)
+    assert codes == [0, 0], f"they ended with {codes}\n{said}"
+    return [torch.load(folder / f"rank{r}.pt", weights_only=weights_only) for r in (0, 1)]
+
+
+def two_processes(
+    words: list[str], timeout: float, environment: dict[str, str] | None = None
+) -> tuple[list[int], str]:
+    """Run the module and its arguments; returns how both have ended, and what they have said."""
     # Port 0: one that was looked for could be taken meanwhile.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = {**os.environ, **ENVIRONMENT, **(environment or {})}
-    words = [sys.executable, "-m", module, str(folder), *arguments]
-    logs = [folder / f"rank{rank}.log" for rank in (0, 1)]
-    ranks = []
-    for rank, log in enumerate(logs):
-        with log.open("w") as file:
-            env = {**given, **environment_of(rank, 2, store.port)}
-            ranks.append(warm.Process(words, cwd=ROOT, env=env, stdout=file, stderr=file))
-    wait_for_all(ranks, timeout)
-    said = "\n".join(f"{log.name}:\n{log.read_text()[-6000:]}" for log in logs)
-    codes = [process.returncode for process in ranks]
-    assert codes == [0, 0], f"they ended with {codes}\n{said}"
-    return [torch.load(folder / f"rank{r}.pt", weights_only=weights_only) for r in (0, 1)]
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
+        ranks = [
+            warm.Process(
+                [sys.executable, "-m", *words],
+                **{"cwd": ROOT, "env": {**given, **environment_of(rank, 2, store.port)}},
+                **{"stdout": log, "stderr": log},
+            )
+            for rank, log in enumerate(logs)
+        ]
+        wait_for_all(ranks, timeout)
+        for log in logs:
+            log.seek(0)
+        said = [f"process {rank}:\n{log.read()[-6000:]}" for rank, log in enumerate(logs)]
+        return [process.returncode for process in ranks], "\n".join(said)
 
 
 def wait_for_all(processes: list[warm.Process], timeout: float) -> None:

@@ -133,9 +133,9 @@ def violations(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_keep_to_the_layers(path):
-    assert violations(path) == []
+def test_imports_keep_to_the_layers():
+    assert len(MODULES) > 100
+    assert [line for path in MODULES for line in violations(path)] == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from tests import warm
 from tests.script_kit import question_rows
 from trl_stppo.cli import play as play_command
 
@@ -137,14 +137,11 @@ def test_a_row_is_taken_from_a_dataset_or_a_stream(play, streaming, tmp_path) ->
 
 def test_as_a_command_on_the_default_environment_and_dataset() -> None:
     pytest.importorskip("bm25s")
-    result = subprocess.run(
+    result = warm.run(
         [sys.executable, "scripts/play_env.py", "--index", "3"],
         input="<search>merge</search>\n<answer>x</answer>\n",
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=900,
-        check=False,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert "user: " in result.stdout

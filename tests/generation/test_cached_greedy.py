@@ -17,10 +17,14 @@ from tests.generation.driving import (
     play,
     tiny_model,
 )
+from tests.tiers import quick
 from trl_stppo.generation.sampling import SamplingSettings
 
 KINDS = ["gpt2", "qwen2", "qwen3", "llama"]
 CASES = [(kind, attention) for kind in KINDS for attention in ("sdpa", "eager")]
+CAPACITIES = (1, 3, None)
+# Each kind with each attention, and in turn with each capacity.
+NOW = [(*case, CAPACITIES[i % 3]) for i, case in enumerate(CASES)]
 
 
 @cache
@@ -57,8 +61,10 @@ def test_all_at_once_equals_generate(kind: str, attention: str) -> None:
         assert ids_of(play(backend, episodes())) == expected(kind, attention)
 
 
-@pytest.mark.parametrize(("kind", "attention"), CASES)
-@pytest.mark.parametrize("capacity", [1, 3, None])
+@pytest.mark.parametrize(
+    ("kind", "attention", "capacity"),
+    quick([(*case, capacity) for case in CASES for capacity in CAPACITIES], *NOW),
+)
 def test_any_schedule_equals_generate(kind: str, attention: str, capacity: int | None) -> None:
     backend = backend_of(model_of(kind, attention), capacity=capacity)
     with backend.running():
@@ -67,8 +73,12 @@ def test_any_schedule_equals_generate(kind: str, attention: str, capacity: int |
             assert capacity == 1 or backend.midway > 5
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("prefill_tokens", [1, 7, 40])
+PREFILLS = [(kind, tokens) for kind in ("gpt2", "llama") for tokens in (1, 7, 40)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefill_tokens"), quick(PREFILLS, ("gpt2", 1), ("llama", 7), ("gpt2", 40))
+)
 def test_prefill_in_pieces_changes_nothing(kind: str, prefill_tokens: int) -> None:
     backend = backend_of(model_of(kind, "sdpa"), prefill_tokens=prefill_tokens)
     sizes = []

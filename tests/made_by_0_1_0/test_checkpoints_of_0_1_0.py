@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ import pytest
 import torch
 
 from tests.fixtures.v0_1_0 import recipe
-from tests.launch import ENVIRONMENT, ROOT, launcher
+from tests.launch import two_processes
 from tests.run_log import comparable
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trace import read_trace
@@ -80,18 +77,11 @@ def outcome_of_two(base, tmp_path_factory):
     found = unpacked("two", tmp_path_factory)
     run, settings = found.folder / "run", found.folder / "settings.json"
     words = ["tests.fixtures.v0_1_0.recipe", "two", base, run, settings, found.checkpoint]
-    result = subprocess.run(
-        [sys.executable, *launcher(2), "-m", *map(str, words)],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if "CheckpointError: " in result.stderr:
-        found.refusal = result.stderr.partition("CheckpointError: ")[2].splitlines()[0]
+    codes, said = two_processes([str(word) for word in words], timeout=300)
+    if "CheckpointError: " in said:
+        found.refusal = said.partition("CheckpointError: ")[2].splitlines()[0]
         return found
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+    assert codes == [0, 0], said
     found.log = json.loads((run / "log.json").read_text())
     return found
 

@@ -165,12 +165,11 @@ LAZY = ("processing_class", "value_model")
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("trainer_class", [PPOTrainer, STPPOTrainer])
-def test_what_cannot_work_is_refused_by_name(case, trainer_class, tmp_path):
+def test_what_cannot_work_is_refused_by_name(case, tmp_path):
     arguments, options, message = REFUSED[case]
     arguments = {k: v() if k in LAZY else v for k, v in arguments.items()}
     with pytest.raises(ValueError, match=re.escape(message)):
-        build(tmp_path, trainer_class, arguments=arguments, **options)
+        build(tmp_path, STPPOTrainer, arguments=arguments, **options)
 
 
 def test_the_reference_must_be_another_object_than_the_policy(tmp_path):

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from tests.fakes import char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.scripted import LEARNS, STEPS, plain_logprobs, scripted_trainer
+from tests.tiers import quick
 
 pytest.importorskip("peft", minversion="0.21")  # the kinds of adapters below are that release's
 from peft.tuners.lora.config import KasaConfig, MontecloraConfig, VeloraConfig
@@ -108,7 +109,11 @@ def trained_adapter(model, adapter_name="default", **options):
     return model
 
 
-@pytest.fixture(scope="module", params=[*FRESH, *GIVEN])
+# One of each way through our code; the others differ in PEFT's.
+NOW = ("dora", "parameters", "whole modules", "random", "pissa", "given modules")
+
+
+@pytest.fixture(scope="module", params=quick([*FRESH, *GIVEN], *NOW))
 def run(request, tmp_path_factory):
     return Run(request.param, tmp_path_factory.mktemp("run"))
 
@@ -357,7 +362,7 @@ def loaded_by_transformers(model):
         (with_critic, "`critic_lora_r=2`, but the adapter 'critic' of `model` has rank 4"),
     ],
 )
-@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+@pytest.mark.parametrize("kl_coef", quick([0.0, 0.05], 0.05))
 def test_adapters_that_come_with_the_model_are_checked_too(make, message, kl_coef, tmp_path):
     model = make(tiny_policy(char_tokenizer()))
     with pytest.raises(ValueError, match=re.escape(message)):

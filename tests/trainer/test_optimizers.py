@@ -9,6 +9,7 @@ from transformers import Adafactor, AutoModelForCausalLM
 
 from tests.fakes import char_tokenizer, tiny_config, tiny_policy
 from tests.scripted import logged, norm, policy_parameters, scripted_trainer
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.build import check_optimizer
 from trl_stppo.trainer.stppo_config import check_linear
@@ -56,7 +57,15 @@ def bare(optimizer):
     return getattr(optimizer, "optimizer", optimizer)
 
 
-@pytest.mark.parametrize("optim", [*TORCH, *BITSANDBYTES])
+NOW = (
+    "adafactor",
+    "sgd",
+    "paged_adamw_8bit",
+    "ademamix_8bit",
+)  # AdamW of torch is in all other tests
+
+
+@pytest.mark.parametrize("optim", quick([*TORCH, *BITSANDBYTES], *NOW))
 def test_policy_and_critic_step_and_a_resumed_run_equals_the_uninterrupted(optim, tmp_path):
     if optim in BITSANDBYTES:
         pytest.importorskip("bitsandbytes")

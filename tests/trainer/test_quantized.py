@@ -20,6 +20,7 @@ from transformers import (
 from tests.builders import LIMITS, Kept, build, logs, prompts
 from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.scripted import LEARNS, STEPS, norm, scripted_trainer
+from tests.tiers import quick
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.trainer import rollout_engine
 from trl_stppo.trainer.build import keep_trainable
@@ -37,7 +38,7 @@ def checkpoint(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "checkpointing"])
+@pytest.fixture(scope="module", params=quick([False, True], True), ids=["plain", "checkpointing"])
 def finished(request, checkpoint, tmp_path_factory):
     """Trainer and recorder after a few steps, and the backbone's bytes before them."""
     trainer, recorder = scripted_trainer(
@@ -122,7 +123,7 @@ def by_prompt(batch) -> list[int]:
     return sorted(range(len(prompts)), key=lambda i: prompts[i])
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", quick([False, True], True))
 def test_an_environment_is_played_on_the_quantised_weights(checkpoint, tmp_path, checkpointing):
     """By the backend that keeps its cache, which leaves modes and adapters as they were."""
     trainer = build(
@@ -203,7 +204,10 @@ def quantised(folder, way, **options):
     return scripted_trainer(folder, **{**settings, **way, **options})
 
 
-@pytest.fixture(scope="module", params=WAYS)
+NOW = ("double, bfloat16", "8 bits", "trained before")
+
+
+@pytest.fixture(scope="module", params=quick(WAYS, *NOW))
 def run(request, checkpoint, tmp_path_factory):
     """Way, folder, trainer, recorder and the frozen bytes of a run of four steps."""
     way, folder = WAYS[request.param], tmp_path_factory.mktemp("way")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from contextvars import ContextVar
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from transformers.integrations import TrackioCallback
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
 from tests.scripted import numbered_rows, scripted_trainer, weights
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trace import read_trace
 from trl_stppo.trainer import run_state
@@ -66,7 +68,17 @@ def build(case: str, folder) -> STPPOTrainer:
     return trainer
 
 
-@pytest.fixture(scope="module", params=CASES)
+# Rollout batches end at 4, 8 and 12, the epoch at 8; the others lie inside a batch or a PPO epoch.
+CHECKPOINTS = (1, 3, 4, 6, 8, 9, 12)
+# One case from everywhere; the others from inside a batch and from an end of one.
+NOW = [
+    *(("shared critic, dropout", step) for step in CHECKPOINTS),
+    *((case, step) for case in ("separate critic", "log seldom", "evaluation") for step in (3, 8)),
+    *(("moving reference", step) for step in (4, 9)),
+]
+
+
+@pytest.fixture(scope="module")
 def uninterrupted(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     trainer = build(request.param, folder)
@@ -74,8 +86,9 @@ def uninterrupted(request, tmp_path_factory):
     return request.param, folder, trainer, result
 
 
-# Rollout batches end at 4, 8 and 12, the epoch at 8; the others lie inside a batch or a PPO epoch.
-@pytest.mark.parametrize("step", [1, 3, 4, 6, 8, 9, 12])
+@pytest.mark.parametrize(
+    ("uninterrupted", "step"), quick(product(CASES, CHECKPOINTS), *NOW), indirect=["uninterrupted"]
+)
 def test_every_checkpoint_continues_bit_for_bit(uninterrupted, step):
     case, folder, reference, result = uninterrupted
     resumed = build(case, folder)
@@ -88,6 +101,7 @@ def test_every_checkpoint_continues_bit_for_bit(uninterrupted, step):
     assert again.training_loss == result.training_loss
 
 
+@pytest.mark.parametrize("uninterrupted", quick(CASES, "evaluation"), indirect=True)
 def test_a_checkpoint_inside_a_rollout_batch_holds_it(uninterrupted):
     _, folder, *_ = uninterrupted
     for step, inside in ((3, True), (4, False), (5, True)):
@@ -100,19 +114,26 @@ def test_a_checkpoint_inside_a_rollout_batch_holds_it(uninterrupted):
             assert names <= buffer[0].keys()
 
 
-@pytest.mark.parametrize("step", [2, 4, 6, 9, 12])
-def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, tmp_path):
+def stream_run(folder):
+    rows = numbered_rows(16).to_iterable_dataset()
+    settings = {**RUN, "num_mini_batches": 1, "max_steps": 14, "save_total_limit": None}
+    return scripted_trainer(folder, **{**settings, "train_dataset": rows})[0]
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory):
     """Sixteen rows are two rollout batches: three passes and a half, each in an order of its own."""
+    folder = tmp_path_factory.mktemp("stream")
+    trainer = stream_run(folder)
+    trainer.train()
+    return folder, trainer
 
-    def stream_run(folder, **options):
-        rows = numbered_rows(16).to_iterable_dataset()
-        settings = {**RUN, "num_mini_batches": 1, "max_steps": 14, "save_total_limit": None}
-        return scripted_trainer(folder, **{**settings, "train_dataset": rows, **options})[0]
 
-    reference = stream_run(tmp_path)
-    reference.train()
-    resumed = stream_run(tmp_path)
-    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+@pytest.mark.parametrize("step", quick([2, 4, 6, 9, 12], 4, 9))
+def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, streamed):
+    folder, reference = streamed
+    resumed = stream_run(folder)
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     theirs = weights(reference)
     assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
     assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)

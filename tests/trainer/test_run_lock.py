@@ -13,10 +13,13 @@ import time
 import pytest
 from transformers import TrainerCallback
 
+from tests import warm
 from tests.builders import build, prompts
+from tests.isolation_kit import is_running
 from tests.launch import ENVIRONMENT, ROOT
 from tests.scripted import scripted_trainer
 from tests.signals_run import RUN
+from tests.waiting import wait_until
 from trl_stppo.errors import CheckpointWriteError, RunLockError
 from trl_stppo.trainer import checkpoint_files, run_lock
 from trl_stppo.trainer.run_lock import NAME, RunLock
@@ -41,7 +44,7 @@ def processes():
     started = []
 
     def start(*arguments):
-        process = subprocess.Popen(
+        process = warm.Process(
             [sys.executable, *arguments],
             cwd=ROOT,
             env={**os.environ, **ENVIRONMENT},
@@ -95,9 +98,9 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     assert sorted(tmp_path.rglob("*")) == files
 
     first.kill()  # and nobody waits for it
-    os.waitid(
-        os.P_PID, first.pid, os.WEXITED | os.WNOWAIT
-    )  # it is dead, and its number still taken
+    # It is dead, and its number still taken.
+    assert wait_until(lambda: not is_running(first.pid))
+    assert os.path.exists(f"/proc/{first.pid}")
     assert (tmp_path / NAME).exists()
     assert seconds_to_take(tmp_path) < 1.0
     second.train(resume_from_checkpoint="auto")

@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
+from tests import warm
 from tests.guards_run import CASES
 from tests.launch import ENVIRONMENT, ROOT, on_two_processes
 from tests.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
@@ -169,7 +170,7 @@ def test_upstreams_own_handler_makes_way(tmp_path):
 
 
 def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp_path):
-    process = subprocess.Popen(
+    process = warm.Process(
         [sys.executable, "-m", "tests.signals_run", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},

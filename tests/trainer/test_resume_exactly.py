@@ -51,9 +51,9 @@ CASES = {
 }
 
 
-def build(case: str, folder) -> STPPOTrainer:
+def build(case: str, folder, **more) -> STPPOTrainer:
     """The same trainer again and again."""
-    options = {**RUN, **CASES[case]}
+    options = {**RUN, **CASES[case], **more}
     tokenizer = char_tokenizer()
     options["model"] = tiny_policy(tokenizer)
     if options.pop("lora", False):
@@ -79,19 +79,24 @@ NOW = [
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    trainer = build(request.param, folder)
-    result = trainer.train()
-    return request.param, folder, trainer, result
+def uninterrupted(tmp_path_factory):
+    """Gives the folder, trainer and result of a case, training it when it is first asked for."""
+    runs = {}
+
+    def run_of(case):
+        if case not in runs:
+            folder = tmp_path_factory.mktemp("run")
+            trainer = build(case, folder)
+            runs[case] = folder, trainer, trainer.train()
+        return runs[case]
+
+    return run_of
 
 
-@pytest.mark.parametrize(
-    ("uninterrupted", "step"), quick(product(CASES, CHECKPOINTS), *NOW), indirect=["uninterrupted"]
-)
-def test_every_checkpoint_continues_bit_for_bit(uninterrupted, step):
-    case, folder, reference, result = uninterrupted
-    resumed = build(case, folder)
+@pytest.mark.parametrize(("case", "step"), quick(product(CASES, CHECKPOINTS), *NOW))
+def test_every_checkpoint_continues_bit_for_bit(case, step, uninterrupted):
+    folder, reference, result = uninterrupted(case)
+    resumed = build(case, folder, save_strategy="no")
     again = resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     assert resumed.state.global_step == reference.state.global_step == 12
     mine, theirs = weights(resumed), weights(reference)
@@ -101,9 +106,9 @@ def test_every_checkpoint_continues_bit_for_bit(uninterrupted, step):
     assert again.training_loss == result.training_loss
 
 
-@pytest.mark.parametrize("uninterrupted", quick(CASES, "evaluation"), indirect=True)
-def test_a_checkpoint_inside_a_rollout_batch_holds_it(uninterrupted):
-    _, folder, *_ = uninterrupted
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_inside_a_rollout_batch_holds_it(case, uninterrupted):
+    folder, *_ = uninterrupted(case)
     for step, inside in ((3, True), (4, False), (5, True)):
         file = run_state.state_file(folder / f"checkpoint-{step}", 0)
         buffer = torch.load(file, weights_only=True)["buffer"]
@@ -114,10 +119,10 @@ def test_a_checkpoint_inside_a_rollout_batch_holds_it(uninterrupted):
             assert names <= buffer[0].keys()
 
 
-def stream_run(folder):
+def stream_run(folder, **more):
     rows = numbered_rows(16).to_iterable_dataset()
     settings = {**RUN, "num_mini_batches": 1, "max_steps": 14, "save_total_limit": None}
-    return scripted_trainer(folder, **{**settings, "train_dataset": rows})[0]
+    return scripted_trainer(folder, **{**settings, "train_dataset": rows, **more})[0]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +137,7 @@ def streamed(tmp_path_factory):
 @pytest.mark.parametrize("step", quick([2, 4, 6, 9, 12], 4, 9))
 def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, streamed):
     folder, reference = streamed
-    resumed = stream_run(folder)
+    resumed = stream_run(folder, save_strategy="no")
     resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
     theirs = weights(reference)
     assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())

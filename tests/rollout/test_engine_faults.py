@@ -15,10 +15,11 @@ import pytest
 from tests import fault_envs
 from tests.fault_envs import FACTORIES, draw, expected, say
 from tests.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play
+from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import FAILURES, StopReason
 
-BATCH, BATCHES = 200, 12
+BATCH = 200
 MODES = ("mask", "penalise", "drop")
 TIMEOUT = fault_envs.HANG_SECONDS / 5
 
@@ -95,7 +96,8 @@ def check_record(record, episodes, rows, mode):
             assert episode.turn_rewards == [*paid, -2.5 if penalised else 0.0]
 
 
-def test_thousands_of_episodes_with_faults(caplog, record_property):
+@pytest.mark.parametrize("batches", quick([4, 12], 4))
+def test_hundreds_and_thousands_of_episodes_with_faults(batches, caplog, record_property):
     caplog.set_level(logging.ERROR)
     fault_envs.MISUSED.clear()
     threads = set(threading.enumerate())
@@ -113,7 +115,7 @@ def test_thousands_of_episodes_with_faults(caplog, record_property):
     }
     healthy = build(FACTORIES, workers=32, max_completion_tokens=400, max_context_tokens=800)
     seconds, memory, faults, ends = 0.0, [], 0, set()
-    for batch in range(BATCHES):
+    for batch in range(batches):
         mode = MODES[batch % len(MODES)]
         rows = [draw(n) for n in range(batch * BATCH, (batch + 1) * BATCH)]
         played, took = play_batch(engines[mode], rows)
@@ -133,7 +135,7 @@ def test_thousands_of_episodes_with_faults(caplog, record_property):
     for engine in (*engines.values(), healthy):
         engine.close()
     assert fault_envs.MISUSED == []
-    assert faults > 0.08 * BATCH * BATCHES
+    assert faults > 0.08 * BATCH * batches
     assert len(ends) > 20
     assert memory[-1] - memory[2] < 40, memory
     assert wait_until(lambda: not environment_threads())
@@ -141,7 +143,7 @@ def test_thousands_of_episodes_with_faults(caplog, record_property):
     record_property(
         "figures", f"{faults} faults, {seconds:.1f} s, {memory[0]:.0f} to {memory[-1]:.0f} MB"
     )
-    print(f"{BATCH * BATCHES} episodes, {faults} faults in {seconds:.1f} s;", end=" ")
+    print(f"{BATCH * batches} episodes, {faults} faults in {seconds:.1f} s;", end=" ")
     print("resident MB:", *(f"{m:.0f}" for m in memory))
 
 

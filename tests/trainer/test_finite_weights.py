@@ -16,6 +16,7 @@ from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.guard_kit import build
 from tests.outages import saved
 from tests.scripted import numbered_rows, scripted_trainer
+from tests.tiers import quick
 from trl_stppo import PPOTrainer
 from trl_stppo.errors import NonFiniteError
 from trl_stppo.trainer import finite
@@ -81,8 +82,10 @@ def spoil(*steps: int, critic: bool = False, value: float = math.inf):
     return poison
 
 
-@pytest.mark.parametrize("critic", [False, True])
-@pytest.mark.parametrize("value", [math.inf, math.nan])
+SPOILT = [(critic, value) for critic in (False, True) for value in (math.inf, math.nan)]
+
+
+@pytest.mark.parametrize(("critic", "value"), quick(SPOILT, (False, math.nan), (True, math.inf)))
 def test_weights_that_are_not_finite_are_not_saved(critic, value, tmp_path):
     save = {"save_strategy": "steps", "save_steps": 2}
     trainer, _ = build(tmp_path, spoil(4, critic=critic, value=value), **save)

@@ -9,6 +9,7 @@ from trl.kernels import chunked_logprob
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import assert_same, logged, scripted_trainer, train
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer import forward
 from trl_stppo.trainer._trl import TORCH_TILE_TOKENS, small_tiles
@@ -149,7 +150,10 @@ def test_tokens_per_second_count_tokens_and_no_padding(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("variant", "multiple"),
-    [("ppo", None), ("turn-ppo", None), ("s-ppo", None), ("st-ppo", None), ("st-ppo", 8)],
+    quick(
+        [("ppo", None), ("turn-ppo", None), ("s-ppo", None), ("st-ppo", None), ("st-ppo", 8)],
+        *[("turn-ppo", None), ("st-ppo", 8)],
+    ),
 )
 def test_grouping_changes_the_update_by_rounding_only(variant, multiple, tmp_path, monkeypatch):
     """float64, absolute positions, rows split into groups against rows padded together."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import warm
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.script_kit import AGENT
 from tests.tool_model import tool_tokenizer
@@ -112,7 +112,7 @@ def run(*flags, **environment):
     import os
 
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900)
+    done = warm.run(command, env=env, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

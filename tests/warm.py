@@ -32,8 +32,8 @@ MODULES = (
     "tests.builders",
     "tests.scripted",
 )
-# pyarrow's allocator would start a thread.
-_OF_PARENT = {**ENVIRONMENT, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# As it is now, before a test changes it for itself. pyarrow's allocator would start a thread.
+_OF_PARENT = {**os.environ, **ENVIRONMENT, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Read when packages are imported, and then no more.
 _AT_IMPORT = ("HF_", "OMP_", "MKL_", "TRANSFORMERS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "USE_TF")
 
@@ -42,7 +42,7 @@ class _Parent:
     """The process that forks, and the line to it."""
 
     def __init__(self, modules: tuple[str, ...] = MODULES) -> None:
-        self.environment = {**os.environ, **_OF_PARENT}
+        self.environment = _OF_PARENT
         self.owner = os.getpid()
         self._lock = threading.Lock()
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (until `end`)

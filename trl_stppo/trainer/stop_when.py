@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..wording import closest, named
+from ..wording import did_you_mean
 
 PATIENCE = 5
 ALLOWED = (
@@ -161,10 +161,7 @@ class StopWhen:
             later = not updated and name.startswith(_OF_UPDATES)
             if name in known or name in OF_LOGS or str(condition) in self.strikes or later:
                 continue
-            like = closest(name, known)
-            advice = (
-                f"Did you mean {named(like)}?" if like else "docs/metrics.md has those there are."
-            )
+            advice = did_you_mean(name, known) or "docs/metrics.md has those there are."
             raise ValueError(
                 f"`stop_when={str(condition)!r}` would never be met: this run does not log {name!r}. {advice}"
             )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tests.loss_reference import LossReference
 from tests.scripted import DEFAULTS, assert_same, logged, train
 from trl_stppo import STPPOConfig
+from trl_stppo.trainer.clip_bias import ClipBiasEstimate
 
 ESTIMATED = {"clip_bias_estimator": "logits"}
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
@@ -62,6 +65,18 @@ def test_the_update_is_scaled_and_nothing_else(mode, tmp_path):
     assert_same(scaled.moved("critic"), plain.moved("critic"), 1e-12)
     assert all(g["lr"] != 0 for g in trainer.optimizer.param_groups)
     assert trainer.optimizer.param_groups[0]["lr"] == DEFAULTS["learning_rate"]
+
+
+def test_norms_are_of_the_gradient_that_processes_average():
+    # p is 1/2 for each of two tokens: |onehot - p|^2 = 1 - 2/2 + 1/2. With derivatives 2 and 4 the squares
+    # are 4/2 and 16/2, twice that on two such processes: roots 2 and 4, of the mean half of it.
+    logprobs = torch.tensor([[0.5]]).log().requires_grad_()
+    terms = SimpleNamespace(kept=2.0 * logprobs, clipped=4.0 * logprobs)
+    one, entropies = torch.ones(1, 1), torch.tensor([[2.0]]).log()
+    estimate = ClipBiasEstimate(torch.device("cpu"))
+    estimate.observe(terms, one, logprobs, entropies, one.bool())
+    norms = estimate.finish(lambda squares: 2 * squares, num_processes=2)
+    assert [float(norm) for norm in norms] == pytest.approx([1.0, 2.0], rel=1e-6)
 
 
 def test_the_exact_mode_logs_the_estimate_beside_it(tmp_path):

@@ -34,8 +34,7 @@ OUTCOMES = {0: "SURVIVED", 1: "killed"}  # of pytest's exit codes
 
 def mutants() -> list[dict[str, Any]]:
     """The entries of the list: name, file, old, new, breaks, tests."""
-    entries: list[dict[str, Any]] = tomllib.loads(LIST.read_text(encoding="utf-8"))["mutant"]
-    return entries
+    return tomllib.loads(LIST.read_text(encoding="utf-8"))["mutant"]
 
 
 def copied(folder: Path) -> Path:

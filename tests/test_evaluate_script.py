@@ -129,12 +129,14 @@ def test_the_files_of_the_run_are_left_alone(words, tmp_path):
 @pytest.mark.parametrize("case", ["drawn", "half", "answers", "tools"])
 def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
     """Drawn tokens, rewards of functions, repetitions, penalties, batches that do not come out even."""
-    flags = [*words, "--eval_temperature", "1.0", "--top_p", "0.9", "--num_generations_eval", "3"]
+    sampling = {"temperature": 1.0, "max_completion_length": 160 if case == "half" else 70}
+    flags = [*words, "--top_p", "0.9", "--eval_generation_kwargs", json.dumps(sampling)]
+    flags += ["--num_generations_eval", "3"]
     flags += ["--per_device_eval_batch_size", "5", "--missing_eos_penalty", "0.4", "--seed", "3"]
-    flags += ["--max_rows", "4", "--eval_max_completion_length", "70", "--reward_weights", "0.3"]
+    flags += ["--max_rows", "4", "--reward_weights", "0.3"]
     flags += ["--reward_funcs", f"{__name__}:letters"]
     if case == "half":
-        flags += ["--bf16", "true", "--max_rows", "8", "--eval_max_completion_length", "160"]
+        flags += ["--bf16", "true", "--max_rows", "8"]
         flags += ["--kl_coef", "0.0"]  # with a reference upstream uses it only once training begins
     if case == "answers":
         flags += ["--environment", "none", "--max_turns", "null", "--max_turn_tokens", "null"]

@@ -1,4 +1,6 @@
-"""Play an environment yourself; `trl-stppo show` prints a model's tokens of it.
+"""Play an environment yourself.
+
+What is shown is the text; the tokens that a model reads and says are what `trl-stppo show` prints.
 
 One line is one turn; a backslash at its end continues it on the next line. `:q` or the end of the input
 stops. A call of a tool is written `name {"argument": "value"}`.

@@ -7,6 +7,7 @@ import copy
 import random
 import re
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.builders import QUICK, quick_config
+from tests.tiers import quick
 from tests.tool_model import call, memorising_model, tool_tokenizer
 from trl_stppo import PPOConfig, PPOTrainer
 from trl_stppo.trainer import rollout_engine
@@ -203,10 +205,20 @@ def test_messages_given_to_reward_functions_are_trls(agent, tmp_path):
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("slots", [1, 3, None])
-@pytest.mark.parametrize("batch", [1, 5, 12])
-def test_batch_slots_and_arrival_order_change_nothing(agent, tmp_path, monkeypatch, slots, batch):
-    alone = {task: play(our_trainer(tmp_path, agent), [task])[0] for task in range(4)}
+@pytest.fixture(scope="module")
+def alone(agent, tmp_path_factory):
+    """Each task's episode, played by itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {task: play(our_trainer(folder, agent), [task])[0] for task in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch"),
+    quick(product((1, 3, None), (1, 5, 12)), (1, 5), (3, 12), (None, 12), (None, 1)),
+)
+def test_batch_slots_and_arrival_order_change_nothing(
+    agent, alone, tmp_path, monkeypatch, slots, batch
+):
     monkeypatch.setattr(NotesEnv, "pause", 0.02)
     trainer = our_trainer(tmp_path, agent, generation_slots=slots)
     tasks = [(7 * i) % 4 for i in range(batch)]

@@ -151,8 +151,19 @@ def test_the_first_ten_skipped_mini_batches_are_kept(tmp_path):
     assert logged(trainer, "guard/skipped_steps")[-1] == 12
 
 
-def test_a_disk_that_cannot_take_the_file_does_not_end_the_run(tmp_path, caplog):
-    (tmp_path / "skipped").write_text("in the way")
+@pytest.mark.parametrize(
+    "error", [None, OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0")]
+)
+def test_a_disk_that_cannot_take_the_file_does_not_end_the_run(
+    error, tmp_path, caplog, monkeypatch
+):
+    def full(content, path):
+        raise error
+
+    if error is None:
+        (tmp_path / "skipped").write_text("in the way")
+    else:  # torch has a word of its own for a full disk
+        monkeypatch.setattr(torch, "save", full)
     trainer, _ = run(tmp_path, the_loss)
     assert trainer.state.global_step == 6
     assert "could not be written" in caplog.text

@@ -126,6 +126,14 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
     assert (tmp_path / "during" / "checkpoint-2").is_dir()
 
 
+def test_a_signal_in_the_last_step_comes_too_late_to_end_anything(tmp_path):
+    last = Sends("on_pre_optimizer_step", RUN["max_steps"] - 1, signal.SIGTERM)
+    trainer, _ = train(tmp_path, callbacks=[last], **RUN)
+    assert trainer.state.global_step == RUN["max_steps"]
+    assert trainer.stop_reason is None
+    assert trainer.stop_signal == signal.SIGTERM, "which whoever calls may want to heed"
+
+
 def test_signals_are_left_alone_where_that_is_asked_for(tmp_path):
     def mine(number, frame):
         calls.append(number)

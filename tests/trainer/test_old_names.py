@@ -15,8 +15,7 @@ from trl import GRPOConfig
 
 from tests.fixtures.v0_1_0 import recipe
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
-from trl_stppo.cli.flags import read_flags
-from trl_stppo.cli.flags import divided
+from trl_stppo.cli.flags import divided, read_flags
 from trl_stppo.cli.usage import UsageError
 from trl_stppo.trainer.config_names import IGNORED, OLD_NAMES, renamed
 

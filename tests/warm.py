@@ -69,9 +69,10 @@ class _Parent:
         return json.loads(answer)
 
     def _gone(self) -> bytes:
-        self.process.wait()
+        code = self.process.wait()
         self._said.seek(0)
-        raise RuntimeError(f"the parent of warm processes has ended: {self._said.read()[-4000:]}")
+        said = self._said.read()[-4000:]
+        raise RuntimeError(f"the parent of warm processes has ended with {code}: {said}")
 
     def end(self) -> None:
         self._line.close()

@@ -90,6 +90,14 @@ def test_a_time_limit_ends_it():
         warm.run([PYTHON, "-c", "import time; time.sleep(1000)"], timeout=0.5)
 
 
+def test_a_launchers_signal_to_all_its_children_is_not_for_the_parent():
+    child = warm.Process([PYTHON, "-c", "import time; time.sleep(1000)"])
+    os.kill(warm.parent().process.pid, signal.SIGTERM)
+    assert warm.run([PYTHON, "-c", ""]).returncode == 0
+    child.terminate()
+    assert child.wait() == -signal.SIGTERM
+
+
 def test_a_variable_that_was_read_at_import_is_refused(monkeypatch):
     monkeypatch.setenv("HF_HOME", "/elsewhere")
     with pytest.raises(ValueError, match="HF_HOME is read at import: start this one cold"):

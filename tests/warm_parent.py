@@ -53,6 +53,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
         else:
             pid = os.fork()
             if pid == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 os.setpgid(0, 0)
                 control.close()
                 for number, descriptor in enumerate(descriptors):
@@ -96,6 +97,8 @@ def become(words: list[str], cwd: str, env: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    # A launcher that is tested in the process of the tests sends it on to all children, this one among them.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     preload(sys.argv[2:])
     task = serve(socket.socket(fileno=int(sys.argv[1])))
     # Out here, where an exit, an error or a signal ends the child as it ends any Python.

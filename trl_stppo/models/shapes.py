@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import Qwen2Config
 from transformers.pytorch_utils import Conv1D
 
 from . import adapters
 from .critic import Critic, SeparateCritic
 from .memory import Geometry, Setup
+
+if TYPE_CHECKING:
+    from transformers import Qwen2Config
 
 # Published configurations of Qwen2.5, for machines that do not have them: hidden and intermediate size,
 # layers, heads, heads of keys and values, vocabulary, tied embeddings.
@@ -32,6 +34,8 @@ QWEN25 = {
 
 def qwen25(size: str) -> Qwen2Config:
     """The configuration of one of `QWEN25`."""
+    from transformers import Qwen2Config
+
     hidden, intermediate, layers, heads, kv_heads, vocab, tied = QWEN25[size]
     return Qwen2Config(
         hidden_size=hidden,

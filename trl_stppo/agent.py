@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .hub.loading import load_model, load_tokenizer
+from .hub.setting_rules import SAMPLING
 from .hub.settings import DEFAULT_LENGTH, AgentSettings
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class Agent:
         """How tokens are drawn: the likeliest, or as the run's evaluation did."""
         from .generation.sampling import SamplingSettings
 
-        known = {k: v for k, v in self.settings.sampling.items() if k in _SAMPLING}
+        known = {k: v for k, v in self.settings.sampling.items() if k in SAMPLING}
         if greedy:
             penalty = known.get("repetition_penalty", 1.0)
             return SamplingSettings(do_sample=False, repetition_penalty=penalty)
@@ -368,9 +369,6 @@ def _of_others(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, 
     by_role = {"assistant": ControlTokens(renderer.tokenizer, written=False), "system": None}
     said = [(message, by_role.get(message["role"], renderer.control)) for message in messages]
     return [message if control is None else control.split(message) for message, control in said]
-
-
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def _imported(path: str) -> Any:

@@ -28,6 +28,7 @@ from trl import ModelConfig, get_quantization_config
 from ..agent import EVALUATION, Agent
 from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
+from ..hub.setting_rules import SAMPLING
 from ..redaction import redacted
 from ..trainer.agent_evaluation import Evaluation
 from ..trainer.config_checks import failure_price
@@ -58,7 +59,6 @@ from .usage import UsageError
 logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 ELSEWHERE = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ..core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
 from ..models.critic import Critic
 from . import engines
-from ._trl import GRPOTrainer, small_tiles
+from ._trl import small_tiles
+from .hooks import UpstreamHooks
 from .ppo_config import PPOConfig
 
 Batch = dict[str, Any]
@@ -26,7 +27,7 @@ PASS_OVERHEAD = {"cpu": 16.0}
 ACCELERATOR_OVERHEAD = 512.0
 
 
-class ActorCriticForward(GRPOTrainer):
+class ActorCriticForward(UpstreamHooks):
     """GRPOTrainer that computes log-probabilities and values on rows without padding."""
 
     args: PPOConfig

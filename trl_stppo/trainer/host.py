@@ -1,0 +1,107 @@
+"""What a helper may ask of a trainer: its public side, and the private state of upstream by name.
+
+A helper is handed `Host`, `Upstream`, or less, and never looks behind them. What belongs to a helper
+lives in the helper, which others are handed in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from .ppo_config import PPOConfig
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """The public side of a trainer, as upstream names it."""
+
+    args: PPOConfig
+    accelerator: Accelerator
+    state: TrainerState
+    control: TrainerControl
+    model: Any
+    ref_model: Any
+    optimizer: torch.optim.Optimizer | None
+    lr_scheduler: Any
+    callback_handler: Any
+    train_dataset: Any
+    eval_dataset: Any
+    is_in_train: bool
+    is_deepspeed_enabled: bool
+    is_fsdp_enabled: bool
+    num_generations: int
+    num_iterations: int
+    use_vllm: bool
+    eos_token_ids: list[int]
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any]
+    reward_func_names: list[str]
+    tools: list[Callable[..., Any]]
+    has_critic: bool
+    critic: nn.Module
+
+    def add_callback(self, callback: TrainerCallback) -> None:
+        """Upstream's."""
+
+
+class _Borrowed(Generic[T]):
+    """An attribute of the trainer under the name that we give it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> _Borrowed[T]: ...
+
+    @overload
+    def __get__(self, owner: Upstream, kind: type) -> T: ...
+
+    def __get__(self, owner: Upstream | None, kind: type) -> T | _Borrowed[T]:
+        if owner is None:
+            return self
+        value: T = getattr(owner.trainer, self.name)
+        return value
+
+    def __set__(self, owner: Upstream, value: T) -> None:
+        setattr(owner.trainer, self.name, value)
+
+
+class Upstream:
+    """The private state of GRPOTrainer and of transformers' Trainer that we read and write.
+
+    Upstream offers no other way to it. The contract test holds each of these names against the
+    installed versions.
+
+    Attributes:
+        step: micro-batches so far.
+        buffer: the rollout batch in play, cut into micro-batches; None before the first.
+        metrics: by mode ("train", "eval") and name, what waits for the next log.
+        logs: what waits for the table of completions.
+        pending_metrics, pending_columns: what reward functions have given to `log_metric` and
+            `log_extra`.
+        loss, total_loss, last_logged: of transformers' log of the loss.
+        tokenizer: of the policy, also where the processing class is more than one.
+        synced_step: when vLLM last got the weights.
+    """
+
+    step: _Borrowed[int] = _Borrowed("_step")
+    buffer: _Borrowed[list[dict[str, Any]] | None] = _Borrowed("_buffered_inputs")
+    metrics: _Borrowed[dict[str, dict[str, list[float]]]] = _Borrowed("_metrics")
+    logs: _Borrowed[dict[str, Any]] = _Borrowed("_logs")
+    pending_metrics: _Borrowed[dict[str, list[float]]] = _Borrowed("_pending_metrics")
+    pending_columns: _Borrowed[dict[str, list[Any]]] = _Borrowed("_pending_extra_logs")
+    loss: _Borrowed[torch.Tensor] = _Borrowed("_tr_loss")
+    total_loss: _Borrowed[float] = _Borrowed("_total_loss_scalar")
+    last_logged: _Borrowed[int] = _Borrowed("_globalstep_last_logged")
+    tokenizer: _Borrowed[Any] = _Borrowed("_tokenizer")
+    synced_step: _Borrowed[int] = _Borrowed("_last_loaded_step")
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer

@@ -91,8 +91,15 @@ def logs(trainer: PPOTrainer) -> dict[str, float]:
 
 
 class Kept(STPPOTrainer):
-    """Keeps every rollout batch, unshuffled, and the rewards that went into its advantages."""
+    """Keeps every rollout of training, its batch unshuffled, and what went into its advantages."""
 
-    def _log_rollout(self, mode, batch, turns, scores, kl, estimates, seconds):
+    def _log_rollout(self, rollout, everyones, batch, turns, scores, kl, estimates, seconds):
+        mode = "train" if self.model.training else "eval"
         self.kept = [*getattr(self, "kept", []), (mode, batch, turns, scores, estimates)]
-        super()._log_rollout(mode, batch, turns, scores, kl, estimates, seconds)
+        self.rollouts = [*getattr(self, "rollouts", []), rollout]
+        super()._log_rollout(rollout, everyones, batch, turns, scores, kl, estimates, seconds)
+
+    @property
+    def episodes(self):
+        """Of the newest rollout."""
+        return self.rollouts[-1].episodes

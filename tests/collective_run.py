@@ -22,7 +22,7 @@ from tests.vllm_server import CompletionsServer, attach
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.generation.collective import CollectiveBackend
 from trl_stppo.generation.protocol import TurnRequest
-from trl_stppo.trainer import rollout_engine
+from trl_stppo.trainer.loop import sampler
 
 LETTERS = "BCDEFGHI"  # by row; none of them is in the template
 TURNS = [1, 4, 2, 1, 5, 1, 3, 1]  # by row
@@ -100,7 +100,7 @@ def trainer_for(folder: Path, world: int, environment: Any, pause: float = 0.0, 
 
 def parsed(trainer: Any) -> None:
     """Let the turns of a tool environment count as calls until the row's number is reached."""
-    driver = trainer._engine.drivers[None]
+    driver = trainer._player.engine.drivers[None]
     look = {"type": "function", "function": {"name": "look", "arguments": {"place": "desk"}}}
 
     def message(episode: Any, ids: list[int]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def seen(trainer: Any) -> dict[str, Any]:
         ],
         "weights": [p.detach().clone() for p in trainer.model.parameters()]
         + [p.detach().clone() for p in trainer.critic.parameters()],
-        "columns": [[e.columns["name"] for e in trainer._episodes]],
+        "columns": [[e.columns["name"] for e in trainer.episodes]],
     }
 
 
@@ -175,13 +175,13 @@ def through_server(folder: Path, world: int, pause: float) -> dict[str, Any]:
     trainer = trainer_for(folder, world, RowEnv, pause, max_steps=1)
     server = CompletionsServer(own_letter) if rank == 0 else None
     attach(trainer, server)
-    assert rollout_engine.is_collective(trainer) is (world > 1)
+    assert sampler.is_collective(trainer) is (world > 1)
     started = time.monotonic()
     trainer.train()
     result = seen(trainer)
     result["seconds"] = time.monotonic() - started
     result["logprobs"] = trainer.kept[0][1]["sampling_per_token_logps"]
-    result["prompts"] = [len(e.prompt_ids) for e in trainer._episodes]
+    result["prompts"] = [len(e.prompt_ids) for e in trainer.episodes]
     return {**result, "requests": server.requests if server else None}
 
 
@@ -194,10 +194,12 @@ def unequal(folder: Path, world: int, filled: bool) -> list[list[int]]:
     trainer._last_loaded_step = 0
     letters = LETTERS[:3] if rank == 0 else LETTERS[3]
     rows = [trainer._tokenizer(letter)["input_ids"] for letter in letters]
-    sample = rollout_engine._generate_batch(trainer)
+    sample = trainer._player._sampler._batches()
     if not filled:
         return sample(rows, 5, [(0,)] * len(rows))[0]
-    backend = CollectiveBackend(sample, trainer._exchange, trainer._tokenizer.eos_token_id)
+    backend = CollectiveBackend(
+        sample, trainer._player._sampler._exchange, trainer._tokenizer.eos_token_id
+    )
     for key, row in enumerate(rows):
         backend.add(TurnRequest(key, row, 5, (0,)))
     answers = [result.ids for result in backend.step()]

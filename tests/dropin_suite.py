@@ -29,7 +29,7 @@ from trl.chat_template_utils import qwen3_chat_template
 
 import trl_stppo
 from tests.fakes import save_llava
-from trl_stppo.trainer import rollout_engine
+from trl_stppo.trainer.loop import sampler
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("__init__.py", "conftest.py", "testing_utils.py", "testing_constants.py")
@@ -248,7 +248,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     if name != "GRPO":
         module.GRPOTrainer = getattr(trl_stppo, f"{name}Trainer")
         module.GRPOConfig = getattr(trl_stppo, f"{name}Config")
-        rollout_engine.why_not_cached = why_not_cached
+        sampler.why_not_cached = why_not_cached
 
 
 def shorter(settle: Any) -> Any:
@@ -268,7 +268,7 @@ def why_not_cached(trainer: Any) -> str | None:
     return "The test samples." if isinstance(model.generate, Mock) else own_answer(trainer)
 
 
-own_answer = rollout_engine.why_not_cached
+own_answer = sampler.why_not_cached
 outcomes: dict[str, str] = {}
 
 

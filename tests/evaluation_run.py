@@ -53,10 +53,17 @@ def late(turn: list[int], **columns: Any) -> list[float]:
 class Watched(STPPOTrainer):
     """Keeps what it counts."""
 
-    def _facts(self, *args: Any) -> PlayedEpisode:
-        fact = super()._facts(*args)
-        self.facts = sorted([*getattr(self, "facts", []), fact], key=lambda f: f.name)
-        return fact
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.facts: list[PlayedEpisode] = []
+        count = self._evaluator._count
+
+        def counted(run: Any, *rest: Any) -> None:
+            before = len(run.episodes)
+            count(run, *rest)
+            self.facts = sorted([*self.facts, *run.episodes[before:]], key=lambda f: f.name)
+
+        self._evaluator._count = counted
 
 
 def figures_of(metrics: dict, prefix: str = "eval") -> dict:

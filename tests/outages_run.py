@@ -61,8 +61,8 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     if "to learn from" in case and (rank == 1 or case.startswith("nobody")):
         original = trainer._scores
 
-        def scores(batch: Any) -> Any:
-            values, scored = original(batch)
+        def scores(rollout: Any) -> Any:
+            values, scored = original(rollout)
             return values, scored & (trainer.state.global_step != 2)
 
         trainer._scores = scores

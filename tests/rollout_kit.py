@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from tests.episodes import EOS, TOKENIZER, ids, text
@@ -18,8 +19,7 @@ from trl_stppo.generation.protocol import TurnRequest, TurnResult
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.engine import RolloutEngine
 from trl_stppo.rollout.environments import EnvironmentPool, split_environments
-from trl_stppo.rollout.episode import Episode, Limits, rollout_result
-from trl_stppo.rollout.record import RolloutRecord
+from trl_stppo.rollout.episode import Durations, Episode, Limits
 from trl_stppo.rollout.text_driver import TextDriver
 from trl_stppo.rollout.tool_driver import ToolDriver, ToolFormat
 from trl_stppo.rollout.workers import EnvironmentCalls
@@ -174,7 +174,7 @@ class Played:
     """What came of a rollout; `only` is its only episode."""
 
     episodes: list[Episode]
-    record: RolloutRecord
+    durations: Durations
     backend: ScriptedBackend
 
     @property
@@ -184,11 +184,41 @@ class Played:
 
     @property
     def reasons(self) -> list[Any]:
-        return self.record.stop_reasons
+        return [episode.stop_reason for episode in self.episodes]
+
+    @property
+    def record(self) -> SimpleNamespace:
+        """What is known of the episodes, a list of each."""
+        names = {
+            "turn_spans": "turn_spans", "terminated": "terminated", "stop_reasons": "stop_reason",
+            "success": "success", "valid_actions": "valid_actions", "messages": "messages",
+            "final_rewards": "final_reward", "env_types": "env_type", "pays_turns": "pays_turns",
+            "trains": "trains", "counted": "counted", "errors": "error",
+        }  # fmt: skip
+        lists = {name: [getattr(e, of) for e in self.episodes] for name, of in names.items()}
+        lists["truncated"] = [not flag for flag in lists["terminated"]]
+        paid = [episode.turn_rewards for episode in self.episodes]
+        return SimpleNamespace(
+            **lists,
+            turn_rewards=paid if any(lists["pays_turns"]) else None,
+            tool_calls=sum(episode.tool_calls for episode in self.episodes),
+            tool_failures=sum(episode.tool_failures for episode in self.episodes),
+            wait_seconds=self.durations.waiting,
+            env_seconds=self.durations.environments,
+            generation_seconds=self.durations.generation,
+        )
 
     @property
     def result(self) -> dict[str, Any]:
-        return rollout_result(self.episodes)
+        """Of each episode: tokens before, tokens after, log-probabilities, who has said them."""
+        return {
+            "prompt_ids": [e.prompt_ids for e in self.episodes],
+            "completion_ids": [e.ids for e in self.episodes],
+            "logprobs": [e.logprobs for e in self.episodes]
+            if all(e.has_logprobs for e in self.episodes)
+            else None,
+            "env_mask": [[int(flag) for flag in e.action_mask] for e in self.episodes],
+        }
 
 
 def play(
@@ -202,10 +232,10 @@ def play(
     """One rollout; afterwards the backend holds nothing."""
     backend = script if isinstance(script, ScriptedBackend) else ScriptedBackend(script)
     prompts = [PROMPT for _ in rows] if prompts is None else prompts
-    episodes, record = engine.run(rows, prompts, RENDERER, backend, seed, first_row)
+    episodes, durations = engine.run(rows, prompts, RENDERER, backend, seed, first_row)
     assert not backend.held
     assert not backend.busy
-    return Played(episodes, record, backend)
+    return Played(episodes, durations, backend)
 
 
 def play_once(factory: Any, script: Script, *, prompts: Any = None, **options: Any) -> Played:

@@ -50,11 +50,10 @@ def episodes_of(batch, scores) -> page.Episodes:
 class Keeping(Float64Trainer):
     """Keeps the rollout batch, which is shuffled afterwards."""
 
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        scores = torch.tensor(self.last_scores, dtype=torch.float64)
+    def _log_rollout(self, rollout, everyones, batch, *rest):
+        scores = torch.tensor(rollout.returns, dtype=torch.float64)
         self.episodes = episodes_of(batch, scores)
-        return batch
+        super()._log_rollout(rollout, everyones, batch, *rest)
 
 
 def test_an_update_equals_the_trainers(tmp_path):

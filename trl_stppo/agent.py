@@ -200,7 +200,7 @@ class Agent:
                 part = every[start : start + size]
                 names = [(start + i, 0) for i in range(len(part))]
                 seeds = (seed, EVALUATION)
-                episodes += player.play(part, self.sampling(greedy), seeds, names=names)[0]
+                episodes += player.play(part, self.sampling(greedy), seeds, names=names)
         return [self._episode(episode) for episode in episodes]
 
     @contextmanager

@@ -59,10 +59,16 @@ def test_drawing_as_in_evaluation_gives_the_trainers_episodes(tmp_path):
     )
     trainer.save_model()
     kept = {}
-    original = trainer._facts
-    trainer._facts = lambda row, name, *rest: (
-        kept.update({name[0]: trainer._episodes[row].ids}) or original(row, name, *rest)
-    )
+    play = trainer._evaluator.play
+
+    def watched(rows):
+        rollout = play(rows)
+        kept.update(
+            {name[0]: e.ids for name, e in zip(rollout.names, rollout.episodes, strict=True)}
+        )
+        return rollout
+
+    trainer._evaluator.play = watched
     trainer.evaluate()
     agent = Agent.from_pretrained(trainer.args.output_dir)
     played = agent.run_many(CountEnv, letters(), seed=trainer.args.seed, greedy=False)

@@ -24,13 +24,13 @@ def played(trainer, rows):
     """Tokens of the trainer's evaluation, by row."""
     kept = {}
 
-    def remember(*args, original=trainer._eval_engine.run, **kwargs):
+    def remember(*args, original=trainer._player.eval_engine.run, **kwargs):
         episodes, record = original(*args, **kwargs)
         names = args[6] if len(args) > 6 else kwargs["names"]
         kept.update({name[0]: e for name, e in zip(names, episodes, strict=True)})
         return episodes, record
 
-    trainer._eval_engine.run = remember
+    trainer._player.eval_engine.run = remember
     trainer.evaluate(rows)
     return [(kept[i].prompt_ids, kept[i].ids) for i in range(len(rows))]
 

@@ -1,4 +1,4 @@
-"""From the record's lists to padded tensors."""
+"""From episodes to padded tensors."""
 
 from __future__ import annotations
 
@@ -6,59 +6,45 @@ import pytest
 import torch
 
 from trl_stppo.rollout.batch import build_turn_batch, ends_with_eos
-from trl_stppo.rollout.record import RolloutRecord
+from trl_stppo.rollout.episode import Episode
 
-MASK = torch.tensor([[1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 0, 0]]).bool()
-ENDED = torch.tensor([True, False])
+MASK = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]])
+TURNS = [[(0, 2), (3, 5)], [(0, 4)]]
 
 
-def build(mask=MASK, ended=ENDED, **record):
-    return build_turn_batch(RolloutRecord(**record), mask, ended, torch.float64)
+def build(spans=TURNS, rewards=None, mask=MASK, terminated=(True, False)):
+    episodes = [
+        Episode(row, {}, "", turn_spans=turns, terminated=end)
+        for row, (turns, end) in enumerate(zip(spans, terminated, strict=True))
+    ]
+    return build_turn_batch(episodes, rewards, mask, torch.float64)
 
 
 def test_spans_number_the_turns_even_where_they_touch():
-    turns = build(turn_spans=[[(0, 2), (3, 5)], [(0, 1), (1, 4)]])
+    turns = build([[(0, 2), (3, 5)], [(0, 1), (1, 4)]])
     assert turns.turn_index.tolist() == [[0, 0, -1, 1, 1, -1], [0, 1, 1, 1, -1, -1]]
-    assert torch.equal(turns.action_mask, MASK)
-
-
-def test_without_spans_the_runs_of_the_mask_are_the_turns():
-    turns = build()
-    assert turns.turn_index.tolist() == [[0, 0, -1, 1, 1, -1], [0, 0, 0, 0, -1, -1]]
+    assert torch.equal(turns.action_mask, turns.turn_index >= 0)
     assert turns.turn_rewards is None
+    assert turns.terminated.tolist() == [True, False]
 
 
-def test_an_episode_that_was_masked_out_has_no_turns():
+def test_an_episode_that_is_hidden_has_no_turns():
     mask = MASK.clone()
-    mask[0] = False
-    turns = build(mask, turn_spans=[[(0, 2), (3, 5)], [(0, 4)]], turn_rewards=[[1.0, 2.0], [3.0]])
+    mask[0] = 0
+    turns = build(rewards=[[1.0, 2.0], [3.0]], mask=mask)
     assert turns.turn_index.tolist() == [[-1] * 6, [0, 0, 0, 0, -1, -1]]
     assert turns.turn_rewards.tolist() == [[0.0], [3.0]]
 
 
 def test_rewards_are_padded_to_the_longest_episode():
-    spans = [[(0, 2), (3, 5)], [(0, 4)]]
-    turns = build(turn_spans=spans, turn_rewards=[[1.0, 2.0], [3.0]])
+    turns = build(rewards=[[1.0, 2.0], [3.0]])
     assert turns.turn_rewards.tolist() == [[1.0, 2.0], [3.0, 0.0]]
     assert turns.turn_rewards.dtype == torch.float64
 
 
-def test_rewards_past_the_last_turn_go_to_it():
-    turns = build(turn_rewards=[[1.0, 2.0, 4.0], [3.0]])
-    assert turns.turn_rewards.tolist() == [[1.0, 6.0], [3.0, 0.0]]
-
-
-@pytest.mark.parametrize(
-    ("record", "terminated"),
-    [
-        ({}, [True, False]),  # TRL's own loop: EOS stands in
-        ({"terminated": [False, True]}, [False, True]),
-        ({"truncated": [True, False]}, [False, True]),
-        ({"terminated": [True, True], "truncated": [True, False]}, [True, True]),
-    ],
-)
-def test_how_an_episode_ended_is_what_the_rollout_said(record, terminated):
-    assert build(**record).terminated.tolist() == terminated
+def test_an_episode_without_turns_has_no_rewards():
+    turns = build([[], [(0, 4)]], rewards=[[], [3.0]])
+    assert turns.turn_rewards.tolist() == [[0.0], [3.0]]
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ LEAVING = """
         drivers = {n: TextDriver(pool, n, k(), str, calls.run_async) for n, k in kinds.items()}
         engine = RolloutEngine(drivers, pool, calls, Limits(9, env_timeout_seconds=seconds))
         rows, backend = [{"environment": name} for name in kinds], BatchedBackend(generate, capacity=1)
-        return engine.run(rows, ["p"] * 3, renderer, backend)[1].stop_reasons
+        return [e.stop_reason for e in engine.run(rows, ["p"] * 3, renderer, backend)[0]]
 
     print(*play(0.2, 3))
     play(0.2, 2)

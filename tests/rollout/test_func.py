@@ -8,7 +8,8 @@ import pytest
 
 from trl_stppo.errors import TurnSpanError
 from trl_stppo.rollout.func import read_rollout
-from trl_stppo.rollout.record import RolloutRecord
+
+END = 9
 
 
 def output(**extra):
@@ -25,44 +26,87 @@ SPANS = [[(0, 2), (3, 5)], [(0, 3)]]
 
 
 def read(**extra):
-    record = RolloutRecord()
-    return read_rollout(output(**extra), record), record
+    """The episodes, and what is left for reward functions."""
+    rows = [{"n": 1}, {"n": 2}]
+    return read_rollout(output(**extra), rows, ["p", "q"], [END], message)
 
 
-def test_trls_keys_and_unknown_ones_pass_through():
-    result, record = read(answer=["x", "y"], turn_rewards=[[1.0], [0.0]])
-    assert result == output(answer=["x", "y"])
-    assert record.turn_spans == [[(0, 5)], [(0, 3)]]
-    assert record.turn_rewards == [[1.0], [0.0]]
+def message(ids, before):
+    return {"role": "assistant", "content": f"{before}{ids}"}
+
+
+def spans(**extra):
+    return [episode.turn_spans for episode in read(**extra)[0]]
+
+
+def masks(**extra):
+    return [[int(flag) for flag in episode.action_mask] for episode in read(**extra)[0]]
+
+
+def test_tokens_and_rows_are_kept_and_unknown_keys_are_columns():
+    episodes, columns = read(answer=["x", "y"], turn_rewards=[[1.0], [0.0]])
+    assert columns == {"answer": ["x", "y"]}
+    assert [e.ids for e in episodes] == output()["completion_ids"]
+    assert [e.prompt_ids for e in episodes] == output()["prompt_ids"]
+    assert [(e.row, e.columns, e.prompt) for e in episodes] == [
+        (0, {"n": 1}, "p"),
+        (1, {"n": 2}, "q"),
+    ]
+    assert [e.turn_spans for e in episodes] == [[(0, 5)], [(0, 3)]]
+    assert [(e.turn_rewards, e.pays_turns) for e in episodes] == [([1.0], True), ([0.0], True)]
+    assert episodes[1].messages == [message([8, 9, 3], [2])]
+    assert not any(e.stop_reason or e.env_type or e.failed for e in episodes)
+
+
+def test_without_turn_rewards_nobody_pays():
+    assert [e.pays_turns for e in read()[0]] == [False, False]
 
 
 def test_without_spans_and_mask_an_episode_is_one_turn():
-    assert read()[1].turn_spans == [[(0, 5)], [(0, 3)]]
+    assert spans() == [[(0, 5)], [(0, 3)]]
+    assert masks() == [[1] * 5, [1] * 3]
 
 
 def test_without_spans_the_runs_of_the_mask_are_the_turns():
-    masks = [[1, 1, 0, 1, 1], [0, 1, 1]]
-    result, record = read(env_mask=masks)
-    assert record.turn_spans == [[(0, 2), (3, 5)], [(1, 3)]]
-    assert result["env_mask"] == masks
+    mask = [[1, 1, 0, 1, 1], [0, 1, 1]]
+    assert spans(env_mask=mask) == [[(0, 2), (3, 5)], [(1, 3)]]
+    assert masks(env_mask=mask) == mask
 
 
 def test_spans_give_the_mask():
-    result, record = read(turn_spans=SPANS)
-    assert result["env_mask"] == [[1, 1, 0, 1, 1], [1, 1, 1]]
-    assert record.turn_spans == SPANS
+    assert masks(turn_spans=SPANS) == [[1, 1, 0, 1, 1], [1, 1, 1]]
+    assert spans(turn_spans=SPANS) == SPANS
 
 
 def test_adjacent_spans_stay_two_turns():
-    spans = [[(0, 2), (2, 5)], [(0, 1), (1, 2), (2, 3)]]
-    result, record = read(turn_spans=spans, env_mask=[[1] * 5, [1] * 3])
-    assert record.turn_spans == spans
-    assert result["env_mask"] == [[1] * 5, [1] * 3]
+    adjacent = [[(0, 2), (2, 5)], [(0, 1), (1, 2), (2, 3)]]
+    options = {"turn_spans": adjacent, "env_mask": [[1] * 5, [1] * 3]}
+    assert spans(**options) == adjacent
+    assert read(**options)[0][1].turn_index == [0, 1, 2]
+    assert masks(**options) == [[1] * 5, [1] * 3]
 
 
-def test_flags_are_read_as_booleans():
-    record = read(terminated=[1, 0], truncated=[0, 1])[1]
-    assert (record.terminated, record.truncated) == ([True, False], [False, True])
+def test_logprobs_count_where_the_policy_has_spoken():
+    logprobs = [[-1.0, -2.0, 7.0, -3.0, None], [-4.0, -5.0, -6.0]]
+    episodes, _ = read(turn_spans=SPANS, logprobs=logprobs)
+    assert episodes[0].logprobs == [-1.0, -2.0, 0.0, -3.0, None]
+    assert episodes[1].logprobs == [-4.0, -5.0, -6.0]
+    assert all(e.has_logprobs for e in episodes)
+    assert not any(e.has_logprobs for e in read()[0])
+
+
+@pytest.mark.parametrize(
+    ("extra", "terminated"),
+    [
+        ({}, [False, False]),
+        ({"completion_ids": [[3, 4, 5, 6, END], [8, END, 3]]}, [True, False]),  # EOS stands in
+        ({"terminated": [0, 1]}, [False, True]),
+        ({"truncated": [1, 0]}, [False, True]),
+        ({"terminated": [True, True], "truncated": [True, False]}, [True, True]),
+    ],
+)
+def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
+    assert [episode.terminated for episode in read(**extra)[0]] == terminated
 
 
 @pytest.mark.parametrize(
@@ -115,6 +159,17 @@ def test_flags_are_read_as_booleans():
             ValueError,
             r"`completion_ids\[1\]` is empty: an episode needs at least one token",
         ),
+        (
+            {"completion_ids": [[3]]},
+            ValueError,
+            "`completion_ids` has 1 entries for 2 prompts",
+        ),
+        ({"prompt_ids": [[3]]}, ValueError, "`prompt_ids` has 1 entries for 2 episodes"),
+        (
+            {"logprobs": [[0.0] * 4, [0.0] * 3]},
+            ValueError,
+            r"`logprobs\[0\]` has 4 entries for the 5 tokens",
+        ),
     ],
 )
 def test_a_result_that_contradicts_itself_raises_by_key(extra, error, message):
@@ -122,19 +177,24 @@ def test_a_result_that_contradicts_itself_raises_by_key(extra, error, message):
         read(**extra)
 
 
+def test_a_missing_key_is_named_as_trl_names_it():
+    with pytest.raises(
+        ValueError, match=r"rollout_func must return keys \['completion_ids', 'logprobs'\]"
+    ):
+        read_rollout({"prompt_ids": [[1]]}, [{}], ["p"], [END], message)
+
+
 def test_a_turn_span_error_is_a_value_error():
     assert issubclass(TurnSpanError, ValueError)
 
 
-def test_a_missing_key_of_trls_is_left_to_trl():
-    assert read_rollout({"prompt_ids": [[1]]}, RolloutRecord()) == {"prompt_ids": [[1]]}
-
-
 def test_the_callers_dict_is_not_changed():
     given = output(turn_spans=SPANS)
-    read_rollout(given, RolloutRecord())
+    read_rollout(given, [{}, {}], ["p", "q"], [END], message)
     assert given == output(turn_spans=SPANS)
 
 
 def test_a_mask_without_any_policy_token_is_an_episode_without_turns():
-    assert read(env_mask=[[0] * 5, [1] * 3])[1].turn_spans == [[], [(0, 3)]]
+    episodes, _ = read(env_mask=[[0] * 5, [1] * 3])
+    assert [e.turn_spans for e in episodes] == [[], [(0, 3)]]
+    assert episodes[0].failed

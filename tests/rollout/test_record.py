@@ -9,7 +9,6 @@ import torch
 
 from trl_stppo.errors import TurnSpanError
 from trl_stppo.rollout.record import (
-    RolloutRecord,
     StopReason,
     check_reward,
     check_spans,
@@ -74,29 +73,6 @@ def test_a_reward_that_is_no_finite_number_raises_with_its_origin(value):
         ValueError, match=r"`turn_rewards\[3\]` is .*; a reward must be a finite number"
     ):
         check_reward(value, "turn_rewards[3]")
-
-
-@pytest.mark.parametrize(
-    ("rewards", "message"),
-    [
-        ([[1.0], [1.0]], r"`turn_rewards\[1\]` has 1 entries, but episode 1 has 2 turns"),
-        ([[1.0, 2.0], [1.0, 2.0]], r"`turn_rewards\[0\]` has 2 entries, but episode 0 has 1 turns"),
-        ([[1.0], [1.0, math.nan]], r"`turn_rewards\[1\]\[1\]` is nan"),
-    ],
-)
-def test_every_turn_has_one_finite_reward(rewards, message):
-    record = RolloutRecord(turn_spans=[[(0, 1)], [(0, 1), (1, 2)]], turn_rewards=rewards)
-    with pytest.raises(ValueError, match=message):
-        record.check_turn_rewards()
-
-
-def test_rewards_of_zero_are_rewards():
-    RolloutRecord(turn_spans=[[(0, 1), (1, 2)]], turn_rewards=[[0.0, 0.0]]).check_turn_rewards()
-
-
-def test_a_record_without_rewards_or_spans_has_nothing_to_check():
-    RolloutRecord(turn_spans=[[(0, 1)]]).check_turn_rewards()
-    RolloutRecord(turn_rewards=[[math.nan]]).check_turn_rewards()
 
 
 def test_stop_reasons_are_these():

@@ -41,13 +41,16 @@ UPDATE = {
 class StaleTrainer(Float64Trainer):
     """Another policy seems to have played, so that tokens are clipped from the first step on."""
 
-    def _play_and_score(self, inputs):
-        batch = super()._play_and_score(inputs)
+    def _play(self, inputs):
+        self.numbers = [int(columns["prompt"]) for columns in inputs]
+        return super()._play(inputs)
+
+    def _add_old_logprobs(self, batch):
+        super()._add_old_logprobs(batch)
         old = batch["old_per_token_logps"]
-        for row, columns in enumerate(inputs):
-            draw = torch.Generator().manual_seed(int(columns["prompt"]))
+        for row, number in enumerate(self.numbers):
+            draw = torch.Generator().manual_seed(number)
             old[row] += 0.6 * torch.randn(old.size(1), generator=draw, dtype=old.dtype)
-        return batch
 
 
 UPDATE["trainer_class"] = StaleTrainer

@@ -20,8 +20,8 @@ def masked(*rollouts: int, episodes: slice = slice(None)):
     def poison(trainer, due):
         original, count = trainer._scores, []
 
-        def scores(batch):
-            values, scored = original(batch)
+        def scores(rollout):
+            values, scored = original(rollout)
             if len(count) in rollouts:
                 scored = scored.clone()
                 scored[episodes] = False

@@ -114,7 +114,7 @@ def test_what_a_failed_evaluation_leaves_is_cleared(tmp_path):
     with pytest.raises(RuntimeError, match="no reward today"):
         trainer.evaluate()
     assert trainer.model.training
-    assert trainer._run is None
+    assert trainer._evaluator.run is None
     assert trainer.generation_config is before[0]
     assert trainer.num_generations_eval == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])

@@ -14,7 +14,8 @@ from tests.fakes import CountEnv, char_tokenizer, float64_policy, tiny_config
 from tests.scripted import numbered_rows, play_script
 from tests.trainer.test_tool_environments import TEMPLATE, PayingEnv, scripted_turn
 from tests.vllm_server import attach, serving
-from trl_stppo.trainer import evaluation_settings, rollout_engine
+from trl_stppo.trainer import evaluation_settings
+from trl_stppo.trainer.loop import sampler
 
 
 @pytest.mark.parametrize("path", ["engine", "answers", "generate", "batched"])
@@ -24,7 +25,7 @@ def test_evaluation_can_be_greedy_on_every_path(path, tmp_path, monkeypatch):
     model = float64_policy(tokenizer)
     model.generation_config.update(do_sample=True, top_k=3, temperature=0.7)
     if path in ("generate", "batched"):
-        monkeypatch.setattr(rollout_engine, "supports", lambda model: "not in this test")
+        monkeypatch.setattr(sampler, "supports", lambda model: "not in this test")
     environment = path in ("engine", "batched")
     said = []
 
@@ -118,7 +119,7 @@ class HeldOutTools(PayingEnv):
 def test_tools_of_evaluation_pay_under_the_names_of_trainings(tmp_path, monkeypatch):
     """Four scripted episodes, one of which is cut; what each earns is worked out by hand."""
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", scripted_turn)
-    monkeypatch.setattr(rollout_engine, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
     tokenizer = char_tokenizer()
     tokenizer.chat_template = TEMPLATE.read_text()
     arguments = {

@@ -96,7 +96,7 @@ def test_before_the_first_step_there_is_nothing_to_save(impatient, tmp_path):
 
 def test_an_evaluation_that_fails_comes_after_the_checkpoint_that_is_due(impatient, tmp_path):
     def evaluated(trainer, n):
-        return trainer._run is not None
+        return trainer._evaluator.run is not None
 
     evaluation = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": BATCH}
     save = {"save_strategy": "steps", "save_steps": 2}

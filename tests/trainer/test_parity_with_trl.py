@@ -33,10 +33,8 @@ class Replay:
         self.row = {text: i for i, text in enumerate(texts)}
 
     def rollout(self, prompts, trainer):
-        # The exact ids that the trainer took from the dataset's `input_ids`.
-        prompt_ids, _, _ = trainer._tokenize_prompts(prompts)
         rows = [self.row[prompt] for prompt in prompts]
-        assert prompt_ids == [self.prompts[i] for i in rows]
+        prompt_ids = [self.prompts[i] for i in rows]
         responses = [self.responses[i] for i in rows]
         return {"prompt_ids": prompt_ids, "completion_ids": responses, "logprobs": None}
 
@@ -52,9 +50,9 @@ class ReplayTrainer(STPPOTrainer):
         self.rollout_batch = dict(batch)
         return batch
 
-    def _log_rollout(self, mode, batch, turns, scores, kl, estimates, *rest):
+    def _log_rollout(self, rollout, everyones, batch, turns, scores, kl, estimates, *rest):
         self.estimates, self.kl = estimates, kl
-        super()._log_rollout(mode, batch, turns, scores, kl, estimates, *rest)
+        super()._log_rollout(rollout, everyones, batch, turns, scores, kl, estimates, *rest)
 
 
 def prompt_dataset(oracle: Oracle, with_mask: bool) -> Dataset:

@@ -22,8 +22,8 @@ from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.scripted import LEARNS, STEPS, norm, scripted_trainer
 from tests.tiers import quick
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.trainer import rollout_engine
 from trl_stppo.trainer.build import keep_trainable
+from trl_stppo.trainer.loop import sampler
 
 pytest.importorskip("bitsandbytes")
 
@@ -141,7 +141,7 @@ def test_an_environment_is_played_on_the_quantised_weights(checkpoint, tmp_path,
         gradient_checkpointing=checkpointing,
         **LIMITS,
     )
-    assert rollout_engine.why_not_cached(trainer) is None
+    assert sampler.why_not_cached(trainer) is None
     trainer.evaluate()  # in evaluation mode bitsandbytes would repack the weights for inference
     trainer.train()
     assert trainer.model.training

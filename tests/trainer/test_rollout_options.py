@@ -22,7 +22,7 @@ from trl_stppo.generation.batched import BatchedBackend
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.models.critic import SharedCritic
 from trl_stppo.rollout.isolation import IsolatedEnvironment
-from trl_stppo.trainer import rollout_engine
+from trl_stppo.trainer.loop import sampler
 
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])
@@ -45,7 +45,7 @@ def trained(*args, **kwargs):
 
 
 def reasons(trainer):
-    return [str(reason) for reason in trainer._record.stop_reasons]
+    return [str(episode.stop_reason) for episode in trainer.episodes]
 
 
 # --------------------------------------------------------------------------------- limits
@@ -152,7 +152,7 @@ def test_env_isolation_with_a_factory_that_cannot_be_pickled(tmp_path, isolation
     turns = 2
     data = prompts(4, dies=[False, isolation == "process", False, False])
     trainer = trained(tmp_path, lambda: Located(turns), data, env_isolation=isolation)
-    episodes = trainer._episodes
+    episodes = trainer.episodes
     places = {e.messages[1]["content"] for e in episodes if len(e.messages) > 1}
     if isolation == "thread":
         assert places == {str(os.getpid())}
@@ -162,7 +162,7 @@ def test_env_isolation_with_a_factory_that_cannot_be_pickled(tmp_path, isolation
     assert all(isinstance(e.env, IsolatedEnvironment) for e in episodes)
     assert reasons(trainer) == ["terminated", "env_error", "terminated", "terminated"]
     assert "3" in episodes[1].error
-    trainer._engine.close()
+    trainer._player.engine.close()
 
 
 # ------------------------------------------------------------------------------- failures
@@ -291,7 +291,7 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
         BatchedBackend, "step", lambda self: (used.append(len(self._queue)), original(self))[1]
     )
     trainer = trained(tmp_path, generation_kwargs={"no_repeat_ngram_size": 2}, max_steps=2)
-    assert "no_repeat_ngram_size" in rollout_engine.why_not_cached(trainer)
+    assert "no_repeat_ngram_size" in sampler.why_not_cached(trainer)
     assert max(used) > 1
     for _, batch, turns, *_ in trainer.kept:
         assert "sampling_per_token_logps" not in batch

@@ -17,7 +17,7 @@ from tests.search_kit import ScriptedRetriever
 from trl_stppo import PPOTrainer, STPPOTrainer
 from trl_stppo.recipes.search import SearchEnv
 from trl_stppo.recipes.search.retrieval import Passage
-from trl_stppo.trainer import rollout_engine
+from trl_stppo.trainer.loop import sampler
 
 TOKENIZER = char_tokenizer()
 
@@ -63,7 +63,7 @@ def test_a_passage_cannot_speak_as_system_or_agent(tmp_path, monkeypatch):
         return [turn for _ in rows], None
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", search)
-    monkeypatch.setattr(rollout_engine, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
     arguments = {
         "environment_factory": lambda: SearchEnv(retriever),
         "train_dataset": prompts(answers=[["y"]] * 8),
@@ -73,8 +73,8 @@ def test_a_passage_cannot_speak_as_system_or_agent(tmp_path, monkeypatch):
     model = Qwen2ForCausalLM(tiny_config(TOKENIZER, max_position_embeddings=4096))
     trainer = train(tmp_path, Kept, arguments={**arguments, "model": model}, **limits)
     start, agent = TOKENIZER.convert_tokens_to_ids(["<|im_start|>", "a"])
-    assert [episode.num_turns for episode in trainer._episodes] == [3] * 8
-    for episode in trainer._episodes:
+    assert [episode.num_turns for episode in trainer.episodes] == [3] * 8
+    for episode in trainer.episodes:
         row = episode.prompt_ids + episode.ids
         roles = [after for token, after in itertools.pairwise(row) if token == start]
         assert (roles.count(agent), len(roles)) == (3, 6)  # a user's message before each turn

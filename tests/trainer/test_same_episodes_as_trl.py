@@ -18,7 +18,7 @@ from tests.builders import QUICK, quick_config
 from tests.tiers import quick
 from tests.tool_model import call, memorising_model, tool_tokenizer
 from trl_stppo import PPOConfig, PPOTrainer
-from trl_stppo.trainer import rollout_engine
+from trl_stppo.trainer.loop import sampler
 
 
 class NotesEnv:
@@ -102,19 +102,28 @@ def agent(tmp_path_factory):
         return said, None
 
     patch.setattr(GRPOTrainer, "_generate_single_turn", scripted)
-    patch.setattr(rollout_engine, "why_not_cached", lambda trainer: "A script answers.")
+    patch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
     untrained = memorising_model(tokenizer, [[1, 2]], [[False, False]], steps=1)
     trainer = our_trainer(tmp_path_factory.mktemp("scripts"), (tokenizer, untrained))
     play(trainer, range(len(SCRIPTS)))
     patch.undo()
-    rows = [e.prompt_ids + e.ids for e in trainer._episodes]
-    masks = [[False] * len(e.prompt_ids) + e.action_mask for e in trainer._episodes]
+    rows = [e.prompt_ids + e.ids for e in trainer.episodes]
+    masks = [[False] * len(e.prompt_ids) + e.action_mask for e in trainer.episodes]
     return tokenizer, memorising_model(tokenizer, rows, masks)
+
+
+class Playing(PPOTrainer):
+    """Keeps the newest episodes."""
+
+    def _play(self, inputs):
+        rollout = super()._play(inputs)
+        self.episodes = rollout.episodes
+        return rollout
 
 
 def our_trainer(folder, agent, **options):
     tokenizer, model = agent
-    return PPOTrainer(
+    return Playing(
         model=copy.deepcopy(model),
         args=quick_config(
             folder, PPOConfig, generation_kwargs={"do_sample": False}, **{**SIZES, **options}
@@ -173,13 +182,14 @@ def play(trainer, tasks):
 def test_the_model_has_learnt_its_scripts(agent, tmp_path):
     trainer = our_trainer(tmp_path, agent)
     play(trainer, range(4))
-    for episode, script, earned in zip(trainer._episodes, SCRIPTS, TURN_REWARDS, strict=True):
+    for episode, script, earned in zip(trainer.episodes, SCRIPTS, TURN_REWARDS, strict=True):
         said = [trainer._tokenizer.decode(episode.ids[a:b]) for a, b in episode.turn_spans]
         assert said == [turn + "<|im_end|>" for turn in script]
         assert episode.turn_rewards == earned
         assert episode.stop_reason == "no_action"
-    assert trainer._episodes[3].valid_actions == [False, False, True]
-    assert (trainer._record.tool_calls, trainer._record.tool_failures) == (11, 4)
+    assert trainer.episodes[3].valid_actions == [False, False, True]
+    calls = sum(episode.tool_calls for episode in trainer.episodes)
+    assert (calls, sum(episode.tool_failures for episode in trainer.episodes)) == (11, 4)
 
 
 @pytest.mark.parametrize("rounds", [None, 1, 2])

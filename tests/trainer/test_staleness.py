@@ -34,10 +34,10 @@ class Watching(STPPOTrainer):
     def _policy(self):
         return torch.cat([p.detach().flatten().clone() for p in self._policy_parameters()])
 
-    def _play_and_score(self, inputs):
+    def _play(self, inputs):
         if self.model.training:
             self.played.append(self._policy())
-        return super()._play_and_score(inputs)
+        return super()._play(inputs)
 
     def _advantages(self, *args):
         if self.model.training:

@@ -12,6 +12,7 @@ from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
 from tests.scripted import weights
 from trl_stppo import STGRPOConfig, STGRPOTrainer
+from trl_stppo.trainer.loop import sampler
 
 GROUP = {"num_generations": 4, "num_mini_batches": 1, "gradient_accumulation_steps": 2}
 
@@ -22,9 +23,9 @@ def paid_by_count(completions, **columns):
 
 
 class KeptGroups(STGRPOTrainer):
-    def _log_rollout(self, mode, batch, turns, scores, kl, estimates, seconds):
+    def _log_rollout(self, rollout, everyones, batch, turns, scores, kl, estimates, seconds):
         self.kept = (batch, turns, estimates)
-        super()._log_rollout(mode, batch, turns, scores, kl, estimates, seconds)
+        super()._log_rollout(rollout, everyones, batch, turns, scores, kl, estimates, seconds)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,9 @@ class KeptGroups(STGRPOTrainer):
         ("gspo", {"num_iterations": 2}),
     ],
 )
-def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path):
+def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path, monkeypatch):
+    # Otherwise ours draws each answer from a seed of its own.
+    monkeypatch.setattr(sampler, "why_not_cached", lambda host: "As TRL does it.")
     # Of several epochs only the first rollout: dealing episodes anew draws random numbers.
     steps = options.get("num_iterations", 6)
     settings = {**QUICK, **options, "num_generations": 4, "max_steps": steps, "learning_rate": 1e-2}
@@ -122,10 +125,10 @@ def test_turn_rewards_count_and_failed_episodes_do_not(tmp_path):
     """Every row is a prompt of its own, so rows are repeated by hand: four neighbours are a group."""
 
     class Dealt(KeptGroups):
-        def _play_and_score(self, inputs):
+        def _play(self, inputs):
             paid = [1.0, 3.0, None, 5.0, 2.0, 2.0, 2.0, 2.0]
             rows = [{**row, "paid": paid[i % 8]} for i, row in enumerate(inputs)]
-            return super()._play_and_score(rows)
+            return super()._play(rows)
 
     trainer = build(
         tmp_path, Dealt, arguments={"environment_factory": Uneven}, **GROUP, **LIMITS, max_steps=1

@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 
 from tests.builders import Kept, build, logs, prompts
 from tests.fakes import char_tokenizer, tiny_config
-from trl_stppo.trainer import rollout_engine
+from trl_stppo.trainer.loop import sampler
 
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
 LONG = "x" * 900  # more than the completion may hold
@@ -99,9 +99,9 @@ def scripted_turn(self, prompt_ids, images, multimodal_fields, num_generations, 
     return ids, None
 
 
-def tool_trainer(folder, monkeypatch, environment, **options):
+def tool_trainer(folder, monkeypatch, environment, given=None, **options):
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", scripted_turn)
-    monkeypatch.setattr(rollout_engine, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
     tokenizer = char_tokenizer()
     tokenizer.chat_template = TEMPLATE.read_text()
     torch.manual_seed(0)
@@ -110,6 +110,7 @@ def tool_trainer(folder, monkeypatch, environment, **options):
         "model": Qwen2ForCausalLM(tiny_config(tokenizer, max_position_embeddings=4096)),
         "environment_factory": environment,
         "train_dataset": prompts(4),
+        **(given or {}),
     }
     sizes = {"per_device_train_batch_size": 2, "max_completion_length": 800}
     options = {**sizes, "kl_coef": 0.0, **options}

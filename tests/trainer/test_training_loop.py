@@ -130,15 +130,18 @@ def test_sample_episodes_are_printed_with_their_scores(
     if with_evaluation_data:
         arguments["eval_dataset"] = prompts(8)
     trainer = build(tmp_path, Kept, arguments=arguments, **(LIMITS if environment else {}))
+    play, rollouts = trainer._evaluator.play, []
+    trainer._evaluator.play = lambda rows: rollouts.append(play(rows)) or rollouts[-1]
     trainer.generate_completions(sampling=True)
     assert trainer.model.training
     table = capsys.readouterr().out
     assert "step 0" in table
     assert "say 1" in table
-    _, _, turns, scores, _ = trainer.kept[-1]
-    paid = scores if turns.turn_rewards is None else scores + turns.turn_rewards.sum(1)
-    assert trainer.last_scores == pytest.approx(paid.tolist())
-    assert any(f"{score:.3g}" in table for score in trainer.last_scores)
+    (rollout,) = rollouts
+    earned = [sum(turns) for turns in rollout.turn_rewards or [[]] * len(rollout.episodes)]
+    paid = earned if environment else rollout.rewards.sum(dim=1).tolist()
+    assert rollout.returns == pytest.approx(paid)
+    assert any(f"{score:.3g}" in table for score in rollout.returns)
 
 
 def test_the_reference_can_follow_the_policy(tmp_path):

@@ -16,7 +16,7 @@ from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_value_model
 from tests.trainer.test_rollouts_in_training import two_turns
 from tests.trainer.test_tool_environments import SCRIPTS, PayingEnv, call, tool_trainer
 from trl_stppo.rollout.record import StopReason
-from trl_stppo.trainer import rollout_engine
+from trl_stppo.trainer.loop import sampler
 
 TOKENIZER = char_tokenizer()
 SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
@@ -32,7 +32,7 @@ def scripted(monkeypatch):
         return [self._tokenizer(text)["input_ids"] for text in said], None
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
-    monkeypatch.setattr(rollout_engine, "why_not_cached", lambda trainer: "A script answers.")
+    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
 
 
 class Watch:
@@ -278,10 +278,9 @@ def test_turn_rewards_may_be_all_there_is(tmp_path, monkeypatch):
             """
             return "ok"
 
-    trainer = tool_trainer(tmp_path, monkeypatch, Unpaid)
+    trainer = tool_trainer(tmp_path, monkeypatch, Unpaid, {"turn_reward_funcs": Watch()})
     script = [([call("pay", 1.0), "done"], [])] * 4
     monkeypatch.setattr("tests.trainer.test_tool_environments.SCRIPTS", script)
-    trainer._turn_reward_funcs.funcs, trainer._turn_reward_funcs.weights = [Watch()], [1.0]
     trainer.train()
     assert paid(trainer) == [[0.0, 1.0]] * 4
     assert trainer.kept[0][1]["loss_mask"].any(dim=1).all(), "a missing score is no gap"
@@ -320,7 +319,7 @@ def test_episodes_whose_environment_failed(tmp_path, scripted, policy, caplog):
         )  # fmt: skip
     fails = watch.calls[0][4]["fails"]
     _, batch, _, _, estimates = trainer.kept[0]
-    assert trainer._record.stop_reasons[1] is StopReason.ENV_ERROR
+    assert trainer.episodes[1].stop_reason is StopReason.ENV_ERROR
     assert "1 of 4 episodes ended in a failure" in caplog.text
     if policy == "penalise":
         assert fails.count(True) == 2, "its turns teach, so they are scored"

@@ -261,4 +261,4 @@ def test_an_error_of_the_server_ends_the_training_at_once(tmp_path, fault, error
             trainer.train()
         assert time.monotonic() - started < PATIENCE
         assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
-    assert trainer._engine.calls._running == {}
+    assert trainer._player.engine.calls._running == {}

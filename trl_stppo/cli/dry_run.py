@@ -26,6 +26,7 @@ from ..errors import CheckpointError, EnvironmentContractError
 from ..hub.loading import load_tokenizer
 from ..trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
 from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
+from ..trainer.loop.rewards import check_reward_weights
 from ..trainer.memory import longest_prompt
 from ..trainer.packages import check_packages
 from .agent_models import TokenCounter, check_policy, check_value_model
@@ -209,7 +210,7 @@ def check_episodes(factory: Any, rows: Any, found: Findings) -> None:
 def check_rewards(run: Plan) -> list[Any]:
     """The reward functions; refuse weights of others."""
     functions = [load_object(path) for path in run.args.reward_funcs or []]
-    plan.check_reward_weights(run.config, len(functions))
+    check_reward_weights(run.config, len(functions))
     # No flag names functions that score turns.
     turn_rewards.check_lengths(0, turn_reward_weights=run.config.turn_reward_weights)
     return functions

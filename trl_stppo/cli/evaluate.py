@@ -33,7 +33,7 @@ from ..redaction import redacted
 from ..trainer.agent_evaluation import Evaluation
 from ..trainer.config_checks import failure_price
 from ..trainer.engines import unpartitioned
-from ..trainer.plan import check_reward_weights
+from ..trainer.loop.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from .agent_models import TokenCounter, model_options
 from .agents import (

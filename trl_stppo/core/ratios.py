@@ -104,13 +104,14 @@ def sampler_correction(
         old_logprobs: [B, T] float, nats. Policy before the update, computed for training.
         sampling_logprobs: [B, T] float, nats. What the sampler says; NaN where it does not.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
-        level: "token", "turn" or "sequence"; means, as in `log_importance_ratio`.
+        level: "token", "turn" or "sequence", means as in `log_importance_ratio`; or "product", over all
+            agent tokens of the episode, which is what TRL calls "sequence".
         truncate: clamp; otherwise mask.
         clip_min: lower bound of the ratio, None for none.
         clip_max: upper bound of the ratio, None for none.
 
     Returns:
-        [B, T] float; 1 on tokens outside turns.
+        [B, T] float, 1 on tokens outside turns; [B, 1] for "product".
 
     Raises:
         ValueError: unknown `level`, `clip_min` above `clip_max`, wrong dtypes, or shapes that differ
@@ -129,8 +130,9 @@ def sampler_correction(
         "turn_index", turn_index, old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs
     )
     known = torch.where(sampling_logprobs.isnan(), old_logprobs, sampling_logprobs)
-    ratio = log_importance_ratio(old_logprobs, known, turn_index, level).exp()
-    if truncate:
-        return ratio.clamp(low, high).masked_fill(turn_index < 0, 1.0)
+    product, mask = level == "product", turn_index >= 0
+    log_ratio = log_importance_ratio(old_logprobs, known, turn_index, "token" if product else level)
+    ratio = log_ratio.sum(dim=1, keepdim=True).exp() if product else log_ratio.exp()
     outside = (ratio < low) | (ratio > high)
-    return ratio.masked_fill(outside, 0.0).masked_fill(turn_index < 0, 1.0)
+    bounded = ratio.clamp(low, high) if truncate else ratio.masked_fill(outside, 0.0)
+    return bounded if product else bounded.masked_fill(~mask, 1.0)

@@ -1,14 +1,15 @@
-"""Turns a rollout's Python record into the padded tensors that `core` works on."""
+"""Turns the episodes of a rollout into the padded tensors that `core` works on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..core.turns import turn_index_from_mask, turn_index_from_spans
-from .record import RolloutRecord
+from ..core.turns import turn_index_from_spans
+from .episode import Episode
 
 
 @dataclass
@@ -32,47 +33,40 @@ class TurnBatch:
 
 
 def build_turn_batch(
-    record: RolloutRecord, action_mask: Tensor, ends_with_eos: Tensor, dtype: torch.dtype
+    episodes: Sequence[Episode],
+    turn_rewards: Sequence[Sequence[float]] | None,
+    completion_mask: Tensor,
+    dtype: torch.dtype,
 ) -> TurnBatch:
-    """Collate the record with the padded batch that TRL made of the same rollout.
+    """Collate the turns of episodes.
 
     Args:
-        record: what the rollout wrote down.
-        action_mask: [B, T] bool from TRL's masks; False also where TRL masked a whole episode.
-        ends_with_eos: [B] bool, the stand-in for `terminated` where the rollout did not say.
+        episodes: of the batch, in its order.
+        turn_rewards: of each turn of each, reward units; None where nobody pays turns.
+        completion_mask: [B, T], 0 past an episode's end, and throughout one that is hidden.
         dtype: of the rewards.
 
     Returns:
-        The batch, on `action_mask`'s device.
+        The batch, on `completion_mask`'s device.
     """
-    device = action_mask.device
-    if record.turn_spans is not None:
-        turn_index = turn_index_from_spans(record.turn_spans, action_mask.size(1)).to(device)
-        turn_index = turn_index.masked_fill(~action_mask, -1)
-    else:
-        # A record without spans: the runs of the mask, which empty observations would join.
-        turn_index = turn_index_from_mask(action_mask)
-    rewards = None
-    if record.turn_rewards is not None:
-        rewards = _padded(record.turn_rewards, turn_index, dtype)
-    if record.terminated is not None:
-        terminated = torch.tensor(record.terminated, device=device)
-    elif record.truncated is not None:
-        terminated = ~torch.tensor(record.truncated, device=device)
-    else:
-        terminated = ends_with_eos
+    device = completion_mask.device
+    spans = [episode.turn_spans for episode in episodes]
+    turn_index = turn_index_from_spans(spans, completion_mask.size(1), device=device)
+    turn_index = turn_index.masked_fill(~completion_mask.bool(), -1)
+    rewards = None if turn_rewards is None else _padded(turn_rewards, turn_index, dtype)
+    terminated = torch.tensor([episode.terminated for episode in episodes], device=device)
     return TurnBatch(turn_index, rewards, terminated)
 
 
-def _padded(turn_rewards: list[list[float]], turn_index: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, K]; rewards past an episode's last turn (a turn cut to nothing) go to that last turn."""
+def _padded(
+    turn_rewards: Sequence[Sequence[float]], turn_index: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """[B, K]; a hidden episode, of which no turn is in the index, has none."""
     counts = (turn_index.amax(dim=1) + 1).tolist()
-    width = max(1, *counts)
-    table = torch.zeros(len(turn_rewards), width, dtype=dtype)
+    table = torch.zeros(len(turn_rewards), max(1, *counts), dtype=dtype)
     for episode, (rewards, turns) in enumerate(zip(turn_rewards, counts, strict=True)):
-        for turn, reward in enumerate(rewards):
-            if turns:
-                table[episode, min(turn, turns - 1)] += reward
+        if turns:
+            table[episode, :turns] = torch.tensor(rewards, dtype=dtype)
     return table.to(turn_index.device)
 
 

@@ -74,16 +74,19 @@ class Driver(Protocol):
 
     Attributes:
         tools: that the model can call.
-        type_name: of the environment.
         trusted_text: whether what the environment says may hold control tokens.
     """
 
     tools: list[Any]
-    type_name: str
     trusted_text: bool
 
-    def opening(self, episode: Episode, index: int, seed: int) -> Call:
-        """The call that resets the environment; returns an `Opening`."""
+    @property
+    def type_name(self) -> str | None:
+        """Of the environment; None where nobody answers."""
+        ...
+
+    def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
+        """The call that resets the environment and returns an `Opening`, None if there is none."""
         ...
 
     def message(self, episode: Episode, ids: list[int]) -> Message:

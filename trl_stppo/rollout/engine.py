@@ -19,9 +19,9 @@ from ..generation.protocol import Backend
 from .chat import ChatRenderer, Message
 from .driver import Driver
 from .environments import EnvironmentPool
-from .episode import Episode, Limits, record_of
+from .episode import Durations, Episode, Limits
 from .loop import EpisodeLoop
-from .record import FAILURES, RolloutRecord
+from .record import FAILURES
 from .workers import EnvironmentCalls
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class RolloutEngine:
     """Plays episodes of any number of named environments.
 
     Args:
-        drivers: by name of the environment factory; None is the single unnamed one.
+        drivers: by name of the environment factory; None is the single unnamed one, or nobody.
         pool: their instances, None where there are only tools.
         calls: where environments run.
         limits: budgets of an episode.
@@ -73,7 +73,8 @@ class RolloutEngine:
         seed: tuple[int, ...] = (0,),
         first_row: int = 0,
         names: Sequence[tuple[int, ...]] | None = None,
-    ) -> tuple[list[Episode], RolloutRecord]:
+        prompt_ids: Sequence[list[int]] | None = None,
+    ) -> tuple[list[Episode], Durations]:
         """Play one episode per row.
 
         Args:
@@ -84,9 +85,10 @@ class RolloutEngine:
             seed: names the randomness of this rollout.
             first_row: number of the first row among those of all processes.
             names: name the randomness of each episode, in place of its number among all rows.
+            prompt_ids: of each row, where they are not to be made of its prompt.
 
         Returns:
-            The ended episodes in the order of the rows, and what the trainer needs to know of them.
+            The ended episodes in the order of the rows, and where the time went.
 
         Raises:
             ValueError: an unknown `environment`, or a prompt that leaves no token to sample.
@@ -94,18 +96,19 @@ class RolloutEngine:
             RuntimeError: a backend breaks its promises.
         """
         episodes, indices = self._episodes(rows, prompts)
+        if prompt_ids is not None:
+            for episode in episodes:
+                episode.prompt_ids = list(prompt_ids[episode.row])
         if names is None:
             names = [(first_row + row,) for row in range(len(rows))]
         seeds = [(*seed, *name) for name in names]
         loop = EpisodeLoop(self, episodes, indices, renderer, backend, seeds)
         loop.play()
         self._report(episodes)
-        record = record_of(episodes, [self.drivers[e.name].type_name for e in episodes])
-        record.env_seconds, record.wait_seconds = loop.env_seconds, loop.wait_seconds
-        record.generation_seconds = loop.generation_seconds
         if self.on_env_error == "drop":
-            record.counted = [episode.stop_reason not in FAILURES for episode in episodes]
-        return episodes, record
+            for episode in episodes:
+                episode.counted = episode.stop_reason not in FAILURES
+        return episodes, Durations(loop.env_seconds, loop.wait_seconds, loop.generation_seconds)
 
     def close(self) -> None:
         """Let go of workers and environments, without waiting for long."""
@@ -138,7 +141,7 @@ class RolloutEngine:
                     '[{"role": "user", "content": ...}].'
                 )
             columns = {k: v for k, v in row.items() if not (named and k == "environment")}
-            episodes.append(Episode(position, columns, prompt, name))
+            episodes.append(Episode(position, columns, prompt, name, driver.type_name))
             indices.append(used[name])
             used[name] += 1
         return episodes, indices

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .chat import Message
-from .record import RolloutRecord, StopReason
+from .record import StopReason
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,31 @@ class Limits:
     episode_timeout_seconds: float | None = None
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class Durations:
+    """Where the time of a rollout went, in seconds.
+
+    Attributes:
+        environments: inside environments, all episodes together.
+        waiting: wall-clock time in which nothing could be generated because every running episode was
+            waiting for its environment.
+        generation: wall-clock time spent generating.
+    """
+
+    environments: float = 0.0
+    waiting: float = 0.0
+    generation: float = 0.0
+
+
+@dataclass(eq=False, repr=False)
 class Episode:
     """One episode, from its row to its end.
 
     Attributes:
-        row: position in the rollout batch.
+        row: position of its row among those of the rollout; no two episodes share one today.
         columns: of the dataset row, as `reset` gets them.
         name: of the environment factory, None for the single unnamed one.
+        env_type: class of the environment, "tools" for tools without one; None where nobody answers.
         prompt: the row's prompt, later with the environment's opening words.
         env: the environment instance, None until `reset` has returned.
         prompt_ids: tokens of the prompt.
@@ -59,16 +76,20 @@ class Episode:
         stop_reason: None while the episode runs.
         error: message of what went wrong in the environment.
         trains: False for an episode that must not teach anything.
+        counted: False for one that is left out of the metrics of its rollout too.
         lost: whether its environment failed, or was given up in the middle of a call.
         terminated: whether nothing can follow, so that the state after the episode is worth nothing.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
+        policy_versions: per turn the optimizer steps that the policy had taken which sampled it; empty
+            while one policy plays all of a rollout.
     """
 
     row: int
     columns: dict[str, Any]
     prompt: list[Message] | str
     name: str | None = None
+    env_type: str | None = None
     env: Any = None
     prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -86,12 +107,23 @@ class Episode:
     stop_reason: StopReason | None = None
     error: str | None = None
     trains: bool = True
+    counted: bool = True
     lost: bool = False
     terminated: bool = False
     tool_calls: int = 0
     tool_failures: int = 0
     has_logprobs: bool = True
-    _fingerprint: int = field(default=hash(()), repr=False)
+    policy_versions: list[int] = field(default_factory=list)
+    _fingerprint: int = hash(())
+
+    def __repr__(self) -> str:
+        tokens, reason = len(self.ids), self.stop_reason and str(self.stop_reason)
+        return f"Episode(row={self.row}, turns={self.num_turns}, {tokens=}, stop_reason={reason!r})"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it leaves nothing to be scored: no environment to ask, or not one turn."""
+        return self.lost or not self.num_turns
 
     @property
     def conversational(self) -> bool:
@@ -161,39 +193,3 @@ class Episode:
         if not self.ids:
             self.append_observation([placeholder_id])
         self.check_prefix()
-
-
-def record_of(episodes: list[Episode], env_types: list[str]) -> RolloutRecord:
-    """What the trainer needs to know of ended episodes."""
-    pays = [episode.pays_turns for episode in episodes]
-    record = RolloutRecord(
-        turn_spans=[e.turn_spans for e in episodes],
-        turn_rewards=[e.turn_rewards for e in episodes] if any(pays) else None,
-        terminated=[e.terminated for e in episodes],
-        truncated=[not e.terminated for e in episodes],
-        stop_reasons=[e.stop_reason for e in episodes if e.stop_reason is not None],
-        success=[e.success for e in episodes],
-        valid_actions=[e.valid_actions for e in episodes],
-        messages=[e.messages for e in episodes],
-        final_rewards=[e.final_reward for e in episodes],
-        env_types=env_types,
-        pays_turns=pays,
-        trains=[e.trains for e in episodes],
-        counted=[True] * len(episodes),
-        errors=[e.error for e in episodes],
-        tool_calls=sum(e.tool_calls for e in episodes),
-        tool_failures=sum(e.tool_failures for e in episodes),
-    )
-    record.check_turn_rewards()
-    return record
-
-
-def rollout_result(episodes: list[Episode]) -> dict[str, Any]:
-    """TRL's rollout result: `prompt_ids`, `completion_ids`, `logprobs` (or None), `env_mask`."""
-    complete = all(episode.has_logprobs for episode in episodes)
-    return {
-        "prompt_ids": [e.prompt_ids for e in episodes],
-        "completion_ids": [e.ids for e in episodes],
-        "logprobs": [e.logprobs for e in episodes] if complete else None,
-        "env_mask": [[int(sampled) for sampled in e.action_mask] for e in episodes],
-    }

@@ -1,89 +1,151 @@
-"""Reads the optional turn record out of a user's `rollout_func` result, and checks it."""
+"""Makes episodes of what a user's `rollout_func` returns, and checks it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import TurnSpanError
-from .record import RolloutRecord, check_spans, mask_from_spans, spans_from_mask
+from .chat import Message
+from .episode import Episode
+from .record import check_reward, check_spans, mask_from_spans, spans_from_mask
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
-# Keys of the result that are ours; TRL hands every other extra key to the reward functions.
-OWN_KEYS = ("turn_spans", "turn_rewards", "terminated", "truncated")
+# What every result must hold, in TRL's form.
+NEEDED = ("prompt_ids", "completion_ids", "logprobs")
+# One entry per episode each, all optional; TRL knows the first.
+RECORD = ("env_mask", "turn_spans", "turn_rewards", "terminated", "truncated")
 
 
-def read_rollout(output: dict[str, Any], record: RolloutRecord) -> dict[str, Any]:
-    """Move the turn record from a rollout_func's result into `record`.
+def read_rollout(
+    output: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    prompts: Sequence[Any],
+    eos_token_ids: Sequence[int],
+    read: Callable[[list[int], list[int]], Message],
+) -> tuple[list[Episode], dict[str, Any]]:
+    """The episodes of a rollout_func's result.
 
     Args:
         output: the result: TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional
             `env_mask`) and, optional, `turn_spans`, `turn_rewards`, `terminated`, `truncated`, each
             with one entry per episode.
-        record: filled in.
+        rows: columns of the dataset rows.
+        prompts: one per row.
+        eos_token_ids: an episode that ends with one of them has ended by itself, unless the result
+            says otherwise.
+        read: (ids of an episode, ids before it) -> assistant message.
 
     Returns:
-        The result without our keys, its `env_mask` in agreement with the spans.
+        An episode per row, and what else the result holds: columns for the reward functions.
 
     Raises:
         TurnSpanError: spans out of order, overlapping, off the completion, or at odds with env_mask.
-        ValueError: a list of the wrong length, a completion without tokens, a reward that is not a
-            finite number.
+        ValueError: a key or an entry is missing, a completion has no tokens, a reward is not a finite
+            number.
     """
-    result = {key: value for key, value in output.items() if key not in OWN_KEYS}
-    completions = output.get("completion_ids")
-    if completions is None:
-        return result  # TRL names the missing key
+    columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
+    _check(output, len(rows))
+    completions, logprobs = output["completion_ids"], output["logprobs"]
+    spans = _spans(output, completions)
+    episodes = []
+    for row, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
+        episode = Episode(row, dict(rows[row]), prompt, prompt_ids=list(output["prompt_ids"][row]))
+        _append(
+            episode, [int(i) for i in ids], None if logprobs is None else logprobs[row], spans[row]
+        )
+        episode.messages = [read(episode.ids, episode.prompt_ids)]
+        episode.terminated = _terminated(output, row, episode.ids[-1] in eos_token_ids)
+        _pay(episode, output.get("turn_rewards"))
+        episodes.append(episode)
+    return episodes, columns
+
+
+def _append(episode: Episode, ids: list[int], logprobs: Any, spans: list[tuple[int, int]]) -> None:
+    """Write the tokens down, turn by turn."""
+    end = 0
+    for start, stop in [*spans, (len(ids), len(ids))]:
+        if start > end:
+            episode.append_observation(ids[end:start])
+        if stop > start:
+            told = None if logprobs is None else list(logprobs[start:stop])
+            episode.append_turn(ids[start:stop], told)
+        end = stop
+
+
+def _pay(episode: Episode, turn_rewards: Any) -> None:
+    if turn_rewards is None:
+        return
+    rewards, name = turn_rewards[episode.row], f"turn_rewards[{episode.row}]"
+    if len(rewards) != episode.num_turns:
+        raise ValueError(
+            f"`{name}` has {len(rewards)} entries, but episode {episode.row} has "
+            f"{episode.num_turns} turns. Return one reward per turn, 0.0 where there is none."
+        )
+    numbers = [check_reward(reward, f"{name}[{turn}]") for turn, reward in enumerate(rewards)]
+    episode.turn_rewards, episode.pays_turns = numbers, True
+
+
+def _terminated(output: dict[str, Any], row: int, by_itself: bool) -> bool:
+    if output.get("terminated") is not None:
+        return bool(output["terminated"][row])
+    if output.get("truncated") is not None:
+        return not output["truncated"][row]
+    return by_itself
+
+
+def _check(output: dict[str, Any], count: int) -> None:
+    """Refuse a result that leaves out keys or entries."""
+    missing = [key for key in NEEDED if key not in output]
+    if missing:
+        raise ValueError(
+            f"rollout_func must return keys {missing} in its output dict: {', '.join(NEEDED)}, with one "
+            f"entry per episode each, or None for logprobs."
+        )
+    completions = output["completion_ids"]
+    if len(completions) != count:
+        raise ValueError(
+            f"`completion_ids` has {len(completions)} entries for {count} prompts; return one episode "
+            f"per prompt."
+        )
     for episode, ids in enumerate(completions):
         if len(ids) == 0:
             raise ValueError(
-                f"`completion_ids[{episode}]` is empty: an episode needs at least one token. Leave the "
-                f"episode out, or return the end-of-turn token."
+                f"`completion_ids[{episode}]` is empty: an episode needs at least one token. Return "
+                f"the end-of-turn token."
             )
-    for key in (*OWN_KEYS, "env_mask"):
+    for key in (*NEEDED, *RECORD):
         value = output.get(key)
         if value is not None and len(value) != len(completions):
             raise ValueError(
                 f"`{key}` has {len(value)} entries for {len(completions)} episodes; return one per "
                 f"entry of `completion_ids`."
             )
-    masks = output.get("env_mask")
-    for episode, mask in enumerate([] if masks is None else masks):
-        ids = completions[episode]
-        if len(mask) != len(ids):
-            raise ValueError(
-                f"`env_mask[{episode}]` has {len(mask)} entries for the {len(ids)} tokens of "
-                f"`completion_ids[{episode}]`; mark each token 1 (the model's) or 0 (the environment's)."
-            )
-    record.turn_spans, masks = _spans_and_masks(output, completions)
-    if masks is not None:
-        result["env_mask"] = masks
-    record.turn_rewards = output.get("turn_rewards")
-    record.check_turn_rewards()
-    if output.get("terminated") is not None:
-        record.terminated = [bool(flag) for flag in output["terminated"]]
-    if output.get("truncated") is not None:
-        record.truncated = [bool(flag) for flag in output["truncated"]]
-    return result
+    for key in ("env_mask", "logprobs"):
+        for episode, values in enumerate([] if output.get(key) is None else output[key]):
+            ids = completions[episode]
+            if len(values) != len(ids):
+                fix = "mark each token 1 (the model's) or 0 (the environment's)."
+                raise ValueError(
+                    f"`{key}[{episode}]` has {len(values)} entries for the {len(ids)} tokens of "
+                    f"`completion_ids[{episode}]`; {fix if key == 'env_mask' else 'give one each.'}"
+                )
 
 
-def _spans_and_masks(
-    output: dict[str, Any], completions: list[list[int]]
-) -> tuple[list[list[tuple[int, int]]], list[list[int]] | None]:
+def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tuple[int, int]]]:
     """Spans from the record; without them one turn per run of the mask, or per episode."""
     spans, masks = output.get("turn_spans"), output.get("env_mask")
     if spans is None:
         if masks is None:
-            return [[(0, len(ids))] for ids in completions], None
-        return [spans_from_mask(mask) for mask in masks], masks
+            return [[(0, len(ids))] for ids in completions]
+        return [spans_from_mask(mask) for mask in masks]
     for episode, (turns, ids) in enumerate(zip(spans, completions, strict=True)):
         check_spans(turns, len(ids), episode)
-    covered = [mask_from_spans(s, len(ids)) for s, ids in zip(spans, completions, strict=True)]
-    if masks is not None:
-        for episode, (mask, cover) in enumerate(zip(masks, covered, strict=True)):
-            if [int(flag) for flag in mask] != cover:
-                raise TurnSpanError(
-                    f"`turn_spans[{episode}]` covers other tokens than `env_mask[{episode}]` marks as "
-                    f"the model's. Return one of the two, or make them agree."
-                )
-    return [[(int(s), int(e)) for s, e in turns] for turns in spans], covered
+    for episode, mask in enumerate([] if masks is None else masks):
+        cover = mask_from_spans(spans[episode], len(completions[episode]))
+        if [int(flag) for flag in mask] != cover:
+            raise TurnSpanError(
+                f"`turn_spans[{episode}]` covers other tokens than `env_mask[{episode}]` marks as "
+                f"the model's. Return one of the two, or make them agree."
+            )
+    return [[(int(start), int(end)) for start, end in turns] for turns in spans]

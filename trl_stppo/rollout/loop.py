@@ -78,7 +78,11 @@ class EpisodeLoop:
                 limit = self._limits.episode_timeout_seconds
                 self._deadlines[episode.row] = time.monotonic() + limit
             index, seed = self._indices[episode.row], self._episode_seed(episode)
-            self._call(episode, "open", self._driver(episode).opening(episode, index, seed))
+            opening = self._driver(episode).opening(episode, index, seed)
+            if opening is None:
+                self._opened(episode, Opening(None))
+            else:
+                self._call(episode, "open", opening)
 
     def _generate(self) -> None:
         if not self._backend.busy:
@@ -174,7 +178,8 @@ class EpisodeLoop:
             f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
             f"prompt, or use a model with a longer context."
         )
-        episode.prompt_ids = self._prompt_ids(episode)
+        if opening.text:
+            episode.prompt_ids = self._prompt_ids(episode)
         if episode.turn_limit(self._limits) < 1:
             raise ValueError(message)
         # The environment's opening words are too long; another row's need not be.
@@ -186,6 +191,8 @@ class EpisodeLoop:
         Returns:
             Whether all of it was tokenised.
         """
+        if episode.prompt_ids:  # the row gives them, token by token
+            return True
         context = self._limits.max_context_tokens
         shown, most = opening, (context or 0) * OPENING_CHARS_PER_TOKEN
         while True:
@@ -228,9 +235,11 @@ class EpisodeLoop:
         call = driver.turn(episode, message)
         rounds = self._limits.max_tool_rounds
         if call is None:
-            episode.valid_actions.append(True)
-            whole = self._renderer.ended(result.ids)
-            self._end(episode, StopReason.NO_ACTION if whole else StopReason.TOKEN_BUDGET)
+            whole, last = self._renderer.ended(result.ids), StopReason.TERMINATED
+            if driver.tools:  # there was something else to do
+                episode.valid_actions.append(True)
+                last = StopReason.NO_ACTION
+            self._end(episode, last if whole else StopReason.TOKEN_BUDGET)
         elif rounds is not None and driver.tools and episode.num_turns > rounds:
             self._end(episode, StopReason.MAX_TURNS)
         else:

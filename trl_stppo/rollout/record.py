@@ -1,14 +1,9 @@
-"""What a rollout tells the trainer besides token ids: turns, their rewards, how episodes ended.
-
-Filled in while the rollout happens, by whoever runs it; the trainer never infers turns from rewards
-or text. Python lists only: tensors begin in `rollout/batch.py`.
-"""
+"""How episodes end, who judges them, and the checks of rewards and turn spans."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -61,67 +56,6 @@ def judged(
         False if said is None and reason in USED_UP and kind in judges else said
         for said, reason, kind in entries
     ]
-
-
-@dataclass
-class RolloutRecord:
-    """One entry per episode of the local rollout batch; `None` where the rollout did not say.
-
-    Attributes:
-        turn_spans: per episode the half-open `(start, end)` token offsets of its turns, counted from
-            the first token after the prompt.
-        turn_rewards: per episode one reward per turn.
-        terminated, truncated: the task's own end against a cut-off from outside.
-        stop_reasons: the reason in words.
-        success: whether the task was solved, `None` for an episode whose environment does not say.
-        valid_actions: per episode and turn whether the environment could read the action.
-        messages: per episode the conversation after the prompt.
-        final_rewards: per episode what its environment's `get_reward` returned, None without one.
-        env_types: per episode the class name of its environment.
-        pays_turns: per episode whether its turns are paid, so that a missing score is no gap.
-        trains: per episode whether it may teach.
-        counted: per episode whether it belongs into the figures of its batch.
-        errors: per episode the message of what went wrong in its environment.
-        env_seconds: time spent inside environments, all episodes together.
-        wait_seconds: wall-clock time in which nothing could be generated because every running
-            episode was waiting for its environment.
-        generation_seconds: wall-clock time spent generating.
-    """
-
-    turn_spans: list[list[tuple[int, int]]] | None = None
-    turn_rewards: list[list[float]] | None = None
-    terminated: list[bool] | None = None
-    truncated: list[bool] | None = None
-    stop_reasons: list[StopReason] | None = None
-    success: list[bool | None] | None = None
-    valid_actions: list[list[bool]] | None = None
-    messages: list[list[dict[str, Any]]] | None = None
-    final_rewards: list[float | None] | None = None
-    env_types: list[str] | None = None
-    pays_turns: list[bool] | None = None
-    trains: list[bool] | None = None
-    counted: list[bool] | None = None
-    errors: list[str | None] | None = None
-    tool_calls: int = 0
-    tool_failures: int = 0
-    env_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    generation_seconds: float = 0.0
-
-    def check_turn_rewards(self) -> None:
-        """Raise unless every turn has one finite reward."""
-        if self.turn_rewards is None or self.turn_spans is None:
-            return
-        for episode, (rewards, spans) in enumerate(
-            zip(self.turn_rewards, self.turn_spans, strict=True)
-        ):
-            if len(rewards) != len(spans):
-                raise ValueError(
-                    f"`turn_rewards[{episode}]` has {len(rewards)} entries, but episode {episode} has "
-                    f"{len(spans)} turns. Return one reward per turn, 0.0 where there is none."
-                )
-            for turn, reward in enumerate(rewards):
-                check_reward(reward, f"turn_rewards[{episode}][{turn}]")
 
 
 def check_reward(value: Any, name: str) -> float:

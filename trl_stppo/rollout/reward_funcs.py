@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from .episode import Episode
 from .record import check_reward
 
 RewardFunc = Callable[..., Any]
 
 
-def guarded(func: RewardFunc, left_out: Callable[[], set[int]] = set) -> RewardFunc:
+class Asked:
+    """The episodes that reward functions are being asked about.
+
+    Our own functions need more of them than the arguments that TRL gives to all.
+    """
+
+    def __init__(self) -> None:
+        self.episodes: Sequence[Episode] = ()
+
+    @contextmanager
+    def about(self, episodes: Sequence[Episode]) -> Iterator[None]:
+        """Around the call that asks."""
+        self.episodes = episodes
+        try:
+            yield
+        finally:
+            self.episodes = ()
+
+
+def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
     """Wrap a reward function so that a NaN or infinite reward raises and names the function.
+
+    Episodes that leave nothing to be scored get `None` without being shown.
 
     Args:
         func: as GRPOTrainer takes it.
-        left_out: rows of the current batch that have nothing to be scored; they get `None`.
+        asked: the episodes.
 
     `None` keeps its meaning ("does not apply to this row"); upstream turns it into NaN afterwards,
     where the two could no longer be told apart. Reward models and names pass unchanged.
@@ -37,21 +60,23 @@ def guarded(func: RewardFunc, left_out: Callable[[], set[int]] = set) -> RewardF
     ):
 
         async def asynchronous(**kwargs: Any) -> list[float | None]:
-            kept, selected = _select(kwargs, left_out())
+            kept, selected = _select(kwargs, asked.episodes)
             return _spread(checked(await func(**selected)) if kept else [], kept, kwargs)
 
         return _named_like(asynchronous, func, name)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
-        kept, selected = _select(kwargs, left_out())
+        kept, selected = _select(kwargs, asked.episodes)
         return _spread(checked(func(**selected)) if kept else [], kept, kwargs)
 
     return _named_like(synchronous, func, name)
 
 
-def _select(kwargs: dict[str, Any], left_out: set[int]) -> tuple[list[int], dict[str, Any]]:
+def _select(
+    kwargs: dict[str, Any], episodes: Sequence[Episode]
+) -> tuple[list[int], dict[str, Any]]:
     """The rows that count, and the arguments for them."""
-    rows = len(kwargs["completions"])
+    rows, left_out = len(kwargs["completions"]), {i for i, e in enumerate(episodes) if e.failed}
     kept = [row for row in range(rows) if row not in left_out]
     if len(kept) == rows:
         return kept, kwargs
@@ -82,3 +107,28 @@ def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:
     functools.update_wrapper(wrapper, func)
     wrapper.__name__ = name
     return wrapper
+
+
+def paid_by(env_type: str, asked: Asked) -> RewardFunc:
+    """A reward function: what `get_reward` of the environments of one class has returned."""
+
+    def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
+        return [e.final_reward if e.env_type == env_type else None for e in asked.episodes]
+
+    return get_reward
+
+
+def turn_sums(asked: Asked, unpaid: float | None) -> RewardFunc:
+    """A reward function that repeats, for the log, what the turns of each episode have earned.
+
+    Args:
+        asked: the episodes.
+        unpaid: what it says where nobody has paid a turn.
+    """
+
+    def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
+        if not any(episode.pays_turns for episode in asked.episodes):
+            return [unpaid] * len(asked.episodes)
+        return [sum(episode.turn_rewards) for episode in asked.episodes]
+
+    return turn_rewards

@@ -79,10 +79,10 @@ class ToolDriver:
         self._signatures = {tool.__name__: inspect.signature(tool) for tool in self.tools}
         self._reset_async = probe is not None and self._is_async(probe.reset)
 
-    def opening(self, episode: Episode, index: int, seed: int) -> Call:
+    def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
         """Reset with every column of the row."""
         if self._pool is None:
-            return lambda: Opening(None)
+            return None
         pool, columns = self._pool, episode.columns
 
         def opening() -> Opening:

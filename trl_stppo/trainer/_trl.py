@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers import trainer as upstream_trainer
 from transformers.integrations import TrackioCallback
@@ -28,6 +28,7 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 from trl.data_utils import apply_chat_template
+from trl.extras.profiling import profiling_context, profiling_decorator
 from trl.kernels import chunked_logprob
 from trl.models.utils import (
     disable_gradient_checkpointing,
@@ -41,8 +42,11 @@ from trl.trainer.utils import (
     create_model_from_path,
     disable_dropout_in_model,
     get_config_model_id,
+    nanstd,
+    pad,
     shuffle_sequence_dict,
     split_tensor_dict,
+    use_adapter,
 )
 
 from .engines import whole_weights
@@ -61,25 +65,28 @@ __all__ = [
     "create_model_from_path",
     "disable_dropout_in_model",
     "disable_gradient_checkpointing",
-    "episode_tokens",
     "generation_model",
     "get_config_model_id",
-    "group_by_length",
     "max_context_tokens",
+    "nanstd",
     "new_token_limit",
     "open_trackio",
-    "parse_response",
+    "overrides",
+    "pad",
     "prepare_for_engine",
     "prepare_reference",
     "prepare_tool_tokenizer",
+    "profiling_context",
+    "profiling_decorator",
+    "read_message",
     "reference_needed",
-    "release_environments",
-    "reshuffle",
+    "shuffle_sequence_dict",
     "small_tiles",
-    "take_rows",
+    "split_tensor_dict",
     "tool_suffix",
     "training_template",
     "uploads_without",
+    "use_adapter",
 ]
 
 # Method name -> "wrapped" (we call super() and post-process) or "replaced" (ours alone).
@@ -279,6 +286,21 @@ def max_context_tokens(trainer: GRPOTrainer) -> int | None:
     return getattr(trainer.model.config, "max_position_embeddings", None)
 
 
+def overrides(trainer: Any, name: str) -> bool:
+    """Whether a trainer's class, or a user, has put a method of its own in place of GRPOTrainer's."""
+    own = vars(trainer).get(name) or getattr(type(trainer), name)
+    return own is not getattr(GRPOTrainer, name)
+
+
+def read_message(
+    tokenizer: Any, ids: list[int], before: list[int], tools: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """An assistant's turn as GRPOTrainer reads it: with its tool calls, where the tokenizer knows them."""
+    if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
+        return parse_response(tokenizer, ids, prefix=before, tools=list(tools))
+    return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
+
+
 def training_template(tokenizer: Any) -> str | None:
     """TRL's prefix-preserving form of the tokenizer's chat template, None if TRL has none."""
     try:
@@ -320,61 +342,6 @@ def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
         add_response_schema(tokenizer)
     grows = is_chat_template_prefix_preserving(tokenizer)
     return None if grows else get_training_chat_template(tokenizer)
-
-
-def release_environments(trainer: GRPOTrainer) -> None:
-    """Keep GRPOTrainer from resetting environments itself; it has made tools and rewards of them."""
-    trainer.environment_factories = None
-
-
-def reshuffle(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Deal the buffered episodes into micro-batches again, in a new order.
-
-    PPO draws new mini-batches in every epoch; GRPOTrainer replays the buffer in the order of the
-    first one.
-    """
-    return split_tensor_dict(shuffle_sequence_dict(_join(batches)), len(batches))
-
-
-def group_by_length(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Deal the episodes of one mini-batch into its micro-batches by length, shortest first.
-
-    The mini-batch's gradient is a sum over episodes, so only the padding changes.
-    """
-    if len(batches) == 1:
-        return batches
-    joined = _join(batches)
-    order = episode_tokens(joined).argsort(stable=True)
-    return split_tensor_dict(take_rows(joined, order), len(batches))
-
-
-def episode_tokens(batch: dict[str, Any]) -> Tensor:
-    """Tokens of prompt and completion of each episode, [B]."""
-    return batch["prompt_mask"].sum(dim=1) + batch["completion_mask"].sum(dim=1)
-
-
-def take_rows(batch: dict[str, Any], rows: Tensor) -> dict[str, Any]:
-    """Some episodes of a batch, in this order; what does not belong to episodes stays as it is."""
-    return {key: _take(value, rows) for key, value in batch.items()}
-
-
-def _join(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    joined: dict[str, Any] = {}
-    for key, first in batches[0].items():
-        parts = [batch[key] for batch in batches]
-        if isinstance(first, Tensor) and first.ndim > 0:
-            joined[key] = torch.cat(parts)
-        elif isinstance(first, list):
-            joined[key] = [item for part in parts for item in part]
-        else:
-            joined[key] = first
-    return joined
-
-
-def _take(value: Any, order: Tensor) -> Any:
-    if isinstance(value, Tensor) and value.ndim > 0:
-        return value[order]
-    return [value[i] for i in order.tolist()] if isinstance(value, list) else value
 
 
 def prepare_reference(

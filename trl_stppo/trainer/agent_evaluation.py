@@ -16,12 +16,12 @@ from transformers import TrainerState
 from ..errors import EnvironmentFailureError, NonFiniteError
 from ..generation.sampling import SamplingSettings
 from ..rollout.episode import Episode
-from ..rollout.reward_funcs import guarded
+from ..rollout.reward_funcs import Asked, guarded
 from . import plan
 from .evaluation_figures import EvaluationRun, PlayedEpisode
 from .evaluation_rows import Name
+from .loop.player import raise_first
 from .play import Player
-from .rollout_engine import raise_first
 from .turn_rewards import RESERVED
 
 
@@ -70,7 +70,7 @@ class Evaluation:
         return run.figures(gather_object)
 
     def _played(self, names: list[Name], rows: list[dict[str, Any]]) -> Iterator[PlayedEpisode]:
-        episodes, record = self.player.play(rows, self.sampling, self.seed, names=names)
+        episodes = self.player.play(rows, self.sampling, self.seed, names=names)
         columns = [self._asked(func, rows, episodes) for func in self.reward_funcs]
         for func, column in zip(self.names, columns, strict=True):
             if len(column) != len(rows):
@@ -88,11 +88,9 @@ class Evaluation:
             scores = scores - self.missing_eos_penalty * cut
         ends = {*renderer.eos_token_ids, renderer.tokenizer.pad_token_id}
         for row, (name, episode) in enumerate(zip(names, episodes, strict=True)):
-            sampled = sum(episode.action_mask), episode.ids[-1] in ends
-            paid = rewards[row, :-1].tolist(), self.weights
-            engine = None if episode.stop_reason is None else episode
             score = scores[row].item() + sum(episode.turn_rewards)
-            yield PlayedEpisode.of(name, record, row, engine, sampled, score, *paid)
+            paid = rewards[row, :-1].tolist(), self.weights
+            yield PlayedEpisode.of(name, episode, episode.ids[-1] in ends, score, *paid)
 
     def _asked(
         self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]
@@ -102,16 +100,17 @@ class Evaluation:
         columns = {key: [row[key] for row in rows] for key in rows[0] if key not in RESERVED}
         if self.player.rollout.tools:
             columns["environments"] = [episode.env for episode in episodes]
-        failed = {e.row for e in episodes if e.lost or not e.num_turns}
-        rewards = guarded(func, lambda: failed)(
-            prompts=[e.prompt for e in episodes],
-            completions=[e.messages if e.conversational else decode(e.ids) for e in episodes],
-            completion_ids=[e.ids for e in episodes],
-            trainer_state=TrainerState(),
-            log_extra=lambda column, values: None,
-            log_metric=lambda name, value: None,
-            **columns,
-        )
-        if inspect.iscoroutine(rewards):
-            rewards = self.player.calls.run_async(rewards)
+        asked = Asked()
+        with asked.about(episodes):
+            rewards = guarded(func, asked)(
+                prompts=[e.prompt for e in episodes],
+                completions=[e.messages if e.conversational else decode(e.ids) for e in episodes],
+                completion_ids=[e.ids for e in episodes],
+                trainer_state=TrainerState(),
+                log_extra=lambda column, values: None,
+                log_metric=lambda name, value: None,
+                **columns,
+            )
+            if inspect.iscoroutine(rewards):
+                rewards = self.player.calls.run_async(rewards)
         return list(rewards)

@@ -12,11 +12,10 @@ from ..hub import card
 from ..hub.fetching import licence_of
 from ..hub.markdown import plain
 from ..hub.settings import AgentSettings
-from ..rollout.episode import Limits
-from . import rollout_engine
 from ._trl import get_config_model_id
 from .describe import as_json, describe, hub_datasets
 from .evaluation_settings import SAMPLING
+from .loop.sampler import sampling_settings
 
 if TYPE_CHECKING:
     from .publishing import AgentPublishing
@@ -24,10 +23,8 @@ if TYPE_CHECKING:
 
 def agent_settings(trainer: AgentPublishing) -> AgentSettings:
     """How the trainer's evaluation plays."""
-    run, engine, args = describe(trainer), trainer._eval_engine, trainer.args
-    # Where nothing but single answers is played, no engine has limits.
-    length = args.eval_settings.get("max_completion_length") or args.max_completion_length
-    limits = dataclasses.asdict(Limits(length) if engine is None else engine.limits)
+    run, engine, args = describe(trainer), trainer._player.eval_engine, trainer.args
+    limits = dataclasses.asdict(engine.limits)
     del limits["max_context_tokens"]  # the model's
     return AgentSettings(
         max_completion_length=limits.pop("max_completion_tokens"),
@@ -56,7 +53,7 @@ def _sampling(trainer: AgentPublishing) -> dict[str, Any]:
     """How evaluation draws; a temperature of 0 is the agent's `greedy`."""
     args = trainer.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
-    settings = None if trainer.use_vllm else rollout_engine._settings(trainer)[0]
+    settings = None if trainer.use_vllm else sampling_settings(trainer)[0]
     known = {name: getattr(settings or args, name) for name in names}
     told = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
     if told.get("temperature") == 0:

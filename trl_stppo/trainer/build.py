@@ -94,14 +94,12 @@ def install_reference(trainer: PPOTrainer, plan: ReferencePlan) -> None:
         adapters.add_reference_adapter(trainer.model)
         if trainer.args.disable_dropout:  # the copy has brought its own
             disable_dropout_in_model(trainer.model)
-        trainer.beta = 1.0  # see below
         return
     if plan.model is None:
         return
     args = trainer.args
     reference = prepare_reference(plan.model, temperature=trainer.temperature, args=args)
     trainer.ref_model = prepare_for_engine(reference, trainer)
-    trainer.beta = 1.0  # upstream's sign that reference logprobs are wanted
     if args.sync_ref_model:
         trainer.add_callback(
             SyncRefModelCallback(ref_model=trainer.ref_model, accelerator=trainer.accelerator)

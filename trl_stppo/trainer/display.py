@@ -57,20 +57,19 @@ def print_episodes(trainer: PPOTrainer, *, first_batch_only: bool) -> None:
     from rich.table import Table
 
     table = Table("prompt", "completion", "score", title=f"step {trainer.state.global_step}")
-    with undisturbed(trainer), evaluation_settings(trainer):
+    with undisturbed(trainer, trainer._upstream), evaluation_settings(trainer):
         rows = trainer.eval_dataset
         first = next(iter(rows)) if isinstance(rows, dict) else None
         held_out = rows is not None
         loader = trainer.get_eval_dataloader(first) if held_out else trainer.get_train_dataloader()
         trainer.model.eval()
         for inputs in loader:
-            batch = trainer._prepare_inputs(inputs)
-            prompts = trainer._tokenizer.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
-            texts = trainer._tokenizer.batch_decode(
-                batch["completion_ids"], skip_special_tokens=True
-            )
-            for prompt, text, score in zip(prompts, texts, trainer.last_scores, strict=True):
-                table.add_row(prompt, text, f"{score:.3g}")
+            rollout = trainer._evaluator.play(inputs)
+            for episode, score in zip(rollout.episodes, rollout.returns, strict=True):
+                texts = trainer._tokenizer.batch_decode(
+                    [episode.prompt_ids, episode.ids], skip_special_tokens=True
+                )
+                table.add_row(*texts, f"{score:.3g}")
             if first_batch_only:
                 break
     if trainer.accelerator.is_main_process:

@@ -13,7 +13,7 @@ from statistics import stdev
 from typing import Any
 
 from ..rollout.episode import Episode
-from ..rollout.record import RolloutRecord, StopReason, judged
+from ..rollout.record import StopReason, judged
 from ..statistics import mean_interval, rate_interval
 from .evaluation_rows import Name
 
@@ -60,46 +60,40 @@ class PlayedEpisode:
     def of(
         cls,
         name: Name,
-        record: RolloutRecord,
-        row: int,
-        episode: Episode | None,
-        sampled: tuple[int, bool],
+        episode: Episode,
+        whole: bool,
         score: float,
         rewards: Sequence[float],
         weights: Sequence[float],
     ) -> PlayedEpisode:
-        """What is known of a row of a batch.
+        """What is known of an episode.
 
         Args:
             name: of the episode.
-            record: of the batch.
-            row: of the batch.
-            episode: None where no engine played it.
-            sampled: `tokens` and `whole`.
+            episode: as it was played.
+            whole: whether its last token ends a turn.
             score: of the episode.
             rewards: of each reward function.
             weights: of these.
         """
-        assert record.turn_spans is not None
         parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
-        reason = None if episode is None else episode.stop_reason
+        answered = episode.env_type is not None
+        reason = episode.stop_reason if answered else None
         return cls(
             name,
             score=score,
-            counted=record.counted is None or record.counted[row],
-            success=None if record.success is None else record.success[row],
-            turns=len(record.turn_spans[row]),
-            tokens=sampled[0],
-            whole=sampled[1],
+            counted=episode.counted,
+            success=episode.success,
+            turns=episode.num_turns,
+            tokens=sum(episode.action_mask),
+            whole=whole,
             rewards=tuple(rewards),
             reward=sum(parts) if parts else math.nan,
-            valid_actions=None
-            if record.valid_actions is None
-            else tuple(record.valid_actions[row]),
+            valid_actions=tuple(episode.valid_actions) if answered else None,
             stop_reason=None if reason is None else reason.value,
-            env_type=None if record.env_types is None else record.env_types[row],
-            tool_calls=0 if episode is None else episode.tool_calls,
-            tool_failures=0 if episode is None else episode.tool_failures,
+            env_type=episode.env_type,
+            tool_calls=episode.tool_calls,
+            tool_failures=episode.tool_failures,
         )
 
 

@@ -7,7 +7,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,19 +15,12 @@ from accelerate.utils import set_seed
 
 from ..rollout.environments import split_environments
 from ._trl import new_token_limit
+from .host import Host, Upstream
 from .plan import RolloutPlan
 from .ppo_config import PPOConfig
 
-if TYPE_CHECKING:
-    from .evaluation import AgentEvaluation
-
 # Of `eval_generation_kwargs`, what says how tokens are drawn.
 SAMPLING = ("temperature", "top_p", "top_k")
-# What a rollout, or a loader of training rows, leaves on the trainer.
-LEFT_BEHIND = (
-    *("_columns", "_rows", "_names", "_repeated", "_prompt_ids", "_episodes", "_record"),
-    *("_local_rewards", "environments", "_train_generator"),
-)
 
 
 def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
@@ -113,37 +106,34 @@ def check_best_metric(args: PPOConfig, eval_dataset: Any) -> None:
 
 
 @contextmanager
-def undisturbed(trainer: AgentEvaluation) -> Iterator[None]:
-    """Give everything back as it was: random numbers, figures, mode, what rollouts leave behind.
+def undisturbed(host: Host, upstream: Upstream) -> Iterator[None]:
+    """Give everything back as it was: random numbers, figures, mode.
 
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
-    kept = {name: getattr(trainer, name) for name in LEFT_BEHIND}
-    figures = trainer._metrics, trainer._logs
-    pending = trainer._pending_metrics, trainer._pending_extra_logs
-    training = trainer.model.training
+    figures = upstream.metrics, upstream.logs
+    pending = upstream.pending_metrics, upstream.pending_columns
+    training = host.model.training
     states = random.getstate(), np.random.get_state()
-    device = trainer.accelerator.device
+    device = host.accelerator.device
     forked = [] if device.type in ("cpu", "mps") else [device.index or 0]
     with torch.random.fork_rng(
         devices=forked, device_type=device.type if forked else "cuda", enabled=True
     ):
         try:
-            trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-            trainer._logs = {name: _emptied(entry) for name, entry in trainer._logs.items()}
-            trainer._pending_metrics = defaultdict(list)
-            trainer._pending_extra_logs = defaultdict(list)
-            set_seed(trainer.args.seed, device_specific=True)
+            upstream.metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+            upstream.logs = {name: _emptied(entry) for name, entry in upstream.logs.items()}
+            upstream.pending_metrics = defaultdict(list)
+            upstream.pending_columns = defaultdict(list)
+            set_seed(host.args.seed, device_specific=True)
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            trainer._metrics, trainer._logs = figures
-            trainer._pending_metrics, trainer._pending_extra_logs = pending
-            for name, value in kept.items():
-                setattr(trainer, name, value)
-            if trainer.model.training != training:
-                trainer.model.train(training)
+            upstream.metrics, upstream.logs = figures
+            upstream.pending_metrics, upstream.pending_columns = pending
+            if host.model.training != training:
+                host.model.train(training)
 
 
 def _emptied(entry: Any) -> Any:
@@ -153,44 +143,44 @@ def _emptied(entry: Any) -> Any:
 
 
 @contextmanager
-def evaluation_settings(trainer: AgentEvaluation) -> Iterator[None]:
+def evaluation_settings(host: Host) -> Iterator[None]:
     """Sample as `eval_generation_kwargs` says, each repetition of a row as an episode of its own."""
-    told, per_row = trainer.args.eval_settings, trainer.num_generations_eval
+    told, per_row = host.args.eval_settings, host.num_generations_eval
     given = {name: told[name] for name in SAMPLING if name in told}
     with ExitStack() as stack:
         if given:
-            stack.enter_context((_vllm_sampling if trainer.use_vllm else _sampling)(trainer, given))
+            stack.enter_context((_vllm_sampling if host.use_vllm else _sampling)(host, given))
         if "max_completion_length" in told:
-            stack.enter_context(new_token_limit(trainer, told["max_completion_length"]))
-        trainer.num_generations_eval = 1
+            stack.enter_context(new_token_limit(host, told["max_completion_length"]))
+        host.num_generations_eval = 1
         try:
             yield
         finally:
-            trainer.num_generations_eval = per_row
+            host.num_generations_eval = per_row
 
 
 @contextmanager
-def _sampling(trainer: AgentEvaluation, given: dict[str, Any]) -> Iterator[None]:
+def _sampling(host: Host, given: dict[str, Any]) -> Iterator[None]:
     """Settings of everything that generates with transformers."""
     if given.get("temperature") == 0.0:
         given = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     elif "temperature" in given:
         given = {**given, "do_sample": True}
-    config, kwargs = trainer.generation_config, trainer.generation_kwargs
-    trainer.generation_config = copy.deepcopy(config)
+    config, kwargs = host.generation_config, host.generation_kwargs
+    host.generation_config = copy.deepcopy(config)
     for name, value in given.items():
-        setattr(trainer.generation_config, name, value)
-    trainer.generation_kwargs = {**kwargs, **given}
+        setattr(host.generation_config, name, value)
+    host.generation_kwargs = {**kwargs, **given}
     try:
         yield
     finally:
-        trainer.generation_config, trainer.generation_kwargs = config, kwargs
+        host.generation_config, host.generation_kwargs = config, kwargs
 
 
 @contextmanager
-def _vllm_sampling(trainer: AgentEvaluation, given: dict[str, Any]) -> Iterator[None]:
+def _vllm_sampling(host: Host, given: dict[str, Any]) -> Iterator[None]:
     """Settings of vLLM, which takes a temperature of 0 for greedy itself."""
-    vllm = trainer.vllm_generation
+    vllm = host.vllm_generation
     kept = {name: getattr(vllm, name) for name in (*given, "generation_kwargs")}
     others = {k: v for k, v in kept["generation_kwargs"].items() if k not in given}
     try:

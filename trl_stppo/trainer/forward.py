@@ -16,9 +16,9 @@ from ..models.critic import Critic
 from . import engines
 from ._trl import small_tiles
 from .hooks import UpstreamHooks
+from .loop.batch import Batch, full_sequence
 from .ppo_config import PPOConfig
 
-Batch = dict[str, Any]
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
 
 # What one more pass costs, in tokens: launching the kernels of every layer, and unpacking its weights
@@ -110,31 +110,3 @@ class ActorCriticForward(UpstreamHooks):
 
     def _chunk_size(self) -> int:
         return self.args.local_rollout_forward_batch_size or self.args.per_device_train_batch_size
-
-
-def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
-    """Ids and mask of prompt and completion [B, P + T], and T."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    return ids, mask, batch["completion_ids"].size(1)
-
-
-def without_padding(batch: Batch) -> Batch:
-    """The batch without the final columns that are padding in every one of its episodes.
-
-    TRL pads to the longest episode of the whole rollout batch; a micro-batch seldom holds that one.
-
-    Args:
-        batch: a micro-batch, [B, T] tensors among its values.
-    """
-    width = batch["completion_mask"].size(1)
-    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
-    return {
-        key: value[:, :length]
-        if isinstance(value, Tensor)
-        and value.ndim == 2
-        and value.size(1) == width
-        and key not in ("prompt_ids", "prompt_mask")
-        else value
-        for key, value in batch.items()
-    }

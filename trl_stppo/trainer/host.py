@@ -14,6 +14,8 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from ..rollout.func import RolloutFunc
+from .loop.batch import Batch
 from .ppo_config import PPOConfig
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ class Host(Protocol):
     state: TrainerState
     control: TrainerControl
     model: Any
+    model_wrapped: Any
     ref_model: Any
     optimizer: torch.optim.Optimizer | None
     lr_scheduler: Any
@@ -37,8 +40,17 @@ class Host(Protocol):
     is_deepspeed_enabled: bool
     is_fsdp_enabled: bool
     num_generations: int
+    num_generations_eval: int
+    reward_weights: torch.Tensor
+    log_completions: bool
+    generation_kwargs: dict[str, Any]
     num_iterations: int
     use_vllm: bool
+    vllm_mode: str
+    vllm_generation: Any
+    use_transformers_continuous_batching: bool
+    generation_config: Any
+    rollout_func: RolloutFunc | None
     eos_token_ids: list[int]
     chat_template: str | None
     chat_template_kwargs: dict[str, Any]
@@ -87,12 +99,13 @@ class Upstream:
         pending_metrics, pending_columns: what reward functions have given to `log_metric` and
             `log_extra`.
         loss, total_loss, last_logged: of transformers' log of the loss.
+        signature_columns: of the rows that loaders hand on.
         tokenizer: of the policy, also where the processing class is more than one.
         synced_step: when vLLM last got the weights.
     """
 
     step: _Borrowed[int] = _Borrowed("_step")
-    buffer: _Borrowed[list[dict[str, Any]] | None] = _Borrowed("_buffered_inputs")
+    buffer: _Borrowed[list[Batch] | None] = _Borrowed("_buffered_inputs")
     metrics: _Borrowed[dict[str, dict[str, list[float]]]] = _Borrowed("_metrics")
     logs: _Borrowed[dict[str, Any]] = _Borrowed("_logs")
     pending_metrics: _Borrowed[dict[str, list[float]]] = _Borrowed("_pending_metrics")
@@ -100,6 +113,7 @@ class Upstream:
     loss: _Borrowed[torch.Tensor] = _Borrowed("_tr_loss")
     total_loss: _Borrowed[float] = _Borrowed("_total_loss_scalar")
     last_logged: _Borrowed[int] = _Borrowed("_globalstep_last_logged")
+    signature_columns: _Borrowed[list[str]] = _Borrowed("_signature_columns")
     tokenizer: _Borrowed[Any] = _Borrowed("_tokenizer")
     synced_step: _Borrowed[int] = _Borrowed("_last_loaded_step")
 

@@ -1,27 +1,21 @@
-"""What the trainers' constructor decides before anything is loaded: arguments, rollout, rewards."""
+"""What the trainers' constructor decides before anything is loaded: arguments, and who plays."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..envs.base import without_prompt
-from ..rollout.chat import ChatRenderer
 from ..rollout.environments import Factories, split_environments
-from ..rollout.reward_funcs import guarded
 from . import text_only
 from ._trl import get_config_model_id
+from .loop.rows import PLACEHOLDER_PROMPT
 from .ppo_config import PPOConfig
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
-PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 # Options that only the rollout engine honours, None where unset.
 ENGINE_LIMITS = (
     "max_turns",
@@ -116,9 +110,9 @@ class RolloutPlan:
         return bool(self.text or self.tools or self.standalone_tools)
 
     @property
-    def pays_turns(self) -> bool:
-        """Whether rewards may come with the turns, so that no reward function is needed."""
-        return bool(self.text or self.user_func or self.tools)
+    def pays_episodes(self) -> bool:
+        """Whether an environment scores whole episodes, by `get_reward`."""
+        return any(callable(getattr(type(self.probes[n]), "get_reward", None)) for n in self.tools)
 
     @property
     def tool_environments(self) -> Any:
@@ -232,144 +226,3 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
             f"`{name}` is pre-tokenised (`input_ids`), but environments and tools need a `prompt` to add "
             f"their words to. Give the prompt as text or messages."
         )
-
-
-def rows_with_prompts(
-    rows: list[dict[str, Any]], tokenizer: Any, rollout: RolloutPlan
-) -> tuple[list[dict[str, Any]], list[list[int]] | None]:
-    """Rows as GRPOTrainer reads them, each with a `prompt`; the dataset's own are not changed.
-
-    Returns:
-        The rows, and for pre-tokenised ones their exact prompt ids, otherwise None.
-    """
-    text_only.check_rows(rows)
-    pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
-    if pretokenized:
-        ids = [unpadded(row, tokenizer.pad_token_id) for row in rows]
-        texts = [tokenizer.decode(i) for i in ids]
-        return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
-    if rollout.text or rollout.tools:
-        return [{**row, "prompt": prompt_of(row)} for row in rows], None
-    return [dict(row) for row in rows], None
-
-
-def prompt_of(row: dict[str, Any]) -> Any:
-    """The row's prompt; an empty one where the environment has the task."""
-    prompt = row.get("prompt")  # None where datasets with and without prompts were joined
-    return list(PLACEHOLDER_PROMPT) if prompt is None else prompt
-
-
-def unpadded(row: dict[str, Any], pad_token_id: int) -> list[int]:
-    """Ids of a pre-tokenised prompt without its left padding."""
-    ids = [int(i) for i in row["input_ids"]]
-    if row.get("attention_mask") is not None:
-        return [i for i, keep in zip(ids, row["attention_mask"], strict=True) if keep]
-    start = 0
-    while start < len(ids) - 1 and ids[start] == pad_token_id:
-        start += 1
-    return ids[start:]
-
-
-def is_conversational(dataset: Any) -> bool:
-    """Whether the rows of a dataset have messages as prompts; a row without one gets messages."""
-    from datasets import Dataset
-
-    if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
-        return isinstance(dataset, Dataset)
-    return not isinstance(dataset[0]["prompt"], str)
-
-
-def renderer(trainer: PPOTrainer) -> ChatRenderer:
-    """The renderer for the trainer's tokenizer and template."""
-    return ChatRenderer(
-        trainer._tokenizer,
-        trainer.eos_token_ids,
-        chat_template=trainer.chat_template,
-        template_kwargs=trainer.chat_template_kwargs,
-    )
-
-
-# ---------------------------------------------------------------------- rewards
-
-
-@dataclass
-class RewardPlan:
-    """Reward functions as GRPOTrainer gets them.
-
-    Attributes:
-        repeated: index of the function that repeats what the turns have earned, for the log and to
-            satisfy GRPOTrainer's demand for at least one; not added to the score.
-    """
-
-    funcs: list[Any] = field(default_factory=list)
-    processing_classes: list[Any] = field(default_factory=list)
-    repeated: int | None = None
-
-    @contextmanager
-    def extended_weights(self, args: PPOConfig) -> Iterator[None]:
-        """Give the functions we added a weight of one, where the caller set weights."""
-        given = args.reward_weights
-        if given is not None:
-            args.reward_weights = [*given, *[1.0] * (len(self.funcs) - len(given))]
-        try:
-            yield
-        finally:
-            args.reward_weights = given
-
-
-def check_reward_weights(args: PPOConfig, number: int) -> None:
-    """Refuse weights that are not one for each of so many reward functions."""
-    weights = args.reward_weights
-    if weights is not None and len(weights) != number:
-        raise ValueError(
-            f"`reward_weights` has {len(weights)} entries for {number} reward functions; give one "
-            f"each (reward_model and environments count with weight 1)."
-        )
-
-
-def plan_rewards(
-    args: PPOConfig,
-    reward_funcs: Any,
-    processing_classes: Any,
-    reward_model: Any,
-    tokenizer: Any,
-    rollout: RolloutPlan,
-    trainer: PPOTrainer,
-    *,
-    scores_turns: bool = False,
-) -> RewardPlan:
-    """Collect every source of reward in GRPOTrainer's form; `scores_turns` with turn_reward_funcs."""
-    funcs = [] if reward_funcs is None else reward_funcs
-    funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
-    classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
-    classes = [None] * len(funcs) if processing_classes is None else list(classes)
-    check_reward_weights(args, len(funcs))
-    if reward_model is not None:
-        funcs.append(reward_model)
-        classes.append(tokenizer)
-    plan = RewardPlan([guarded(func, trainer._failed_rows) for func in funcs], classes)
-    if rollout.text or ((rollout.pays_turns or scores_turns) and not funcs):
-        plan.repeated = len(plan.funcs)
-        plan.funcs.append(_turn_reward_sum(trainer))
-        plan.processing_classes.append(None)
-    return plan
-
-
-def _turn_reward_sum(trainer: PPOTrainer) -> Callable[..., list[float] | list[None]]:
-    """A reward function that reports what the turns of each episode have earned."""
-
-    def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float] | list[None]:
-        earned = trainer._turn_returns()
-        if earned is not None:
-            return earned
-        if len(trainer.reward_funcs) > 1:  # an environment's get_reward pays
-            return [None] * len(completions)
-        if trainer._turn_reward_funcs.funcs:  # they pay later
-            return [0.0] * len(completions)
-        raise ValueError(
-            "No turn has a reward, and there are no `reward_funcs`, so nothing could be learned. Let "
-            "`rollout_func` return `turn_rewards`, let the environment's tools append to a list "
-            "attribute `turn_rewards` or define `get_reward()`, or pass reward_funcs or turn_reward_funcs."
-        )
-
-    return turn_rewards

@@ -14,14 +14,13 @@ from ..generation.cached import CachedBackend
 from ..generation.protocol import TurnRequest
 from ..generation.sampling import SamplingSettings
 from ..generation.slots import supports
-from ..rollout.chat import ChatRenderer, Message
+from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
-from ..rollout.record import RolloutRecord
-from ..rollout.workers import EnvironmentCalls
 from . import plan
 from ._trl import prepare_tool_tokenizer
-from .rollout_engine import assemble, growing_template, sample_all
+from .loop.rows import rows_with_prompts
+from .rollout_engine import assemble, growing_template
 
 
 class Speaker:
@@ -167,7 +166,7 @@ class Player:
     ) -> None:
         text, tool_factories, probes = split_environments(environment_factory)
         self.rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
-        self._speaker, self._limits = speaker, limits
+        self._speaker = speaker
         template, self._broken = None, None
         if self.rollout.uses_engine:
             uses_tools = bool(tool_factories or tools)
@@ -180,10 +179,8 @@ class Player:
             chat_template=template,
             template_kwargs=template_kwargs,
         )
-        self._engine = None
-        if self.rollout.uses_engine:
-            self._engine = assemble(self.rollout, self.renderer, limits, **options)
-        self.calls = EnvironmentCalls(1) if self._engine is None else self._engine.calls
+        self._engine = assemble(self.rollout, self.renderer, limits, **options)
+        self.calls = self._engine.calls
 
     def play(
         self,
@@ -192,7 +189,7 @@ class Player:
         seed: tuple[int, ...],
         *,
         names: Sequence[tuple[int, ...]],
-    ) -> tuple[list[Episode], RolloutRecord]:
+    ) -> list[Episode]:
         """Play one episode per row.
 
         Args:
@@ -201,40 +198,21 @@ class Player:
             seed: names the randomness of all episodes.
             names: name that of each.
         """
-        prompts: list[list[Message] | str] = [plan.prompt_of(row) for row in rows]
+        asks = bool(self.rollout.text or self.rollout.tools)
+        asked, ids = rows_with_prompts(rows, self._speaker.tokenizer, environments_ask=asks)
+        prompts = [row["prompt"] for row in asked]
         if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
             raise self._broken
         backend = self._speaker.backend(sampling)
         with sampling_turns(backend):
-            if self._engine is None:
-                return self._answers(rows, backend, [(*seed, *name) for name in names])
-            return self._engine.run(rows, prompts, self.renderer, backend, seed, names=names)
-
-    def _answers(
-        self, rows: list[dict[str, Any]], backend: Any, seeds: list[tuple[int, ...]]
-    ) -> tuple[list[Episode], RolloutRecord]:
-        """One turn per row, where there is nobody to answer it."""
-        rows, ids = plan.rows_with_prompts(rows, self._speaker.tokenizer, self.rollout)
-        episodes = [Episode(number, row, row["prompt"]) for number, row in enumerate(rows)]
-        for episode in episodes:
-            given = None if ids is None else ids[episode.row]
-            episode.prompt_ids = given or self.renderer.prompt_ids(episode.prompt)
-        limit = self._limits.max_completion_tokens
-        answers: dict[int, list[int]] = {}
-        requests = [
-            TurnRequest(episode.row, episode.prompt_ids, limit, seed)
-            for episode, seed in zip(episodes, seeds, strict=True)
-        ]
-        sample_all(backend, requests, answers)
-        for episode in episodes:
-            episode.append_turn(answers[episode.row], None)
-            text = self.renderer.decode_action(episode.ids)
-            episode.messages = [{"role": "assistant", "content": text}]
-        return episodes, RolloutRecord(turn_spans=[episode.turn_spans for episode in episodes])
+            episodes, _ = self._engine.run(
+                rows, prompts, self.renderer, backend, seed, names=names, prompt_ids=ids
+            )
+        return episodes
 
     def close(self, *, environments: bool = True) -> None:
         """Let go of the workers, and of the environments unless they are the caller's."""
-        if environments and self._engine is not None:
+        if environments:
             self._engine.close()
         else:
             self.calls.close()

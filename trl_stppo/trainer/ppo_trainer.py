@@ -37,24 +37,30 @@ from . import (
     new_settings,
     plan,
     rollout_engine,
+    run_state,
     text_only,
 )
-from ._trl import reference_needed
-from .evaluation import AgentEvaluation
+from ._trl import open_trackio, reference_needed
+from .evaluation import Evaluator
 from .evaluation_settings import check_best_metric, plan_evaluation
-from .forward import Batch
 from .gradients import StepHooks, UpdateScale
 from .guards import Guards
+from .host import Upstream
+from .loop.log import RolloutLog
+from .loop.player import EpisodePlayer
+from .loop.rewards import RewardPlan, plan_rewards
+from .loop.sampler import TurnSampler
 from .packages import check_packages
 from .ppo_config import PPOConfig
 from .publishing import AgentPublishing
+from .reporting import named_run
 from .signals import without_upstreams
 from .stale import StalePolicies
 from .trace_record import TraceRecorder
 from .turn_rewards import TurnRewardFuncs
 
 
-class PPOTrainer(AgentEvaluation, AgentPublishing):
+class PPOTrainer(AgentPublishing):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
     Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
@@ -144,14 +150,13 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
             model, processing_class, args, quantization_config, peft_config
         )
         given = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
-        rewards = plan.plan_rewards(
+        rewards = plan_rewards(
             args,
             reward_funcs,
             reward_processing_classes,
             reward_model,
             processing_class,
             rollout,
-            self,
             scores_turns=turn_reward_funcs is not None,
         )
         reference = build.plan_reference(args, model, ref_model, peft_config)
@@ -179,32 +184,63 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
             )
         with given.in_place(args):
             build.check_engine(self, given.model, reference, turn_reward_funcs)
-        self._install_engines(rewards, evaluation)
+        self.beta = args.beta  # no longer the sign that upstream's constructor has read
+        self._upstream = Upstream(self)
+        self._install_players(rewards, evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
-            self, turn_reward_funcs, turn_reward_processing_classes, args.turn_reward_weights
+            self,
+            self._player.engine.calls,
+            self._upstream.tokenizer,
+            self._chunk_size(),
+            turn_reward_funcs,
+            turn_reward_processing_classes,
+            args.turn_reward_weights,
         )
         with given.in_place(args):
             self._add_models(given, reference)
         self._install_parts()
 
-    def _install_engines(self, rewards: plan.RewardPlan, evaluation: plan.RolloutPlan) -> None:
+    def _install_players(self, rewards: RewardPlan, evaluation: plan.RolloutPlan) -> None:
         """What plays the episodes, in training and in evaluation."""
-        self._engine = rollout_engine.build_engine(self)
-        self._eval_engine = rollout_engine.build_eval_engine(self, evaluation)
-        rollout_engine.take_over(self, len(rewards.funcs))
-        # Column of the reward table that only repeats, for the log, what the turns have earned.
-        self._repeated_reward = rewards.repeated
+        rollout, tokenizer = self._rollout_plan, self._upstream.tokenizer
+        self._player = EpisodePlayer(
+            self,
+            self._upstream,
+            TurnSampler(self, tokenizer, lambda *rows: self._generate_single_turn(*rows)),
+            *rollout_engine.build_engines(self, tokenizer, rollout, evaluation),
+            environments_ask=bool(rollout.text or rollout.tools),
+        )
+        self.reward_funcs: list[Any] = rewards.with_environments(
+            self.reward_funcs, self.reward_func_names
+        )
+        self._reward_plan = rewards
+        self._rollout_log = RolloutLog(
+            self, self._upstream, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        )
 
     def _install_parts(self) -> None:
         """State of the run, and what watches it; needs the models."""
         self._init_rollout_state()
         self._init_update_state()
-        self._init_evaluation()
         self._init_checkpoints()
         self._init_publishing()
         display.install_callbacks(self)
         self._guards = Guards(self)
+        self._evaluator = Evaluator(
+            self,
+            self._upstream,
+            self._player,
+            self._paid,
+            self._rollout_log,
+            self._rollout_plan,
+            self._open_trackers,
+            lambda rollout, prefix: self._trace.evaluated(rollout, self._padded, prefix),
+        )
         self._trace = TraceRecorder(self)
+
+    def _open_trackers(self) -> None:
+        with named_run(self.args, run_state.name_to_report(self)):
+            open_trackio(self)
 
     def _add_models(self, given: continuing.GivenCritic, reference: build.ReferencePlan) -> None:
         """What stands beside the policy: reference, critic and, later, the critic's optimizer."""
@@ -265,11 +301,6 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
         """For subclasses that need the policy's parameters."""
 
     # --------------------------------------------------------------- bookkeeping
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
-        batch = super()._generate_and_score_completions(inputs)
-        self._trace.rollout(batch)
-        return batch
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Play a few episodes of the evaluation (or training) data and print them as a table.

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import ClippedSurrogate, num_turns
+from ..core import ClippedSurrogate
 from ..rollout.batch import TurnBatch
-from ..rollout.record import RolloutRecord, StopReason
+from ..rollout.record import StopReason
 from .estimate import Estimates
+from .loop.batch import Batch
+from .loop.rollout import Rollout
 from .metrics import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
@@ -83,12 +85,12 @@ class RolloutMetrics:
 
     def collect(
         self,
-        batch: dict[str, Any],
+        batch: Batch,
         turns: TurnBatch,
         scores: Tensor,
         kl: Tensor | None,
         estimates: Estimates,
-        record: RolloutRecord,
+        rollout: Rollout,
         seconds: float,
         gather: Gather,
     ) -> dict[str, float]:
@@ -98,14 +100,13 @@ class RolloutMetrics:
         returns = wide(scores)
         if turns.turn_rewards is not None:
             returns = returns + wide(turns.turn_rewards).sum(dim=1)
-        counted = torch.ones_like(returns)
-        if record.counted is not None:
-            counted = torch.tensor(record.counted, device=device).to(returns)
+        counted = torch.tensor([e.counted for e in rollout.episodes], device=device).to(returns)
         sums.add("episode/score", (returns * counted).sum(), counted.sum())
         if kl is not None:
             sums.add("objective/kl", kl.sum(), episodes)
-        self._turns(turns, episodes)
-        self._record(record, episodes)
+        tokens = self._turns(rollout, episodes)
+        if rollout.by_engine:
+            self._endings(rollout, episodes)
         mask = batch["loss_mask"]
         advantages = wide(estimates.raw_advantages).masked_fill(~mask, 0.0)
         sums.add("advantage/mean", advantages.sum(), mask.sum())
@@ -113,55 +114,70 @@ class RolloutMetrics:
         sums.maximum("advantage/max_abs", advantages.abs().max())
         if self._values:
             self._explained_variance(estimates)
-        sums.add(
-            "perf/rollout_tokens_per_second", turns.action_mask.sum(), seconds_of(seconds, device)
-        )
-        one = torch.ones((), device=device)
-        for name in ("env_seconds", "wait_seconds", "generation_seconds"):
-            sums.add(f"perf/{name}", seconds_of(getattr(record, name), device), one)
+        sums.add("perf/rollout_tokens_per_second", tokens, seconds_of(seconds, device))
+        one, spent = torch.ones((), device=device), rollout.durations
+        sums.add("perf/env_seconds", seconds_of(spent.environments, device), one)
+        sums.add("perf/wait_seconds", seconds_of(spent.waiting, device), one)
+        sums.add("perf/generation_seconds", seconds_of(spent.generation, device), one)
         self._sampler_gap(batch, turns)
         result = sums.flush(gather)
+        lowest = result.pop("_sampling/importance_sampling_ratio/min", None)
+        if lowest is not None:
+            result["sampling/importance_sampling_ratio/min"] = -lowest
         variance = result.pop("_square") - result["advantage/mean"] ** 2
         result["advantage/std"] = max(variance, 0.0) ** 0.5
         if self._values:
             result["value/explained_variance"] = _explained(result)
         return result
 
-    def _turns(self, turns: TurnBatch, episodes: Tensor) -> None:
-        counts = num_turns(turns.turn_index)
-        self._sums.add("turns/mean", counts.sum(), episodes)
-        self._sums.maximum("turns/max", counts.max())
-        self._sums.add("turns/tokens_mean", turns.action_mask.sum(), counts.sum())
+    def _turns(self, rollout: Rollout, episodes: Tensor) -> Tensor:
+        """Of episodes as they were played, those among them that do not train.
 
-    def _record(self, record: RolloutRecord, episodes: Tensor) -> None:
+        Returns:
+            Number of sampled tokens.
+        """
+        lists = [
+            [e.num_turns for e in rollout.episodes],
+            [sum(e.action_mask) for e in rollout.episodes],
+        ]
+        turns, tokens = torch.tensor(lists, device=episodes.device)
+        self._sums.add("turns/mean", turns.sum(), episodes)
+        self._sums.maximum("turns/max", turns.max())
+        self._sums.add("turns/tokens_mean", tokens.sum(), turns.sum())
+        return tokens.sum()
+
+    def _endings(self, rollout: Rollout, episodes: Tensor) -> None:
         def count(flags: list[Any]) -> Tensor:
             return torch.tensor(float(sum(flags)), device=episodes.device)
 
-        if record.success is not None:
-            counted = record.counted or [True] * len(record.success)
-            known = [
-                s
-                for s, counts in zip(record.success, counted, strict=True)
-                if counts and s is not None
-            ]
-            self._sums.add("episode/success_rate", count(known), count([1] * len(known)))
-        if record.valid_actions is not None:
-            actions = [valid for turns in record.valid_actions for valid in turns]
-            self._sums.add("turns/valid_action_rate", count(actions), count([1] * len(actions)))
-        if record.stop_reasons is not None:
-            for reason in StopReason:
-                hits = count([r is reason for r in record.stop_reasons])
-                self._sums.add(f"stop_reason/{reason.value}", hits, episodes)
+        played = rollout.episodes
+        known = [e.success for e in played if e.counted and e.success is not None]
+        self._sums.add("episode/success_rate", count(known), count([1] * len(known)))
+        actions = [valid for episode in played for valid in episode.valid_actions]
+        self._sums.add("turns/valid_action_rate", count(actions), count([1] * len(actions)))
+        for reason in StopReason:
+            hits = count([episode.stop_reason is reason for episode in played])
+            self._sums.add(f"stop_reason/{reason.value}", hits, episodes)
 
-    def _sampler_gap(self, batch: dict[str, Any], turns: TurnBatch) -> None:
+    def _sampler_gap(self, batch: Batch, turns: TurnBatch) -> None:
         """How far the sampler's log-probabilities are from those computed for training, in nats."""
         sampled, old = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
-        if sampled is None or old is None or "importance_sampling_ratio" in batch:
-            return  # with vLLM's correction upstream logs these itself
+        if sampled is None or old is None:
+            return
         mask = turns.action_mask & ~sampled.isnan()
         gap = (wide(old) - wide(sampled)).abs().masked_fill(~mask, 0.0)
         self._sums.add("sampling/sampling_logp_difference/mean", gap.sum(), mask.sum())
         self._sums.maximum("sampling/sampling_logp_difference/max", gap.max())
+        ratio = batch.get("importance_sampling_ratio")
+        if ratio is None:
+            return
+        mask = (
+            turns.action_mask if ratio.size(1) > 1 else turns.action_mask.any(dim=1, keepdim=True)
+        )
+        name, ratio = "sampling/importance_sampling_ratio", wide(ratio)
+        self._sums.maximum(f"_{name}/min", -ratio.masked_fill(~mask, torch.inf).min())
+        self._sums.add(f"{name}/mean", ratio.masked_fill(~mask, 0.0).sum(), mask.sum())
+        self._sums.maximum(f"{name}/max", ratio.masked_fill(~mask, -torch.inf).max())
 
     def _explained_variance(self, estimates: Estimates) -> None:
         """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""

@@ -1,180 +1,71 @@
 """The rollout half of `PPOTrainer`: from dataset rows to a batch with per-token advantages.
 
-Everything here runs once per rollout batch, inside GRPOTrainer's
-`_generate_and_score_completions`; the update half is in `update_phase.py`.
+`_generate_and_score_completions` is upstream's name for one rollout batch, and the only one of its
+methods besides the loss that is ours alone: of its own body only the order of the steps is left.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core import kl_penalty, sampler_correction
-from ..rollout.batch import TurnBatch, build_turn_batch, ends_with_eos
-from ..rollout.engine import RolloutEngine
-from ..rollout.episode import Episode, rollout_result
-from ..rollout.func import read_rollout
-from ..rollout.record import RolloutRecord, judged
-from . import plan, rollout_engine
-from ._trl import disable_gradient_checkpointing
+from ..rollout.batch import TurnBatch, build_turn_batch
+from ..rollout.episode import Episode
+from ..rollout.record import judged
+from ._trl import disable_gradient_checkpointing, use_adapter
 from .estimate import Estimates, EstimateSettings, estimate
-from .evaluation_rows import Name
-from .forward import ActorCriticForward, full_sequence
+from .forward import ActorCriticForward
+from .host import Upstream
+from .loop import rewards
+from .loop.batch import Batch, collate, full_sequence
+from .loop.log import RolloutLog
+from .loop.player import EpisodePlayer
+from .loop.rollout import Rollout
+from .loop.rows import Row
 from .reports import RolloutMetrics
 from .stale import StalePolicies
-from .turn_rewards import TurnRewardFuncs, turns_in_context
-
-Batch = dict[str, Any]
+from .turn_rewards import TurnRewardFuncs
 
 
 class ActorCriticRollout(ActorCriticForward):
     """GRPOTrainer whose rollout batches carry turns, values, returns and per-token advantages."""
 
     has_critic: bool
-    _rollout_plan: plan.RolloutPlan
-    _engine: RolloutEngine | None
-    _eval_engine: RolloutEngine | None
+    _upstream: Upstream
+    _player: EpisodePlayer
     _turn_reward_funcs: TurnRewardFuncs
+    _rollout_log: RolloutLog
+    _reward_plan: rewards.RewardPlan
     _stale: StalePolicies
-    environments: list[Any] | None
-    _repeated_reward: int | None
-    _buffered_inputs: list[Batch] | None
 
     def _init_rollout_state(self) -> None:
-        self._record = RolloutRecord()
-        self._rows: list[Batch] = []
-        self._columns: list[Batch] = []
-        self._episodes: list[Episode] | None = None
-        self._prompt_ids: list[list[int]] | None = None
-        self._local_rewards = torch.zeros(0)
         self._rollout_metrics = RolloutMetrics(values=self.has_critic)
         self._rollout_seconds = 0.0
-        # Names of the episodes of an evaluation batch; None where the rows are no evaluation data.
-        self._names: list[Name] | None = None
-        # Rows of an evaluation batch that only fill it up.
-        self._repeated: set[int] = set()
-        self.last_scores: list[float] = []
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        if self._prompt_ids is not None:
-            return self._prompt_ids, None, {}
-        return super()._tokenize_prompts(prompts)
-
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        training = self.model.training
-        result = super()._generate_single_turn(*args, **kwargs)
-        if self.model.training != training:  # continuous batching leaves it in train mode
-            self.model.train(training)
-        return result
-
-    def _play_episodes(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """The rollout_func that plays environments and tools."""
-        engine = self._engine if self.model.training else self._eval_engine
-        assert engine is not None
-        assert self._engine is not None
-        self._episodes, self._record = rollout_engine.play(self, engine, prompts)
-        # Reward columns are known by the classes of the training environments.
-        drivers = self._engine.drivers
-        self._record.env_types = [drivers[e.name].type_name for e in self._episodes]
-        if self._rollout_plan.tools:
-            self.environments = [episode.env for episode in self._episodes]
-        result = rollout_result(self._episodes)
-        if self.tools:  # upstream asks `_tool_call_loop`; reward functions would get this one
-            del result["env_mask"]
-        if not rollout_engine.tells_logprobs(self):
-            result["logprobs"] = None  # on all processes, also where no turn was sampled
-        return result
-
-    def _failed_rows(self) -> set[int]:
-        """Episodes that leave nothing to be scored: no environment to ask, or not one turn."""
-        return {e.row for e in self._episodes or [] if e.lost or not e.num_turns}
-
-    def _rollout_seed(self) -> tuple[int, ...]:
-        """Names this rollout: the same after a resume, another one for every training batch."""
-        step = self.state.global_step
-        if self.model.training:
-            return (self.args.seed, 0, step, self._step % self.args.gradient_accumulation_steps)
-        # Evaluations repeat their episodes, so that two of the same weights agree.
-        return (self.args.seed, 1) if self._names is not None else (self.args.seed, 1, step)
-
-    def _play_user_rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """The user's rollout_func, with its turn record taken out and checked."""
-        assert self._rollout_plan.user_func is not None
-        return read_rollout(self._rollout_plan.user_func(prompts, trainer), self._record)
-
-    def _tool_call_loop(
-        self,
-        prompts: Any,
-        prompt_ids: Any,
-        completion_ids: Any,
-        completions: Any,
-        logprobs: Any,
-        images: Any,
-        multimodal_fields: Any,
-    ) -> tuple[Any, ...]:
-        """Nothing is left to do: the engine has played the tools. Upstream's form of the result."""
-        assert self._episodes is not None
-        masks = rollout_result(self._episodes)["env_mask"]
-        counts = (self._record.tool_calls, self._record.tool_failures)
-        return masks, completions, completion_ids, logprobs, *counts, [[] for _ in prompt_ids]
-
-    def _generate(self, prompts: list[Any]) -> Any:
-        result = super()._generate(prompts)
-        if self._record.turn_spans is None:  # nobody has played: an answer is one turn
-            self._record.turn_spans = [[(0, len(ids))] for ids in result[1]]
-        if self._episodes is None or isinstance(prompts[0], str):
-            return result
-        prompt_ids, completion_ids, mask, _, logprobs, extra, *images = result
-        # Upstream decodes the whole completion as one message; the conversation is known.
-        messages = [episode.messages for episode in self._episodes]
-        return prompt_ids, completion_ids, mask, messages, logprobs, extra, *images
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if self._episodes is not None:
-            prompts = [episode.prompt for episode in self._episodes]
-            ends = [
-                str(episode.stop_reason) + (f": {episode.error}" if episode.error else "")
-                for episode in self._episodes
-            ]
-            self._log_completion_extra("stop_reason", ends)
-        rewards = super()._calculate_rewards(inputs, prompts, *args, **kwargs)
-        for i, func in enumerate(self.reward_funcs):
-            if isinstance(func, torch.nn.Module) and bool(rewards[:, i].isnan().any()):
-                raise ValueError(
-                    f"The reward model {self.reward_func_names[i]!r} returned NaN. Check its weights and "
-                    f"dtype; a NaN would be taken for a missing reward."
-                )
-        first = self.accelerator.process_index * len(prompts)
-        self._local_rewards = rewards[first : first + len(prompts)]
-        return rewards
-
-    def _play_and_score(self, inputs: list[dict[str, Any]]) -> Batch:
-        """TRL's rollout batch, with the record of its turns beside it."""
-        self._columns = inputs
-        self._rows, self._prompt_ids = plan.rows_with_prompts(
-            inputs, self._tokenizer, self._rollout_plan
-        )
-        self._record, self._episodes, self.environments = RolloutRecord(), None, None
-        return super()._generate_and_score_completions(self._rows)
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
-        """One rollout batch: TRL's, with turns, values and per-token advantages added."""
-        mode = "train" if self.model.training else "eval"
+    def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
+        """One rollout batch: play, pad, logprobs, reference, score, turns, values, advantages, log."""
         started = time.perf_counter()
-        with self._stale.playing() if mode == "train" else nullcontext():
-            batch = self._play_and_score(inputs)
+        with self._stale.playing() if self.model.training else nullcontext():
+            rollout = self._play(inputs)
+            batch = self._padded(rollout)
+            sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
+            batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
             self._add_old_logprobs(batch)
-        per_prompt = self.num_generations if mode == "train" else self.num_generations_eval
-        if per_prompt == 1:
-            self._metrics[mode].pop("frac_reward_zero_std", None)
+            self._add_reference_logprobs(batch)
+            everyones = self._ask_for_rewards(rollout)
         with torch.no_grad():
-            turns = self._turns(batch)
-            scores, scored = self._scores(batch)
+            scores, scored = self._scores(rollout)
+            dtype = torch.promote_types(self.model.dtype, torch.float32)
+            turns = build_turn_batch(
+                rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
+            )
             batch["turn_index"] = turns.turn_index
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._correct_sampler(batch)
@@ -183,107 +74,87 @@ class ActorCriticRollout(ActorCriticForward):
         batch["values"], batch["returns"] = estimates.values, estimates.returns
         batch["advantages"], batch["value_mask"] = estimates.advantages, estimates.value_mask
         seconds = time.perf_counter() - started
-        if mode == "train":
+        if self.model.training:
             self._rollout_seconds = seconds  # not part of the update's time
-        paid = 0.0 if turns.turn_rewards is None else turns.turn_rewards.sum(dim=1)
-        self.last_scores = (scores + paid).tolist()
-        self._log_rollout(mode, batch, turns, scores, kl, estimates, seconds)
+        self._log_rollout(rollout, everyones, batch, turns, scores, kl, estimates, seconds)
         return batch
 
-    def _turns(self, batch: Batch) -> TurnBatch:
-        mask = batch["completion_mask"].bool()
-        if "tool_mask" in batch:
-            mask = mask & batch["tool_mask"].bool()
-        ended = ends_with_eos(batch["completion_ids"], batch["completion_mask"], self.eos_token_ids)
-        self._add_turn_rewards(batch)
-        dtype = torch.promote_types(self.model.dtype, torch.float32)
-        return build_turn_batch(self._record, mask, ended, dtype)
+    # ------------------------------------------------------------------------ playing
 
-    def _add_turn_rewards(self, batch: Batch) -> None:
-        """Add what `turn_reward_funcs` say of each turn to what the environment has paid for it."""
-        if not self._turn_reward_funcs.funcs:
-            return
-        turns = turns_in_context(self._tokenizer, self._rows, batch, self._record, self._episodes)
-        self._log_turn_rewards(
-            self._turn_reward_funcs.pay(turns, self._record, self.state, self._repeated)
+    def _play(self, inputs: list[Row]) -> Rollout:
+        return self._player.play(inputs, self._rollout_seed())
+
+    def _rollout_seed(self) -> tuple[int, ...]:
+        """Names a rollout of training: the same after a resume, another one for every batch."""
+        step, phase = self.state.global_step, int(not self.model.training)
+        micro_batch = self._upstream.step % self.args.gradient_accumulation_steps
+        return (self.args.seed, phase, step, micro_batch)
+
+    def _padded(self, rollout: Rollout) -> Batch:
+        device, tokenizer = self.accelerator.device, self._upstream.tokenizer
+        ended = rollout.ended({*self.eos_token_ids, tokenizer.pad_token_id})
+        return collate(
+            rollout.episodes,
+            pad_token_id=tokenizer.pad_token_id,
+            multiple_of=self.pad_to_multiple_of,
+            device=device,
+            has_logprobs=rollout.has_logprobs,
+            hidden=[self.mask_truncated_completions and not whole for whole in ended],
         )
 
-    def _log_turn_rewards(self, sums: dict[str, tuple[float, int]]) -> None:
-        """Log means, of sums and counts of this process by name."""
-        mode = "train" if self.model.training else "eval"
-        # Sorted, so that all processes reduce the same figure, also one that only some have.
-        for name in sorted(set(gather_object(list(sums)))):
-            own = torch.tensor(sums.get(name, (0.0, 0.0)), device=self.accelerator.device)
-            total, count = self._sum_over_processes(own).tolist()
-            if count:
-                self._metrics[mode][name].append(total / count)
-
-    def _turn_returns(self) -> list[float] | None:
-        """What the turns of each episode have earned in the environment, None if nobody pays."""
-        if self._record.turn_rewards is None:
-            return None
-        return [sum(rewards) for rewards in self._record.turn_rewards]
-
-    def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Episode scores [B], and which episodes have one: all-None rows do not train."""
-        rewards, weights = self._local_rewards, self.reward_weights.to(self._local_rewards.device)
-        if self._repeated_reward is not None:
-            keep = torch.arange(rewards.size(1), device=rewards.device) != self._repeated_reward
-            rewards, weights = rewards[:, keep], weights[keep]
-        scored = ~rewards.isnan().all(dim=1)
-        if self._record.turn_rewards is not None:
-            pays = self._record.pays_turns or [True] * len(rewards)
-            scored = scored | torch.tensor(pays, device=rewards.device)
-        if self._record.trains is not None:
-            scored = scored & torch.tensor(self._record.trains, device=rewards.device)
-        scores = (rewards * weights).nansum(dim=1)
-        if not bool(torch.isfinite(scores).all()):
-            raise ValueError(
-                f"A reward of {self.reward_func_names} is infinite in episode "
-                f"{int((~torch.isfinite(scores)).nonzero()[0])} of the rollout batch; rewards must be finite."
-            )
-        if self.args.missing_eos_penalty is not None:
-            ended = ends_with_eos(
-                batch["completion_ids"], batch["completion_mask"], self.eos_token_ids
-            )
-            scores = scores - self.args.missing_eos_penalty * (~ended)
-        return scores, scored
-
-    def _correct_sampler(self, batch: Batch) -> None:
-        """Upstream knows the gap to the sampler per token and per episode; per turn it is ours."""
-        level, form = self.args.vllm_importance_sampling_mode.split("_")
-        if level == "turn" and "importance_sampling_ratio" in batch:
-            batch["importance_sampling_ratio"] = sampler_correction(
-                batch["old_per_token_logps"],
-                batch["sampling_per_token_logps"],
-                batch["turn_index"],
-                level,
-                truncate=form == "truncate",
-                clip_min=self.args.vllm_importance_sampling_clip_min,
-                clip_max=self.args.vllm_importance_sampling_clip_max,
-            )
-            self._log_correction(batch["importance_sampling_ratio"], batch["turn_index"] >= 0)
-
-    def _log_correction(self, ratio: Tensor, mask: Tensor) -> None:
-        """Put the weights that are used where upstream has just logged its own."""
-        sums = self._sum_over_processes(torch.stack([(ratio * mask).sum(), mask.sum()]))
-        low = self.accelerator.gather(ratio.masked_fill(~mask, torch.inf).min()).min()
-        high = self.accelerator.gather(ratio.masked_fill(~mask, -torch.inf).max()).max()
-        figures = self._metrics["train" if self.model.training else "eval"]
-        for name, value in (("min", low), ("mean", sums[0] / sums[1]), ("max", high)):
-            figures[f"sampling/importance_sampling_ratio/{name}"][-1:] = [value.item()]
+    # ----------------------------------------------------------------- log-probabilities
 
     def _add_old_logprobs(self, batch: Batch) -> None:
-        """The log-probabilities of the policy that has played, where they are needed and TRL has none."""
-        needed = self.args.kl_coef != 0.0 or self.args.rollout_staleness
-        if not needed or "old_per_token_logps" in batch:
+        """The log-probabilities of the policy that has played, where anything is compared with them.
+
+        Where an optimizer step takes in all of a rollout, the policy has not moved before its update.
+        """
+        args = self.args
+        moves = args.gradient_accumulation_steps % (args.steps_per_generation * self.num_iterations)
+        if moves or self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness:
+            batch["old_per_token_logps"] = self._logprobs_under(self.model, batch)
+
+    def _add_reference_logprobs(self, batch: Batch) -> None:
+        """Those of the reference policy, where a KL is measured."""
+        if self.args.kl_coef == 0.0 and self.args.beta == 0.0:
             return
+        if self.ref_model is not None:
+            batch["ref_per_token_logps"] = self._logprobs_under(self.ref_model, batch)
+            return
+        policy = self.accelerator.unwrap_model(self.model)
+        # A fresh adapter is switched off; of one that has learnt, upstream or we have made a copy.
+        with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
+            batch["ref_per_token_logps"] = self._logprobs_under(self.model, batch)
+
+    def _logprobs_under(self, model: nn.Module, batch: Batch) -> Tensor:
         ids, mask, length = full_sequence(batch)
         kwargs = self.args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(self.model, kwargs):
-            batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
-                self.model, ids, mask, length, batch_size=self._chunk_size()
+            logprobs, _, _ = self._get_per_token_logps_and_entropies(
+                model, ids, mask, length, batch_size=self._chunk_size()
             )
+        return logprobs
+
+    @property
+    def _corrects_sampler(self) -> bool:
+        return self.use_vllm and self.vllm_importance_sampling_correction
+
+    def _correct_sampler(self, batch: Batch) -> None:
+        """Constant weights for the gap between the policy and the engine that sampled for it."""
+        if not self._corrects_sampler:
+            return
+        args = self.args
+        level, form = args.vllm_importance_sampling_mode.split("_")
+        ratio = sampler_correction(
+            batch["old_per_token_logps"],
+            batch["sampling_per_token_logps"],
+            batch["turn_index"],
+            "product" if level == "sequence" else level,  # TRL's, of the whole episode
+            truncate=form == "truncate",
+            clip_min=args.vllm_importance_sampling_clip_min,
+            clip_max=args.vllm_importance_sampling_clip_max,
+        )
+        batch["importance_sampling_ratio"] = ratio
 
     def _reward_kl(self, batch: Batch) -> Tensor | None:
         """Per-token KL to the reference, [B, T]."""
@@ -295,6 +166,65 @@ class ActorCriticRollout(ActorCriticForward):
             self.args.kl_estimator,
             loss_mask=batch["turn_index"] >= 0,
         )
+
+    # ------------------------------------------------------------------------- rewards
+
+    def _ask_for_rewards(self, rollout: Rollout) -> Tensor:
+        """Ask reward functions, then those of turns.
+
+        Returns:
+            The rewards of all processes' episodes, [W * B, F].
+        """
+        if rollout.by_engine:
+            self._log_completion_extra("stop_reason", [_ending(e) for e in rollout.episodes])
+        completions = rollout.completions(self._rollout_log.decode)
+        ids = [episode.ids for episode in rollout.episodes]
+        with self._reward_plan.asked.about(rollout.episodes), self._environments_of(rollout):
+            everyones = self._calculate_rewards(
+                rollout.columns(), rollout.prompts, completions, ids
+            )
+            for i, func in enumerate(self.reward_funcs):
+                if isinstance(func, nn.Module) and bool(everyones[:, i].isnan().any()):
+                    raise ValueError(
+                        f"The reward model {self.reward_func_names[i]!r} returned NaN. Check its "
+                        f"weights and dtype; a NaN would be taken for a missing reward."
+                    )
+            first = self.accelerator.process_index * len(ids)
+            rollout.rewards = everyones[first : first + len(ids)]
+            if self._turn_reward_funcs.funcs:
+                self._turn_reward_funcs.pay(rollout, self.environments)
+        return everyones
+
+    @contextmanager
+    def _environments_of(self, rollout: Rollout) -> Iterator[None]:
+        """Upstream hands `environments` to reward functions, where they are tools'."""
+        if self._rollout_plan.tools:
+            self.environments: list[Any] | None = [episode.env for episode in rollout.episodes]
+        try:
+            yield
+        finally:
+            self.environments = None
+
+    def _scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Episode scores [B], and which episodes have one: all-None rows do not train."""
+        scores, scored = rewards.score(
+            rollout,
+            self.reward_weights,
+            self._reward_plan.repeated,
+            self.reward_func_names,
+            rollout.ended(set(self.eos_token_ids)),
+            self.args.missing_eos_penalty,
+        )
+        paid = rollout.turn_rewards or [[]] * len(scores)
+        rollout.returns = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
+        return scores, scored
+
+    def _paid(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Rewards of all processes' episodes [W * B, F], and scores of this one's [B]."""
+        everyones = self._ask_for_rewards(rollout)
+        return everyones, self._scores(rollout)[0]
+
+    # ---------------------------------------------------------------------- advantages
 
     def _advantages(
         self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
@@ -339,9 +269,11 @@ class ActorCriticRollout(ActorCriticForward):
     def _warming_up(self) -> bool:
         return self.state.global_step < self.args.critic_warmup_steps
 
+    # ------------------------------------------------------------------------- the log
     def _log_rollout(
         self,
-        mode: str,
+        rollout: Rollout,
+        everyones: Tensor,
         batch: Batch,
         turns: TurnBatch,
         scores: Tensor,
@@ -349,43 +281,50 @@ class ActorCriticRollout(ActorCriticForward):
         estimates: Estimates,
         seconds: float,
     ) -> None:
-        self._judge_unjudged()
-        figures = self._rollout_metrics.collect(
-            batch,
-            turns,
-            scores,
-            kl,
-            estimates,
-            self._record,
-            seconds,
-            self.accelerator.gather,
-        )
-        for name, value in figures.items():
-            self._metrics[mode][name].append(value)
+        """Write the rollout down; `everyones` rewards are those of all processes."""
+        log = self._rollout_log
+        log.lengths(rollout, {*self.eos_token_ids, self._upstream.tokenizer.pad_token_id})
+        self._log_spread(log.rewards(everyones, self.reward_weights))
         shown = (estimates.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)).contiguous()
-        count = shown.numel() * self.accelerator.num_processes
-        for _ in range(min(count, len(self._logs["advantages"]))):
-            self._logs["advantages"].pop()  # upstream's are relative to a group
-        self._logs["advantages"].extend(self.accelerator.gather(shown).tolist())
+        log.table(rollout, everyones, self.accelerator.gather(shown).tolist())
+        log.means(rollout.metric_sums)
+        log.pending_metrics()
+        self._judge_unjudged(rollout)
+        gather = self.accelerator.gather
+        log.add(
+            self._rollout_metrics.collect(
+                batch, turns, scores, kl, estimates, rollout, seconds, gather
+            )
+        )
+        self._trace.rollout(rollout, batch)
 
-    def _judge_unjudged(self) -> None:
+    def _log_spread(self, totals: Tensor) -> None:
+        training = self.model.training
+        per_prompt = self.num_generations if training else self.num_generations_eval
+        self._rollout_log.spread(totals, per_prompt)
+
+    def _judge_unjudged(self, rollout: Rollout) -> None:
         """Count who has used up turns or tokens as failed, where environments judge at all."""
-        if self._episodes is None:
+        if not rollout.by_engine:
             return
-        record = self._record
-        success, types = record.success or [], record.env_types or []
-        own = sorted({kind for kind, said in zip(types, success, strict=True) if said is not None})
-        judges = {kind for kinds in gather_object([own]) for kind in kinds}
-        reasons = [episode.stop_reason for episode in self._episodes]
-        record.success = judged(success, reasons, types, judges)
-
-    def _exchange(self, said: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        """Three numbers of every process."""
-        own = torch.tensor([said], device=self.accelerator.device)
-        return [(a, b, c) for a, b, c in self.accelerator.gather(own).tolist()]
+        episodes = rollout.episodes
+        own = sorted({str(e.env_type) for e in episodes if e.success is not None})
+        verdicts = judged(
+            [e.success for e in episodes],
+            [e.stop_reason for e in episodes],
+            [e.env_type for e in episodes],
+            {kind for kinds in gather_object([own]) for kind in kinds},
+        )
+        for episode, success in zip(episodes, verdicts, strict=True):
+            episode.success = success
 
     def _sum_over_processes(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")
 
     def _mean_over_processes(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="mean")
+
+
+def _ending(episode: Episode) -> str:
+    reason = str(episode.stop_reason)
+    return f"{reason}: {episode.error}" if episode.error else reason

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .forward import Batch
+from .loop.batch import Batch
 
 if TYPE_CHECKING:
     from .update_phase import ActorCriticUpdate
@@ -65,7 +65,8 @@ def _plain(batch: Batch) -> dict[str, Any]:
 
 def _texts(trainer: ActorCriticUpdate, batch: Batch) -> list[dict[str, str]]:
     def decode(part: str) -> list[str]:
-        pairs = zip(batch[f"{part}_ids"], batch[f"{part}_mask"].bool(), strict=True)
+        tensors: dict[str, Any] = dict(batch)
+        pairs = zip(tensors[f"{part}_ids"], tensors[f"{part}_mask"].bool(), strict=True)
         texts: list[str] = trainer._tokenizer.batch_decode([ids[mask] for ids, mask in pairs])
         return texts
 

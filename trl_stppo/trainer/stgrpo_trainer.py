@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core import group_advantages
 from ..rollout.batch import TurnBatch
 from .estimate import Estimates
-from .forward import Batch
+from .loop.batch import Batch
 from .stgrpo_config import STGRPOConfig
 from .stppo_trainer import STPPOTrainer
 
@@ -39,16 +39,19 @@ class STGRPOTrainer(STPPOTrainer):
         groups = (-1, self.num_generations if self.model.training else 1)
         every, counts = (self.accelerator.gather(x).view(groups) for x in (scores, scored))
         relative = group_advantages(every, counts, self.args.scale_rewards)
-        self._log_spread(every[counts], relative)
+        self._rollout_log.add(_spread(every[counts], relative, training=self.model.training))
         first = self.accelerator.process_index * len(scores)
         advantages = relative.flatten()[first : first + len(scores), None] * mask
         nothing = torch.zeros_like(advantages)
         return Estimates(nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask))
 
-    def _log_spread(self, scores: Tensor, relative: Tensor) -> None:
-        """Upstream has logged these two without turn reward functions and penalties."""
-        figures = self._metrics["train" if self.model.training else "eval"]
-        figures["reward_std"][-1:] = [scores.std().item() if len(scores) > 1 else 0.0]
-        if self.model.training:
-            flat = (relative == 0).all(dim=1).float()
-            figures["frac_reward_zero_std"][-1:] = [flat.mean().item()]
+    def _log_spread(self, totals: Tensor) -> None:
+        """It is of what the advantages are made of: turn rewards and penalties too."""
+
+
+def _spread(scores: Tensor, relative: Tensor, *, training: bool) -> dict[str, float]:
+    metrics = {"reward_std": scores.std().item() if len(scores) > 1 else 0.0}
+    if training:
+        flat = (relative == 0).all(dim=1).float()
+        metrics["frac_reward_zero_std"] = flat.mean().item()
+    return metrics

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ..core import ClippedSurrogate, normalization_scale
 from . import citations
-from ._trl import episode_tokens, take_rows
 from .clip_bias import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .engines import is_sharded
-from .forward import Batch, full_sequence
+from .loop.batch import Batch, episode_tokens, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig, check_linear
 

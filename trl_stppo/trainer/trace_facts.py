@@ -5,41 +5,50 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
+from ..rollout.engine import RolloutEngine
+from .loop.rollout import Rollout
 
 # Longest text of a message or an error; an environment may say anything.
 MAX_CHARACTERS = 100_000
 
 
-def facts(trainer: PPOTrainer, rows: list[int], first_row: int) -> list[dict[str, Any]]:
-    """Plain data of some episodes of the batch that has just been played and scored.
+def facts(
+    rollout: Rollout,
+    numbers: list[int],
+    first: int,
+    reward_names: Sequence[str],
+    engine: RolloutEngine,
+) -> list[dict[str, Any]]:
+    """Plain data of some episodes of a rollout that has been scored.
 
     Args:
-        trainer: holds the batch's record.
-        rows: positions in the batch of this process.
-        first_row: number of the first of them all among the rows of all processes.
+        rollout: of this process.
+        numbers: of the episodes.
+        first: number of the first of them all among those of all processes.
+        reward_names: of the reward functions.
+        engine: that has played them, where one has.
     """
-    rewards = trainer._local_rewards.tolist()
-    names = trainer._names
-    found = []
-    for row in rows:
-        name = (first_row + row, 0) if names is None else names[row]
-        found.append(
+    rewards = rollout.rewards.tolist()
+    result = []
+    for number in numbers:
+        name = (first + number, 0) if rollout.names is None else rollout.names[number]
+        pairs = zip(reward_names, rewards[number], strict=True)
+        result.append(
             {
                 "row": name[0],
                 "repetition": name[1],
-                "prompt_id": _prompt_id(trainer, row),
-                "seed": _seed(trainer, name) if trainer._episodes else None,
-                "score": trainer.last_scores[row],
-                "rewards": _rewards(trainer, rewards[row]),
-                **_ending(trainer, row),
-                **_conversation(trainer, row),
+                "prompt_id": _prompt_id(rollout, number),
+                "seed": _seed(rollout, name),
+                "score": rollout.returns[number],
+                "rewards": {key: None if math.isnan(value) else value for key, value in pairs},
+                **_ending(rollout, number),
+                **_conversation(rollout, number, engine),
             }
         )
-    return found
+    return result
 
 
 def cut(value: Any) -> Any:
@@ -54,50 +63,39 @@ def cut(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, type(None))) else cut(str(value))
 
 
-def _seed(trainer: PPOTrainer, name: tuple[int, int]) -> list[int]:
-    """As the rollout engine names it: by row, and in an evaluation by repetition too."""
-    return [*trainer._rollout_seed(), *(name[:1] if trainer._names is None else name)]
+def _seed(rollout: Rollout, name: tuple[int, int]) -> list[int] | None:
+    """As the engine names it: by row, and in an evaluation by repetition too."""
+    if rollout.seed is None:
+        return None
+    return [*rollout.seed, *(name[:1] if rollout.names is None else name)]
 
 
-def _prompt_id(trainer: PPOTrainer, row: int) -> str:
-    given = trainer._columns[row].get("id")
-    if given is not None:
-        return str(cut(given))
-    prompt = json.dumps(trainer._rows[row].get("prompt"), default=str)
+def _prompt_id(rollout: Rollout, number: int) -> str:
+    row = rollout.rows[rollout.episodes[number].row]
+    if row.get("id") is not None:
+        return str(cut(row["id"]))
+    prompt = json.dumps(row.get("prompt"), default=str)
     return hashlib.sha256(prompt.encode()).hexdigest()[:12]
 
 
-def _rewards(trainer: PPOTrainer, values: list[float]) -> dict[str, float | None]:
-    pairs = zip(trainer.reward_func_names, values, strict=True)
-    return {name: None if math.isnan(value) else value for name, value in pairs}
-
-
-def _ending(trainer: PPOTrainer, row: int) -> dict[str, Any]:
-    record = trainer._record
-
-    def said(values: list[Any] | None) -> Any:
-        return None if values is None else values[row]
-
-    reason = said(record.stop_reasons)
-    trains = said(record.trains)
+def _ending(rollout: Rollout, number: int) -> dict[str, Any]:
+    episode, paid = rollout.episodes[number], rollout.turn_rewards
     return {
-        "turn_spans": [list(span) for span in said(record.turn_spans) or []],
-        "turn_rewards": said(record.turn_rewards),
-        "success": said(record.success),
-        "terminated": said(record.terminated),
-        "truncated": said(record.truncated),
-        "stop_reason": None if reason is None else str(reason),
-        "error": cut(said(record.errors)),
-        "trains": True if trains is None else trains,
+        "turn_spans": [list(span) for span in episode.turn_spans],
+        "turn_rewards": None if paid is None else paid[number],
+        "success": episode.success,
+        "terminated": episode.terminated,
+        "truncated": not episode.terminated,
+        "stop_reason": None if episode.stop_reason is None else str(episode.stop_reason),
+        "error": cut(episode.error),
+        "trains": episode.trains,
     }
 
 
-def _conversation(trainer: PPOTrainer, row: int) -> dict[str, Any]:
-    if trainer._episodes is None:
-        return {"prompt": cut(trainer._rows[row].get("prompt")), "messages": None}
-    episode = trainer._episodes[row]
-    engine = trainer._engine if trainer.model.training else trainer._eval_engine
-    assert engine is not None
+def _conversation(rollout: Rollout, number: int, engine: RolloutEngine) -> dict[str, Any]:
+    episode = rollout.episodes[number]
+    if rollout.seed is None:  # what a rollout_func has played is known by its tokens alone
+        return {"prompt": cut(rollout.rows[episode.row].get("prompt")), "messages": None}
     driver = engine.drivers[episode.name]
     return {
         "environment": episode.name or driver.type_name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,22 +21,21 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from ..core import ClippedSurrogate
-from ..rollout.batch import ends_with_eos
+from ..rollout.engine import RolloutEngine
 from ..trace.files import FOLDER, next_start, write_update
 from ..trace.format import TracedUpdate
 from ..trace.pieces import TokenPieces
+from .loop.batch import Batch
+from .loop.rollout import Rollout
 from .trace_facts import facts
 from .trace_lines import lines
 from .trace_open import OpenRecord
 
 if TYPE_CHECKING:
-    from .forward import Batch
     from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
-# Column of the batch that numbers its rows.
-ROW = "trace_row"
 # Of the rollout batch, [B, T].
 COLUMNS = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "turn_index", "loss_mask"),
@@ -65,7 +64,6 @@ class TraceRecorder:
         self._pieces = TokenPieces(self._decode)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
-        self._evaluated: Any = None
         self._start, self._started, self._first_step = 0, time.time(), None
         self._warned = False
         if episodes:
@@ -88,36 +86,33 @@ class TraceRecorder:
         self._start, self._started = gather_object([(start, time.time())])[0]
         self._first_step = self._trainer.state.global_step
 
-    def rollout(self, batch: Batch) -> None:
-        """A batch has been played and scored; in training, number its rows."""
+    def rollout(self, rollout: Rollout, batch: Batch) -> None:
+        """A rollout of training has been scored: number its rows."""
         trainer = self._trainer
-        evaluates = trainer._run is not None
-        if not self._share or not (evaluates or trainer.model.training):
-            return
-        if evaluates:
-            with self._harmless():
-                self._add_evaluated(batch)
+        if not self._share or not trainer.model.training:
             return
         self._update = None
         with self._harmless():
             ids = batch["completion_ids"]
             update = trainer.state.global_step // self._steps_per_update() + 1
-            episodes, kept = self._episodes(batch, list(range(len(ids)))[: self._share])
+            numbers = list(range(len(ids)))[: self._share]
+            engine = trainer._player.engine
+            episodes, kept = self._episodes(rollout, batch, numbers, engine)
             self._update = OpenRecord(self._header("train", "train", update), episodes, kept)
             self._add_figures(PLAYED)
-            batch[ROW] = torch.arange(len(ids), device=ids.device)
+            batch["trace_row"] = torch.arange(len(ids), device=ids.device)
 
     def observe(
         self, inputs: Batch, logprobs: Tensor, log_ratio: Tensor, surrogate: ClippedSurrogate
     ) -> None:
         """A micro-batch of the update has gone through the policy."""
-        if self._update is None or ROW not in inputs:
+        if self._update is None or "trace_row" not in inputs:
             return
         record, self._update = self._update, None  # gone if this fails
         with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
-            record.observe(inputs[ROW], figures)
+            record.observe(inputs["trace_row"], figures)
             self._update = record
 
     def end_mini_batch(self, window: list[Batch], *, admitted: bool) -> None:
@@ -131,7 +126,7 @@ class TraceRecorder:
                 outcome = trainer._guards.verdict
             steps = self._update.header["steps"]
             steps[outcome] = steps.get(outcome, 0) + 1
-            rows = [part[ROW] for part in window if ROW in part]
+            rows = [part["trace_row"] for part in window if "trace_row" in part]
             if rows:
                 self._update.outcomes.append((outcome, torch.cat(rows)))
             self._add_figures(TRAINED)
@@ -145,9 +140,24 @@ class TraceRecorder:
         record, self._update = self._update, None
         self._write(record)
 
+    def evaluated(self, rollout: Rollout, pad: Callable[[Rollout], Batch], prefix: str) -> None:
+        """A batch of an evaluation has been scored: record the first episodes, as they come."""
+        if not self._share:
+            return
+        with self._harmless():
+            if self._evaluation is None:
+                done = self._trainer.state.global_step // self._steps_per_update()
+                self._evaluation = OpenRecord(self._header("eval", prefix, done))
+            room = self._share - len(self._evaluation.episodes)
+            numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
+            if numbers:
+                engine = self._trainer._player.eval_engine
+                episodes, kept = self._episodes(rollout, pad(rollout), numbers, engine)
+                self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
+
     def finish_evaluation(self, metrics: dict[str, float] | None) -> None:
         """Write down the evaluation that is over."""
-        record, self._evaluation, self._evaluated = self._evaluation, None, None
+        record, self._evaluation = self._evaluation, None
         if record is not None and metrics is not None:
             for name in PLAYED:
                 value = metrics.get(f"{record.header['name']}_{name}")
@@ -206,33 +216,18 @@ class TraceRecorder:
                 self._update.header["figures"][name] = float(values[-1])
 
     def _episodes(
-        self, batch: Batch, rows: list[int]
+        self, rollout: Rollout, batch: Batch, numbers: list[int], engine: RolloutEngine
     ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Facts of these rows, and copies of their tensors."""
+        """Facts of these episodes, and copies of their tensors."""
         trainer, ids = self._trainer, batch["completion_ids"]
-        first_row = trainer.accelerator.process_index * len(ids)
-        index = torch.tensor(rows, dtype=torch.long, device=ids.device)
-        kept = {name: batch[name][index] for name in COLUMNS if batch.get(name) is not None}
+        index = torch.tensor(numbers, dtype=torch.long, device=ids.device)
+        whole: dict[str, Any] = dict(batch)
+        tensors = {name: whole[name][index] for name in COLUMNS if name in whole}
         if not trainer.has_critic:
-            kept = {k: v for k, v in kept.items() if k not in ("values", "returns", "value_mask")}
-        if trainer._record.terminated is None and trainer._record.truncated is None:
-            ends = ends_with_eos(ids, batch["completion_mask"], trainer.eos_token_ids)
-            kept["terminated"] = ends[index].unsqueeze(1)
-        return facts(trainer, rows, first_row), kept
-
-    def _add_evaluated(self, batch: Batch) -> None:
-        """Record the first episodes of an evaluation, as they come."""
-        trainer = self._trainer
-        if self._evaluation is None or self._evaluated is not trainer._run:
-            done = trainer.state.global_step // self._steps_per_update()
-            header = self._header("eval", trainer._eval_prefix or "predict", done)
-            self._evaluation, self._evaluated = OpenRecord(header), trainer._run
-        size = len(batch["completion_ids"])
-        room = self._share - len(self._evaluation.episodes)
-        rows = [row for row in range(size) if row not in trainer._repeated][:room]
-        if rows:
-            episodes, kept = self._episodes(batch, rows)
-            self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
+            critics = ("values", "returns", "value_mask")
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in critics}
+        first = trainer.accelerator.process_index * len(ids)
+        return facts(rollout, numbers, first, trainer.reward_func_names, engine), tensors
 
     def _write(self, record: OpenRecord | None) -> None:
         if record is None or not record.episodes:

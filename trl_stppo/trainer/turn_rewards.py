@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..rollout.episode import Episode
-from ..rollout.record import RolloutRecord, check_reward
+from ..rollout.record import check_reward
 from ..rollout.workers import EnvironmentCalls
 from ._trl import apply_chat_template, get_config_model_id
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
-
+from .host import Host
+from .loop.rollout import Rollout
 
 # Columns that reward functions get under another name, or not at all.
 RESERVED = ("prompt", "completion", "completion_ids")
@@ -28,7 +25,7 @@ class Turn:
     """One turn and everything before it.
 
     Attributes:
-        episode: row of the rollout batch.
+        episode: number of its episode in the rollout.
         number: of the turn, from 0.
         prompt: messages or text before the turn.
         completion: the turn, as a list of one message or as text.
@@ -44,38 +41,23 @@ class Turn:
     columns: dict[str, Any]
 
 
-def turns_in_context(
-    tokenizer: Any,
-    rows: list[dict[str, Any]],
-    batch: dict[str, Any],
-    record: RolloutRecord,
-    episodes: list[Episode] | None,
-) -> list[Turn]:
-    """Every turn of a rollout batch that may teach something.
+def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
+    """Every turn of a rollout that may teach something.
 
     Args:
         tokenizer: decodes where there is no conversation.
-        rows: of the dataset, with a `prompt` each.
-        batch: what GRPOTrainer made of them.
-        record: where the turns are.
-        episodes: what the engine has played, or None.
+        rollout: as it was played.
     """
-    assert record.turn_spans is not None
     turns = []
-    for i, (row, spans) in enumerate(zip(rows, record.turn_spans, strict=True)):
-        if record.trains is not None and not record.trains[i]:
+    for i, (episode, row) in enumerate(zip(rollout.episodes, rollout.columns(), strict=True)):
+        if not episode.trains:
             continue
-        # Not `completion_mask`, which is empty for episodes that mask_truncated_completions hides.
-        ids = batch["completion_ids"][i].tolist()
-        prompt = row["prompt"] if episodes is None else episodes[i].prompt
-        messages = None if episodes is None or isinstance(prompt, str) else episodes[i].messages
-        said = (
-            []
-            if messages is None
-            else [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        )
-        for number, (start, end) in enumerate(spans):
-            if messages is not None:
+        ids, prompt, messages = episode.ids, episode.prompt, episode.messages
+        said = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        # What a rollout_func returns is one message, however many turns it has.
+        knows_turns = episode.conversational and rollout.seed is not None
+        for number, (start, end) in enumerate(episode.turn_spans):
+            if knows_turns:
                 at = said[number]
                 context, completion = [*prompt, *messages[:at]], [messages[at]]
             else:
@@ -109,7 +91,10 @@ class TurnRewardFuncs:
     """Scores turns with everything in `turn_reward_funcs`.
 
     Args:
-        trainer: whose device, tokenizer and batch size are used.
+        host: whose device and template are used.
+        calls: where asynchronous functions run.
+        tokenizer: of the policy.
+        batch_size: of reward models.
         funcs: one or a list of functions, reward models, and names of reward models.
         processing_classes: tokenizers of the reward models, None for their own.
         weights: of each, None for 1.
@@ -119,7 +104,14 @@ class TurnRewardFuncs:
     """
 
     def __init__(
-        self, trainer: PPOTrainer, funcs: Any, processing_classes: Any, weights: list[float] | None
+        self,
+        host: Host,
+        calls: EnvironmentCalls,
+        tokenizer: Any,
+        batch_size: int,
+        funcs: Any,
+        processing_classes: Any,
+        weights: list[float] | None,
     ) -> None:
         funcs = [] if funcs is None else funcs
         self.funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
@@ -132,45 +124,32 @@ class TurnRewardFuncs:
             turn_reward_weights=weights,
             turn_reward_processing_classes=processing_classes,
         )
-        self._trainer = trainer
-        calls = EnvironmentCalls(1) if trainer._engine is None else trainer._engine.calls
+        self._host, self._tokenizer, self._batch_size = host, tokenizer, batch_size
         self._run_async = calls.run_async
         self._tokenizers: dict[int, Any] = {}
         for i, func in enumerate(self.funcs):
             if isinstance(func, str | nn.Module):
-                self.funcs[i], self._tokenizers[i] = _prepared(trainer, func, classes[i])
+                self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
             elif not callable(func):
                 raise ValueError(
                     f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed are functions, "
                     f"sequence classification models, and their names."
                 )
 
-    def pay(
-        self,
-        turns: list[Turn],
-        record: RolloutRecord,
-        state: Any,
-        unlogged: Collection[int] = (),
-    ) -> dict[str, tuple[float, int]]:
-        """Add each turn's rewards to the record.
+    def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:
+        """Add each turn's rewards to what the environment has paid for it.
 
         Args:
-            turns: of the rollout batch.
-            record: gets `turn_rewards`, on top of those that are there.
-            state: the trainer's, which functions get as `trainer_state`.
-            unlogged: episodes whose rewards are paid, but not in the figures to be logged.
-
-        Returns:
-            What is to be logged, sum and count by name: the rewards of each function, and what the
-            functions gave to `log_metric`.
+            rollout: gets `turn_rewards`, and in `metric_sums` what is to be logged: the rewards of each
+                function, but for episodes that only fill it up, and what the functions give to
+                `log_metric`.
+            environments: of its episodes, None where functions are not to see them.
         """
-        assert record.turn_spans is not None
-        if record.turn_rewards is None:
-            record.turn_rewards = [[0.0] * len(spans) for spans in record.turn_spans]
-        # Copies: the record's own lists are the episodes'.
-        record.turn_rewards = [list(rewards) for rewards in record.turn_rewards]
-        record.pays_turns = [True] * len(record.turn_rewards)
-        sums: dict[str, tuple[float, int]] = {}
+        turns = turns_in_context(self._tokenizer, rollout)
+        # Copies: those of the environment are the episodes'.
+        paid = [list(episode.turn_rewards) for episode in rollout.episodes]
+        rollout.turn_rewards, rollout.pays_turns = paid, [True] * len(paid)
+        sums = rollout.metric_sums
 
         # Upstream's log_metric would keep the figures back until the next rollout is scored.
         def log_metric(name: str, value: float) -> None:
@@ -178,16 +157,20 @@ class TurnRewardFuncs:
             sums[name] = total + value, count + 1
 
         for i, (func, weight) in enumerate(zip(self.funcs, self.weights, strict=True)):
-            rewards = self._rewards(i, func, turns, state, log_metric) if turns else []
+            rewards = self._rewards(i, func, turns, environments, log_metric) if turns else []
             for turn, reward in zip(turns, rewards, strict=True):
                 if reward is not None:
-                    record.turn_rewards[turn.episode][turn.number] += weight * reward
-                if reward is not None and turn.episode not in unlogged:
+                    paid[turn.episode][turn.number] += weight * reward
+                if reward is not None and turn.episode not in rollout.repeated:
                     log_metric(f"rewards/{_name(func)}/turn_mean", reward)
-        return sums
 
     def _rewards(
-        self, index: int, func: Any, turns: list[Turn], state: Any, log_metric: Any
+        self,
+        index: int,
+        func: Any,
+        turns: list[Turn],
+        environments: list[Any] | None,
+        log_metric: Any,
     ) -> list[float | None]:
         if isinstance(func, nn.Module):
             return self._model_rewards(func, self._tokenizers[index], turns)
@@ -198,12 +181,12 @@ class TurnRewardFuncs:
             "completions": [turn.completion for turn in turns],
             "completion_ids": [turn.ids for turn in turns],
             "turn": [turn.number for turn in turns],
-            "trainer_state": state,
+            "trainer_state": self._host.state,
             "log_metric": log_metric,
             # The table of completions has one row per episode, not per turn.
             "log_extra": lambda column, values: None,
         }
-        if (environments := self._trainer.environments) is not None:
+        if environments is not None:
             arguments["environments"] = [environments[turn.episode] for turn in turns]
         rewards = func(**arguments)
         if inspect.isawaitable(rewards):
@@ -221,27 +204,27 @@ class TurnRewardFuncs:
 
     def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
         rewards: list[float | None] = []
-        size = self._trainer._chunk_size()
+        size = self._batch_size
         for start in range(0, len(turns), size):
-            texts = [_text(tokenizer, turn, self._trainer) for turn in turns[start : start + size]]
+            texts = [_text(tokenizer, turn, self._host) for turn in turns[start : start + size]]
             inputs = tokenizer(
                 text=texts,
                 return_tensors="pt",
                 padding=True,
                 padding_side="right",
                 add_special_tokens=False,
-            ).to(self._trainer.accelerator.device)
+            ).to(self._host.accelerator.device)
             with torch.inference_mode():
                 scores = model(**inputs).logits[:, 0].float()
             rewards += [check_reward(score, f"{_name(model)}()") for score in scores.tolist()]
         return rewards
 
 
-def _prepared(trainer: PPOTrainer, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+def _prepared(host: Host, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """A reward model and its tokenizer, ready to score."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    trust = {"trust_remote_code": trainer.args.trust_remote_code}
+    trust = {"trust_remote_code": host.args.trust_remote_code}
     if isinstance(model, str):
         model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **trust)
     if tokenizer is None:
@@ -249,14 +232,14 @@ def _prepared(trainer: PPOTrainer, model: Any, tokenizer: Any) -> tuple[Any, Any
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    return trainer.accelerator.prepare_model(model.eval(), evaluation_mode=True), tokenizer
+    return host.accelerator.prepare_model(model.eval(), evaluation_mode=True), tokenizer
 
 
-def _text(tokenizer: Any, turn: Turn, trainer: PPOTrainer) -> str:
+def _text(tokenizer: Any, turn: Turn, host: Host) -> str:
     if isinstance(turn.prompt, str):
         return turn.prompt + turn.completion
     messages = {"messages": turn.prompt + turn.completion}
-    return apply_chat_template(messages, tokenizer, **trainer.chat_template_kwargs)["text"]
+    return apply_chat_template(messages, tokenizer, **host.chat_template_kwargs)["text"]
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -7,7 +7,6 @@ Everything here runs once per micro-batch, around GRPOTrainer's `_prepare_inputs
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,15 @@ from ..core import (
     kl_penalty,
     log_importance_ratio,
 )
-from ._trl import group_by_length, reshuffle, small_tiles
-from .forward import full_sequence, without_padding
+from ._trl import profiling_decorator, small_tiles
 from .gradients import GradientBuffer
 from .guards import Guards
+from .loop.batch import Batch, deal, full_sequence, group_by_length, without_padding
+from .loop.rollout import Rollout
+from .loop.rows import Row
 from .reports import MiniBatchMetrics
 from .rollout_phase import ActorCriticRollout
 from .trace_record import TraceRecorder
-
-Batch = dict[str, Any]
 
 
 class ActorCriticUpdate(ActorCriticRollout):
@@ -60,32 +59,36 @@ class ActorCriticUpdate(ActorCriticRollout):
         finally:
             self._trace.finish()
 
+    @profiling_decorator
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        """The micro-batch that is due, of a rollout batch that is new every so many of them.
+
+        Each epoch deals the episodes of the rollout batch into mini-batches anew; the micro-batches of
+        a mini-batch hold episodes of like lengths.
+        """
         if not self.model.training:
-            return super()._prepare_inputs(generation_batch)
-        steps = self.args.steps_per_generation
-        new_rollout = self._step % (steps * self.num_iterations) == 0
-        if self._step % steps == 0 and not new_rollout and self._buffered_inputs is not None:
-            self._buffered_inputs = reshuffle(self._buffered_inputs)
-        due = new_rollout or self._buffered_inputs is None
-        with self._guards.rollout() if due else nullcontext():
-            super()._prepare_inputs(generation_batch)
+            return self._generate_and_score_completions(generation_batch)
+        upstream, steps = self._upstream, int(self.args.steps_per_generation or 1)
+        if upstream.step % (steps * self.num_iterations) == 0 or upstream.buffer is None:
+            with self._guards.rollout():
+                batch = self._generate_and_score_completions(generation_batch)
+            upstream.buffer = deal([batch], steps)
+        elif upstream.step % steps == 0:
+            upstream.buffer = deal(upstream.buffer, steps)
         accumulation = self.args.gradient_accumulation_steps
-        if self._step % accumulation == 0:
-            assert self._buffered_inputs is not None
-            first = self._step % steps
+        if upstream.step % accumulation == 0:
+            first = upstream.step % steps
             # The buffer keeps its order, or the next shuffle would depend on how it was cut.
-            self._window = group_by_length(self._buffered_inputs[first : first + accumulation])
+            self._window = group_by_length(upstream.buffer[first : first + accumulation])
             self._mini_batch = self._totals(self._window)
             self._start_mini_batch(empty=not self._mini_batch[1:].any())
-        return without_padding(self._window[self._step % accumulation])
+        return without_padding(self._window[upstream.step % accumulation])
 
-    def _play_episodes(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        result = super()._play_episodes(prompts, trainer)
-        if self.model.training:
-            assert self._episodes is not None
-            self._guards.count_failures(self._episodes)
-        return result
+    def _play(self, inputs: list[Row]) -> Rollout:
+        rollout = super()._play(inputs)
+        if self.model.training and rollout.by_engine:
+            self._guards.count_failures(rollout.episodes)
+        return rollout
 
     def _start_mini_batch(self, *, empty: bool = False) -> None:
         """Drop what a step that was interrupted has left behind."""
@@ -233,7 +236,9 @@ class ActorCriticUpdate(ActorCriticRollout):
         if self.args.entropy_coef != 0.0:
             entropy = entropies.masked_fill(~loss_mask, 0.0).sum() / totals[1].clamp(min=1)
             terms.append(-self.args.entropy_coef * entropy * self.accelerator.num_processes)
-        if self.aux_loss_enabled:
+        if aux_loss is not None:
+            one = torch.ones_like(aux_loss, dtype=torch.bool)
+            self._batch_metrics.add_mean("aux_loss", aux_loss, one)
             steps = self.args.gradient_accumulation_steps
             terms.append(self.router_aux_loss_coef * aux_loss / steps)
         return sum(terms[1:], terms[0]) if terms else None

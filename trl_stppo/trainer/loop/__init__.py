@@ -1,0 +1,1 @@
+"""The way of the data: rows, episodes, batch, rewards, advantages, update."""

@@ -1,0 +1,178 @@
+"""The batch: its fields, and how it is joined, taken apart and dealt into micro-batches.
+
+It is a dict under upstream's names, so that a subclass's `super()...["advantages"]` works, and what
+was saved of one is read back by any version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from ...rollout.episode import Episode
+from .._trl import pad, shuffle_sequence_dict, split_tensor_dict
+
+
+class Batch(TypedDict, total=False):
+    """Episodes as tensors, [B, P] before and [B, T] after the end of the prompt.
+
+    Attributes:
+        prompt_ids, prompt_mask: [B, P] int64, padded on the left.
+        completion_ids: [B, T] int64, padded on the right: turns and what lies between them.
+        completion_mask: [B, T] int, 0 past an episode's end; throughout one that
+            `mask_truncated_completions` hides.
+        tool_mask: [B, T] int, 0 where the environment speaks.
+        num_items_in_batch: [], tokens of the policy in the rollout batch, over all processes.
+        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
+        loss_mask: [B, T] bool, tokens that train.
+        old_per_token_logps: [B, T] nats, of the policy that played.
+        sampling_per_token_logps: [B, T] nats, what the sampler says of it; NaN where it does not.
+        importance_sampling_ratio: [B, T] or [B, 1], constant weights for the gap between these two.
+        ref_per_token_logps: [B, T] nats, of the reference policy.
+        values, returns: [B, T] reward units, the critic's before the update, and its targets.
+        value_mask: [B, T] bool, where the critic regresses.
+        advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
+        trace_row: [B] int64, row of the trace; there while the update is recorded.
+        policy_version: [B, K] int64, of the policy that sampled each turn; absent while one policy plays
+            all of a rollout.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    completion_ids: Tensor
+    completion_mask: Tensor
+    tool_mask: Tensor
+    num_items_in_batch: Tensor
+    turn_index: Tensor
+    loss_mask: Tensor
+    old_per_token_logps: Tensor
+    sampling_per_token_logps: Tensor
+    importance_sampling_ratio: Tensor
+    ref_per_token_logps: Tensor
+    values: Tensor
+    returns: Tensor
+    value_mask: Tensor
+    advantages: Tensor
+    trace_row: Tensor
+    policy_version: Tensor
+
+
+def collate(
+    episodes: Sequence[Episode],
+    *,
+    pad_token_id: int,
+    multiple_of: int | None,
+    device: torch.device,
+    has_logprobs: bool,
+    hidden: Sequence[bool],
+) -> Batch:
+    """Pad the tokens of episodes.
+
+    Args:
+        episodes: of one rollout.
+        pad_token_id: fills both ends.
+        multiple_of: of both widths, None for any.
+        device: of the tensors.
+        has_logprobs: whether the sampler tells log-probabilities.
+        hidden: of each episode, whether none of its tokens is to count.
+    """
+
+    def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
+        tensors = [torch.tensor(row) for row in rows]
+        return pad(
+            tensors, padding_value=value, padding_side=side, pad_to_multiple_of=multiple_of
+        ).to(device)
+
+    prompts, completions = [e.prompt_ids for e in episodes], [e.ids for e in episodes]
+    shown = torch.tensor([not flag for flag in hidden], device=device).unsqueeze(1).int()
+    batch: Batch = {
+        "prompt_ids": padded(prompts, pad_token_id, "left"),
+        "prompt_mask": padded([[1] * len(ids) for ids in prompts], 0, "left"),
+        "completion_ids": padded(completions, pad_token_id),
+        "completion_mask": padded([[1] * len(ids) for ids in completions], 0) * shown,
+        "tool_mask": padded([[int(flag) for flag in e.action_mask] for e in episodes], 1) * shown,
+    }
+    if has_logprobs:
+        # vLLM says None where it has no number.
+        rows = [[float("nan") if x is None else x for x in e.logprobs] for e in episodes]
+        batch["sampling_per_token_logps"] = padded(rows, 0.0)
+    return batch
+
+
+def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
+    """Ids and mask of prompt and completion [B, P + T], and T."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return ids, mask, batch["completion_ids"].size(1)
+
+
+def episode_tokens(batch: Batch) -> Tensor:
+    """Tokens of prompt and completion of each episode, [B]."""
+    return batch["prompt_mask"].sum(dim=1) + batch["completion_mask"].sum(dim=1)
+
+
+def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
+    """Shuffle episodes into so many micro-batches of one size; they may be dealt out already."""
+    dealt = split_tensor_dict(shuffle_sequence_dict(join(batches)), count)
+    return cast(list[Batch], dealt)
+
+
+def group_by_length(batches: list[Batch]) -> list[Batch]:
+    """Deal the episodes of one mini-batch into its micro-batches by length, shortest first.
+
+    The mini-batch's gradient is a sum over episodes, so only the padding changes.
+    """
+    if len(batches) == 1:
+        return batches
+    joined = join(batches)
+    order = episode_tokens(joined).argsort(stable=True)
+    return cast(list[Batch], split_tensor_dict(take_rows(joined, order), len(batches)))
+
+
+def take_rows(batch: Batch, rows: Tensor) -> Batch:
+    """Some episodes of a batch, in this order; what does not belong to episodes stays as it is."""
+    return cast(Batch, {key: _take(value, rows) for key, value in batch.items()})
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """All episodes of batches, in their order."""
+    if len(batches) == 1:
+        return batches[0]
+    joined: dict[str, Any] = {}
+    for key, first in batches[0].items():
+        parts = [cast(dict[str, Any], batch)[key] for batch in batches]
+        if isinstance(first, Tensor) and first.ndim > 0:
+            joined[key] = torch.cat(parts)
+        elif isinstance(first, list):
+            joined[key] = [item for part in parts for item in part]
+        else:
+            joined[key] = first
+    return cast(Batch, joined)
+
+
+def without_padding(batch: Batch) -> Batch:
+    """The batch without the final columns that are padding in every one of its episodes.
+
+    The rollout batch is padded to its longest episode; a micro-batch seldom holds that one.
+    """
+    width = batch["completion_mask"].size(1)
+    length = max(1, int(batch["completion_mask"].sum(dim=1).max()))
+    short = {
+        key: value[:, :length]
+        if isinstance(value, Tensor)
+        and value.ndim == 2
+        and value.size(1) == width
+        and key not in ("prompt_ids", "prompt_mask")
+        else value
+        for key, value in batch.items()
+    }
+    return cast(Batch, short)
+
+
+def _take(value: Any, order: Tensor) -> Any:
+    if isinstance(value, Tensor) and value.ndim > 0:
+        return value[order]
+    return [value[i] for i in order.tolist()] if isinstance(value, list) else value

@@ -1,0 +1,132 @@
+"""What upstream's log shows of a rollout: its metrics under TRL's names, its table of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from .._trl import nanstd
+from ..host import Host, Upstream
+from .rollout import Rollout
+
+
+class RolloutLog:
+    """Writes rollouts into what waits for upstream's next log.
+
+    Args:
+        host: of whose processes all see the same figures.
+        upstream: where these wait.
+        decode: token ids to text.
+    """
+
+    def __init__(self, host: Host, upstream: Upstream, decode: Callable[[list[int]], str]) -> None:
+        self._host, self._upstream, self.decode = host, upstream, decode
+
+    @property
+    def mode(self) -> str:
+        """Of upstream's metrics: "train" or "eval"."""
+        return "train" if self._host.model.training else "eval"
+
+    def add(self, metrics: dict[str, float]) -> None:
+        """Take in figures that are the same on all processes."""
+        for name, value in metrics.items():
+            self._upstream.metrics[self.mode][name].append(value)
+
+    def lengths(self, rollout: Rollout, ends: set[int]) -> None:
+        """How long completions are, which of them end by themselves, and how often tools are called.
+
+        Args:
+            rollout: of this process.
+            ends: ids that end a turn, and the one that pads.
+        """
+        host, episodes = self._host, rollout.episodes
+        numbers = [
+            [len(e.prompt_ids), sum(e.action_mask), whole, e.tool_calls, e.tool_failures]
+            for e, whole in zip(episodes, rollout.ended(ends), strict=True)
+        ]
+        own = torch.tensor(numbers, device=host.accelerator.device)
+        prompt, tokens, whole, calls, failures = host.accelerator.gather(own).T
+        if self.mode == "train":
+            host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
+        self._upstream.metrics[self.mode]["num_tokens"] = [host.state.num_input_tokens_seen]
+        ended = tokens[whole.bool()] if whole.any() else torch.zeros(1)
+        for kind, lengths in (("", tokens.float()), ("terminated_", ended.float())):
+            figures = {"mean": lengths.mean(), "min": lengths.min(), "max": lengths.max()}
+            self.add({f"completions/{k}_{kind}length": v.item() for k, v in figures.items()})
+        self.add({"completions/clipped_ratio": (whole == 0).float().mean().item()})
+        if host.tools:
+            share = (failures.sum() / calls.sum()).item() if calls.any() else 0.0
+            self.add({"tools/call_frequency": (calls.sum() / len(calls)).item()})
+            self.add({"tools/failure_frequency": share})
+
+    def rewards(self, rewards: Tensor, weights: Tensor) -> Tensor:
+        """What reward functions have said.
+
+        Args:
+            rewards: [N, F] of all processes, NaN for None.
+            weights: [F].
+
+        Returns:
+            Weighted sums, [N], NaN where all have said None.
+        """
+        for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
+            self.add({f"rewards/{name}/mean": torch.nanmean(column).item()})
+            self.add({f"rewards/{name}/std": nanstd(column).item()})
+        total = (rewards * weights.to(rewards.device)).nansum(dim=1)
+        total[rewards.isnan().all(dim=1)] = torch.nan
+        self.add({"reward": torch.nanmean(total).item()})
+        return total
+
+    def spread(self, totals: Tensor, per_prompt: int) -> None:
+        """How far episodes differ.
+
+        Args:
+            totals: [N], as `rewards` returns them.
+            per_prompt: episodes of each prompt, which follow each other.
+        """
+        self.add({"reward_std": nanstd(totals).item()})
+        if per_prompt > 1:
+            within = nanstd(totals.view(-1, per_prompt), dim=1)
+            flat = torch.isclose(within, torch.zeros_like(within)).float().mean().item()
+            self.add({"frac_reward_zero_std": flat})
+
+    def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
+        """Rows of the table of completions, which upstream prints and saves.
+
+        Args:
+            rollout: of this process.
+            rewards: [N, F] of all processes.
+            advantages: of all processes' episodes.
+        """
+        logs = self._upstream.logs
+        prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
+        logs["prompt"].extend(gather_object(prompts))
+        logs["completion"].extend(gather_object(rollout.completions(self.decode)))
+        for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
+            logs["rewards"][name].extend(column.tolist())
+        logs["advantages"].extend(advantages)
+        # All processes in one order, or values would end up under other names.
+        pending = self._upstream.pending_columns
+        for column_name in sorted(set(gather_object(list(pending)))):
+            values = pending.get(column_name, [None] * len(prompts))
+            logs["extra"][column_name].extend(gather_object(values))
+        pending.clear()
+
+    def pending_metrics(self) -> None:
+        """Means of what reward functions have given to `log_metric`."""
+        pending = self._upstream.pending_metrics
+        self.means({name: (sum(values), len(values)) for name, values in pending.items()})
+        pending.clear()
+
+    def means(self, sums: dict[str, tuple[float, int]]) -> None:
+        """Means over all processes, of sums and counts of this one by name."""
+        accelerator = self._host.accelerator
+        # Sorted, so that all processes reduce the same figure, also one that only some have.
+        for name in sorted(set(gather_object(list(sums)))):
+            own = torch.tensor(sums.get(name, (0.0, 0)), device=accelerator.device)
+            total, count = accelerator.reduce(own.float(), reduction="sum").tolist()
+            if count:
+                self.add({name: total / count})

@@ -1,0 +1,153 @@
+"""Plays the rows of a rollout: environments, tools and plain prompts, or the caller's `rollout_func`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from ...errors import EnvironmentFailureError, NonFiniteError
+from ...rollout.chat import ChatRenderer, Message
+from ...rollout.engine import RolloutEngine
+from ...rollout.episode import Durations, Episode
+from ...rollout.func import RolloutFunc, read_rollout
+from .._trl import profiling_context, read_message
+from ..evaluation_rows import Name
+from ..host import Host, Upstream
+from .rollout import Rollout
+from .rows import Row, rows_with_prompts
+from .sampler import TurnSampler
+
+
+class EpisodePlayer:
+    """Plays one rollout after the other; keeps nothing of them.
+
+    Args:
+        host: whose policy plays.
+        upstream: its private side.
+        sampler: samples the turns.
+        engine: plays the episodes of training.
+        eval_engine: those of evaluation, with environments of its own.
+        environments_ask: whether a row may come without a prompt, because its environment has the task.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        sampler: TurnSampler,
+        engine: RolloutEngine,
+        eval_engine: RolloutEngine,
+        *,
+        environments_ask: bool,
+    ) -> None:
+        self._host, self._upstream, self._sampler = host, upstream, sampler
+        self.engine, self.eval_engine = engine, eval_engine
+        self._environments_ask = environments_ask
+
+    def play(
+        self,
+        inputs: list[Row],
+        seed: tuple[int, ...],
+        names: list[Name] | None = None,
+        repeated: frozenset[int] = frozenset(),
+    ) -> Rollout:
+        """Play one episode per row.
+
+        Args:
+            inputs: rows of the dataset.
+            seed: names the randomness of this rollout.
+            names: of the episodes, in an evaluation.
+            repeated: numbers of those that only fill up its batch.
+
+        Raises:
+            EnvironmentFailureError, NonFiniteError: of any process, once all of them have played.
+        """
+        rows, prompt_ids = rows_with_prompts(
+            inputs, self._upstream.tokenizer, environments_ask=self._environments_ask
+        )
+        if self._host.rollout_func is not None:
+            return self._play_by_func(self._host.rollout_func, rows, names, repeated)
+        engine = self.engine if self._host.model.training else self.eval_engine
+        prompts = [row["prompt"] for row in rows]
+        episodes, durations = self._play_by_engine(engine, inputs, prompts, prompt_ids, seed, names)
+        for episode in episodes:  # reward functions are known by the classes of training
+            episode.env_type = self.engine.drivers[episode.name].type_name
+        logprobs = self._sampler.tells_logprobs
+        return Rollout(rows, episodes, durations, seed, logprobs, names, repeated)
+
+    def _play_by_engine(
+        self,
+        engine: RolloutEngine,
+        columns: list[Row],
+        prompts: list[Any],
+        prompt_ids: list[list[int]] | None,
+        seed: tuple[int, ...],
+        names: list[Name] | None,
+    ) -> tuple[list[Episode], Durations]:
+        """Where one process cannot go on, all stop once they have played."""
+        failure: Exception | None = None
+        played: tuple[list[Episode], Durations] = [], Durations()
+        with self._sampler.backend() as backend:
+            try:
+                played = engine.run(
+                    columns,
+                    prompts,
+                    renderer(self._host, self._upstream.tokenizer),
+                    backend,
+                    seed,
+                    self._host.accelerator.process_index * len(columns),
+                    names,
+                    prompt_ids,
+                )
+            except (EnvironmentFailureError, NonFiniteError) as error:
+                failure = error
+        raise_first(failure)
+        return played
+
+    def _play_by_func(
+        self,
+        func: RolloutFunc,
+        rows: list[Row],
+        names: list[Name] | None,
+        repeated: frozenset[int],
+    ) -> Rollout:
+        host, prompts = self._host, [row["prompt"] for row in rows]
+        step = host.state.global_step
+        if host.use_vllm and step != self._upstream.synced_step:  # it may generate with vLLM
+            with profiling_context(host, "sync_weights"):
+                host.vllm_generation.sync_weights()
+            self._upstream.synced_step = step
+        output = func(copy.deepcopy(prompts), host)
+        tokenizer = self._upstream.tokenizer
+
+        def read(ids: list[int], before: list[int]) -> Message:
+            return read_message(tokenizer, ids, before)
+
+        episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
+        for episode in episodes:
+            for key, values in columns.items():
+                if not isinstance(values, list):
+                    rows[episode.row][key] = values
+                elif episode.row < len(values):
+                    rows[episode.row][key] = values[episode.row]
+        logprobs = output["logprobs"] is not None
+        return Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
+
+
+def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
+    """The renderer for a trainer's template and its tokenizer."""
+    return ChatRenderer(
+        tokenizer,
+        host.eos_token_ids,
+        chat_template=host.chat_template,
+        template_kwargs=host.chat_template_kwargs,
+    )
+
+
+def raise_first(own: Exception | None) -> None:
+    """Raise on all processes what one of them has met."""
+    for error in gather_object([own]):
+        if error is not None:
+            raise error

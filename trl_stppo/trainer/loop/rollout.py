@@ -1,0 +1,75 @@
+"""One rollout of one process, before it is tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...rollout.episode import Durations, Episode
+from .rows import Row
+
+
+@dataclass
+class Rollout:
+    """Who was asked what, what came of it, and what it has earned.
+
+    Rows and episodes are numbered apart: `episodes[i]` answers `rows[episodes[i].row]`.
+
+    Attributes:
+        rows: of the dataset, each with a `prompt`, and with what a `rollout_func` has said of it.
+        episodes: as they were played.
+        durations: of the playing.
+        seed: names its randomness; None where a `rollout_func` has played.
+        has_logprobs: whether the sampler tells log-probabilities.
+        names: of the episodes of an evaluation, None in training.
+        repeated: numbers of episodes that only fill up a batch of an evaluation.
+        rewards: [B, F], of each reward function, NaN where it has said None.
+        turn_rewards: per episode and turn, None where nobody pays turns.
+        pays_turns: per episode whether its turns are paid, so that a missing score is no gap.
+        returns: per episode its score, turn rewards included.
+        metric_sums: sum and count by name, of what turn reward functions have said.
+    """
+
+    rows: list[Row]
+    episodes: list[Episode]
+    durations: Durations
+    seed: tuple[int, ...] | None
+    has_logprobs: bool
+    names: list[tuple[int, int]] | None = None
+    repeated: frozenset[int] = frozenset()
+    rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    turn_rewards: list[list[float]] | None = None
+    pays_turns: list[bool] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    metric_sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pays_turns = [episode.pays_turns for episode in self.episodes]
+        if any(self.pays_turns):
+            self.turn_rewards = [episode.turn_rewards for episode in self.episodes]
+
+    @property
+    def by_engine(self) -> bool:
+        """Whether environments or tools have answered, so that ends and actions are known."""
+        return any(episode.env_type is not None for episode in self.episodes)
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Of the episodes, the environments' opening words included."""
+        return [episode.prompt for episode in self.episodes]
+
+    def completions(self, decode: Callable[[list[int]], str]) -> list[Any]:
+        """Messages after the prompt, or text where the prompt is text."""
+        return [e.messages if e.conversational else decode(e.ids) for e in self.episodes]
+
+    def columns(self) -> list[Row]:
+        """A row for each episode."""
+        return [self.rows[episode.row] for episode in self.episodes]
+
+    def ended(self, ends: set[int]) -> list[bool]:
+        """Of each episode, whether its last token is one of these."""
+        return [episode.ids[-1] in ends for episode in self.episodes]

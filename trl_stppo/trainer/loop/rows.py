@@ -1,0 +1,60 @@
+"""Dataset rows, each with its prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import text_only
+
+Row = dict[str, Any]
+PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
+
+
+def rows_with_prompts(
+    rows: list[Row], tokenizer: Any, *, environments_ask: bool
+) -> tuple[list[Row], list[list[int]] | None]:
+    """Rows with a `prompt` each; the dataset's own are not changed.
+
+    Args:
+        rows: of the dataset.
+        tokenizer: decodes pre-tokenised ones.
+        environments_ask: whether a row may come without a prompt, because its environment has the task.
+
+    Returns:
+        The rows, and for pre-tokenised ones their exact prompt ids, otherwise None.
+    """
+    text_only.check_rows(rows)
+    pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
+    if pretokenized:
+        ids = [unpadded(row, tokenizer.pad_token_id) for row in rows]
+        texts = [tokenizer.decode(i) for i in ids]
+        return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
+    if environments_ask:
+        return [{**row, "prompt": prompt_of(row)} for row in rows], None
+    return [dict(row) for row in rows], None
+
+
+def prompt_of(row: Row) -> Any:
+    """The row's prompt; an empty one where the environment has the task."""
+    prompt = row.get("prompt")  # None where datasets with and without prompts were joined
+    return list(PLACEHOLDER_PROMPT) if prompt is None else prompt
+
+
+def unpadded(row: Row, pad_token_id: int) -> list[int]:
+    """Ids of a pre-tokenised prompt without its left padding."""
+    ids = [int(i) for i in row["input_ids"]]
+    if row.get("attention_mask") is not None:
+        return [i for i, keep in zip(ids, row["attention_mask"], strict=True) if keep]
+    start = 0
+    while start < len(ids) - 1 and ids[start] == pad_token_id:
+        start += 1
+    return ids[start:]
+
+
+def is_conversational(dataset: Any) -> bool:
+    """Whether the rows of a dataset have messages as prompts; a row without one gets messages."""
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
+        return isinstance(dataset, Dataset)
+    return not isinstance(dataset[0]["prompt"], str)

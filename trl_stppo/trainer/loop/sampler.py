@@ -1,0 +1,113 @@
+"""Who samples the turns of a rollout: the training weights with our own cache, or TRL's generation call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...generation.batched import BatchedBackend, GenerateBatch
+from ...generation.cached import CachedBackend
+from ...generation.collective import CollectiveBackend
+from ...generation.protocol import Backend
+from ...generation.sampling import SamplingSettings
+from ...generation.slots import supports
+from .. import engines
+from .._trl import generation_model, new_token_limit, overrides
+from ..host import Host
+
+# TRL's own call: (rows of ids, images, fields of images, completions per row) -> ids, logprobs
+GenerateTurns = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
+
+
+class TurnSampler:
+    """Makes the backend of a rollout.
+
+    Args:
+        host: whose weights and settings are used.
+        tokenizer: of the policy.
+        generate: TRL's generation call, whatever it uses.
+    """
+
+    def __init__(self, host: Host, tokenizer: Any, generate: GenerateTurns) -> None:
+        self._host, self._tokenizer, self._generate = host, tokenizer, generate
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether sampled tokens come with log-probabilities."""
+        return self._host.use_vllm or why_not_cached(self._host) is None
+
+    @contextmanager
+    def backend(self) -> Iterator[Backend]:
+        """What samples the turns of one rollout."""
+        host = self._host
+        capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
+        if is_collective(host):
+            together = CollectiveBackend(self._batches(), self._exchange, end, capacity=capacity)
+            yield together
+            together.finish()
+            return
+        if why_not_cached(host) is not None:
+            yield BatchedBackend(self._batches(), capacity=capacity)
+            return
+        settings, _ = sampling_settings(host)
+        assert settings is not None
+        with generation_model(host) as model:
+            backend = CachedBackend(
+                model,
+                settings,
+                host.eos_token_ids,
+                pad_token_id=self._tokenizer.pad_token_id,
+                capacity=capacity,
+            )
+            with backend.running():
+                yield backend
+
+    def _batches(self) -> GenerateBatch:
+        """TRL's call in our form; it cannot be told seeds."""
+        host = self._host
+
+        def generate(
+            ids: list[list[int]], max_new_tokens: int, seeds: list[tuple[int, ...]]
+        ) -> tuple[list[list[int]], list[list[float]] | None]:
+            training = host.model.training
+            with new_token_limit(host, max_new_tokens):
+                result = self._generate(ids, None, {}, 1)
+            if host.model.training != training:  # continuous batching leaves it in train mode
+                host.model.train(training)
+            return result
+
+        return generate
+
+    def _exchange(self, numbers: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """Three numbers of every process."""
+        own = torch.tensor([numbers], device=self._host.accelerator.device)
+        return [(a, b, c) for a, b, c in self._host.accelerator.gather(own).tolist()]
+
+
+def why_not_cached(host: Host) -> str | None:
+    """Why turns go through TRL's own generation call; None if they need not."""
+    if host.use_vllm:
+        return "vLLM generates."
+    if host.use_transformers_continuous_batching:
+        return "Continuous batching generates."
+    if overrides(host, "_generate_single_turn"):
+        return f"{type(host).__name__} generates by itself."
+    return supports(host.accelerator.unwrap_model(host.model)) or sampling_settings(host)[1]
+
+
+def sampling_settings(host: Host) -> tuple[SamplingSettings | None, str | None]:
+    """How tokens are drawn; or why `generate` has to do it."""
+    model = host.accelerator.unwrap_model(host.model)
+    return SamplingSettings.from_generation_config(host.generation_config, model.generation_config)
+
+
+def is_collective(host: Host) -> bool:
+    """Whether a generation call involves other processes, so that all must make it together."""
+    if host.accelerator.num_processes == 1:
+        return False
+    if not host.use_vllm:
+        return engines.shards_weights(host.accelerator) and why_not_cached(host) is not None
+    return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def agent_settings(trainer: AgentPublishing) -> AgentSettings:
     """How the trainer's evaluation plays."""
-    run, engine, args = describe(trainer), trainer._eval_engine, trainer.args
+    run = describe(trainer, trainer._rollout_plan)
+    engine, args = trainer._eval_engine, trainer.args
     # Where nothing but single answers is played, no engine has limits.
     length = args.eval_settings.get("max_completion_length") or args.max_completion_length
     limits = dataclasses.asdict(Limits(length) if engine is None else engine.limits)
@@ -86,7 +87,7 @@ def improve_card(
     row = _first_row(trainer.train_dataset)
     card.improve(
         Path(args.output_dir),
-        describe(trainer),
+        describe(trainer, trainer._rollout_plan),
         title=title,
         repo=trainer.hub_model_id or str(args.output_dir),
         base_model=None if is_local else base,

@@ -25,6 +25,7 @@ from ._trl import disable_gradient_checkpointing
 from .estimate import Estimates, EstimateSettings, estimate
 from .evaluation_rows import Name
 from .forward import ActorCriticForward, full_sequence
+from .host import is_warming_up
 from .reports import RolloutMetrics
 from .stale import StalePolicies
 from .turn_rewards import TurnRewardFuncs, turns_in_context
@@ -337,7 +338,7 @@ class ActorCriticRollout(ActorCriticForward):
 
     @property
     def _warming_up(self) -> bool:
-        return self.state.global_step < self.args.critic_warmup_steps
+        return is_warming_up(self)
 
     def _log_rollout(
         self,

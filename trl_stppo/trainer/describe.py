@@ -29,12 +29,7 @@ _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
 def describe(host: Host, rollout: RolloutPlan) -> Description:
-    """What a trainer's run is.
-
-    Args:
-        host: built.
-        rollout: who plays its episodes.
-    """
+    """What a trainer's run is, whose episodes are played as planned."""
     model = host.accelerator.unwrap_model(host.model)
     critic = "none" if not host.has_critic else "shared"
     if isinstance(host.critic, SeparateCritic):

@@ -18,13 +18,7 @@ from .reporting import shield_integrations
 
 
 def install_callbacks(host: Host, rollout: RolloutPlan, scorers: Sequence[Any]) -> None:
-    """Put lines in place of upstream's display, announce the memory, write down what is logged.
-
-    Args:
-        host: complete but for its callbacks.
-        rollout: who plays its episodes.
-        scorers: of turns.
-    """
+    """Put lines in place of upstream's display, announce the memory, write down what is logged."""
 
     def task() -> dict[str, str]:
         return describe(host, rollout).task

@@ -33,7 +33,7 @@ class Ending:
 
     Args:
         host: its `train()` runs inside `watching()`.
-        failures: of environments, which a resumed run counts anew.
+        failures: of its environments.
         last_checkpoint: gives the newest one that this run has written or come from.
         save: writes one.
 
@@ -138,7 +138,7 @@ class Ending:
             if not self.training:
                 raise
             self.reason = str(error)
-            self._failures.clear()
+            self._failures.clear()  # a resumed run counts anew
             self._save_as_before()
             raise type(error)(f"{error} {self._where_and_how(error)}") from error
 

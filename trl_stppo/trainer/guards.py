@@ -27,8 +27,9 @@ from ..rollout.episode import Episode
 from . import skipped
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
+from .gradients import GradientBuffer
 from .host import Host, Upstream, is_warming_up
-from .optimizers import Optimizers, policy_parameters
+from .optimizers import policy_parameters
 from .stop_when import OF_LOGS, StopWhen, added, sizes
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Guards:
     Args:
         host: complete but for its callbacks.
         upstream: of the same trainer.
-        optimizers: that step only where the guards let them.
+        critic_grads: the critic's gradient.
         last_checkpoint: gives the newest one that this run has written or come from.
         save: writes one.
 
@@ -78,7 +79,7 @@ class Guards:
         self,
         host: Host,
         upstream: Upstream,
-        optimizers: Optimizers,
+        critic_grads: GradientBuffer,
         *,
         last_checkpoint: Callable[[], Path | None],
         save: Callable[[], None],
@@ -89,7 +90,7 @@ class Guards:
                 f"inside the backward pass, before the KL of the mini-batch is known. Set "
                 f"target_kl=None, or use DDP."
             )
-        self._host, self._upstream, self._optimizers = host, upstream, optimizers
+        self._host, self._upstream, self._critic_grads = host, upstream, critic_grads
         self._policy: list[tuple[str, nn.Parameter]] | None = None
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
@@ -195,7 +196,7 @@ class Guards:
         faults = [
             _broken(self._losses, device),
             _broken((p.grad for _, p in policy), device),
-            _broken([self._optimizers.critic_grads.norm()], device),
+            _broken([self._critic_grads.norm()], device),
         ]
         own = torch.stack([*(fault.long() for fault in faults), self.ending.received()])
         *columns, signals = host.accelerator.gather(own.unsqueeze(0)).T.tolist()

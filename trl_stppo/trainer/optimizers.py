@@ -11,14 +11,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ..models.critic import SharedCritic
-from . import build
-from .engines import (
-    CriticOptimizer,
-    EngineStepHooks,
-    engine_name,
-    is_sharded,
-    pass_over_empty_steps,
-)
+from . import build, engines
+from .engines import CriticOptimizer, EngineStepHooks, engine_name, is_sharded
 from .gradients import GradientBuffer, StepHooks, UpdateScale
 from .host import Host
 
@@ -58,10 +52,8 @@ class Optimizers:
         """Upstream's optimizer, made or found by its own method, with all that is ours around it."""
         host = self._host
         parameters, given = host.critic.parameters(), host.optimizer is not None
-        for parameter in parameters:
-            parameter.requires_grad_(
-                False
-            )  # hides a shared critic's adapter from upstream's groups
+        for parameter in parameters:  # a shared critic's adapter is none of upstream's groups
+            parameter.requires_grad_(False)
         optimizer = upstreams(*args, **kwargs)
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -124,7 +116,7 @@ class Optimizers:
         for parameter, value in before:
             parameter.data = value.to(parameter.device)
         if host.is_deepspeed_enabled:
-            pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
+            engines.pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
 
 
 class _EndOfMiniBatch(TrainerCallback):
@@ -144,13 +136,7 @@ class _EndOfMiniBatch(TrainerCallback):
 
 
 def _policy_roles(host: Host, optimizer: torch.optim.Optimizer, given: bool) -> list[str]:
-    """What each group of a new optimizer is for; under DeepSpeed empty ones will be gone.
-
-    Args:
-        host: whose policy it steps, before the critic is added.
-        optimizer: as upstream has made it, or the caller.
-        given: which of the two.
-    """
+    """What each group is for, before the critic's is added; under DeepSpeed empty ones will be gone."""
     names = set(host.get_decay_parameter_names(host.model))
     decays = {id(p) for name, p in host.model.named_parameters() if name in names}
     roles = []

@@ -211,7 +211,7 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
         self._guards = Guards(
             self,
             self._upstream,
-            self._optimizers,
+            self._optimizers.critic_grads,
             last_checkpoint=lambda: self._last_checkpoint,
             save=lambda: self._save_checkpoint(self.model, trial=None),
         )
@@ -224,13 +224,11 @@ class PPOTrainer(AgentEvaluation, AgentPublishing):
         build.install_stop_token(self)
         self.critic: Critic = build.build_critic(self, given.model, given.shared)
         finite.check_loaded(self)
-        self._stale = StalePolicies(self._policy_parameters(), self.args.rollout_staleness)
+        trained = [parameter for _, parameter in policy_parameters(self)]
+        self._stale = StalePolicies(trained, self.args.rollout_staleness)
         self._optimizers = Optimizers(
             self, self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
         )
-
-    def _policy_parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for _, parameter in policy_parameters(self)]
 
     # ---------------------------------------------------------------- optimizer
 

@@ -51,14 +51,14 @@ class Optimizers:
     ) -> torch.optim.Optimizer:
         """Upstream's optimizer, made or found by its own method, with all that is ours around it."""
         host = self._host
-        parameters, given = host.critic.parameters(), host.optimizer is not None
+        parameters, is_callers = host.critic.parameters(), host.optimizer is not None
         for parameter in parameters:  # a shared critic's adapter is none of upstream's groups
             parameter.requires_grad_(False)
         optimizer = upstreams(*args, **kwargs)
         for parameter in parameters:
             parameter.requires_grad_(True)
         if self._hooks is None:
-            self.roles = _policy_roles(host, optimizer, given)
+            self.roles = _policy_roles(host, optimizer, is_callers)
             if is_sharded(host.accelerator):
                 self._take_critic_out()
                 self._hooks = EngineStepHooks(optimizer)
@@ -135,7 +135,7 @@ class _EndOfMiniBatch(TrainerCallback):
         self._optimizers.scale_update(1.0)
 
 
-def _policy_roles(host: Host, optimizer: torch.optim.Optimizer, given: bool) -> list[str]:
+def _policy_roles(host: Host, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
     """What each group is for, before the critic's is added; under DeepSpeed empty ones will be gone."""
     names = set(host.get_decay_parameter_names(host.model))
     decays = {id(p) for name, p in host.model.named_parameters() if name in names}
@@ -144,7 +144,7 @@ def _policy_roles(host: Host, optimizer: torch.optim.Optimizer, given: bool) -> 
         if not group["params"] and host.is_deepspeed_enabled:
             continue
         decayed = any(id(parameter) in decays for parameter in group["params"])
-        roles.append(GIVEN if given else DECAYED if decayed else PLAIN)
+        roles.append(GIVEN if is_callers else DECAYED if decayed else PLAIN)
     return roles
 
 

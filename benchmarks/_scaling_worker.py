@@ -96,7 +96,7 @@ class Watch(TrainerCallback):
             trainer.model_wrapped.register_comm_hook(
                 None, lambda state, bucket: counts.ddp_hook(bucket)
             )
-        counts.watch(trainer._critic_grads, "reduce", "critic gradient")
+        counts.watch(trainer._optimizers.critic_grads, "reduce", "critic gradient")
         if trainer._correction is not None:
             counts.watch(trainer._correction, "finish", "clipping bias")
         counts.watch(trainer, "_generate_and_score_completions", "rollout")

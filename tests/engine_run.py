@@ -166,7 +166,7 @@ class Weights(TrainerCallback):
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         scale = self.scales.pop(0) if self.scales else None
         if scale is not None:
-            self.trainer._hooks.update_scale = scale
+            self.trainer._optimizers.scale_update(scale)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._take()

@@ -58,8 +58,8 @@ def arrange(case: str, trainer: Any) -> None:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * nan_at_its_step()
     elif case == "critic of rank 1" and rank == 1:
-        add = trainer._critic_grads.add
-        trainer._critic_grads.add = lambda value: add(value * nan_at_its_step())
+        add = trainer._optimizers.critic_grads.add
+        trainer._optimizers.critic_grads.add = lambda value: add(value * nan_at_its_step())
     elif case == "signal to rank 1" and rank == 1:
         trainer.add_callback(SignalOnce())
     elif case == "rank 0 never finite" and rank == 0:

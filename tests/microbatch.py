@@ -33,7 +33,7 @@ def loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor, Tens
     trainer._mini_batch = trainer._totals([batch])
     loss = trainer._compute_loss(trainer.model, batch)
     value = loss - trainer.args.vf_coef * trainer._value_loss(batch, trainer._mini_batch)
-    trainer._critic_grads.clear()
+    trainer._optimizers.critic_grads.clear()
     return value.detach(), gradient(trainer, loss)
 
 
@@ -41,7 +41,7 @@ def value_loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor
     """The critic's."""
     loss = trainer._value_loss(batch, trainer._totals([batch]))
     grads = [torch.zeros_like(p) for p in trainer.critic.parameters()]
-    kept = trainer._critic_grads._grads
+    kept = trainer._optimizers.critic_grads._grads
     flat = torch.cat([(z if g is None else g).flatten() for z, g in zip(grads, kept, strict=True)])
-    trainer._critic_grads.clear()
+    trainer._optimizers.critic_grads.clear()
     return loss, flat

@@ -301,7 +301,7 @@ def test_a_trainer_is_read():
         optimizer_cls_and_kwargs=(),
         reward_funcs=["a"],
     )
-    read = engine_checks.run_of(trainer, critic, SimpleNamespace(adapter=True), ["b"])
+    read = engine_checks.run_of(trainer, critic, ["b"], copies_adapter=True)
     assert read == engine_checks.EngineRun(
         engine="ZeRO-3",
         plugin=plugin,

@@ -38,8 +38,9 @@ def one_weight(trainer, due):
 
 
 def the_critic(trainer, due):
-    original = trainer._critic_grads.add
-    trainer._critic_grads.add = lambda loss: original(loss * (math.nan if due() else 1.0))
+    grads = trainer._optimizers.critic_grads
+    original = grads.add
+    grads.add = lambda loss: original(loss * (math.nan if due() else 1.0))
 
 
 def the_clipped_terms(trainer, due):

@@ -11,6 +11,7 @@ from tests.fakes import char_tokenizer, tiny_policy
 from tests.run_log import comparable
 from tests.scripted import LEARNS, scripted_trainer, weights
 from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.optimizers import policy_parameters
 from trl_stppo.trainer.stale import StalePolicies
 
 EPOCHS, UPDATES = 2, 4
@@ -32,7 +33,7 @@ class Watching(STPPOTrainer):
         super().__init__(*args, **kwargs)
 
     def _policy(self):
-        return torch.cat([p.detach().flatten().clone() for p in self._policy_parameters()])
+        return torch.cat([p.detach().flatten().clone() for _, p in policy_parameters(self)])
 
     def _play(self, inputs):
         if self.model.training:

@@ -53,7 +53,9 @@ from .engines import whole_weights
 
 __all__ = [
     "BORROWED_ATTRIBUTES",
+    "NOT_CALLED",
     "OVERRIDDEN",
+    "READ",
     "TORCH_TILE_TOKENS",
     "GRPOConfig",
     "GRPOTrainer",
@@ -92,14 +94,9 @@ __all__ = [
 # Method name -> "wrapped" (we call super() and post-process) or "replaced" (ours alone).
 OVERRIDDEN = {
     "__init__": "wrapped",
-    "_tokenize_prompts": "wrapped",
     "_get_per_token_logps_and_entropies": "wrapped",
-    "_generate_single_turn": "wrapped",
-    "_generate": "wrapped",
-    "_tool_call_loop": "replaced",
-    "_calculate_rewards": "wrapped",
-    "_generate_and_score_completions": "wrapped",
-    "_prepare_inputs": "wrapped",
+    "_generate_and_score_completions": "replaced",
+    "_prepare_inputs": "replaced",
     "_compute_loss": "replaced",
     "training_step": "wrapped",
     "create_optimizer": "wrapped",
@@ -128,6 +125,11 @@ OVERRIDDEN = {
     "log": "wrapped",
 }
 
+# What our rollout step does in place of upstream's: whoever overrides one of these waits in vain.
+NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
+# Of what our rollout step calls or replaces, the bodies we have read: what they log, and offer to others.
+READ = ("_generate", "_generate_single_turn", "_calculate_rewards")
+
 BORROWED_ATTRIBUTES = (
     "_buffered_inputs",
     "_metrics",
@@ -140,12 +142,12 @@ BORROWED_ATTRIBUTES = (
     "_total_loss_scalar",
     "_globalstep_last_logged",
     "_tokenizer",
+    "_last_loaded_step",
     "_get_tool_suffix_ids",
     "aux_loss_enabled",
     "beta",
     "chat_template",
     "chat_template_kwargs",
-    "environment_factories",
     "environments",
     "eos_token_ids",
     "generation_config",

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def agent_settings(trainer: AgentPublishing) -> AgentSettings:
     """How the trainer's evaluation plays."""
-    run, engine, args = describe(trainer), trainer._player.eval_engine, trainer.args
+    run = describe(trainer, trainer._rollout_plan)
+    engine, args = trainer._player.eval_engine, trainer.args
     limits = dataclasses.asdict(engine.limits)
     del limits["max_context_tokens"]  # the model's
     return AgentSettings(
@@ -83,7 +84,7 @@ def improve_card(
     row = _first_row(trainer.train_dataset)
     card.improve(
         Path(args.output_dir),
-        describe(trainer),
+        describe(trainer, trainer._rollout_plan),
         title=title,
         repo=trainer.hub_model_id or str(args.output_dir),
         base_model=None if is_local else base,

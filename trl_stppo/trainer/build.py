@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,19 +26,19 @@ from ._trl import (
     prepare_for_engine,
     prepare_reference,
 )
+from .host import Host
 from .ppo_config import PPOConfig
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
 
 
 def check_engine(
-    trainer: PPOTrainer, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
+    host: Host, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
     """Refuse ways to run on which gradients or generation would go wrong without a word."""
-    engine_checks.check(engine_checks.run_of(trainer, value_model, reference, turn_reward_funcs))
-    if hasattr(trainer.model, "peft_config"):
-        adapter_checks.check_loaded_policy(trainer.model)
+    copies = reference.adapter
+    run = engine_checks.run_of(host, value_model, turn_reward_funcs, copies_adapter=copies)
+    engine_checks.check(run)
+    if hasattr(host.model, "peft_config"):
+        adapter_checks.check_loaded_policy(host.model)
 
 
 @dataclass
@@ -88,35 +88,35 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     return ReferencePlan(by_upstream=True)
 
 
-def install_reference(trainer: PPOTrainer, plan: ReferencePlan) -> None:
+def install_reference(host: Host, plan: ReferencePlan) -> None:
     """Put a reference that is not upstream's where GRPOTrainer looks for it."""
     if plan.adapter:
-        adapters.add_reference_adapter(trainer.model)
-        if trainer.args.disable_dropout:  # the copy has brought its own
-            disable_dropout_in_model(trainer.model)
+        adapters.add_reference_adapter(host.model)
+        if host.args.disable_dropout:  # the copy has brought its own
+            disable_dropout_in_model(host.model)
         return
     if plan.model is None:
         return
-    args = trainer.args
-    reference = prepare_reference(plan.model, temperature=trainer.temperature, args=args)
-    trainer.ref_model = prepare_for_engine(reference, trainer)
+    args = host.args
+    reference = prepare_reference(plan.model, temperature=host.temperature, args=args)
+    host.ref_model = prepare_for_engine(reference, host)
     if args.sync_ref_model:
-        trainer.add_callback(
-            SyncRefModelCallback(ref_model=trainer.ref_model, accelerator=trainer.accelerator)
+        host.add_callback(
+            SyncRefModelCallback(ref_model=host.ref_model, accelerator=host.accelerator)
         )
 
 
 # ----------------------------------------------------------------------- critic
 
 
-def build_critic(trainer: PPOTrainer, value_model: Any, published: Path | None = None) -> Critic:
+def build_critic(host: Host, value_model: Any, published: Path | None = None) -> Critic:
     """The critic that the arguments ask for, on the device, equal on all processes.
 
     A given `value_model`, else the checkpoint named in the configuration, else an adapter on a LoRA
     policy's backbone, `published` or a new one, else a second backbone with the policy's weights.
     """
-    args, policy = trainer.args, trainer.model
-    if not trainer.has_critic and value_model is not None:
+    args, policy = host.args, host.model
+    if not host.has_critic and value_model is not None:
         raise ValueError(
             f"`value_model` is a {type(value_model).__name__}, but group-relative advantages need no "
             f"critic. Leave it out, or use STPPOTrainer."
@@ -127,34 +127,34 @@ def build_critic(trainer: PPOTrainer, value_model: Any, published: Path | None =
     if is_peft:
         adapters.restore_module_dtypes(policy)
         adapters.load_in_place(policy)
-    if not trainer.has_critic:
+    if not host.has_critic:
         return NoCritic()
     if published is None:
         check_critic_rank(args, shared=is_peft and value_model is None)
     critic: Critic
     if value_model is not None:
-        critic = _separate(value_model, trainer)
+        critic = _separate(value_model, host)
     elif args.value_model_name_or_path is not None:
         kwargs = continuing.loading_options(args)
         with engines.unpartitioned():
             model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
-        critic = _separate(model, trainer)
+        critic = _separate(model, host)
     elif is_peft or published is not None:
         if published is None:
             critic = SharedCritic(policy, args.critic_lora_r)
         else:
             critic = continuing.shared_critic(policy, published, args.critic_lora_r)
-        critic.head.to(trainer.accelerator.device)  # an engine moves the policy only later
+        critic.head.to(host.accelerator.device)  # an engine moves the policy only later
         # The critic's forward bypasses DDP's; its gradients are reduced by us.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)
         if args.disable_dropout:
             disable_dropout_in_model(policy)
     else:
         trust = continuing.loading_options(args)["trust_remote_code"]
-        critic = _separate(critic_from_policy(policy, trust_remote_code=trust), trainer)
-    if trainer.accelerator.num_processes > 1:
+        critic = _separate(critic_from_policy(policy, trust_remote_code=trust), host)
+    if host.accelerator.num_processes > 1:
         for parameter in critic.parameters():
-            value = parameter.data.to(trainer.accelerator.device)
+            value = parameter.data.to(host.accelerator.device)
             torch.distributed.broadcast(value, src=0)
             parameter.data.copy_(value)
     return critic
@@ -185,8 +185,8 @@ def keep_trainable(model: nn.Module) -> None:
             setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a Tensor to mypy)
 
 
-def _separate(model: Any, trainer: PPOTrainer) -> SeparateCritic:
-    args = trainer.args
+def _separate(model: Any, host: Host) -> SeparateCritic:
+    args = host.args
     keep_trainable(model)
     if args.disable_dropout:
         disable_dropout_in_model(model)
@@ -197,7 +197,7 @@ def _separate(model: Any, trainer: PPOTrainer) -> SeparateCritic:
         if hasattr(model, "peft_config"):
             model.enable_input_require_grads()
     if not getattr(model, "is_quantized", False):
-        model.to(trainer.accelerator.device)
+        model.to(host.accelerator.device)
     model.train()  # otherwise checkpointing stays off; dropout has been disabled above
     return SeparateCritic(model)
 
@@ -251,11 +251,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def install_stop_token(trainer: PPOTrainer) -> None:
+def install_stop_token(host: Host) -> None:
     """Let one more id end a turn."""
-    extra = trainer.args.stop_token_id
-    if extra is None or extra in trainer.eos_token_ids:
+    extra = host.args.stop_token_id
+    if extra is None or extra in host.eos_token_ids:
         return
-    trainer.eos_token_ids = [*trainer.eos_token_ids, extra]
-    trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
-    trainer.generation_config.eos_token_id = trainer.eos_token_ids
+    host.eos_token_ids = [*host.eos_token_ids, extra]
+    host.generation_kwargs["eos_token_id"] = host.eos_token_ids
+    host.generation_config.eos_token_id = host.eos_token_ids

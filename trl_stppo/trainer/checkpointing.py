@@ -18,7 +18,6 @@ from ..hub.settings import CRITIC_FOLDER
 from ..models.critic import SharedCritic
 from . import checkpoint_files, disk, new_settings, run_state
 from ._trl import close_other_trackio
-from .engines import CriticOptimizer
 from .processes import done_by
 from .reporting import named_run
 from .run_lock import RunLock
@@ -82,8 +81,8 @@ class RunStateCallback(TrainerCallback):
             )  # fmt: skip
         run_state.restore(trainer, saved)
         run_state.restore_episodes(trainer, self._episodes)
-        if trainer._critic_optimizer is not None:
-            trainer._critic_optimizer.load_state_dict(run_state.loaded(folder / CRITIC_OPTIMIZER))
+        if trainer._optimizers.critic is not None:
+            trainer._optimizers.critic.load_state_dict(run_state.loaded(folder / CRITIC_OPTIMIZER))
         if (folder / STALE_POLICIES).is_file():
             trainer._stale.load_state_dict(run_state.loaded(folder / STALE_POLICIES))
         if trainer.is_deepspeed_enabled:  # which loads the policy itself
@@ -115,8 +114,6 @@ class RunStateCallback(TrainerCallback):
 
 class ActorCriticCheckpoints(ActorCriticUpdate):
     """GRPOTrainer whose checkpoints hold all of a run and are written in one piece."""
-
-    _critic_optimizer: CriticOptimizer | None
 
     def _init_checkpoints(self) -> None:
         self._staging: Path | None = None
@@ -342,8 +339,8 @@ class ActorCriticCheckpoints(ActorCriticUpdate):
         state = run_state.collect(self, self._run_state.place())
         torch.save(state, run_state.state_file(folder, process))
         torch.save(run_state.collect_episodes(self), run_state.episodes_file(folder, process))
-        if self.args.should_save and self._critic_optimizer is not None:
-            torch.save(self._critic_optimizer.state_dict(), folder / CRITIC_OPTIMIZER)
+        if self.args.should_save and self._optimizers.critic is not None:
+            torch.save(self._optimizers.critic.state_dict(), folder / CRITIC_OPTIMIZER)
         if self.args.should_save and self.args.rollout_staleness:
             torch.save(self._stale.state_dict(), folder / STALE_POLICIES)
         if self.args.should_save and self.args.sync_ref_model and self.ref_model is not None:

@@ -10,18 +10,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..envs.base import tool_names
 from ..hub.description import Description, Environment
 from ..models.critic import SeparateCritic
 from ..redaction import is_secret, redacted
 from ._trl import get_config_model_id
+from .host import Host, Upstream
 from .plan import RolloutPlan
-
-if TYPE_CHECKING:
-    from .ppo_config import PPOConfig
-    from .publishing import AgentPublishing
+from .ppo_config import PPOConfig
 
 # What `datasets` calls rows that it has read from files; says how, not which.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
@@ -30,19 +28,19 @@ _WORD = re.compile(r"[\w.-]{1,24}")
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
-def describe(trainer: AgentPublishing) -> Description:
-    """What a trainer's run is."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    critic = "none" if not trainer.has_critic else "shared"
-    if isinstance(trainer.critic, SeparateCritic):
-        own = adapter_of(trainer.critic.model)
+def describe(host: Host, rollout: RolloutPlan) -> Description:
+    """What a trainer's run is, whose episodes are played as planned."""
+    model = host.accelerator.unwrap_model(host.model)
+    critic = "none" if not host.has_critic else "shared"
+    if isinstance(host.critic, SeparateCritic):
+        own = adapter_of(host.critic.model)
         critic = "separate" if own is None else f"separate, {own['type']} of rank {own['r']}"
     quantization: Any = getattr(model.config, "quantization_config", None)
     return description_of(
-        type(trainer),
-        trainer.args,
-        trainer._rollout_plan,
-        trainer.train_dataset,
+        type(host),
+        host.args,
+        rollout,
+        host.train_dataset,
         model=get_config_model_id(model.config) or type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
         adapter=adapter_of(model),
@@ -63,13 +61,13 @@ def description_of(
         rows: to train on; None where they are not here.
         **models: what `Description` says of the policy and the critic.
     """
-    rollout = rollout or RolloutPlan()
+    rollout, upstream = rollout or RolloutPlan(), Upstream(trainer_class)
     player = rollout.user_func
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
     return Description(
         trainer=trainer_class.__name__,
-        method=trainer_class._name,
-        paper=trainer_class._paper.get("id"),
+        method=upstream.method,
+        paper=upstream.paper.get("id"),
         variant=getattr(args, "variant", None),
         environments=tuple(_environments(rollout)),
         tools=_told(rollout.standalone_tools),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,10 @@ from ..errors import EnvironmentFailureError, NonFiniteError
 from . import finite
 from .checkpoint_files import checkpoints
 from .engines import shards_weights
+from .failures import FailureWatch
+from .host import Host
 from .signals import StopSignals
 from .skipped import FOLDER
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,10 @@ class Ending:
     """Collects reasons to stop, and lets the run stop where a checkpoint can resume exactly.
 
     Args:
-        trainer: its `train()` runs inside `signals.watching()`.
+        host: its `train()` runs inside `watching()`.
+        failures: of its environments.
+        last_checkpoint: gives the newest one that this run has written or come from.
+        save: writes one.
 
     Attributes:
         signals: SIGTERM and SIGINT of this process.
@@ -44,9 +46,16 @@ class Ending:
         broken: what was not finite once too often, None while the run may go on.
     """
 
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-        self.signals = StopSignals(trainer.args.enable_jit_checkpoint)
+    def __init__(
+        self,
+        host: Host,
+        failures: FailureWatch,
+        last_checkpoint: Callable[[], Path | None],
+        save: Callable[[], None],
+    ) -> None:
+        self._host, self._failures = host, failures
+        self._last_checkpoint, self._save = last_checkpoint, save
+        self.signals = StopSignals(host.args.enable_jit_checkpoint)
         self.training = False
         self.reset()
 
@@ -76,7 +85,7 @@ class Ending:
 
     def received(self) -> Tensor:
         """This process's signal, 0 for none, [] int64 on the device."""
-        return torch.tensor(self.signals.received or 0, device=self._trainer.accelerator.device)
+        return torch.tensor(self.signals.received or 0, device=self._host.accelerator.device)
 
     def agree(self, everyone: list[int]) -> None:
         """Take in what the processes have received; one of them is enough."""
@@ -84,15 +93,15 @@ class Ending:
 
     def agree_now(self) -> None:
         """Ask all processes what they have received."""
-        self.agree(self._trainer.accelerator.gather(self.received().reshape(1)).tolist())
+        self.agree(self._host.accelerator.gather(self.received().reshape(1)).tolist())
 
     def is_due(self) -> bool:
         """Whether the run ends here, as all processes know."""
-        if self._trainer.accelerator.num_processes == 1:
+        if self._host.accelerator.num_processes == 1:
             self._agreed = self.signals.received or 0
         if self.broken is not None:
             self.reason = f"not finite: {self.broken}"
-        state = self._trainer.state
+        state = self._host.state
         if self._agreed and self.reason is None and state.global_step < state.max_steps:
             self.reason = f"signal {signal.Signals(self._agreed).name}"
         return self.reason is not None
@@ -105,10 +114,10 @@ class Ending:
         """
         if self.broken is None:
             return
-        self._trainer.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
-        count = self._trainer.args.max_consecutive_skips
+        self._host.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
+        count = self._host.args.max_consecutive_skips
         raise NonFiniteError(
-            f"{_sentence(self.broken)} was not finite at step {self._trainer.state.global_step}, the "
+            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the "
             f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
             f"of them moved the weights. {self._saved('them')} {self._advice()}"
         )
@@ -129,20 +138,19 @@ class Ending:
             if not self.training:
                 raise
             self.reason = str(error)
-            self._trainer._guards.forget_failures()  # a resumed run counts anew
+            self._failures.clear()  # a resumed run counts anew
             self._save_as_before()
             raise type(error)(f"{error} {self._where_and_how(error)}") from error
 
     def _save_as_before(self) -> None:
         """Write down the last step's end, as it was before any episode of the next one was played."""
-        trainer = self._trainer
+        host = self._host
         if not self.unsaved:
             return
         if self.before is not None:
             _set_random_states(self.before)
-        trainer._save_checkpoint(trainer.model, trial=None)
-        args, state = trainer.args, trainer.state
-        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
+        self._save()
+        host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def _where_and_how(self, error: Exception) -> str:
         when = "once the environment works"
@@ -152,10 +160,10 @@ class Ending:
                 "way through the model that numbers grow too large), or go back to an older checkpoint"
             )
         how = "Start again"
-        if self._trainer._last_checkpoint is not None:
+        if self._last_checkpoint() is not None:
             how = "To go on: train(resume_from_checkpoint=True), on the command line "
             how += "`--resume_from_checkpoint auto`"
-        step = self._trainer.state.global_step
+        step = self._host.state.global_step
         return f"The run ends after step {step}. {self._saved('these episodes')} {how}, {when}."
 
     def check_weights(self, *, frozen: bool = False) -> None:
@@ -167,11 +175,10 @@ class Ending:
         Raises:
             NonFiniteError: on all processes; it names the last good checkpoint.
         """
-        trainer = self._trainer
-        found = finite.first_not_finite(trainer, frozen=frozen)
+        found = finite.first_not_finite(self._host, frozen=frozen)
         if found is None:
             return
-        step, last = trainer.state.global_step, trainer._last_checkpoint
+        step, last = self._host.state.global_step, self._last_checkpoint()
         self.reason = f"not finite: the weights after step {step}, first in the {found}"
         if self.unsaved or last is None:
             good = f"The last good checkpoint is {last or 'none'}"
@@ -184,7 +191,7 @@ class Ending:
         )
 
     def _saved(self, what: str) -> str:
-        last = self._trainer._last_checkpoint
+        last = self._last_checkpoint()
         if last is None:
             return "Nothing was saved, as nothing had been trained yet."
         older = [folder for folder in checkpoints(last.parent) if folder != last]
@@ -196,14 +203,14 @@ class Ending:
     def before_backward(self, what: str) -> NonFiniteError:
         """The same end for an engine that cannot leave a step out."""
         return NonFiniteError(
-            f"{_sentence(what)} was not finite at step {self._trainer.state.global_step + 1}. DeepSpeed "
+            f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
             f"steps inside the backward pass and cannot leave a step out, so the run ends before it. The "
-            f"last checkpoint is {self._trainer._last_checkpoint or 'none'}. {self._advice()}"
+            f"last checkpoint is {self._last_checkpoint() or 'none'}. {self._advice()}"
         )
 
     def _advice(self) -> str:
         return (
-            f"The batches lie in {Path(self._trainer.args.output_dir) / FOLDER}. Where their losses are "
+            f"The batches lie in {Path(self._host.args.output_dir) / FOLDER}. Where their losses are "
             f"finite and the gradients are not, try a smaller learning_rate or max_grad_norm, or "
             f"bf16=False; where a few batches are at fault, resume with a larger max_consecutive_skips; "
             f"where every batch is, go back to an older checkpoint."
@@ -211,9 +218,9 @@ class Ending:
 
     def say(self) -> None:
         """The last message of a run that ended early and in order."""
-        if self.reason is None or not self._trainer.accelerator.is_main_process:
+        if self.reason is None or not self._host.accelerator.is_main_process:
             return
-        state, last = self._trainer.state, self._trainer._last_checkpoint
+        state, last = self._host.state, self._last_checkpoint()
         how = ""
         if last is not None:
             how = (
@@ -227,27 +234,35 @@ class Ending:
 
 
 class EndingCallback(TrainerCallback):
-    """Ends a run at the end of an optimizer step, where its state is one that can be resumed."""
+    """Ends a run at the end of an optimizer step, where its state is one that can be resumed.
 
-    def __init__(self, ending: Ending, trainer: PPOTrainer) -> None:
-        self._ending, self._trainer = ending, trainer
+    Args:
+        host: that is trained.
+        ending: of its run.
+        watch_log: takes in what transformers logs.
+    """
+
+    def __init__(
+        self, host: Host, ending: Ending, watch_log: Callable[[dict[str, float]], None]
+    ) -> None:
+        self._host, self._ending, self._watch_log = host, ending, watch_log
         self._stepped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Nothing has been done yet that a checkpoint could save; what was loaded is looked at."""
         self._stepped = False
-        pieces = shards_weights(self._trainer.accelerator)  # not looked at before
-        quantized = getattr(self._trainer.model, "is_quantized", False)
+        pieces = shards_weights(self._host.accelerator)  # not looked at before
+        quantized = getattr(self._host.model, "is_quantized", False)
         self._ending.check_weights(frozen=pieces and not quantized)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A run that is resumed here draws from these to read the rows."""
-        self._ending.before = _random_states(self._trainer.accelerator.device)
+        self._ending.before = _random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A run that is resumed here has read its rows before it gets these."""
         if self._ending.before is None:
-            self._ending.before = _random_states(self._trainer.accelerator.device)
+            self._ending.before = _random_states(self._host.accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and leave. An evaluation that is due waits: a signal leaves little time."""
@@ -263,7 +278,7 @@ class EndingCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """The step's own log, which comes before its evaluation and its checkpoint."""
         if "loss" in (logs or {}):
-            self._trainer._guards.watch_log(logs)
+            self._watch_log(logs)
             if self._ending.is_due():
                 self._end(control)
 
@@ -274,7 +289,7 @@ class EndingCallback(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The end of the next step may be a long rollout away."""
         # Upstream decides itself, after this, whether to save the best model.
-        outside = not self._trainer.is_in_train or not self._stepped
+        outside = not self._host.is_in_train or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
             return
         self._ending.agree_now()

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from .engines import engine_name, is_partitioned
-
-if TYPE_CHECKING:
-    from .build import ReferencePlan
-    from .ppo_trainer import PPOTrainer
+from .host import Host
 
 # Engine -> policy -> critics that it trains. "copied" is made from the policy's weights, "named" by
 # `value_model_name_or_path`, "given" passed as `value_model`, "shared" an adapter of a LoRA policy.
@@ -97,35 +94,35 @@ def critic_kind(args: Any, *, given: bool, lora: bool) -> str:
 
 
 def run_of(
-    trainer: PPOTrainer, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
+    host: Host, value_model: Any, turn_reward_funcs: Any, *, copies_adapter: bool
 ) -> EngineRun:
-    """What the checks look at, of a trainer.
+    """What the checks look at, of a host.
 
     Args:
-        trainer: as GRPOTrainer's constructor has left it.
+        host: as GRPOTrainer's constructor has left it.
         value_model: the constructor's argument.
-        reference: where the reference comes from.
         turn_reward_funcs: the constructor's argument.
+        copies_adapter: whether the reference is a copy of the policy's adapter.
     """
-    state, model = trainer.accelerator.state, trainer.model
+    state, model = host.accelerator.state, host.model
     lora = hasattr(model, "peft_config")
-    kind = critic_kind(trainer.args, given=value_model is not None, lora=lora)
+    kind = critic_kind(host.args, given=value_model is not None, lora=lora)
     turns = (
         turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]
     )
     return EngineRun(
-        engine=engine_name(trainer.accelerator),
+        engine=engine_name(host.accelerator),
         plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
-        args=trainer.args,
-        critic=kind if trainer.has_critic else None,
+        args=host.args,
+        critic=kind if host.has_critic else None,
         lora=lora,
         quantised=bool(getattr(model, "quantization_method", None))
         or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
         critic_in_pieces=isinstance(value_model, nn.Module) and is_partitioned(value_model),
-        own_optimizer=(trainer.optimizer, trainer.optimizer_cls_and_kwargs) != (None, None),
-        copies_adapter=reference.adapter,
-        rewards=[*trainer.reward_funcs, *turns],
-        parallelism=getattr(trainer.accelerator, "parallelism_config", None),
+        own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),
+        copies_adapter=copies_adapter,
+        rewards=[*host.reward_funcs, *turns],
+        parallelism=getattr(host.accelerator, "parallelism_config", None),
     )
 
 

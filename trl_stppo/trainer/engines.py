@@ -3,7 +3,7 @@
 Both own the policy's backward pass: when it ends its gradients are reduced and in pieces, and under
 DeepSpeed the step has been taken. The critic therefore stays outside of them. It is replicated on
 every process, its gradient is reduced by us as under DDP, and it is stepped by an optimizer of its
-own. What they cannot do with that is refused in `engine_checks.py`.
+own (`optimizers.py`). What they cannot do with that is refused in `engine_checks.py`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import TrainerCallback
 from transformers.integrations import deepspeed as hf_deepspeed
 
 from .gradients import GradientBuffer, UpdateScale
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
 
 
 def engine_name(accelerator: Any) -> str:
@@ -99,77 +95,6 @@ class CriticOptimizer:
         self._optimizer.load_state_dict(state)
 
 
-class _EndOfMiniBatch(TrainerCallback):
-    """Steps the critic where the loop steps the policy, or, with DeepSpeed, would."""
-
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Gradients that are not to be used have been dropped by now."""
-        if self._trainer._critic_optimizer is not None:
-            self._trainer._critic_optimizer.step()
-
-    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """The factor holds for one step."""
-        assert self._trainer._hooks is not None
-        self._trainer._hooks.update_scale = 1.0
-
-
-def take_critic_out(trainer: PPOTrainer, optimizer: torch.optim.Optimizer) -> EngineStepHooks:
-    """Give the critic an optimizer of its own, of the same kind as the policy's.
-
-    Args:
-        trainer: gets it as `_critic_optimizer`.
-        optimizer: the policy's.
-
-    Returns:
-        The hooks for the policy's optimizer.
-    """
-    args = trainer.args
-    kind, options = trainer.get_optimizer_cls_and_kwargs(args)
-    options |= {"lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
-
-    def rate() -> float | Tensor:
-        """Follows the policy's schedule."""
-        group = trainer.optimizer.param_groups[0]
-        start = group.get("initial_lr", args.learning_rate)
-        return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
-
-    if trainer.has_critic:
-        own = kind(trainer._critic_grads.parameters, **options)
-        trainer._critic_optimizer = CriticOptimizer(own, trainer._critic_grads, rate)
-    trainer.add_callback(_EndOfMiniBatch(trainer))
-    return EngineStepHooks(optimizer)
-
-
-@contextmanager
-def preparing(trainer: PPOTrainer) -> Iterator[None]:
-    """Surrounds upstream's wrapping of the policy by the engine.
-
-    Raises:
-        ValueError: there was a training run before; neither engine can wrap a policy twice.
-    """
-    accelerator = trainer.accelerator
-    if not is_sharded(accelerator):
-        yield
-        return
-    if trainer._hooks is not None:
-        raise ValueError(
-            f"`train()` was called a second time on the same trainer. {engine_name(accelerator)} wraps a "
-            f"policy only once: make a new trainer, and pass resume_from_checkpoint to go on from a "
-            f"checkpoint."
-        )
-    # DeepSpeed casts whatever lies in the policy's module, the adapter of a shared critic too.
-    inside = trainer.critic.parameters() if trainer.uses_shared_critic else []
-    kept = [(parameter, parameter.detach().clone()) for parameter in inside]
-    yield
-    for parameter, value in kept:
-        parameter.data = value.to(parameter.device)
-    if trainer.is_deepspeed_enabled:
-        _pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
-
-
 def keep_precision(accelerator: Any) -> None:
     """Let FSDP2 compute in bfloat16 but neither add up gradients in it nor round log-probabilities."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
@@ -180,7 +105,7 @@ def keep_precision(accelerator: Any) -> None:
         )
 
 
-def _pass_over_empty_steps(engine: Any) -> None:
+def pass_over_empty_steps(engine: Any) -> None:
     """Keep DeepSpeed from stepping where the loss has no graph: warm-up, or a rollout that is over.
 
     It would fail, or move the weights by what its moments hold.
@@ -221,12 +146,14 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
 @contextmanager
 def unpartitioned() -> Iterator[None]:
     """Load models whole, also under ZeRO-3, which makes transformers load them in pieces."""
-    kept = hf_deepspeed._hf_deepspeed_config_weak_ref
-    hf_deepspeed._hf_deepspeed_config_weak_ref = None
+    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
+    config = None if reference is None else reference()
+    hf_deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:
-        hf_deepspeed._hf_deepspeed_config_weak_ref = kept
+        if config is not None:
+            hf_deepspeed.set_hf_deepspeed_config(config)
 
 
 def is_partitioned(model: nn.Module) -> bool:
@@ -234,9 +161,8 @@ def is_partitioned(model: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
-def autocast(trainer: Any) -> Any:
+def autocast(accelerator: Any) -> Any:
     """Mixed precision for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
-    accelerator = trainer.accelerator
-    if trainer.is_deepspeed_enabled and accelerator.mixed_precision == "bf16":
+    if engine_name(accelerator).startswith("ZeRO") and accelerator.mixed_precision == "bf16":
         return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
-    return trainer.accelerator.autocast()
+    return accelerator.autocast()

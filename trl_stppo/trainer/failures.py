@@ -68,11 +68,15 @@ class FailureWatch:
             f"`max_env_error_rate={self._limit}` allows: {said}."
         )
 
+    def clear(self) -> None:
+        """Count anew."""
+        self._batches.clear()
+
     def state_dict(self) -> list[list[int]]:
         """Numbers alone: messages may hold what no checkpoint is to hold."""
         return [[batch.failed, batch.episodes] for batch in self._batches]
 
     def load_state_dict(self, state: list[list[int]]) -> None:
         """Go on from `state_dict`."""
-        self._batches.clear()
+        self.clear()
         self._batches.extend(Failures(failed, episodes) for failed, episodes in state)

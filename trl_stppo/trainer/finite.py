@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..models.critic import SeparateCritic, SharedCritic
+from ._trl import get_config_model_id
 from .engines import shards_weights
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
+from .host import Host
 
 
-def check_loaded(trainer: PPOTrainer) -> None:
+def check_loaded(host: Host) -> None:
     """Refuse models that come in with NaN or infinity in them, frozen weights included.
 
     What an engine has loaded in pieces is not all there yet; it is looked at when training begins.
@@ -24,14 +22,14 @@ def check_loaded(trainer: PPOTrainer) -> None:
     Raises:
         ValueError: on all processes.
     """
-    if shards_weights(trainer.accelerator):
+    if shards_weights(host.accelerator):
         return
-    found = first_not_finite(trainer, frozen=True)
+    found = first_not_finite(host, frozen=True)
     if found is not None:
-        model, critic = trainer.model, trainer.critic
+        model, critic = host.model, host.critic
         if found.startswith("critic") and isinstance(critic, SeparateCritic):
             model = critic.model
-        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        name = get_config_model_id(model.config) or type(model).__name__
         raise ValueError(
             f"Weights of {name!r} are not finite, first in the {found}: it could neither play nor learn. "
             f"Where it is a checkpoint, take an older one; where it was downloaded, download it anew; "
@@ -39,15 +37,15 @@ def check_loaded(trainer: PPOTrainer) -> None:
         )
 
 
-def first_not_finite(trainer: PPOTrainer, *, frozen: bool) -> str | None:
+def first_not_finite(host: Host, *, frozen: bool) -> str | None:
     """Whose parameter holds NaN or infinity, and its name; None where all are finite.
 
     Args:
-        trainer: with policy and critic; all processes ask together, each looks at what it holds.
+        host: with policy and critic; all processes ask together, each looks at what it holds.
         frozen: look at what is not trained too.
     """
-    device, rank = trainer.accelerator.device, trainer.accelerator.process_index
-    named = list(_named(trainer, frozen))
+    device, rank = host.accelerator.device, host.accelerator.process_index
+    named = list(_named(host, frozen))
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for _, parameter in named:
         part = _held(parameter, rank)
@@ -56,13 +54,13 @@ def first_not_finite(trainer: PPOTrainer, *, frozen: bool) -> str | None:
         sound.append(largest.isfinite().to(device))
     broken = ~torch.stack(sound)
     first = torch.where(broken.any(), broken.long().argmax(), len(sound)).reshape(1)
-    at = int(trainer.accelerator.gather(first).min())
+    at = int(host.accelerator.gather(first).min())
     return None if at == len(sound) else named[at - 1][0]
 
 
-def _named(trainer: PPOTrainer, frozen: bool) -> Iterator[tuple[str, nn.Parameter]]:
-    critic = trainer.critic
-    modules: dict[str, nn.Module] = {"policy": trainer.model}
+def _named(host: Host, frozen: bool) -> Iterator[tuple[str, nn.Parameter]]:
+    critic = host.critic
+    modules: dict[str, nn.Module] = {"policy": host.model}
     if isinstance(critic, SeparateCritic):
         modules["critic"] = critic.model
     elif isinstance(critic, SharedCritic):

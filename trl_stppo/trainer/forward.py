@@ -86,7 +86,7 @@ class ActorCriticForward(UpstreamHooks):
         values = []
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)
-            with engines.autocast(self):
+            with engines.autocast(self.accelerator):
                 values.append(self.critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)
 

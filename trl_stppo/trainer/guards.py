@@ -14,22 +14,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 
+from ..rollout.episode import Episode
 from . import skipped
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
+from .gradients import GradientBuffer
+from .host import Host, Upstream, is_warming_up
+from .loop.batch import Batch
+from .optimizers import policy_parameters
 from .stop_when import OF_LOGS, StopWhen, added, sizes
-
-if TYPE_CHECKING:
-    from ..rollout.episode import Episode
-    from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,11 @@ class Guards:
     """One per trainer. All processes come to the same verdicts, from figures that all of them have.
 
     Args:
-        trainer: complete but for its callbacks.
+        host: complete but for its callbacks.
+        upstream: of the same trainer.
+        critic_grads: the critic's gradient.
+        last_checkpoint: gives the newest one that this run has written or come from.
+        save: writes one.
 
     Attributes:
         ending: why and how the run ends early.
@@ -70,26 +76,34 @@ class Guards:
         ValueError: an option that the engine leaves no room for.
     """
 
-    def __init__(self, trainer: PPOTrainer) -> None:
-        if trainer.is_deepspeed_enabled and trainer.args.target_kl is not None:
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        critic_grads: GradientBuffer,
+        *,
+        last_checkpoint: Callable[[], Path | None],
+        save: Callable[[], None],
+    ) -> None:
+        if host.is_deepspeed_enabled and host.args.target_kl is not None:
             raise ValueError(
-                f"`target_kl={trainer.args.target_kl}` is not supported with DeepSpeed, which steps "
+                f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed, which steps "
                 f"inside the backward pass, before the KL of the mini-batch is known. Set "
                 f"target_kl=None, or use DDP."
             )
-        self._trainer = trainer
+        self._host, self._upstream, self._critic_grads = host, upstream, critic_grads
         self._policy: list[tuple[str, nn.Parameter]] | None = None
-        self._stop_when = StopWhen(trainer.args.stop_when)
-        self._failures = FailureWatch(trainer.args.max_env_error_rate)
-        self.ending = Ending(trainer)
+        self._stop_when = StopWhen(host.args.stop_when)
+        self._failures = FailureWatch(host.args.max_env_error_rate)
+        self.ending = Ending(host, self._failures, last_checkpoint, save)
         self.verdict = "taken"
-        trainer.add_callback(EndingCallback(self.ending, trainer))
+        host.add_callback(EndingCallback(host, self.ending, self.watch_log))
         self._reset()
 
     def _reset(self) -> None:
         self._state = GuardState()
         self._stop_when.strikes = {}
-        self.forget_failures()
+        self._failures.clear()
         self._of_rollout: dict[str, float] = {}
         self.start_mini_batch()
 
@@ -119,7 +133,7 @@ class Guards:
     def rollout(self) -> Iterator[None]:
         """Around a new rollout batch, after which everything may move again."""
         self._state.rollout_stopped = False
-        metrics = self._trainer._metrics["train"]
+        metrics = self._upstream.metrics["train"]
         before = sizes(metrics)
         with self.ending.saving():
             yield
@@ -132,10 +146,6 @@ class Guards:
             EnvironmentFailureError: too many have failed for long, on all processes.
         """
         self._failures.rollout(gather_object([failures_of(episodes)]))
-
-    def forget_failures(self) -> None:
-        """Count the failures of environments anew."""
-        self._failures.load_state_dict([])
 
     @property
     def leaves_weights(self) -> bool:
@@ -151,24 +161,28 @@ class Guards:
         self._losses: list[Tensor] = []
         self._faults = ""
         self._empty = empty
-        self._before = sizes(self._trainer._metrics["train"])
+        self._before = sizes(self._upstream.metrics["train"])
 
     def add_loss(self, loss: Tensor) -> None:
         """Take in a micro-batch's loss, detached."""
         self._losses.append(loss)
 
-    def check_before_backward(self, loss: Tensor) -> None:
+    def check_before_backward(self, loss: Tensor, micro_batches: list[Batch]) -> None:
         """Stop for a loss that is not finite, where the engine would step with its gradient.
+
+        Args:
+            loss: of one of them.
+            micro_batches: this process's part of the mini-batch.
 
         Raises:
             NonFiniteError: on all processes.
         """
         flag = (~loss.detach().isfinite()).long().reshape(1)
-        everyone = self._trainer.accelerator.gather(flag).tolist()
+        everyone = self._host.accelerator.gather(flag).tolist()
         if any(everyone):
             self._faults = f"{KINDS[0]} ({_processes(everyone)})"
             self._losses.append(loss.detach())
-            self._count_skip()
+            self._count_skip(micro_batches)
             raise self.ending.before_backward(self._faults)
 
     def inspect(self) -> bool:
@@ -176,27 +190,28 @@ class Guards:
 
         Comes before clipping, which would spread one NaN to every gradient.
         """
-        trainer = self._trainer
-        device = trainer.accelerator.device
+        host = self._host
+        device = host.accelerator.device
         # DeepSpeed has taken the policy's step by now.
-        policy = [] if trainer.is_deepspeed_enabled else self._policy_parameters()
+        policy = [] if host.is_deepspeed_enabled else self._policy_parameters()
         faults = [
             _broken(self._losses, device),
             _broken((p.grad for _, p in policy), device),
-            _broken([trainer._critic_grads.norm()], device),
+            _broken([self._critic_grads.norm()], device),
         ]
         own = torch.stack([*(fault.long() for fault in faults), self.ending.received()])
-        *columns, signals = trainer.accelerator.gather(own.unsqueeze(0)).T.tolist()
+        *columns, signals = host.accelerator.gather(own.unsqueeze(0)).T.tolist()
         self.ending.agree(signals)
         pairs = zip(KINDS, columns, strict=True)
         self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
         return not self._faults and not self.leaves_weights
 
-    def admit(self, figures: dict[str, float]) -> bool:
+    def admit(self, figures: dict[str, float], micro_batches: list[Batch]) -> bool:
         """The verdict on the step.
 
         Args:
             figures: of the mini-batch, over all processes.
+            micro_batches: this process's part of it.
 
         Returns:
             Whether the optimizer may have its gradient.
@@ -206,7 +221,7 @@ class Guards:
             self._faults = "the gradient of the clipped terms"
         if self._faults:
             self.verdict = "not_finite"
-            self._count_skip()
+            self._count_skip(micro_batches)
         elif state.rollout_stopped or self._too_far(figures):
             self.verdict = "target_kl"
             state.rollout_stopped = True
@@ -223,11 +238,11 @@ class Guards:
         return self.verdict == "taken"
 
     def _too_far(self, figures: dict[str, float]) -> bool:
-        target = self._trainer.args.target_kl
+        target = self._host.args.target_kl
         return target is not None and figures.get("policy/approx_kl", 0.0) > target
 
-    def _count_skip(self) -> None:
-        trainer, state = self._trainer, self._state
+    def _count_skip(self, micro_batches: list[Batch]) -> None:
+        host, state = self._host, self._state
         state.skipped_steps += 1
         state.consecutive_skips += 1
         if state.skipped_steps <= skipped.MAX_FILES:
@@ -236,31 +251,29 @@ class Guards:
                 "losses": [float(loss) for loss in self._losses],
                 "gradients": skipped.non_finite_names(self._policy_parameters()),
             }
-            skipped.save(trainer, trainer._window, about)
-        if trainer.accelerator.is_main_process:
-            step = trainer.state.global_step + 1
+            skipped.save(host, self._upstream, micro_batches, about)
+        if host.accelerator.is_main_process:
+            step = host.state.global_step + 1
             logger.warning("Step %d is skipped, not finite: %s.", step, self._faults)
-        if state.consecutive_skips >= trainer.args.max_consecutive_skips:
+        if state.consecutive_skips >= host.args.max_consecutive_skips:
             self.ending.broken = self._faults
             state.consecutive_skips = 0  # a resumed run counts anew
 
     def _policy_parameters(self) -> list[tuple[str, nn.Parameter]]:
         if self._policy is None:
-            critic = {id(p) for p in self._trainer._critic_grads.parameters}
-            named = self._trainer.model.named_parameters()
-            self._policy = [(n, p) for n, p in named if p.requires_grad and id(p) not in critic]
+            self._policy = policy_parameters(self._host)
         return self._policy
 
     def _watch(self) -> None:
         """Whether a condition of `stop_when` is met by the step or the rollout batch before it."""
         if not self._stop_when.conditions:
             return
-        trainer, rollout = self._trainer, self._of_rollout
-        own = added(trainer._metrics["train"], self._before)
+        rollout = self._of_rollout
+        own = added(self._upstream.metrics["train"], self._before)
         if self._faults:  # such a step says nothing about the run, except how many there are
             own = {name: value for name, value in own.items() if name.startswith("guard/")}
         if rollout:
-            updated = self.verdict == "taken" and not trainer._warming_up
+            updated = self.verdict == "taken" and not is_warming_up(self._host)
             self._stop_when.check_names({*own, *rollout}, updated=updated)
         self._of_rollout = {}
         if not self._ends(rollout, "rollout batches"):
@@ -273,12 +286,12 @@ class Guards:
 
     def _ends(self, figures: dict[str, float], unit: str) -> bool:
         """Whether a condition is met; all processes go by the main one's times and memory."""
-        trainer = self._trainer
-        if figures and trainer.accelerator.num_processes > 1:
+        host = self._host
+        if figures and host.accelerator.num_processes > 1:
             watched = {condition.metric for condition in self._stop_when.conditions}
             said = [{name: value for name, value in figures.items() if name in watched}]
             (figures,) = broadcast_object_list(said)
-        step = trainer.state.global_step + (unit != "log entries")  # which come after the step
+        step = host.state.global_step + (unit != "log entries")  # which come after the step
         reason = self._stop_when.look(figures, step, unit)
         if reason is None:
             return False
@@ -288,10 +301,10 @@ class Guards:
 
     def _log(self) -> None:
         """Totals so far; upstream would average what is appended over several steps."""
-        figures = self._trainer._metrics["train"]
+        figures = self._upstream.metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
-        if self._trainer.args.target_kl is not None:
+        if self._host.args.target_kl is not None:
             figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]
 
 

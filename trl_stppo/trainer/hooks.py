@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from . import engines
 from ._trl import GRPOTrainer
 from .evaluation import Evaluator
 from .guards import Guards
+from .optimizers import Optimizers
 
 
 class UpstreamHooks(GRPOTrainer):
@@ -14,6 +18,7 @@ class UpstreamHooks(GRPOTrainer):
 
     _evaluator: Evaluator
     _guards: Guards
+    _optimizers: Optimizers
 
     # ----------------------------------------------------------------------- evaluation
 
@@ -84,3 +89,21 @@ class UpstreamHooks(GRPOTrainer):
         """Upstream's log, whose table of completions takes the place of none of training's."""
         with self._evaluator.table_of_its_own():
             super().log(logs, start_time)
+
+    # ------------------------------------------------------------- optimizers and engines
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Upstream's optimizer for the policy, plus one group for the critic.
+
+        With DeepSpeed or FSDP2 the critic has an optimizer of its own.
+        """
+        return self._optimizers.create(super().create_optimizer, *args, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Upstream's; before anything is wrapped, the reference among it."""
+        super().create_accelerator_and_postprocess()
+        engines.keep_precision(self.accelerator)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        with self._optimizers.preparing():
+            return super()._prepare_for_training(*args, **kwargs)

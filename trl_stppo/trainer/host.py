@@ -11,9 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 import torch
 from accelerate import Accelerator
-from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
 from .loop.batch import Batch
 from .ppo_config import PPOConfig
@@ -57,10 +57,37 @@ class Host(Protocol):
     reward_func_names: list[str]
     tools: list[Callable[..., Any]]
     has_critic: bool
-    critic: nn.Module
+    critic: Critic
+    # Of models, optimizers and the display.
+    processing_class: Any
+    reward_funcs: list[Any]
+    temperature: float
+    beta: float
+    optimizer_cls_and_kwargs: tuple[Any, Any] | None
+    last_scores: list[float]
 
     def add_callback(self, callback: TrainerCallback) -> None:
         """Upstream's."""
+
+    def remove_callback(self, callback: TrainerCallback) -> None:
+        """Upstream's."""
+
+    def get_train_dataloader(self) -> Any:
+        """Upstream's."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Upstream's, of episodes."""
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Upstream's."""
+
+    def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
+        """Upstream's."""
+
+
+def is_warming_up(host: Host) -> bool:
+    """Whether the coming step trains the critic alone."""
+    return host.state.global_step < host.args.critic_warmup_steps
 
 
 class _Borrowed(Generic[T]):
@@ -102,6 +129,7 @@ class Upstream:
         signature_columns: of the rows that loaders hand on.
         tokenizer: of the policy, also where the processing class is more than one.
         synced_step: when vLLM last got the weights.
+        method, paper: what TRL's model card says of a class of trainers.
     """
 
     step: _Borrowed[int] = _Borrowed("_step")
@@ -116,6 +144,8 @@ class Upstream:
     signature_columns: _Borrowed[list[str]] = _Borrowed("_signature_columns")
     tokenizer: _Borrowed[Any] = _Borrowed("_tokenizer")
     synced_step: _Borrowed[int] = _Borrowed("_last_loaded_step")
+    method: _Borrowed[str] = _Borrowed("_name")
+    paper: _Borrowed[dict[str, str]] = _Borrowed("_paper")
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer

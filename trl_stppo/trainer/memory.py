@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from ..models.memory import FITS, GIB, TILE_TOKENS, Estimate, Setup, estimate, make_qlora
 from ..models.shapes import modules_size, read_setup
 from ._trl import TORCH_TILE_TOKENS
 from .engines import engine_name
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
+from .host import Host
+from .plan import RolloutPlan
 
 logger = logging.getLogger(__name__)
 # Parameters up to which a second thread of a CPU costs more than it brings.
@@ -29,7 +29,24 @@ FEW_PARAMETERS = 20_000_000
 SAMPLED_ROWS = 16
 
 
-def announce(trainer: PPOTrainer) -> None:
+class MemoryCallback(TrainerCallback):
+    """Says at the start what the run will take of the card.
+
+    Args:
+        host: whose callback it is, where whoever estimates finds the rest.
+        rollout: who plays its episodes.
+        scorers: of turns, models among them.
+    """
+
+    def __init__(self, host: Host, rollout: RolloutPlan, scorers: Sequence[Any]) -> None:
+        self._host, self.rollout, self.scorers = host, rollout, scorers
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Print the estimate, and hints where it is more than there is."""
+        announce(self._host)
+
+
+def announce(trainer: Host) -> None:
     """Print what the run will take, and what to change where that is too much."""
     try:
         if not trainer.accelerator.is_main_process:
@@ -58,7 +75,7 @@ def warn_of_threads(model: Any) -> None:
         )
 
 
-def estimate_of(trainer: PPOTrainer) -> Estimate | None:
+def estimate_of(trainer: Host) -> Estimate | None:
     """What the trainer's run will take, None where its models' shapes are not known."""
     try:
         return estimate(setup_of(trainer))
@@ -122,7 +139,7 @@ def _alternatives(setup: Setup) -> Iterable[tuple[str, Setup]]:
 # ----------------------------------------------------------------------- reading
 
 
-def setup_of(trainer: PPOTrainer, card: int = 0) -> Setup:
+def setup_of(trainer: Host, card: int = 0) -> Setup:
     """The trainer's models and settings, as the memory model takes them.
 
     Args:
@@ -132,21 +149,22 @@ def setup_of(trainer: PPOTrainer, card: int = 0) -> Setup:
     Raises:
         ValueError: the policy's or the critic's shape is not known.
     """
+    callbacks = trainer.callback_handler.callbacks
+    (own,) = (callback for callback in callbacks if isinstance(callback, MemoryCallback))
     args, on_cuda = trainer.args, trainer.accelerator.device.type == "cuda"
     settings = settings_of(args, longest_prompt(trainer.train_dataset, trainer.processing_class))
-    if trainer.use_vllm or trainer._rollout_plan.user_func is not None:  # others play the episodes
+    if trainer.use_vllm or own.rollout.user_func is not None:  # others play the episodes
         settings["slots"] = 0
-    scores = getattr(getattr(trainer, "_turn_reward_funcs", None), "funcs", None) or []
     colocated = trainer.use_vllm and trainer.vllm_mode == "colocate"
     setup = read_setup(
         trainer.model,
         trainer.critic,
         trainer.ref_model,
         **settings,
-        slots_settable=trainer._rollout_plan.uses_engine,
+        slots_settable=own.rollout.uses_engine,
         device="cuda" if on_cuda else "cpu",
         tile_tokens=TILE_TOKENS if on_cuda else TORCH_TILE_TOKENS,
-        other=modules_size([*trainer.reward_funcs, *scores]),
+        other=modules_size([*trainer.reward_funcs, *own.scorers]),
         sampler=round(args.vllm_gpu_memory_utilization * card) if colocated else 0,
         sampler_sleeps=bool(args.vllm_enable_sleep_mode),
     )

@@ -11,42 +11,21 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from .config_names import renamed
 from .describe import algorithm_settings
+from .optimizers import CRITIC, DECAYED, GIVEN, PLAIN
 
 if TYPE_CHECKING:
     from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
-# What a group holds: policy with and without weight decay, critic, or what the caller has put there.
-DECAYED, PLAIN, CRITIC, GIVEN = "decayed", "plain", "critic", "given"
 _RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": (CRITIC,)}
 # Setting -> key of a group, and place in its value where that is a tuple.
 _ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon": ("eps", None)}
 _KEPT = {*_RATES, "weight_decay", *_ADAM}
-
-
-def policy_roles(trainer: PPOTrainer, optimizer: torch.optim.Optimizer, given: bool) -> list[str]:
-    """What each group of a new optimizer is for; under DeepSpeed empty ones will be gone.
-
-    Args:
-        trainer: whose policy it steps, before the critic is added.
-        optimizer: as upstream has made it, or the caller.
-        given: which of the two.
-    """
-    names = set(trainer.get_decay_parameter_names(trainer.model))
-    decays = {id(p) for name, p in trainer.model.named_parameters() if name in names}
-    roles = []
-    for group in optimizer.param_groups:
-        if not group["params"] and trainer.is_deepspeed_enabled:
-            continue
-        decayed = any(id(parameter) in decays for parameter in group["params"])
-        roles.append(GIVEN if given else DECAYED if decayed else PLAIN)
-    return roles
 
 
 def renew(trainer: PPOTrainer, folder: Path, saved: dict[str, Any]) -> None:
@@ -78,13 +57,13 @@ def renew(trainer: PPOTrainer, folder: Path, saved: dict[str, Any]) -> None:
 
 def _groups(trainer: PPOTrainer) -> list[tuple[dict[str, Any], str, int | None]]:
     """Groups that are ours: each with its role, and its place in the scheduler if it has one."""
-    groups, roles = trainer.optimizer.param_groups, trainer._group_roles
+    groups, roles = trainer.optimizer.param_groups, trainer._optimizers.roles
     found: list[tuple[dict[str, Any], str, int | None]] = []
     if len(groups) == len(roles):
         numbered = enumerate(zip(groups, roles, strict=True))
         found = [(group, role, i) for i, (group, role) in numbered if role != GIVEN]
-    if trainer._critic_optimizer is not None:
-        found += [(group, CRITIC, None) for group in trainer._critic_optimizer.param_groups]
+    if trainer._optimizers.critic is not None:
+        found += [(group, CRITIC, None) for group in trainer._optimizers.critic.param_groups]
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..envs.base import without_prompt
 from ..rollout.environments import Factories, split_environments
 from . import text_only
-from ._trl import get_config_model_id
+from ._trl import NOT_CALLED, get_config_model_id, overrides
 from .loop.rows import PLACEHOLDER_PROMPT
 from .ppo_config import PPOConfig
 
@@ -68,6 +68,17 @@ def check_arguments(
             "`ref_model` and `model` are the same object, so the reference would be trained along. "
             "Pass a copy, or leave ref_model unset: a copy is made."
         )
+
+
+def check_overrides(trainer: Any) -> None:
+    """Refuse a subclass whose method nobody would call."""
+    for name in NOT_CALLED:
+        if overrides(trainer, name):
+            raise TypeError(
+                f"`{type(trainer).__name__}.{name}` would never be called: the rollout is played here, turn "
+                f"by turn. Pass a `rollout_func` for episodes of your own, or override "
+                f"`_generate_single_turn` (how turns are sampled) or `_calculate_rewards`."
+            )
 
 
 def check_distinct(**models: Any) -> None:

@@ -16,8 +16,8 @@ ours hangs on a few wrapped methods, in the order in which a batch meets them (`
     push            push_to_hub                       publishing.py, a whole agent with its card
     evaluation      evaluate                          evaluation.py, every episode once
 
-DeepSpeed and FSDP are in `engines.py`. `_compute_loss` is the one upstream method that is replaced
-rather than wrapped.
+What steps is in `optimizers.py`, DeepSpeed and FSDP in `engines.py`. `_compute_loss` is the one
+upstream method that is replaced rather than wrapped.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ from . import (
     citations,
     continuing,
     display,
-    engines,
     finite,
-    new_settings,
     plan,
     rollout_engine,
     run_state,
@@ -42,14 +40,19 @@ from . import (
 )
 from ._trl import open_trackio, reference_needed
 from .evaluation import Evaluator
-from .evaluation_settings import check_best_metric, plan_evaluation
-from .gradients import StepHooks, UpdateScale
+from .evaluation_settings import (
+    check_best_metric,
+    evaluation_settings,
+    plan_evaluation,
+    undisturbed,
+)
 from .guards import Guards
 from .host import Upstream
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer
 from .loop.rewards import RewardPlan, plan_rewards
 from .loop.sampler import TurnSampler
+from .optimizers import Optimizers, policy_parameters
 from .packages import check_packages
 from .ppo_config import PPOConfig
 from .publishing import AgentPublishing
@@ -139,6 +142,7 @@ class PPOTrainer(AgentPublishing):
         plan.check_arguments(
             args, self.config_class, processing_class, data_collator, model, ref_model
         )
+        plan.check_overrides(self)
         check_packages(args, model, quantization_config)
         plan.check_distinct(model=model, reward_model=reward_model, value_model=value_model)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
@@ -224,8 +228,14 @@ class PPOTrainer(AgentPublishing):
         self._init_update_state()
         self._init_checkpoints()
         self._init_publishing()
-        display.install_callbacks(self)
-        self._guards = Guards(self)
+        display.install_callbacks(self, self._rollout_plan, self._turn_reward_funcs.funcs)
+        self._guards = Guards(
+            self,
+            self._upstream,
+            self._optimizers.critic_grads,
+            last_checkpoint=lambda: self._last_checkpoint,
+            save=lambda: self._save_checkpoint(self.model, trial=None),
+        )
         self._evaluator = Evaluator(
             self,
             self._upstream,
@@ -249,50 +259,13 @@ class PPOTrainer(AgentPublishing):
         build.install_stop_token(self)
         self.critic: Critic = build.build_critic(self, given.model, given.shared)
         finite.check_loaded(self)
-        self._stale = StalePolicies(self._policy_parameters(), self.args.rollout_staleness)
-        self._hooks: UpdateScale | None = None
-        self._critic_optimizer: engines.CriticOptimizer | None = None
-
-    def _policy_parameters(self) -> list[torch.nn.Parameter]:
-        """What is trained of the policy; a shared critic is not part of it."""
-        critic = {id(parameter) for parameter in self.critic.parameters()}
-        return [p for p in self.model.parameters() if p.requires_grad and id(p) not in critic]
+        trained = [parameter for _, parameter in policy_parameters(self)]
+        self._stale = StalePolicies(trained, self.args.rollout_staleness)
+        self._optimizers = Optimizers(
+            self, self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
+        )
 
     # ---------------------------------------------------------------- optimizer
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Upstream's optimizer for the policy, plus one group for the critic.
-
-        With DeepSpeed or FSDP2 the critic has an optimizer of its own.
-        """
-        parameters, given = self.critic.parameters(), self.optimizer is not None
-        for parameter in parameters:
-            parameter.requires_grad_(
-                False
-            )  # hides a shared critic's adapter from upstream's groups
-        optimizer = super().create_optimizer(*args, **kwargs)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        if self._hooks is None:
-            self._group_roles = new_settings.policy_roles(self, optimizer, given)
-            if engines.is_sharded(self.accelerator):
-                self._hooks = engines.take_critic_out(self, optimizer)
-            else:
-                if build.add_critic_group(optimizer, parameters, self.args, self.lr_scheduler):
-                    self._group_roles.append(new_settings.CRITIC)
-                scales = self._scales_updates()
-                self._hooks = StepHooks(optimizer, self._critic_grads, scales=scales)
-            self._after_optimizer(optimizer)
-        return optimizer
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """Upstream's; before anything is wrapped, the reference among it."""
-        super().create_accelerator_and_postprocess()
-        engines.keep_precision(self.accelerator)
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        with engines.preparing(self):
-            return super()._prepare_for_training(*args, **kwargs)
 
     def _scales_updates(self) -> bool:
         return False
@@ -308,7 +281,9 @@ class PPOTrainer(AgentPublishing):
         Args:
             sampling: stop after the first batch, as PPO scripts use it.
         """
-        display.print_episodes(self, first_batch_only=sampling)
+        with undisturbed(self, self._upstream), evaluation_settings(self):
+            play = self._evaluator.play
+            display.print_episodes(self, self._upstream, play, first_batch_only=sampling)
 
     @property
     def stop_reason(self) -> str | None:

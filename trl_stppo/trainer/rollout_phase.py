@@ -22,7 +22,7 @@ from ..rollout.record import judged
 from ._trl import disable_gradient_checkpointing, use_adapter
 from .estimate import Estimates, EstimateSettings, estimate
 from .forward import ActorCriticForward
-from .host import Upstream
+from .host import Upstream, is_warming_up
 from .loop import rewards
 from .loop.batch import Batch, collate, full_sequence
 from .loop.log import RolloutLog
@@ -267,7 +267,7 @@ class ActorCriticRollout(ActorCriticForward):
 
     @property
     def _warming_up(self) -> bool:
-        return self.state.global_step < self.args.critic_warmup_steps
+        return is_warming_up(self)
 
     # ------------------------------------------------------------------------- the log
     def _log_rollout(

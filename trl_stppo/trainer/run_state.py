@@ -150,7 +150,11 @@ def name_to_report(trainer: PPOTrainer) -> str:
 
 def about(trainer: PPOTrainer) -> dict[str, Any]:
     """What the manifest says of the run: its identity, its cut into batches, its settings."""
-    args, accelerator, run = trainer.args, trainer.accelerator, describe(trainer)
+    args, accelerator, run = (
+        trainer.args,
+        trainer.accelerator,
+        describe(trainer, trainer._rollout_plan),
+    )
     micro_batches = args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has filled it in
     return {

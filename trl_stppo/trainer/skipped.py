@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .host import Host, Upstream
 from .loop.batch import Batch
-
-if TYPE_CHECKING:
-    from .update_phase import ActorCriticUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -27,25 +25,26 @@ def non_finite_names(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str
     return [n for n, p in parameters if p.grad is not None and not bool(p.grad.isfinite().all())]
 
 
-def save(trainer: ActorCriticUpdate, micro_batches: list[Batch], about: dict[str, Any]) -> None:
+def save(host: Host, upstream: Upstream, micro_batches: list[Batch], about: dict[str, Any]) -> None:
     """Write this process's part of a mini-batch to `output_dir/skipped/step-<n>-rank<r>.pt`.
 
     Plain tensors, lists, strings and numbers, so that `torch.load(path, weights_only=True)` reads it. A
     full disk costs the file, not the run.
 
     Args:
-        trainer: whose mini-batch it is.
+        host: whose mini-batch it is.
+        upstream: knows the tokenizer.
         micro_batches: with padding, as they were cut from the rollout batch.
         about: what else to write, plain data too.
     """
-    step, rank = trainer.state.global_step + 1, trainer.accelerator.process_index
-    path = Path(trainer.args.output_dir) / FOLDER / f"step-{step}-rank{rank}.pt"
+    step, rank = host.state.global_step + 1, host.accelerator.process_index
+    path = Path(host.args.output_dir) / FOLDER / f"step-{step}-rank{rank}.pt"
     content = {
         "step": step,
         "process_index": rank,
         **about,
         "micro_batches": [_plain(batch) for batch in micro_batches],
-        "texts": [_texts(trainer, batch) for batch in micro_batches],
+        "texts": [_texts(upstream.tokenizer, batch) for batch in micro_batches],
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,11 +62,11 @@ def _plain(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _texts(trainer: ActorCriticUpdate, batch: Batch) -> list[dict[str, str]]:
+def _texts(tokenizer: Any, batch: Batch) -> list[dict[str, str]]:
     def decode(part: str) -> list[str]:
         tensors: dict[str, Any] = dict(batch)
         pairs = zip(tensors[f"{part}_ids"], tensors[f"{part}_mask"].bool(), strict=True)
-        texts: list[str] = trainer._tokenizer.batch_decode([ids[mask] for ids, mask in pairs])
+        texts: list[str] = tokenizer.batch_decode([ids[mask] for ids, mask in pairs])
         return texts
 
     prompts, completions = decode("prompt"), decode("completion")

@@ -110,8 +110,8 @@ class STPPOTrainer(PPOTrainer):
             mode, power = self.args.clip_bias_normalization, self.args.clip_bias_power
             scale = normalization_scale(kept, clipped, mode, power)
             figures |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
-            if self._scales_updates() and self._hooks is not None:
-                self._hooks.update_scale = float(scale)
+            if self._scales_updates():
+                self._optimizers.scale_update(float(scale))
         for name, value in figures.items():
             self._batch_metrics.add_scalar(f"clip_bias/{name}", value)
 
@@ -136,12 +136,12 @@ class STPPOTrainer(PPOTrainer):
 
     def _before_optimizer_step(self) -> None:
         super()._before_optimizer_step()
-        if self._correction is None or self._warming_up or self._hooks is None:
+        if self._correction is None or self._warming_up:
             return
         distributed = self.accelerator.num_processes > 1
         factor, figures = self._correction.finish(
             self._mean_over_processes if distributed else None
         )
-        self._hooks.update_scale = factor
+        self._optimizers.scale_update(factor)
         for name, value in figures.items():
             self._batch_metrics.add_scalar(name, value)

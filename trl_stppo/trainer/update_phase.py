@@ -42,7 +42,7 @@ class ActorCriticUpdate(ActorCriticRollout):
     _last_checkpoint: Path | None
 
     def _init_update_state(self) -> None:
-        self._critic_grads = GradientBuffer(self.critic.parameters())
+        self._critic_grads = self._optimizers.critic_grads
         self._mini_batch = torch.zeros(3)
         self._window: list[Batch] = []
         self._batch_metrics = MiniBatchMetrics()
@@ -121,7 +121,7 @@ class ActorCriticUpdate(ActorCriticRollout):
             return value_loss.requires_grad_()  # the policy rests; its gradient stays None
         loss = self._policy_loss(model, inputs, self._mini_batch) + value_loss
         if self.is_deepspeed_enabled:
-            self._guards.check_before_backward(loss)
+            self._guards.check_before_backward(loss, self._window)
         return loss
 
     def _value_loss(self, inputs: Batch, totals: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class ActorCriticUpdate(ActorCriticRollout):
         self._update_seconds += time.perf_counter() - started - self._rollout_seconds
         self._rollout_seconds = 0.0
         if self.accelerator.sync_gradients:
-            admitted = self._guards.admit(self._flush_metrics())
+            admitted = self._guards.admit(self._flush_metrics(), self._window)
             if not admitted:
                 self._drop_gradients()
             self._trace.end_mini_batch(self._window, admitted=admitted)

@@ -192,3 +192,32 @@ def test_an_unknown_level_is_named():
     zeros = torch.zeros(1, 1)
     with pytest.raises(ValueError, match="level"):
         core.sampler_correction(zeros, zeros, zeros.long(), "word", truncate=True)
+
+
+@pytest.mark.parametrize(
+    ("truncate", "low", "high", "expected"),
+    [
+        # 0.5 + 0.1 - 0.9 + 0 + 2.0 = 1.7
+        (True, None, None, math.exp(1.7)),
+        (True, None, 3.0, 3.0),
+        (False, None, 3.0, 0.0),
+        (True, 6.0, None, 6.0),
+        (False, 6.0, None, 0.0),
+        (False, 5.0, 6.0, math.exp(1.7)),
+    ],
+)
+def test_the_product_over_an_episode_by_hand(close, truncate, low, high, expected):
+    """One weight per episode, as TRL has it at its level "sequence"."""
+    arguments = (OLD, SAMPLING, INDEX, "product")
+    close(
+        core.sampler_correction(*arguments, truncate=truncate, clip_min=low, clip_max=high),
+        [[expected]],
+    )
+
+
+def test_the_product_is_that_of_the_token_weights(make_batch, close):
+    batch = make_batch(3)
+    args = batch.old_logprobs, batch.logprobs, batch.turn_index
+    tokens = core.sampler_correction(*args, "token", truncate=True).tolist()
+    expected = [[math.prod(row)] for row in tokens]  # one outside turns
+    close(core.sampler_correction(*args, "product", truncate=True), expected)

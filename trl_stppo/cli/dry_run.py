@@ -181,7 +181,7 @@ def check_task(
     run: Plan, held_out: Any, rewards: Any, factory: Any, rollout: Any, found: Findings
 ) -> None:
     """Check that something pays, and the rows against what plays their episodes."""
-    if not rollout.pays_turns and not rewards:
+    if not rollout.pays and not rewards:
         found.problems.append(
             "Nothing pays a reward: `environment=none` without `reward_funcs`. Name one as module:name."
         )

@@ -121,6 +121,11 @@ class RolloutPlan:
         return bool(self.text or self.tools or self.standalone_tools)
 
     @property
+    def pays(self) -> bool:
+        """Whether rewards may come with the episodes, so that no reward function is needed."""
+        return bool(self.text or self.tools or self.user_func)
+
+    @property
     def pays_episodes(self) -> bool:
         """Whether an environment scores whole episodes, by `get_reward`."""
         return any(callable(getattr(type(self.probes[n]), "get_reward", None)) for n in self.tools)

@@ -66,6 +66,8 @@ class ActorCriticRollout(ActorCriticForward):
             turns = build_turn_batch(
                 rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
             )
+            paid = 0.0 if turns.turn_rewards is None else turns.turn_rewards.sum(dim=1)
+            rollout.returns = (scores + paid).tolist()
             batch["turn_index"] = turns.turn_index
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._correct_sampler(batch)
@@ -86,9 +88,8 @@ class ActorCriticRollout(ActorCriticForward):
 
     def _rollout_seed(self) -> tuple[int, ...]:
         """Names a rollout of training: the same after a resume, another one for every batch."""
-        step, phase = self.state.global_step, int(not self.model.training)
-        micro_batch = self._upstream.step % self.args.gradient_accumulation_steps
-        return (self.args.seed, phase, step, micro_batch)
+        # The 1 stands for nothing any more; without it runs of 0.1 would go on with other episodes.
+        return (self.args.seed, 1, self.state.global_step)
 
     def _padded(self, rollout: Rollout) -> Batch:
         device, tokenizer = self.accelerator.device, self._upstream.tokenizer

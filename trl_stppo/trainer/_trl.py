@@ -133,7 +133,7 @@ BORROWED_ATTRIBUTES = (
     "_total_loss_scalar",
     "_globalstep_last_logged",
     "_tokenizer",
-    "_get_tool_suffix_ids",
+    *("_finish_current_push", "_get_tool_suffix_ids"),
     "aux_loss_enabled",
     "beta",
     "chat_template",

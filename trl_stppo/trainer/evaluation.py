@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from . import plan, rollout_engine, run_state
+from . import plan, rollout_engine
 from ._trl import open_trackio
 from .evaluation_figures import EvaluationRun, PlayedEpisode
 from .evaluation_rows import COLUMN, Name, named_rows, take_names
@@ -77,7 +77,7 @@ class AgentEvaluation(ActorCriticUpdate):
             return super().predict(*args, **kwargs)
 
     def _open_trackio(self) -> None:
-        with named_run(self.args, run_state.name_to_report(self)):
+        with named_run(self.args, self._checkpoints.name_to_report()):
             open_trackio(self)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 # Of `eval_generation_kwargs`, what says how tokens are drawn.
 SAMPLING = ("temperature", "top_p", "top_k")
-# What a rollout, or a loader of training rows, leaves on the trainer.
+# What a rollout leaves on the trainer.
 LEFT_BEHIND = (
     *("_columns", "_rows", "_names", "_repeated", "_prompt_ids", "_episodes", "_record"),
-    *("_local_rewards", "environments", "_train_generator"),
+    *("_local_rewards", "environments"),
 )
 
 

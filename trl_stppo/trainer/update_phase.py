@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ class ActorCriticUpdate(ActorCriticRollout):
     _critic_grads: GradientBuffer
     _guards: Guards
     _trace: TraceRecorder
-    _last_checkpoint: Path | None
 
     def _init_update_state(self) -> None:
         self._critic_grads = self._optimizers.critic_grads
@@ -48,17 +46,6 @@ class ActorCriticUpdate(ActorCriticRollout):
         self._window: list[Batch] = []
         self._batch_metrics = MiniBatchMetrics()
         self._update_seconds = 0.0
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Upstream's training loop, under guard."""
-        try:
-            with self._guards.watching():
-                output = super().train(*args, **kwargs)
-                if self._guards.ending.unsaved:
-                    self._guards.ending.check_weights()
-                return output
-        finally:
-            self._trace.finish()
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         if not self.model.training:

@@ -17,7 +17,7 @@ from ..hub.settings import CRITIC_FOLDER
 from ..models.critic import SharedCritic
 from . import checkpoint_files, disk, same_run
 from ._trl import close_other_trackio
-from .host import Host
+from .host import Host, Wrapped
 from .processes import done_by
 from .reporting import named_run, names_runs
 from .run_lock import RunLock
@@ -27,7 +27,7 @@ from .run_state import RunState, load_beside_policy
 class Checkpoints:
     """Of one trainer, and the run that they belong to.
 
-    Methods that take `upstream` wrap the method of that name or purpose; its arguments follow.
+    Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
 
     Args:
         host: the trainer.
@@ -51,9 +51,7 @@ class Checkpoints:
 
     # --------------------------------------------------------------------- resuming
 
-    def train(
-        self, upstream: Callable[..., Any], wanted: str | bool | None, *args: Any, **kwargs: Any
-    ) -> TrainOutput:
+    def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
         """See `UpstreamHooks.train`."""
         with self._alone_in_output_dir():
             folder = None
@@ -71,7 +69,7 @@ class Checkpoints:
             with named_run(self._host.args, self.run_name):
                 close_other_trackio(self._host)
                 resume_from = None if folder is None else str(folder)
-                output = self._guarded(upstream, resume_from, *args, **kwargs)
+                output = self._guarded(wrapped, resume_from, *args, **kwargs)
         # Upstream's own divides the whole run's loss by the steps of this part.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
@@ -85,11 +83,11 @@ class Checkpoints:
         finally:
             self._lock.release()
 
-    def _guarded(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _guarded(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
         """Upstream's training loop, watched; what it has recorded is closed, however it ends."""
         try:
             with self._state.guards.watching():
-                output = upstream(*args, **kwargs)
+                output = wrapped(*args, **kwargs)
                 if self._state.guards.ending.unsaved:
                     self._state.guards.ending.check_weights()
                 return output
@@ -155,20 +153,15 @@ class Checkpoints:
         return named if checkpoint_files.complaint(named) is None else folder
 
     def begin(
-        self,
-        upstream: Callable[..., tuple[int, int]],
-        max_steps: int,
-        steps_per_epoch: int,
-        num_train_epochs: int,
-        *args: Any,
+        self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any
     ) -> tuple[int, int]:
         """Upstream's state of the run, with the place in the rows that it does not know itself."""
         self._state.begin()
-        where = upstream(max_steps, steps_per_epoch, num_train_epochs, *args)
+        where = wrapped(max_steps, per_epoch, epochs, *args)
         host = self._host
         self._find_best(Path(host.args.output_dir))
         if host.state.global_step >= max_steps:  # upstream would take one step more than there are
-            return num_train_epochs, 0
+            return epochs, 0
         streams = not hasattr(host.train_dataset, "__len__")
         if self._state.folder is None or not streams or host.args.ignore_data_skip:
             return where
@@ -182,9 +175,9 @@ class Checkpoints:
         if best and (best == state.global_step or path.is_dir()):
             state.best_model_checkpoint = str(path)
 
-    def load(self, upstream: Callable[[str, Any], None], checkpoint: str, model: Any) -> None:
+    def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
         """Upstream's loading of the policy, and what stands beside it."""
-        upstream(checkpoint, model)
+        wrapped(checkpoint, model)
         host, folder = self._host, Path(checkpoint)
         policy = host.model if model is None else model
         if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
@@ -192,9 +185,9 @@ class Checkpoints:
             policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
         load_beside_policy(host, folder)
 
-    def load_best(self, upstream: Callable[[], None]) -> None:
+    def load_best(self, wrapped: Wrapped) -> None:
         """Upstream's loading of the best policy, and its critic."""
-        upstream()
+        wrapped()
         self._host.critic.load(Path(self._host.state.best_model_checkpoint) / CRITIC_FOLDER)
 
     # ----------------------------------------------------------------------- saving
@@ -203,7 +196,7 @@ class Checkpoints:
         """Where upstream is to write: into the staging folder, while a checkpoint is being written."""
         return run_dir if self.staging is None else str(self.staging)
 
-    def save(self, upstream: Callable[..., None], run_dir: Path, model: Any, trial: Any) -> Path:
+    def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
         """The folder of upstream's checkpoint with the run's state, complete under its name.
 
         Or nothing of it is there at all. Upstream asks `output_dir` where to write.
@@ -219,7 +212,7 @@ class Checkpoints:
         try:
             self.staging = staging
             try:
-                upstream(model, trial)
+                wrapped(model, trial)
             finally:
                 self.staging = None
             self._find_best(run_dir)
@@ -244,7 +237,7 @@ class Checkpoints:
             best = self._host.state.best_model_checkpoint
             checkpoint_files.prune(run_dir, args.save_total_limit, best, kept)
 
-    def finish(self, upstream: Callable[..., Any], *args: Any) -> Any:
+    def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """Upstream's end of a training, but for its deleting all beside the best where one may stay.
 
         That would be the one from which a run that ended early is to go on.
@@ -252,7 +245,7 @@ class Checkpoints:
         settings = self._host.args
         limit, settings.save_total_limit = settings.save_total_limit, None
         try:
-            result = upstream(*args)
+            result = wrapped(*args)
         finally:
             settings.save_total_limit = limit
         best = self._host.state.best_model_checkpoint

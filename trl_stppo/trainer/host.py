@@ -17,6 +17,7 @@ from ..models.critic import Critic
 from .ppo_config import PPOConfig
 
 T = TypeVar("T")
+Wrapped = Callable[..., Any]  # upstream's method behind one of our hooks
 
 
 class Host(Protocol):

@@ -22,7 +22,7 @@ from ..rollout.episode import Limits
 from . import agent_files
 from ._trl import uploads_without
 from .checkpointing import Checkpoints
-from .host import Host, Upstream
+from .host import Host, Upstream, Wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +57,10 @@ def repo_name(host: Host) -> str:
     return named or Path(host.args.output_dir).absolute().name
 
 
-def make_repository(
-    upstream: Callable[..., None], host: Host, token: str | None, **kwargs: Any
-) -> None:
+def make_repository(wrapped: Wrapped, host: Host, token: str | None, **kwargs: Any) -> None:
     """See `UpstreamHooks.init_hf_repo`, which upstream's constructor calls before there is more of us."""
     try:
-        upstream(token, **kwargs)
+        wrapped(token, **kwargs)
     except Exception as error:
         raise pushing.failed_creation(error, repo_name(host)) from error
 
@@ -70,7 +68,7 @@ def make_repository(
 class Publisher:
     """Of one trainer: its repositories hold a whole agent, and its failed pushes lose nothing.
 
-    Methods that take `upstream` wrap the method of that name or purpose; its arguments follow.
+    Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
 
     Args:
         host: the trainer.
@@ -102,16 +100,11 @@ class Publisher:
 
     # ------------------------------------------------------------------------- files
 
-    def save(
-        self,
-        upstream: Callable[..., None],
-        output_dir: str | None,
-        state_dict: dict[str, Any] | None,
-    ) -> None:
+    def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Upstream's files of the policy, with those of a whole agent."""
         folder = Path(output_dir or self._run_dir)
         with card.kept(folder):
-            upstream(output_dir, state_dict)
+            wrapped(output_dir, state_dict)
             if self._host.args.should_save:
                 self._host.critic.save(folder / CRITIC_FOLDER)
         if not self._host.args.should_save:
@@ -121,21 +114,19 @@ class Publisher:
         if self._checkpoints.staging is None:
             discard_saved_reference(folder)
 
-    def save_model(
-        self, upstream: Callable[..., None], output_dir: str | None, internal: bool
-    ) -> None:
+    def save_model(self, wrapped: Wrapped, output_dir: str | None, internal: bool) -> None:
         """See `UpstreamHooks.save_model`."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
             self._upstream.finish_push()  # which reads the files that are about to be written
-        upstream(output_dir, internal)
+        wrapped(output_dir, internal)
         self._saved_for_push = True
         if own and not internal and not self._host.args.push_to_hub:
             self._host.create_model_card()
 
     def write_card(
         self,
-        upstream: Callable[..., None],
+        wrapped: Wrapped,
         model_name: str | None,
         dataset_name: str | None,
         tags: str | list[str] | None,
@@ -147,7 +138,7 @@ class Publisher:
             return
         own = model_name or Path(repo_name(host)).name
         names = agent_files.card_names(own, dataset_name, host.train_dataset)
-        upstream(*names, tags=tags)
+        wrapped(*names, tags=tags)
         if not host.is_world_process_zero():
             return
         try:
@@ -185,12 +176,12 @@ class Publisher:
 
     # ----------------------------------------------------------------------- uploads
 
-    def push(self, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
         """See `UpstreamHooks.push_to_hub`."""
         self._saved_for_push = False
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):
-                result = upstream(*args, **kwargs)
+                result = wrapped(*args, **kwargs)
         except Exception as error:
             folder = self._run_dir
             if not self._saved_for_push:  # the repository could not be made, so nothing was written
@@ -202,12 +193,12 @@ class Publisher:
             pushing.watch(result, self._warn_of(self._run_dir))
         return result
 
-    def save_checkpoint(self, upstream: Callable[..., None], model: Any, trial: Any) -> None:
+    def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
         """Write a checkpoint, push from it, and let older ones go, unless they are being uploaded."""
         run_dir = Path(self._upstream.output_dir(trial))
         self._saving_checkpoint = True
         try:
-            folder = self._checkpoints.save(upstream, run_dir, model, trial)
+            folder = self._checkpoints.save(wrapped, run_dir, model, trial)
             if self._host.args.push_to_hub:
                 self._upstream.push(str(folder))
             uploading = {f for job, f in self._pushed_from.items() if not job.done()}
@@ -215,7 +206,7 @@ class Publisher:
         finally:
             self._saving_checkpoint = False
 
-    def push_from_checkpoint(self, upstream: Callable[[str], None], checkpoint: str) -> None:
+    def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
         """Upstream's, of the whole agent; a failure is told and does not end the run."""
         if self._checkpoints.staging is not None:
             return  # it is uploaded under its final name
@@ -224,7 +215,7 @@ class Publisher:
         self._complete_push.checkpoint = folder
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):
-                upstream(checkpoint)
+                wrapped(checkpoint)
         except Exception as error:
             pushing.warn_of_failed_push(error, repo_name(self._host), folder)
         finally:
@@ -242,9 +233,9 @@ class Publisher:
         name = repo_name(self._host)
         return lambda error: pushing.warn_of_failed_push(error, name, folder)
 
-    def finish(self, upstream: Callable[..., Any], *args: Any) -> Any:
+    def finish(self, wrapped: Wrapped, *args: Any) -> Any:
         """The end of a training, which waits for uploads; what they have kept of old checkpoints goes."""
-        result = self._checkpoints.finish(upstream, *args)
+        result = self._checkpoints.finish(wrapped, *args)
         if self._pushed_from:
             self._checkpoints.prune(self._run_dir)
         return result

@@ -23,14 +23,7 @@ CUT = ("processes", "micro_batches")
 
 
 def about(host: Host, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
-    """What the manifest says of the run: its identity, its cut into batches, its settings.
-
-    Args:
-        host: the trainer.
-        run: what it trains.
-        name: of the run.
-        inside_rollout: whether the rollout batch in the buffer still has updates to give.
-    """
+    """What the manifest says of the run: its identity, its cut into batches, its settings."""
     args, accelerator = host.args, host.accelerator
     micro_batches = args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has filled it in

@@ -259,7 +259,7 @@ def test_what_is_advised_follows_from_what_the_disk_says(error, said, tmp_path):
     trainer, staging = build(tmp_path), tmp_path / checkpoint_files.STAGING
     staging.mkdir()
     (staging / "half.pt").write_bytes(b"half of it")
-    assert said in str(trainer._failed(error, tmp_path, staging))
+    assert said in str(trainer._checkpoints._failed(error, tmp_path, staging))
 
 
 # ----------------------------------------------------------------- limits and best model

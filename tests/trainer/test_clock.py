@@ -67,7 +67,7 @@ def test_the_newest_checkpoints_stay_and_the_run_goes_on_from_the_last(
     monkeypatch.setattr(time, "time", lambda: now() - 24 * BACK)
     second, _ = scripted_trainer(tmp_path, **options)
     second.train(resume_from_checkpoint=True)
-    assert second._last_checkpoint == tmp_path / "checkpoint-6"
+    assert second._checkpoints.last == tmp_path / "checkpoint-6"
     assert names(tmp_path) == ["checkpoint-5", "checkpoint-6"]
     assert all(torch.equal(weight, reference[name]) for name, weight in weights(second).items())
     assert updates(tmp_path) == [1, 2, 3, 4, 5, 6]

@@ -171,7 +171,7 @@ def _check_names_of_evaluations(build_again, resumed):
         trainer.evaluate(numbered_rows(1))
         trainer.args.report_to = ["trackio"]
         trainer.train(resume_from_checkpoint=True)
-        assert trainer._run_name[:8] == resumed
+        assert trainer._checkpoints.run_name[:8] == resumed
         if wanted:
             assert trackio.opened == [resumed]
         else:
@@ -189,7 +189,7 @@ def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     assert trainer._step == 6
     assert trainer.state.global_step == 3
     assert "holds an earlier run" not in caplog.text
-    first = trainer._run_name
+    first = trainer._checkpoints.run_name
 
     # Another trainer begins in the same folder: said once, and not where it goes on from there.
     names = []
@@ -214,10 +214,12 @@ def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     assert {e.update.first_step for e in read_trace(tmp_path)} == {0}
     onward = build_again(2)
     onward.train(resume_from_checkpoint=True)
-    assert onward._run_name == other._run_name != first
-    assert names == [f"{tmp_path.name}-{other._run_name[:8]}"] * 2, "trackio goes on with its run"
+    assert onward._checkpoints.run_name == other._checkpoints.run_name != first
+    assert names == [f"{tmp_path.name}-{other._checkpoints.run_name[:8]}"] * 2, (
+        "trackio goes on with its run"
+    )
     assert other.args.run_name is None
-    _check_names_of_evaluations(build_again, other._run_name[:8])
+    _check_names_of_evaluations(build_again, other._checkpoints.run_name[:8])
     assert caplog.text.count("holds an earlier run") == 1
     for folder in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(folder)

@@ -143,7 +143,7 @@ BORROWED_ATTRIBUTES = (
     "_globalstep_last_logged",
     "_tokenizer",
     "_last_loaded_step",
-    "_get_tool_suffix_ids",
+    *("_finish_current_push", "_get_tool_suffix_ids"),
     "aux_loss_enabled",
     "beta",
     "chat_template",

@@ -5,34 +5,38 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..generation.sampling import SamplingSettings
 from ..hub import card
+from ..hub.description import Description
 from ..hub.fetching import licence_of
 from ..hub.markdown import plain
 from ..hub.settings import AgentSettings
+from ..rollout.episode import Limits
 from ._trl import get_config_model_id
-from .describe import as_json, describe, hub_datasets
+from .describe import as_json, hub_datasets
 from .evaluation_settings import SAMPLING
+from .host import Host, Upstream
 from .loop.sampler import sampling_settings
 
-if TYPE_CHECKING:
-    from .publishing import AgentPublishing
 
+def agent_settings(host: Host, run: Description, limits: Limits) -> AgentSettings:
+    """How the trainer's evaluation plays.
 
-def agent_settings(trainer: AgentPublishing) -> AgentSettings:
-    """How the trainer's evaluation plays."""
-    run = describe(trainer, trainer._rollout_plan)
-    engine, args = trainer._player.eval_engine, trainer.args
-    limits = dataclasses.asdict(engine.limits)
-    del limits["max_context_tokens"]  # the model's
+    Args:
+        host: the trainer.
+        run: what it trains.
+        limits: of evaluation's episodes.
+    """
+    args, told = host.args, dataclasses.asdict(limits)
+    del told["max_context_tokens"]  # the model's
     return AgentSettings(
-        max_completion_length=limits.pop("max_completion_tokens"),
-        **limits,
-        sampling=_sampling(trainer),
-        eos_token_ids=[int(i) for i in trainer.eos_token_ids],
-        chat_template_kwargs=as_json(trainer.chat_template_kwargs or {}),
+        max_completion_length=told.pop("max_completion_tokens"),
+        **told,
+        sampling=_sampling(host),
+        eos_token_ids=[int(i) for i in host.eos_token_ids],
+        chat_template_kwargs=as_json(host.chat_template_kwargs or {}),
         environments=[
             {
                 "name": each.name,
@@ -50,11 +54,11 @@ def agent_settings(trainer: AgentPublishing) -> AgentSettings:
     )
 
 
-def _sampling(trainer: AgentPublishing) -> dict[str, Any]:
+def _sampling(host: Host) -> dict[str, Any]:
     """How evaluation draws; a temperature of 0 is the agent's `greedy`."""
-    args = trainer.args
+    args = host.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
-    settings = None if trainer.use_vllm else sampling_settings(trainer)[0]
+    settings = None if host.use_vllm else sampling_settings(host)[0]
     known = {name: getattr(settings or args, name) for name in names}
     told = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
     if told.get("temperature") == 0:
@@ -65,37 +69,44 @@ def _sampling(trainer: AgentPublishing) -> dict[str, Any]:
 # ------------------------------------------------------------------ the model card
 
 
-def card_names(
-    trainer: AgentPublishing, model_name: str | None, dataset_name: str | None
-) -> tuple[str, str | None]:
+def card_names(own: str, dataset_name: str | None, rows: Any) -> tuple[str, str | None]:
     """Names that TRL's template may have as they are, on one line."""
-    own = model_name or Path(trainer._repo_name()).name
-    data = next(iter([*_public(dataset_name), *hub_datasets(trainer.train_dataset)]), None)
+    data = next(iter([*_public(dataset_name), *hub_datasets(rows)]), None)
     return plain(own), None if data is None else plain(data)
 
 
 def improve_card(
-    trainer: AgentPublishing, title: str, dataset: str | None, *, draw: bool = True
+    host: Host,
+    upstream: Upstream,
+    run: Description,
+    settings: AgentSettings,
+    title: str,
+    dataset: str | None,
+    *,
+    pushes: bool,
+    draw: bool,
 ) -> None:
-    """Make an agent's card of TRL's, which has just been written; arguments as of `card_names`."""
-    args, base = trainer.args, get_config_model_id(trainer.model.config) or None
+    """Make an agent's card of TRL's, which has just been written; title and dataset of `card_names`.
+
+    Only where it `pushes` it, a look at the Hub for the base model's licence is no surprise.
+    """
+    args, base = host.args, get_config_model_id(host.model.config) or None
     is_local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
-    pushes = trainer.hub_model_id is not None and not trainer._saving_checkpoint
-    row = _first_row(trainer.train_dataset)
+    row = _first_row(host.train_dataset)
     card.improve(
         Path(args.output_dir),
-        describe(trainer, trainer._rollout_plan),
+        run,
         title=title,
-        repo=trainer.hub_model_id or str(args.output_dir),
+        repo=host.hub_model_id or str(args.output_dir),
         base_model=None if is_local else base,
         licence=licence_of(base) if is_local or pushes else None,
-        datasets=[dataset] if dataset else hub_datasets(trainer.train_dataset),
-        tags=[*trainer._tag_names, "agent"],
+        datasets=[dataset] if dataset else hub_datasets(host.train_dataset),
+        tags=[*upstream.tags, "agent"],
         example=_blank(row),
         system_prompt=_system_prompt(row.get("prompt")),
-        play=vars(agent_settings(trainer)),
-        turn_ends=trainer._tokenizer.convert_ids_to_tokens(list(trainer.eos_token_ids)),
-        history=list(trainer.state.log_history),
+        play=vars(settings),
+        turn_ends=upstream.tokenizer.convert_ids_to_tokens(list(host.eos_token_ids)),
+        history=list(host.state.log_history),
         draw=draw,
     )
 

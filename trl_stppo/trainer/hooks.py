@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 
-from . import engines
+from . import engines, publishing
 from ._trl import GRPOTrainer
+from .checkpointing import Checkpoints
 from .evaluation import Evaluator
 from .guards import Guards
 from .optimizers import Optimizers
+from .publishing import Publisher
+from .run_state import RunState
 
 
 class UpstreamHooks(GRPOTrainer):
@@ -86,9 +89,9 @@ class UpstreamHooks(GRPOTrainer):
         return None, None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Upstream's log, whose table of completions takes the place of none of training's."""
+        """Upstream's log, with the whole run's loss, and a table of completions for each evaluation."""
         with self._evaluator.table_of_its_own():
-            super().log(logs, start_time)
+            super().log(self._run_state.of_whole_run(logs), start_time)
 
     # ------------------------------------------------------------- optimizers and engines
 
@@ -107,3 +110,119 @@ class UpstreamHooks(GRPOTrainer):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         with self._optimizers.preparing():
             return super()._prepare_for_training(*args, **kwargs)
+
+    # ------------------------------------------------- a run, and the checkpoints that it leaves
+
+    _run_state: RunState
+    _checkpoints: Checkpoints
+    _publisher: Publisher
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train, from the start or exactly from where a checkpoint was written.
+
+        Args:
+            resume_from_checkpoint: folder of a checkpoint; True for the newest complete one in
+                `output_dir`; "auto" for the same, or a new run where none has been written.
+            *args: as `transformers.Trainer.train` takes them.
+            **kwargs: likewise.
+
+        Returns:
+            Upstream's `TrainOutput`; its training loss is that of the whole run, resumed or not.
+
+        Raises:
+            CheckpointError: the checkpoint is incomplete, damaged, or of another kind of run; nothing
+                has been changed then.
+            RunLockError: another run is writing to `output_dir`; nothing has been changed either.
+        """
+        return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """Upstream's, whose place in the rows a checkpoint keeps."""
+        return self._run_state.notice(super()._get_train_sampler(dataset))
+
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:
+        """Upstream's, with the place in the rows that it does not know itself."""
+        return self._checkpoints.begin(super()._init_training_state, *args)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Upstream's, and what stands beside the policy."""
+        self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Upstream's, and its critic."""
+        self._checkpoints.load_best(super()._load_best_model)
+
+    def _get_output_dir(self, trial: Any = None) -> str:
+        """Upstream's, but the staging folder while a checkpoint is being written."""
+        return self._checkpoints.output_dir(super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Upstream's with the run's state, complete under its name or not there at all."""
+        self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
+
+    def _finalize_training(self, *args: Any) -> Any:
+        """Upstream's, but for what it would delete."""
+        return self._publisher.finish(super()._finalize_training, *args)
+
+    # ------------------------------------------------------------------ an agent, and the Hub
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        """Upstream's files of the policy, with those of a whole agent."""
+        self._publisher.save(super()._save, output_dir, state_dict)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the policy, its tokenizer, its critic, the settings to play it with, and a model card.
+
+        Args:
+            output_dir: default `args.output_dir`.
+        """
+        self._publisher.save_model(super().save_model, output_dir, _internal_call)
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """Write the model card, `README.md` in the output directory: TRL's, and what is the agent's.
+
+        A README.md that no trainer has written stays as it is; a push uploads it.
+
+        Args:
+            model_name: its title; default the name of the repository or of the output directory.
+            dataset_name: id on the Hub of the data; default what the training rows come from.
+            tags: besides those of the trainer.
+        """
+        self._publisher.write_card(super().create_model_card, model_name, dataset_name, tags)
+
+    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
+        """Upstream's: make the repository, where it is not there yet.
+
+        Args:
+            token: of the Hub.
+            **kwargs: `private`, from transformers 5.23 on.
+
+        Raises:
+            HubError: it can be neither made nor reached.
+        """
+        publishing.make_repository(super().init_hf_repo, self, token, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the model and upload it, with critic, settings and card, as upstream does.
+
+        Args:
+            *args: as `transformers.Trainer.push_to_hub` takes them.
+            **kwargs: likewise; further ones are of `create_model_card`.
+
+        Raises:
+            HubError: the Hub has not taken it. Everything lies in the output directory then.
+        """
+        return self._publisher.push(super().push_to_hub, *args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Upstream's, of the whole agent; a failure is told and does not end the run."""
+        self._publisher.push_from_checkpoint(super()._push_from_checkpoint, checkpoint_folder)

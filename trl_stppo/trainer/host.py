@@ -19,6 +19,7 @@ from .loop.batch import Batch
 from .ppo_config import PPOConfig
 
 T = TypeVar("T")
+Wrapped = Callable[..., Any]  # upstream's method behind one of our hooks
 
 
 class Host(Protocol):
@@ -65,6 +66,9 @@ class Host(Protocol):
     beta: float
     optimizer_cls_and_kwargs: tuple[Any, Any] | None
     last_scores: list[float]
+    # Of checkpoints and the Hub.
+    config_class: type[PPOConfig]
+    hub_model_id: str | None
 
     def add_callback(self, callback: TrainerCallback) -> None:
         """Upstream's."""
@@ -83,6 +87,15 @@ class Host(Protocol):
 
     def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
         """Upstream's."""
+
+    def is_world_process_zero(self) -> bool:
+        """Upstream's."""
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Upstream's, of a whole agent."""
+
+    def create_model_card(self) -> None:
+        """Upstream's, of an agent."""
 
 
 def is_warming_up(host: Host) -> bool:
@@ -129,7 +142,9 @@ class Upstream:
         signature_columns: of the rows that loaders hand on.
         tokenizer: of the policy, also where the processing class is more than one.
         synced_step: when vLLM last got the weights.
-        method, paper: what TRL's model card says of a class of trainers.
+        method, paper, tags: what TRL's model card says of a class of trainers.
+        output_dir: where it writes to, from a trial.
+        push, finish_push: start an upload from a checkpoint's folder, and wait for it.
     """
 
     step: _Borrowed[int] = _Borrowed("_step")
@@ -146,6 +161,10 @@ class Upstream:
     synced_step: _Borrowed[int] = _Borrowed("_last_loaded_step")
     method: _Borrowed[str] = _Borrowed("_name")
     paper: _Borrowed[dict[str, str]] = _Borrowed("_paper")
+    tags: _Borrowed[list[str]] = _Borrowed("_tag_names")
+    output_dir: _Borrowed[Callable[[Any], str]] = _Borrowed("_get_output_dir")
+    push: _Borrowed[Callable[[str], None]] = _Borrowed("_push_from_checkpoint")
+    finish_push: _Borrowed[Callable[[], None]] = _Borrowed("_finish_current_push")
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer

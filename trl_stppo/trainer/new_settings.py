@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from .config_names import renamed
 from .describe import algorithm_settings
-from .optimizers import CRITIC, DECAYED, GIVEN, PLAIN
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
+from .host import Host
+from .optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 
 logger = logging.getLogger(__name__)
+Groups = list[tuple[dict[str, Any], str, int | None]]
 
 _RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": (CRITIC,)}
 # Setting -> key of a group, and place in its value where that is a tuple.
@@ -28,19 +27,21 @@ _ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon":
 _KEPT = {*_RATES, "weight_decay", *_ADAM}
 
 
-def renew(trainer: PPOTrainer, folder: Path, saved: dict[str, Any]) -> None:
+def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
     """Let the run go on with the settings that it has now, and say which are new.
 
     Args:
-        trainer: whose optimizers and scheduler have been loaded.
+        host: whose scheduler has been loaded.
+        optimizers: which have been, too.
         folder: the checkpoint that they come from.
         saved: its settings.
     """
-    saved = {**_adams(trainer), **renamed(saved)}
-    present = algorithm_settings(trainer.args)
+    groups = _groups(host, optimizers)
+    saved = {**_adams(groups), **renamed(saved)}
+    present = algorithm_settings(host.args)
     changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
-    without = [n for n in changed if n in _KEPT and not _write(trainer, n, *changed[n])]
-    if not trainer.accelerator.is_main_process:
+    without = [n for n in changed if n in _KEPT and not _write(host, groups, n, *changed[n])]
+    if not host.accelerator.is_main_process:
         return
 
     def said(names: list[str]) -> str:
@@ -55,21 +56,22 @@ def renew(trainer: PPOTrainer, folder: Path, saved: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _groups(trainer: PPOTrainer) -> list[tuple[dict[str, Any], str, int | None]]:
+def _groups(host: Host, optimizers: Optimizers) -> Groups:
     """Groups that are ours: each with its role, and its place in the scheduler if it has one."""
-    groups, roles = trainer.optimizer.param_groups, trainer._optimizers.roles
-    found: list[tuple[dict[str, Any], str, int | None]] = []
+    assert host.optimizer is not None
+    groups, roles = host.optimizer.param_groups, optimizers.roles
+    found: Groups = []
     if len(groups) == len(roles):
         numbered = enumerate(zip(groups, roles, strict=True))
         found = [(group, role, i) for i, (group, role) in numbered if role != GIVEN]
-    if trainer._optimizers.critic is not None:
-        found += [(group, CRITIC, None) for group in trainer._optimizers.critic.param_groups]
+    if optimizers.critic is not None:
+        found += [(group, CRITIC, None) for group in optimizers.critic.param_groups]
     return found
 
 
-def _adams(trainer: PPOTrainer) -> dict[str, Any]:
+def _adams(groups: Groups) -> dict[str, Any]:
     """Adam's settings as they were loaded: 0.1.0 did not write them down."""
-    for group, *_ in _groups(trainer):
+    for group, *_ in groups:
         loaded = {name: _of(group, *place) for name, place in _ADAM.items()}
         return {name: value for name, value in loaded.items() if value is not None}
     return {}
@@ -82,18 +84,18 @@ def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
     return value[place]
 
 
-def _write(trainer: PPOTrainer, name: str, old: Any, new: Any) -> bool:
+def _write(host: Host, groups: Groups, name: str, old: Any, new: Any) -> bool:
     """Whether the new value of a setting has come to hold in a group."""
     key, place = _ADAM.get(name, (name, None))
     if name in _ADAM:  # does `optim` ask for it at all?
-        _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+        _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
         if _of(options, key, place) != new:
             return False
     written = False
-    for group, role, index in _groups(trainer):
+    for group, role, index in groups:
         if name in _RATES:
             if role in _RATES[name]:
-                _set_rate(trainer, group, index, old, new)
+                _set_rate(host.lr_scheduler, group, index, old, new)
                 written = True
         elif key in group and (name in _ADAM or role != PLAIN):
             old_value = group[key]
@@ -105,12 +107,12 @@ def _write(trainer: PPOTrainer, name: str, old: Any, new: Any) -> bool:
 
 
 def _set_rate(
-    trainer: PPOTrainer, group: dict[str, Any], index: int | None, old: float, new: float
+    schedule: Any, group: dict[str, Any], index: int | None, old: float, new: float
 ) -> None:
     """A new base rate, and the rate that the schedule makes of it for the coming step."""
     if index is None:
         return  # `CriticOptimizer` asks the setting at each step
-    scheduler: Any = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    scheduler: Any = getattr(schedule, "scheduler", schedule)
     if hasattr(scheduler, "lr_lambdas"):
         rate = new * scheduler.lr_lambdas[index](scheduler.last_epoch)
     else:

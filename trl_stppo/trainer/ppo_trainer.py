@@ -2,7 +2,7 @@
 
 GRPOTrainer drives the loop (data, generation, tools, environments, vLLM, checkpoints, Hub). What is
 ours hangs on a few wrapped methods, in the order in which a batch meets them (`forward.py`,
-`rollout_phase.py`, `update_phase.py`; here is how a trainer is built):
+`rollout_phase.py`, `update_phase.py`, `hooks.py`; here is how a trainer is built):
 
     rows            _generate_and_score_completions   one rollout batch, TRL's way
       -> turns      build_turn_batch                  where the turns are, what they earned
@@ -22,6 +22,7 @@ upstream method that is replaced rather than wrapped.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +36,11 @@ from . import (
     finite,
     plan,
     rollout_engine,
-    run_state,
     text_only,
 )
 from ._trl import open_trackio, reference_needed
+from .checkpointing import Checkpoints
+from .describe import describe
 from .evaluation import Evaluator
 from .evaluation_settings import (
     check_best_metric,
@@ -55,15 +57,17 @@ from .loop.sampler import TurnSampler
 from .optimizers import Optimizers, policy_parameters
 from .packages import check_packages
 from .ppo_config import PPOConfig
-from .publishing import AgentPublishing
+from .publishing import Publisher
 from .reporting import named_run
+from .run_state import RunState
 from .signals import without_upstreams
 from .stale import StalePolicies
 from .trace_record import TraceRecorder
 from .turn_rewards import TurnRewardFuncs
+from .update_phase import ActorCriticUpdate
 
 
-class PPOTrainer(AgentPublishing):
+class PPOTrainer(ActorCriticUpdate):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
     Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
@@ -226,14 +230,16 @@ class PPOTrainer(AgentPublishing):
         """State of the run, and what watches it; needs the models."""
         self._init_rollout_state()
         self._init_update_state()
-        self._init_checkpoints()
-        self._init_publishing()
+        self._run_state = RunState(self, self._upstream, self._optimizers, self._stale)
+        run, limits = partial(describe, self, self._rollout_plan), self._player.eval_engine.limits
+        self._checkpoints = Checkpoints(self, self._run_state, run)
+        self._publisher = Publisher(self, self._upstream, self._checkpoints, run, limits)
         display.install_callbacks(self, self._rollout_plan, self._turn_reward_funcs.funcs)
-        self._guards = Guards(
+        self._run_state.guards = self._guards = Guards(
             self,
             self._upstream,
             self._optimizers.critic_grads,
-            last_checkpoint=lambda: self._last_checkpoint,
+            last_checkpoint=lambda: self._checkpoints.last,
             save=lambda: self._save_checkpoint(self.model, trial=None),
         )
         self._evaluator = Evaluator(
@@ -246,10 +252,10 @@ class PPOTrainer(AgentPublishing):
             self._open_trackers,
             lambda rollout, prefix: self._trace.evaluated(rollout, self._padded, prefix),
         )
-        self._trace = TraceRecorder(self)
+        self._run_state.trace = self._trace = TraceRecorder(self)
 
     def _open_trackers(self) -> None:
-        with named_run(self.args, run_state.name_to_report(self)):
+        with named_run(self.args, self._checkpoints.name_to_report()):
             open_trackio(self)
 
     def _add_models(self, given: continuing.GivenCritic, reference: build.ReferencePlan) -> None:

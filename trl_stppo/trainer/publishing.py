@@ -1,4 +1,4 @@
-"""Pushing to the Hub: the part of `PPOTrainer` that wraps upstream's uploads and model card.
+"""Pushing to the Hub: around upstream's uploads and model card.
 
 What lands there loads by plain `AutoModelForCausalLM` or `PeftModel`: the policy at the root, the
 critic in a folder of its own, `agent.json` with what one needs to play. See `docs/hub.md`.
@@ -7,20 +7,22 @@ critic in a folder of its own, `agent.json` with what one needs to play. See `do
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from ..hub import card, pushing
+from ..hub.description import Description
 from ..hub.settings import AGENT_FILE, CRITIC_FOLDER
 from ..models.adapters import discard_saved_reference
-from . import agent_files, checkpoint_files
+from ..rollout.episode import Limits
+from . import agent_files
 from ._trl import uploads_without
-from .checkpointing import ActorCriticCheckpoints
+from .checkpointing import Checkpoints
+from .host import Host, Upstream, Wrapped
 
 logger = logging.getLogger(__name__)
 
@@ -49,79 +51,114 @@ class CompletePushCallback(TrainerCallback):
             )
 
 
-class AgentPublishing(ActorCriticCheckpoints):
-    """GRPOTrainer whose repositories hold a whole agent, and whose failed pushes lose nothing."""
+def repo_name(host: Host) -> str:
+    """The trainer's repository; upstream's constructor may ask already."""
+    named = getattr(host, "hub_model_id", None) or host.args.hub_model_id
+    return named or Path(host.args.output_dir).absolute().name
 
-    _name: str
-    _paper: dict[str, str]
-    has_critic: bool
 
-    def _init_publishing(self) -> None:
+def make_repository(wrapped: Wrapped, host: Host, token: str | None, **kwargs: Any) -> None:
+    """See `UpstreamHooks.init_hf_repo`, which upstream's constructor calls before there is more of us."""
+    try:
+        wrapped(token, **kwargs)
+    except Exception as error:
+        raise pushing.failed_creation(error, repo_name(host)) from error
+
+
+class Publisher:
+    """Of one trainer: its repositories hold a whole agent, and its failed pushes lose nothing.
+
+    Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
+
+    Args:
+        host: the trainer.
+        upstream: its private side.
+        checkpoints: that are pushed.
+        describe: what the trainer trains.
+        limits: of evaluation's episodes.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        checkpoints: Checkpoints,
+        describe: Callable[[], Description],
+        limits: Limits,
+    ) -> None:
+        self._host, self._upstream, self._checkpoints = host, upstream, checkpoints
+        self._describe, self._limits = describe, limits
         self._complete_push = CompletePushCallback()
-        self.add_callback(self._complete_push)
+        host.add_callback(self._complete_push)
         self._saved_for_push = True
+        self._saving_checkpoint = self._foreign_card_named = False
         self._pushed_from: dict[Any, Path] = {}
+
+    @property
+    def _run_dir(self) -> Path:
+        return Path(self._host.args.output_dir)
 
     # ------------------------------------------------------------------------- files
 
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
-        folder = Path(output_dir or self.args.output_dir)
+    def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
+        """Upstream's files of the policy, with those of a whole agent."""
+        folder = Path(output_dir or self._run_dir)
         with card.kept(folder):
-            super()._save(output_dir, state_dict)
-        if not self.args.should_save:
+            wrapped(output_dir, state_dict)
+            if self._host.args.should_save:
+                self._host.critic.save(folder / CRITIC_FOLDER)
+        if not self._host.args.should_save:
             return
-        agent_files.agent_settings(self).save(folder)
-        if self._staging is None:  # only a checkpoint is gone on from with the same reference
+        agent_files.agent_settings(self._host, self._describe(), self._limits).save(folder)
+        # Only from a checkpoint does a run go on with the same reference.
+        if self._checkpoints.staging is None:
             discard_saved_reference(folder)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, its tokenizer, its critic, the settings to play it with, and a model card.
-
-        Args:
-            output_dir: default `args.output_dir`.
-        """
-        own = output_dir is None or Path(output_dir) == Path(self.args.output_dir)
+    def save_model(self, wrapped: Wrapped, output_dir: str | None, internal: bool) -> None:
+        """See `UpstreamHooks.save_model`."""
+        own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
-            self._finish_current_push()  # which reads the files that are about to be written
-        super().save_model(output_dir, _internal_call)
+            self._upstream.finish_push()  # which reads the files that are about to be written
+        wrapped(output_dir, internal)
         self._saved_for_push = True
-        if own and not _internal_call and not self.args.push_to_hub:
-            self.create_model_card()
+        if own and not internal and not self._host.args.push_to_hub:
+            self._host.create_model_card()
 
-    def create_model_card(
+    def write_card(
         self,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | list[str] | None = None,
+        wrapped: Wrapped,
+        model_name: str | None,
+        dataset_name: str | None,
+        tags: str | list[str] | None,
     ) -> None:
-        """Write the model card, `README.md` in the output directory: TRL's, and what is the agent's.
-
-        A README.md that no trainer has written stays as it is; a push uploads it.
-
-        Args:
-            model_name: its title; default the name of the repository or of the output directory.
-            dataset_name: id on the Hub of the data; default what the training rows come from.
-            tags: besides those of the trainer.
-        """
-        folder = Path(self.args.output_dir)
-        if not card.may_be_written(folder):
-            self._warn_of_foreign_card(folder / card.CARD)
+        """See `UpstreamHooks.create_model_card`."""
+        host = self._host
+        if not card.may_be_written(self._run_dir):
+            self._warn_of_foreign_card(self._run_dir / card.CARD)
             return
-        names = agent_files.card_names(self, model_name, dataset_name)
-        super().create_model_card(*names, tags=tags)
-        if not self.is_world_process_zero():
+        own = model_name or Path(repo_name(host)).name
+        names = agent_files.card_names(own, dataset_name, host.train_dataset)
+        wrapped(*names, tags=tags)
+        if not host.is_world_process_zero():
             return
         try:
-            agent_files.improve_card(self, *names, draw=self._draws_card())
+            run = self._describe()
+            agent_files.improve_card(
+                host,
+                self._upstream,
+                run,
+                agent_files.agent_settings(host, run, self._limits),
+                *names,
+                pushes=host.hub_model_id is not None and not self._saving_checkpoint,
+                draw=self._draws_card(),
+            )
         except Exception as error:  # no card is worth a run; TRL's is there
             logger.warning(
                 "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
             )
 
     def _warn_of_foreign_card(self, path: Path) -> None:
-        if self._foreign_card_named or not self.is_world_process_zero():
+        if self._foreign_card_named or not self._host.is_world_process_zero():
             return
         self._foreign_card_named = True
         logger.warning(
@@ -130,78 +167,57 @@ class AgentPublishing(ActorCriticCheckpoints):
             path, card.GENERATED,
         )  # fmt: skip
 
-    _foreign_card_named = False
-
     def _draws_card(self) -> bool:
         """Whether curves are due: not at each checkpoint that stays here, nor under a running upload."""
-        job = getattr(self, "push_in_progress", None)
+        job = getattr(self._host, "push_in_progress", None)
         if job is not None and not job.is_done():
             return False
-        return not self._saving_checkpoint or self.args.push_to_hub
-
-    _saving_checkpoint = False
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self._saving_checkpoint = True
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._saving_checkpoint = False
+        return not self._saving_checkpoint or self._host.args.push_to_hub
 
     # ----------------------------------------------------------------------- uploads
 
-    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
-        """Upstream's: make the repository, where it is not there yet.
-
-        Args:
-            token: of the Hub.
-            **kwargs: `private`, from transformers 5.23 on.
-
-        Raises:
-            HubError: it can be neither made nor reached.
-        """
-        try:
-            super().init_hf_repo(token, **kwargs)
-        except Exception as error:
-            raise pushing.failed_creation(error, self._repo_name()) from error
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Save the model and upload it, with critic, settings and card, as upstream does.
-
-        Args:
-            *args: as `transformers.Trainer.push_to_hub` takes them.
-            **kwargs: likewise; further ones are of `create_model_card`.
-
-        Raises:
-            HubError: the Hub has not taken it. Everything lies in the output directory then.
-        """
+    def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        """See `UpstreamHooks.push_to_hub`."""
         self._saved_for_push = False
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):
-                result = super().push_to_hub(*args, **kwargs)
+                result = wrapped(*args, **kwargs)
         except Exception as error:
-            folder = Path(self.args.output_dir)
+            folder = self._run_dir
             if not self._saved_for_push:  # the repository could not be made, so nothing was written
-                self.save_model(_internal_call=True)
-                self.create_model_card()
-            revision = kwargs.get("revision") or self.args.hub_revision
-            raise pushing.failed_push(error, self._repo_name(), folder, revision) from error
+                self._host.save_model(_internal_call=True)
+                self._host.create_model_card()
+            revision = kwargs.get("revision") or self._host.args.hub_revision
+            raise pushing.failed_push(error, repo_name(self._host), folder, revision) from error
         if hasattr(result, "add_done_callback"):  # not blocking
-            pushing.watch(result, self._warn_of(Path(self.args.output_dir)))
+            pushing.watch(result, self._warn_of(self._run_dir))
         return result
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+    def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
+        """Write a checkpoint, push from it, and let older ones go, unless they are being uploaded."""
+        run_dir = Path(self._upstream.output_dir(trial))
+        self._saving_checkpoint = True
+        try:
+            folder = self._checkpoints.save(wrapped, run_dir, model, trial)
+            if self._host.args.push_to_hub:
+                self._upstream.push(str(folder))
+            uploading = {f for job, f in self._pushed_from.items() if not job.done()}
+            self._checkpoints.prune(run_dir, {folder, *uploading})
+        finally:
+            self._saving_checkpoint = False
+
+    def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
         """Upstream's, of the whole agent; a failure is told and does not end the run."""
-        if self._staging is not None:
-            return super()._push_from_checkpoint(checkpoint_folder)
-        folder = Path(checkpoint_folder)
+        if self._checkpoints.staging is not None:
+            return  # it is uploaded under its final name
+        folder = Path(checkpoint)
         before = list(self._push_jobs())
         self._complete_push.checkpoint = folder
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):
-                super()._push_from_checkpoint(checkpoint_folder)
+                wrapped(checkpoint)
         except Exception as error:
-            pushing.warn_of_failed_push(error, self._repo_name(), folder)
+            pushing.warn_of_failed_push(error, repo_name(self._host), folder)
         finally:
             self._complete_push.checkpoint = None
         for job in self._push_jobs():
@@ -209,45 +225,17 @@ class AgentPublishing(ActorCriticCheckpoints):
                 self._pushed_from[job] = folder
                 pushing.watch(job, self._warn_of(folder))
 
-    def _checkpoint_to_resume(self, wanted: str | bool | None) -> Path | None:
-        """A checkpoint that was downloaded into the output directory gets the name it had there.
-
-        There upstream looks for the best one.
-        """
-        folder = super()._checkpoint_to_resume(wanted)
-        run_dir = Path(self.args.output_dir).resolve()
-        if folder is None or folder.resolve() != run_dir / checkpoint_files.LAST_CHECKPOINT:
-            return folder
-        named = run_dir / f"checkpoint-{checkpoint_files.read_manifest(folder)['global_step']}"
-        if checkpoint_files.complaint(named) is None:
-            checkpoint_files.check_one_run(folder, named)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_local_main_process and not named.exists():
-            with suppress(FileNotFoundError):  # on a shared disk another machine was faster
-                os.replace(folder, named)
-        self.accelerator.wait_for_everyone()
-        return named if checkpoint_files.complaint(named) is None else folder
-
     def _push_jobs(self) -> list[Any]:
-        progress = getattr(self, "push_in_progress", None)
+        progress = getattr(self._host, "push_in_progress", None)
         return [] if progress is None else progress.jobs
 
-    def _kept_checkpoints(self) -> set[Path]:
-        """Checkpoints that are being uploaded."""
-        return {folder for job, folder in self._pushed_from.items() if not job.done()}
-
     def _warn_of(self, folder: Path) -> Any:
-        name = self._repo_name()
+        name = repo_name(self._host)
         return lambda error: pushing.warn_of_failed_push(error, name, folder)
 
-    def _repo_name(self) -> str:
-        named = getattr(self, "hub_model_id", None) or self.args.hub_model_id
-        return named or Path(self.args.output_dir).absolute().name
-
-    def _finalize_training(self, *args: Any) -> Any:
-        """Upstream's, which waits for uploads; what they have kept of old checkpoints goes then."""
-        result = super()._finalize_training(*args)
-        if self._pushed_from and self.args.should_save:
-            run_dir, best = Path(self.args.output_dir), self.state.best_model_checkpoint
-            checkpoint_files.prune(run_dir, self.args.save_total_limit, best)
+    def finish(self, wrapped: Wrapped, *args: Any) -> Any:
+        """The end of a training, which waits for uploads; what they have kept of old checkpoints goes."""
+        result = self._checkpoints.finish(wrapped, *args)
+        if self._pushed_from:
+            self._checkpoints.prune(self._run_dir)
         return result

@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import is_in_notebook
-
-if TYPE_CHECKING:
-    from .ppo_config import PPOConfig
 
 AUTO = "auto"
 # Upstream's integration passes arguments that older versions do not know.
@@ -24,7 +21,7 @@ TRACKIO_FROM = (0, 21)
 TRACKIO_REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
-def resolve_report_to(args: PPOConfig) -> None:
+def resolve_report_to(args: TrainingArguments) -> None:
     """Replace "auto": trackio where it is installed and keeps to this machine, otherwise nothing.
 
     Whoever has not asked for a report gets none that leaves the machine or opens a port: a push to the
@@ -51,13 +48,13 @@ def _usable_trackio() -> bool:
     return tuple(int(part) for part in parts[:2] if part.isdigit()) >= TRACKIO_FROM
 
 
-def names_runs(args: PPOConfig) -> bool:
+def names_runs(args: TrainingArguments) -> bool:
     """Whether a run gets its name from us."""
     return args.run_name is None and args.report_to == ["trackio"]
 
 
 @contextmanager
-def named_run(args: PPOConfig, run: str) -> Iterator[None]:
+def named_run(args: TrainingArguments, run: str) -> Iterator[None]:
     """Have trackio know a run by a name that the run keeps when it is resumed.
 
     By itself it would make up another one. A name that is set stays; so does that of other integrations,

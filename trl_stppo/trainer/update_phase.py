@@ -7,7 +7,6 @@ Everything here runs once per micro-batch, around GRPOTrainer's `_prepare_inputs
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +38,6 @@ class ActorCriticUpdate(ActorCriticRollout):
     _critic_grads: GradientBuffer
     _guards: Guards
     _trace: TraceRecorder
-    _last_checkpoint: Path | None
 
     def _init_update_state(self) -> None:
         self._critic_grads = self._optimizers.critic_grads
@@ -47,17 +45,6 @@ class ActorCriticUpdate(ActorCriticRollout):
         self._window: list[Batch] = []
         self._batch_metrics = MiniBatchMetrics()
         self._update_seconds = 0.0
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Upstream's training loop, under guard."""
-        try:
-            with self._guards.watching():
-                output = super().train(*args, **kwargs)
-                if self._guards.ending.unsaved:
-                    self._guards.ending.check_weights()
-                return output
-        finally:
-            self._trace.finish()
 
     @profiling_decorator
     def _prepare_inputs(self, generation_batch: Any) -> Batch:

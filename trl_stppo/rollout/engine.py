@@ -21,6 +21,7 @@ from .driver import Driver
 from .environments import EnvironmentPool
 from .episode import Durations, Episode, Limits
 from .loop import EpisodeLoop
+from .parts import Parts
 from .record import FAILURES
 from .workers import EnvironmentCalls
 
@@ -60,8 +61,9 @@ class RolloutEngine:
         env_error_penalty: float = 1.0,
     ) -> None:
         self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
-        self.tool_suffix = tool_suffix
-        self.on_env_error, self.env_error_penalty = on_env_error, env_error_penalty
+        self._parts = Parts(
+            drivers, pool, calls, limits, tool_suffix, on_env_error, env_error_penalty
+        )
         self.failures_in_a_row = 0
 
     def run(
@@ -102,10 +104,10 @@ class RolloutEngine:
         if names is None:
             names = [(first_row + row,) for row in range(len(rows))]
         seeds = [(*seed, *name) for name in names]
-        loop = EpisodeLoop(self, episodes, indices, renderer, backend, seeds)
+        loop = EpisodeLoop(self._parts, episodes, indices, renderer, backend, seeds)
         loop.play()
         self._report(episodes)
-        if self.on_env_error == "drop":
+        if self._parts.on_env_error == "drop":
             for episode in episodes:
                 episode.counted = episode.stop_reason not in FAILURES
         return episodes, Durations(loop.env_seconds, loop.wait_seconds, loop.generation_seconds)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..redaction import redacted
@@ -15,10 +15,8 @@ from .chat import ChatRenderer, Message, beginning, with_opening
 from .driver import Driver, Opening, Outcome
 from .environments import close_environment
 from .episode import Episode
+from .parts import Parts
 from .record import FINAL, StopReason
-
-if TYPE_CHECKING:
-    from .engine import RolloutEngine
 
 # An observation longer than this per token of room is cut before it is tokenised, in characters.
 MAX_CHARS_PER_TOKEN = 256
@@ -33,14 +31,14 @@ class EpisodeLoop:
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        parts: Parts,
         episodes: list[Episode],
         indices: list[int],
         renderer: ChatRenderer,
         backend: Backend,
         seeds: list[tuple[int, ...]],
     ) -> None:
-        self._engine, self._limits = engine, engine.limits
+        self._parts, self._limits = parts, parts.limits
         self._indices = indices
         self._renderer, self._backend = renderer, backend
         self._seeds = seeds
@@ -60,11 +58,11 @@ class EpisodeLoop:
                 self._expire()
         finally:
             for row, episode in self._running.items():  # only after an exception
-                self._engine.calls.cancel(row)
+                self._parts.calls.cancel(row)
                 if row in self._calls:  # its environment may still be busy
                     self._discard(episode)
                 self._backend.release(row)
-            self._engine.calls.rest()
+            self._parts.calls.rest()
 
     # ---------------------------------------------------------------- scheduling
 
@@ -106,7 +104,7 @@ class EpisodeLoop:
         if wait is None:
             wait = 0.0 if self._backend.busy or not self._calls else self._patience()
         started = time.perf_counter()
-        results = self._engine.calls.poll(wait)
+        results = self._parts.calls.poll(wait)
         if wait > 0.0:
             self.wait_seconds += time.perf_counter() - started
         for result in results:
@@ -121,7 +119,7 @@ class EpisodeLoop:
         for row in [row for row, at in self._deadlines.items() if now >= at]:
             episode = self._running[row]
             if row in self._calls:  # its environment is busy and cannot be used again
-                self._engine.calls.cancel(row)
+                self._parts.calls.cancel(row)
                 del self._calls[row]
                 self._discard(episode)
             episode.error = (
@@ -131,10 +129,10 @@ class EpisodeLoop:
 
     def _call(self, episode: Episode, kind: str, func: Callable[[], object]) -> None:
         self._calls[episode.row] = kind
-        self._engine.calls.submit(episode.row, func, self._limits.env_timeout_seconds)
+        self._parts.calls.submit(episode.row, func, self._limits.env_timeout_seconds)
 
     def _driver(self, episode: Episode) -> Driver:
-        return self._engine.drivers[episode.name]
+        return self._parts.drivers[episode.name]
 
     def _episode_seed(self, episode: Episode) -> int:
         """A stable number for environments that ask for one, below 2**31."""
@@ -294,10 +292,10 @@ class EpisodeLoop:
     def _observation_ids(self, episode: Episode, messages: list[Message]) -> list[int]:
         ended, trusted = self._renderer.ended(episode.ids), self._driver(episode).trusted_text
         if messages[0]["role"] == "tool":
-            assert self._engine.tool_suffix is not None
+            assert self._parts.tool_suffix is not None
             end = [] if ended else [self._renderer.tokenizer.eos_token_id]
             said = messages if trusted else self._renderer.control.split(messages)
-            return end + self._engine.tool_suffix(said)
+            return end + self._parts.tool_suffix(said)
         return self._renderer.observation_ids(
             messages[0]["content"],
             conversational=episode.conversational,
@@ -310,8 +308,8 @@ class EpisodeLoop:
     def _fail(self, episode: Episode, reason: StopReason, message: str) -> None:
         episode.error = message
         self._discard(episode, reason)
-        if self._engine.on_env_error == "penalise" and episode.num_turns:
-            episode.turn_rewards[-1] -= self._engine.env_error_penalty
+        if self._parts.on_env_error == "penalise" and episode.num_turns:
+            episode.turn_rewards[-1] -= self._parts.env_error_penalty
             episode.pays_turns = True
         else:
             episode.trains = False
@@ -319,11 +317,11 @@ class EpisodeLoop:
 
     def _discard(self, episode: Episode, reason: StopReason | None = None) -> None:
         episode.lost = True
-        if self._engine.pool is None:
+        if self._parts.pool is None:
             return
-        env = self._engine.pool.discard(episode.name, self._indices[episode.row])
+        env = self._parts.pool.discard(episode.name, self._indices[episode.row])
         if env is not None and reason is StopReason.ENV_ERROR:  # otherwise it may still be busy
-            run_async = self._engine.calls.run_async
+            run_async = self._parts.calls.run_async
             closing = threading.Thread(target=close_environment, args=(env, run_async), daemon=True)
             closing.start()
 

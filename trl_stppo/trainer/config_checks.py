@@ -7,15 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..core import KL_ESTIMATORS, LOSS_TYPES
 from ..rollout.engine import ON_ENV_ERROR
-
-if TYPE_CHECKING:
-    from .ppo_config import PPOConfig
+from ._trl import GRPOConfig
 
 # Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
 # advantages: field -> (the only value that is allowed, why, what to do instead).
@@ -56,7 +54,7 @@ LIMITS = frozenset(
 )
 
 
-def check_finite(config: PPOConfig) -> None:
+def check_finite(config: GRPOConfig) -> None:
     """Raise ValueError for a field that holds NaN or infinity, whatever else its range is."""
     for spec in fields(config):
         value = getattr(config, spec.name)
@@ -70,7 +68,7 @@ def check_finite(config: PPOConfig) -> None:
             raise ValueError(f"`{spec.name}={value!r}`: must be a finite number{also}.")
 
 
-def check_refused(config: PPOConfig) -> None:
+def check_refused(config: GRPOConfig) -> None:
     """Raise ValueError for options that cannot work here, and name what can."""
     for name, (allowed, why, instead) in REFUSED.items():
         if name not in config._HONOURS and getattr(config, name) != allowed:
@@ -163,7 +161,7 @@ EVAL_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check_values(config: PPOConfig) -> None:
+def check_values(config: GRPOConfig) -> None:
     """Raise ValueError for values that are refused, or out of range, alone or together."""
     check_refused(config)
     choices = {
@@ -206,7 +204,7 @@ def failure_price(on_env_error: str) -> tuple[str, float]:
     return mode, cost
 
 
-def _check_eval_kwargs(config: PPOConfig) -> None:
+def _check_eval_kwargs(config: GRPOConfig) -> None:
     """What evaluation does otherwise; None counts as not set."""
     told = config.eval_generation_kwargs
     if not isinstance(told, dict | None):
@@ -232,7 +230,7 @@ def _check_eval_kwargs(config: PPOConfig) -> None:
     config.eval_generation_kwargs = kwargs or None
 
 
-def _check_combinations(config: PPOConfig) -> None:
+def _check_combinations(config: GRPOConfig) -> None:
     """Values that are fine alone and contradict each other."""
     rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
     if config.critic_warmup_steps % rollout_steps != 0:
@@ -260,7 +258,7 @@ def _check_combinations(config: PPOConfig) -> None:
 
 
 @contextmanager
-def explained(config: PPOConfig) -> Iterator[None]:
+def explained(config: GRPOConfig) -> Iterator[None]:
     """Say what upstream refuses in terms of what was set, and with what to type instead."""
     if config.num_generations is not None and config.num_generations < 1:
         raise ValueError(f"`num_generations={config.num_generations}`: must be 1 or more.")
@@ -275,7 +273,7 @@ def explained(config: PPOConfig) -> Iterator[None]:
         raise
 
 
-def _no_bf16(config: PPOConfig) -> str:
+def _no_bf16(config: GRPOConfig) -> str:
     name = "bf16" if config.bf16 else "bf16_full_eval"
     said = f"`{name}=True`{' (the default)' if config.bf16 else ''} needs a GPU with bfloat16"
     if torch.cuda.is_available():
@@ -286,7 +284,7 @@ def _no_bf16(config: PPOConfig) -> str:
     )
 
 
-def _wrong_groups(config: PPOConfig) -> str:
+def _wrong_groups(config: GRPOConfig) -> str:
     rows, steps = config.per_device_train_batch_size, config.steps_per_generation
     episodes, group = int(config.generation_batch_size or 0), config.num_generations or 1
     least = 1 if type(config).num_generations == 1 else 2  # groups compare their members

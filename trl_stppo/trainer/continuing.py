@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.utils import find_adapter_config_file
 
@@ -16,9 +16,7 @@ from ..hub.settings import CRITIC_FOLDER
 from ..models.adapter_checks import CRITIC, SPLIT_INITS
 from ..models.critic import HEAD_FILE, SharedCritic
 from ._trl import create_model_from_path
-
-if TYPE_CHECKING:
-    from .ppo_config import PPOConfig
+from .ppo_config import PPOConfig
 
 ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass one."
 

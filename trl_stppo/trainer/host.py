@@ -41,6 +41,9 @@ class Host(Protocol):
     is_deepspeed_enabled: bool
     is_fsdp_enabled: bool
     num_generations: int
+    importance_sampling_level: str
+    epsilon_low: float
+    epsilon_high: float
     num_generations_eval: int
     reward_weights: torch.Tensor
     log_completions: bool

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .ppo_config import PPOConfig
+from .ppo_config import PPOConfig
 
 BITSANDBYTES = "bitsandbytes"
 # How the names of those of transformers' optimizers begin that are bitsandbytes' own.

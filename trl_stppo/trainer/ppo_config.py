@@ -221,6 +221,11 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     sft_model_path: str | None = option(None, "Read by PPO scripts.")
     reward_model_path: str | None = option(None, "Read by PPO scripts.")
 
+    @classmethod
+    def trainer_name(cls) -> str:
+        """Class of the trainer that honours all of these options."""
+        return cls._TRAINER
+
     def __post_init__(self) -> None:
         self.stop_when = texts(self.stop_when)
         check_finite(self)

@@ -252,7 +252,7 @@ class PPOTrainer(ActorCriticUpdate):
             self._open_trackers,
             lambda rollout, prefix: self._trace.evaluated(rollout, self._padded, prefix),
         )
-        self._run_state.trace = self._trace = TraceRecorder(self)
+        self._run_state.trace = self._trace = TraceRecorder(self, self._upstream, self._player)
 
     def _open_trackers(self) -> None:
         with named_run(self.args, self._checkpoints.name_to_report()):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -25,14 +25,13 @@ from ..rollout.engine import RolloutEngine
 from ..trace.files import FOLDER, next_start, write_update
 from ..trace.format import TracedUpdate
 from ..trace.pieces import TokenPieces
+from .host import Host, Upstream, is_warming_up
 from .loop.batch import Batch
+from .loop.player import EpisodePlayer
 from .loop.rollout import Rollout
 from .trace_facts import facts
 from .trace_lines import lines
 from .trace_open import OpenRecord
-
-if TYPE_CHECKING:
-    from .ppo_trainer import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +52,14 @@ class TraceRecorder:
     """One per trainer, on every process; together they record `trace_episodes` of each update.
 
     Args:
-        trainer: complete but for its callbacks.
+        host: whose episodes are recorded.
+        upstream: its private side.
+        player: has played them.
     """
 
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-        accelerator, episodes = trainer.accelerator, trainer.args.trace_episodes
+    def __init__(self, host: Host, upstream: Upstream, player: EpisodePlayer) -> None:
+        self._host, self._upstream, self._player = host, upstream, player
+        accelerator, episodes = host.accelerator, host.args.trace_episodes
         share, rest = divmod(episodes, accelerator.num_processes)
         self._share = share + (accelerator.process_index < rest)
         self._pieces = TokenPieces(self._decode)
@@ -67,10 +68,10 @@ class TraceRecorder:
         self._start, self._started, self._first_step = 0, time.time(), None
         self._warned = False
         if episodes:
-            trainer.add_callback(TraceCallback(self))
+            host.add_callback(TraceCallback(self))
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._trainer._tokenizer.decode(
+        text: str = self._upstream.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
@@ -80,23 +81,23 @@ class TraceRecorder:
     def begin(self) -> None:
         """A training begins or goes on: what earlier ones have recorded of later steps is void."""
         start = 0
-        if self._trainer.accelerator.is_main_process:
+        if self._host.accelerator.is_main_process:
             with self._harmless():
                 start = next_start(self._folder())
         self._start, self._started = gather_object([(start, time.time())])[0]
-        self._first_step = self._trainer.state.global_step
+        self._first_step = self._host.state.global_step
 
     def rollout(self, rollout: Rollout, batch: Batch) -> None:
         """A rollout of training has been scored: number its rows."""
-        trainer = self._trainer
-        if not self._share or not trainer.model.training:
+        host = self._host
+        if not self._share or not host.model.training:
             return
         self._update = None
         with self._harmless():
             ids = batch["completion_ids"]
-            update = trainer.state.global_step // self._steps_per_update() + 1
+            update = host.state.global_step // self._steps_per_update() + 1
             numbers = list(range(len(ids)))[: self._share]
-            engine = trainer._player.engine
+            engine = self._player.engine
             episodes, kept = self._episodes(rollout, batch, numbers, engine)
             self._update = OpenRecord(self._header("train", "train", update), episodes, kept)
             self._add_figures(PLAYED)
@@ -115,23 +116,23 @@ class TraceRecorder:
             record.observe(inputs["trace_row"], figures)
             self._update = record
 
-    def end_mini_batch(self, window: list[Batch], *, admitted: bool) -> None:
+    def end_mini_batch(self, window: list[Batch], *, verdict: str) -> None:
         """The guards have judged an optimizer step; perhaps it was the update's last."""
         if self._update is None:
             return
-        trainer = self._trainer
+        host = self._host
         with self._harmless():
-            outcome = "critic_only" if trainer._warming_up else "taken"
-            if not admitted:
-                outcome = trainer._guards.verdict
+            outcome = verdict
+            if verdict == "taken" and is_warming_up(self._host):
+                outcome = "critic_only"
             steps = self._update.header["steps"]
             steps[outcome] = steps.get(outcome, 0) + 1
             rows = [part["trace_row"] for part in window if "trace_row" in part]
             if rows:
                 self._update.outcomes.append((outcome, torch.cat(rows)))
             self._add_figures(TRAINED)
-        args = trainer.args
-        if trainer._step % (args.steps_per_generation * trainer.num_iterations) == 0:
+        args = host.args
+        if self._upstream.step % (int(args.steps_per_generation or 1) * host.num_iterations) == 0:
             self._update.header["complete"] = True
             self.finish()
 
@@ -146,12 +147,12 @@ class TraceRecorder:
             return
         with self._harmless():
             if self._evaluation is None:
-                done = self._trainer.state.global_step // self._steps_per_update()
+                done = self._host.state.global_step // self._steps_per_update()
                 self._evaluation = OpenRecord(self._header("eval", prefix, done))
             room = self._share - len(self._evaluation.episodes)
             numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
             if numbers:
-                engine = self._trainer._player.eval_engine
+                engine = self._player.eval_engine
                 episodes, kept = self._episodes(rollout, pad(rollout), numbers, engine)
                 self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
 
@@ -174,7 +175,7 @@ class TraceRecorder:
         if state is None or not self._share:
             self._update = None
             return
-        device = self._trainer.accelerator.device
+        device = self._host.accelerator.device
         tensors = {
             part: {name: tensor.to(device) for name, tensor in state[part].items()}
             for part in ("batch", "passes")
@@ -185,23 +186,23 @@ class TraceRecorder:
     # -------------------------------------------------------------------------- inside
 
     def _steps_per_update(self) -> int:
-        args = self._trainer.args
+        args = self._host.args
         assert args.num_mini_batches is not None  # PPOConfig has filled it in
-        return int(args.num_mini_batches * self._trainer.num_iterations)
+        return int(args.num_mini_batches * self._host.num_iterations)
 
     def _header(self, phase: str, name: str, update: int) -> dict[str, Any]:
-        trainer, process = self._trainer, self._trainer.accelerator
+        host, process = self._host, self._host.accelerator
         return {
             "phase": phase,
             "name": name,
             "update": update,
-            "global_step": trainer.state.global_step,
+            "global_step": host.state.global_step,
             "process": process.process_index,
             "processes": process.num_processes,
-            "trainer": trainer._name,
-            "variant": getattr(trainer.args, "variant", None),
-            "level": trainer.importance_sampling_level,
-            "clip_range": [trainer.epsilon_low, trainer.epsilon_high],
+            "trainer": self._upstream.method,
+            "variant": getattr(host.args, "variant", None),
+            "level": host.importance_sampling_level,
+            "clip_range": [host.epsilon_low, host.epsilon_high],
             "steps": {},
             "complete": phase == "eval",
             "figures": {},
@@ -211,7 +212,7 @@ class TraceRecorder:
         """The newest of each metric, over all processes."""
         assert self._update is not None
         for name in names:
-            values = self._trainer._metrics["train"].get(name)
+            values = self._upstream.metrics["train"].get(name)
             if values:
                 self._update.header["figures"][name] = float(values[-1])
 
@@ -219,15 +220,15 @@ class TraceRecorder:
         self, rollout: Rollout, batch: Batch, numbers: list[int], engine: RolloutEngine
     ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         """Facts of these episodes, and copies of their tensors."""
-        trainer, ids = self._trainer, batch["completion_ids"]
+        host, ids = self._host, batch["completion_ids"]
         index = torch.tensor(numbers, dtype=torch.long, device=ids.device)
         whole: dict[str, Any] = dict(batch)
         tensors = {name: whole[name][index] for name in COLUMNS if name in whole}
-        if not trainer.has_critic:
+        if not host.has_critic:
             critics = ("values", "returns", "value_mask")
             tensors = {name: tensor for name, tensor in tensors.items() if name not in critics}
-        first = trainer.accelerator.process_index * len(ids)
-        return facts(rollout, numbers, first, trainer.reward_func_names, engine), tensors
+        first = host.accelerator.process_index * len(ids)
+        return facts(rollout, numbers, first, host.reward_func_names, engine), tensors
 
     def _write(self, record: OpenRecord | None) -> None:
         if record is None or not record.episodes:
@@ -244,7 +245,7 @@ class TraceRecorder:
             write_update(self._folder(), update, episodes)
 
     def _folder(self) -> Path:
-        return Path(self._trainer.args.output_dir) / FOLDER
+        return Path(self._host.args.output_dir) / FOLDER
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
@@ -256,7 +257,7 @@ class TraceRecorder:
                 logger.warning(
                     "The episodes of step %d were not recorded: %s: %s. Training goes on; this is said "
                     "once.",
-                    self._trainer.state.global_step, type(error).__name__, error,
+                    self._host.state.global_step, type(error).__name__, error,
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)
             self._warned = True

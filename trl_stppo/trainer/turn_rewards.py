@@ -228,7 +228,7 @@ def _prepared(host: Host, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     if isinstance(model, str):
         model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **trust)
     if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path, **trust)
+        tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config), **trust)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id

@@ -245,7 +245,7 @@ class ActorCriticUpdate(ActorCriticRollout):
             admitted = self._guards.admit(self._flush_metrics(), self._window)
             if not admitted:
                 self._drop_gradients()
-            self._trace.end_mini_batch(self._window, admitted=admitted)
+            self._trace.end_mini_batch(self._window, verdict=self._guards.verdict)
         return loss
 
     def _drop_gradients(self) -> None:

@@ -1,0 +1,88 @@
+"""What a reader may rely on: few classes above upstream's, and nobody reaches into another's private side."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trl import GRPOTrainer
+
+from tests.builders import build
+from trl_stppo import STPPOTrainer
+
+PACKAGE = Path(__file__).resolve().parents[1] / "trl_stppo"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+DOOR = PACKAGE / "trainer" / "_trl.py"  # the one file that may look inside TRL
+ALLOWED = 20
+
+
+def private_accesses(tree: ast.AST) -> Iterator[str]:
+    """Every `name._attr` where name is not self or cls, by getattr and its like too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner, name = node.value, node.attr
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr"):
+            owner, name = node.args[0], getattr(node.args[1], "value", "")
+        else:
+            continue
+        own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+        supers = isinstance(owner, ast.Call) and getattr(owner.func, "id", "") == "super"
+        if str(name).startswith("_") and not str(name).startswith("__") and not (own or supers):
+            yield ast.unparse(node)
+
+
+def test_private_attributes_are_private():
+    found = Counter(
+        f"{path.relative_to(PACKAGE)}: {access}"
+        for path in MODULES
+        if path != DOOR
+        for access in private_accesses(ast.parse(path.read_text()))
+    )
+    assert found.total() <= ALLOWED, found
+    assert not [line for line in found if "trainer._" in line or "host._" in line]
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("self._x", 0),
+        ("cls._x", 0),
+        ("super()._x()", 0),
+        ("a.__class__", 0),
+        ("trainer._x", 1),
+        ("self._trainer._x", 1),
+        ("getattr(host, '_x')", 1),
+        ("getattr(host, name)", 0),
+        ("setattr(host, '_x', 1)", 1),
+    ],
+)
+def test_an_access_is_seen(line, count):
+    assert len(list(private_accesses(ast.parse(line)))) == count
+
+
+def test_few_classes_of_ours_stand_above_upstreams():
+    order = STPPOTrainer.__mro__
+    ours = [cls.__name__ for cls in order[: order.index(GRPOTrainer)]]
+    # The two phases and the forward passes are to become objects as well.
+    assert ours == [
+        *("STPPOTrainer", "PPOTrainer", "ActorCriticUpdate", "ActorCriticRollout"),
+        *("ActorCriticForward", "UpstreamHooks"),
+    ]
+
+
+def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):
+    trainer = build(tmp_path, STPPOTrainer)
+    names = {*vars(trainer), *dir(type(trainer))} - {*dir(GRPOTrainer)}
+    own = {
+        name
+        for cls in type(trainer).__mro__
+        for name in vars(cls)
+        if cls.__module__.startswith("trl_stppo")
+    }
+    assert {name for name in own & names if not name.startswith("_")} == {
+        *("config_class", "critic", "generate_completions", "has_critic"),
+        *("stop_reason", "stop_signal", "uses_shared_critic"),
+    }

@@ -11,6 +11,7 @@ import pytest
 from trl import GRPOTrainer
 
 from tests.builders import build
+from tests.test_trl_contract import written_by_upstream
 from trl_stppo import STPPOTrainer
 
 PACKAGE = Path(__file__).resolve().parents[1] / "trl_stppo"
@@ -75,14 +76,10 @@ def test_few_classes_of_ours_stand_above_upstreams():
 
 def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):
     trainer = build(tmp_path, STPPOTrainer)
-    names = {*vars(trainer), *dir(type(trainer))} - {*dir(GRPOTrainer)}
-    own = {
-        name
-        for cls in type(trainer).__mro__
-        for name in vars(cls)
-        if cls.__module__.startswith("trl_stppo")
-    }
-    assert {name for name in own & names if not name.startswith("_")} == {
+    ours = [cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl_stppo")]
+    names = {name for cls in ours for name in vars(cls)} | {*vars(trainer)}
+    names -= {*dir(GRPOTrainer)} | written_by_upstream()
+    assert {name for name in names if not name.startswith("_")} == {
         *("config_class", "critic", "generate_completions", "has_critic"),
         *("stop_reason", "stop_signal", "uses_shared_critic"),
     }

@@ -48,8 +48,8 @@ def check_arguments(
         )
     if args.trainer_name() != config_class.trainer_name():
         raise TypeError(
-            f"`args` is a {type(args).__name__}, some of whose options only {args.trainer_name()} honours; they "
-            f"would be ignored here. Use {args.trainer_name()}, or a {config_class.__name__}."
+            f"`args` is a {type(args).__name__}, some of whose options only {args.trainer_name()} "
+            f"honours; they would be ignored here. Use {args.trainer_name()}, or a {config_class.__name__}."
         )
     text_only.check_tokenizer(processing_class, model)
     if processing_class is not None and processing_class.pad_token is None:

@@ -121,9 +121,9 @@ class RolloutMetrics:
         sums.add("perf/generation_seconds", seconds_of(spent.generation, device), one)
         self._sampler_gap(batch, turns)
         result = sums.flush(gather)
-        lowest = result.pop("_sampling/importance_sampling_ratio/min", None)
-        if lowest is not None:
-            result["sampling/importance_sampling_ratio/min"] = -lowest
+        if "_minus_lowest" in result:
+            lowest = -result.pop("_minus_lowest")
+            result["sampling/importance_sampling_ratio/min"] = lowest
         variance = result.pop("_square") - result["advantage/mean"] ** 2
         result["advantage/std"] = max(variance, 0.0) ** 0.5
         if self._values:
@@ -174,10 +174,12 @@ class RolloutMetrics:
         mask = (
             turns.action_mask if ratio.size(1) > 1 else turns.action_mask.any(dim=1, keepdim=True)
         )
-        name, ratio = "sampling/importance_sampling_ratio", wide(ratio)
-        self._sums.maximum(f"_{name}/min", -ratio.masked_fill(~mask, torch.inf).min())
-        self._sums.add(f"{name}/mean", ratio.masked_fill(~mask, 0.0).sum(), mask.sum())
-        self._sums.maximum(f"{name}/max", ratio.masked_fill(~mask, -torch.inf).max())
+        ratio, sums = wide(ratio), self._sums
+        sums.maximum("_minus_lowest", -ratio.masked_fill(~mask, torch.inf).min())
+        total = ratio.masked_fill(~mask, 0.0).sum()
+        sums.add("sampling/importance_sampling_ratio/mean", total, mask.sum())
+        highest = ratio.masked_fill(~mask, -torch.inf).max()
+        sums.maximum("sampling/importance_sampling_ratio/max", highest)
 
     def _explained_variance(self, estimates: Estimates) -> None:
         """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""

@@ -48,7 +48,9 @@ def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tm
     assert not {name for name in new if any(word in name for word in OF_A_ROLLOUT)}, new
     held = [v for v in vars(trainer).values() if isinstance(v, Rollout | Episode)]
     assert not held
-    assert trainer.environments is None
+    assert trainer.environments is None, (
+        "these are no tools, whose environments upstream leaves there"
+    )
     assert trainer._reward_plan.asked.episodes == ()
 
 

@@ -63,7 +63,8 @@ class BatchedBackend:
         Raises:
             RuntimeError: the function returned another number of rows, or an empty one.
         """
-        requests, self._queue = list(self._queue.values()), {}
+        # By episode: what a batch draws does not depend on whose environment was faster.
+        requests, self._queue = [self._queue[key] for key in sorted(self._queue)], {}
         if not requests:
             return []
         limit = max(request.max_new_tokens for request in requests)

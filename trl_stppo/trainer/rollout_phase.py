@@ -198,13 +198,18 @@ class ActorCriticRollout(ActorCriticForward):
 
     @contextmanager
     def _environments_of(self, rollout: Rollout) -> Iterator[None]:
-        """Upstream hands `environments` to reward functions, where they are tools'."""
+        """Upstream hands `environments` to reward functions, where they are tools'.
+
+        Those of training stay on the trainer, as upstream leaves them: callers look at their state.
+        """
+        before = self.environments
         if self._rollout_plan.tools:
             self.environments: list[Any] | None = [episode.env for episode in rollout.episodes]
         try:
             yield
         finally:
-            self.environments = None
+            if not self.model.training:
+                self.environments = before
 
     def _scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Episode scores [B], and which episodes have one: all-None rows do not train."""

@@ -29,8 +29,8 @@ def test_all_that_is_queued_is_one_batch_cut_to_each_limit() -> None:
     backend.add(TurnRequest(2, [5], 1, (0, 2)))
     assert backend.busy
     turns = backend.step()
-    assert turns == [TurnResult(4, [2] * 3, [-0.5] * 3), TurnResult(2, [5], [-0.5])]
-    assert generate.calls == [([[1, 2], [5]], 3, [(0, 4), (0, 2)])]
+    assert turns == [TurnResult(2, [5], [-0.5]), TurnResult(4, [2] * 3, [-0.5] * 3)]
+    assert generate.calls == [([[5], [1, 2]], 3, [(0, 2), (0, 4)])], "in the order of the episodes"
     assert not backend.busy
 
 

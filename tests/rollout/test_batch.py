@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from trl_stppo.rollout.batch import build_turn_batch, ends_with_eos
+from trl_stppo.rollout.batch import build_turn_batch
 from trl_stppo.rollout.episode import Episode
 
 MASK = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]])
@@ -45,19 +44,3 @@ def test_rewards_are_padded_to_the_longest_episode():
 def test_an_episode_without_turns_has_no_rewards():
     turns = build([[], [(0, 4)]], rewards=[[], [3.0]])
     assert turns.turn_rewards.tolist() == [[0.0], [3.0]]
-
-
-@pytest.mark.parametrize(
-    ("ids", "mask", "expected"),
-    [
-        ([5, 6, 2], [1, 1, 1], True),
-        ([5, 2, 6], [1, 1, 1], False),
-        ([5, 2, 0], [1, 1, 0], True),  # padding behind
-        ([5, 6, 2], [1, 1, 0], False),  # only tokens that count
-        ([5, 3, 0], [1, 1, 0], True),  # any of the ids
-        ([5, 6, 7], [0, 0, 0], False),
-    ],
-)
-def test_an_end_of_turn_must_be_the_last_token_that_counts(ids, mask, expected):
-    result = ends_with_eos(torch.tensor([ids]), torch.tensor([mask]), [2, 3])
-    assert result.tolist() == [expected]

@@ -68,12 +68,3 @@ def _padded(
         if turns:
             table[episode, :turns] = torch.tensor(rewards, dtype=dtype)
     return table.to(turn_index.device)
-
-
-def ends_with_eos(
-    completion_ids: Tensor, completion_mask: Tensor, eos_token_ids: list[int]
-) -> Tensor:
-    """[B] bool, whether the last counted token of each completion ends a turn."""
-    last = completion_mask.long().sum(dim=1).clamp(min=1) - 1
-    final = completion_ids.gather(1, last.unsqueeze(1)).squeeze(1)
-    return torch.isin(final, torch.tensor(eos_token_ids, device=final.device))

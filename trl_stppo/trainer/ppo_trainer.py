@@ -1,23 +1,22 @@
 """PPO with a critic, on GRPOTrainer's engine.
 
-GRPOTrainer drives the loop (data, generation, tools, environments, vLLM, checkpoints, Hub). What is
-ours hangs on a few wrapped methods, in the order in which a batch meets them (`forward.py`,
-`rollout_phase.py`, `update_phase.py`, `hooks.py`; here is how a trainer is built):
+GRPOTrainer drives the loop (datasets, vLLM, trackers, Hub). What is ours, in the order in which a batch
+meets it; here is how a trainer is built:
 
-    rows            _generate_and_score_completions   one rollout batch, TRL's way
-      -> turns      build_turn_batch                  where the turns are, what they earned
-      -> values     _rollout_values                   the critic, before the update
-      -> advantages estimate                          rewards -> GAE -> whitening
-    micro-batches   _prepare_inputs                   new mini-batches every epoch
-      -> critic     _value_loss                       its gradient waits in a buffer of its own
-      -> policy     _policy_loss                      clipped surrogate, plus extra terms
-    optimizer step  training_step                     guards.py, reduce, clip, log
-    checkpoint      _save_checkpoint                  checkpointing.py, all of a run or nothing
-    push            push_to_hub                       publishing.py, a whole agent with its card
-    evaluation      evaluate                          evaluation.py, every episode once
+    rows          _generate_and_score_completions   rollout_phase.py, the steps of one rollout
+      -> episodes _play                             loop/player.py, environments, tools, plain prompts
+      -> batch    _padded                           loop/batch.py, its fields and shapes
+      -> rewards  _ask_for_rewards, _scores         loop/rewards.py, turn_rewards.py
+      -> values   _rollout_values                   the critic, before the update
+      -> advantages _advantages                     estimate.py: rewards -> GAE -> whitening
+    micro-batches _prepare_inputs                   update_phase.py, new mini-batches every epoch
+      -> critic   _value_loss                       its gradient waits in a buffer of its own
+      -> policy   _policy_loss                      clipped surrogate, plus extra terms
+    step          training_step                     guards.py, optimizers.py: reduce, clip, log
+    what upstream asks of the class                 hooks.py: evaluation, checkpoints, pushes
 
-What steps is in `optimizers.py`, DeepSpeed and FSDP in `engines.py`. `_compute_loss` is the one
-upstream method that is replaced rather than wrapped.
+DeepSpeed and FSDP are in `engines.py`. `_trl.OVERRIDDEN` says which of upstream's methods are wrapped and
+which are ours alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The update half of `PPOTrainer`: from a rollout batch to optimizer steps.
 
-Everything here runs once per micro-batch, around GRPOTrainer's `_prepare_inputs` and
-`training_step`; the rollout half is in `rollout_phase.py`.
+Everything here runs once per micro-batch: `_prepare_inputs` deals the rollout batch out, in place of
+upstream's, and `training_step` wraps it; the rollout half is in `rollout_phase.py`.
 """
 
 from __future__ import annotations

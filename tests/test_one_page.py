@@ -51,7 +51,7 @@ class Keeping(Float64Trainer):
     """Keeps the rollout batch, which is shuffled afterwards."""
 
     def _log_rollout(self, rollout, everyones, batch, *rest):
-        scores = torch.tensor(rollout.returns, dtype=torch.float64)
+        scores = torch.tensor(rollout.earnings, dtype=torch.float64)
         self.episodes = episodes_of(batch, scores)
         super()._log_rollout(rollout, everyones, batch, *rest)
 

@@ -66,7 +66,7 @@ def print_episodes(
     host.model.eval()
     for inputs in loader:
         rollout = play(inputs)
-        for episode, score in zip(rollout.episodes, rollout.returns, strict=True):
+        for episode, score in zip(rollout.episodes, rollout.earnings, strict=True):
             texts = decode([episode.prompt_ids, episode.ids], skip_special_tokens=True)
             table.add_row(*texts, f"{score:.3g}")
         if first_batch_only:

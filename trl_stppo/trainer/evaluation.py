@@ -190,6 +190,6 @@ class Evaluator:
         rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
         for number, (name, whole) in enumerate(zip(names, rollout.ended(ends), strict=True)):
             if number not in rollout.repeated:
-                episode, score = rollout.episodes[number], rollout.returns[number]
+                episode, score = rollout.episodes[number], rollout.earnings[number]
                 played = PlayedEpisode.of(name, episode, whole, score, rewards[number], weights)
                 run.episodes.append(played)

@@ -1,7 +1,7 @@
-"""The forward passes of policy and critic: whoever asks, no padding is computed.
+"""The forward passes of policy and critic: rows of like lengths together, so that little padding is computed.
 
-GRPOTrainer asks for log-probabilities in three places (old policy, reference, loss), we for values in
-two. All of them meet here, so that all of them see a row at the same positions.
+Log-probabilities are asked for of the old policy, of the reference and in the loss, values before the
+update and in the loss. All of them meet here, so that all of them see a row at the same positions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACCELERATOR_OVERHEAD = 512.0
 
 
 class ActorCriticForward(UpstreamHooks):
-    """GRPOTrainer that computes log-probabilities and values on rows without padding."""
+    """GRPOTrainer that computes log-probabilities and values on groups of rows of like lengths."""
 
     args: PPOConfig
     critic: Critic

@@ -1,4 +1,4 @@
-"""What upstream must find on the class: one-line delegates to the helpers that do the work."""
+"""What upstream must find on the class, and users too: delegates to the helpers that do the work."""
 
 from __future__ import annotations
 

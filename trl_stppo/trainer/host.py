@@ -68,7 +68,6 @@ class Host(Protocol):
     temperature: float
     beta: float
     optimizer_cls_and_kwargs: tuple[Any, Any] | None
-    last_scores: list[float]
     # Of checkpoints and the Hub.
     config_class: type[PPOConfig]
     hub_model_id: str | None

@@ -1,7 +1,7 @@
 """The rollout half of `PPOTrainer`: from dataset rows to a batch with per-token advantages.
 
-`_generate_and_score_completions` is upstream's name for one rollout batch, and the only one of its
-methods besides the loss that is ours alone: of its own body only the order of the steps is left.
+`_generate_and_score_completions` is upstream's name for one rollout batch. Here it is ours alone: of
+upstream's body only the order of the steps is left.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .loop.rollout import Rollout
 from .loop.rows import Row
 from .reports import RolloutMetrics
 from .stale import StalePolicies
+from .trace_record import TraceRecorder
 from .turn_rewards import TurnRewardFuncs
 
 
@@ -44,6 +45,7 @@ class ActorCriticRollout(ActorCriticForward):
     _rollout_log: RolloutLog
     _reward_plan: rewards.RewardPlan
     _stale: StalePolicies
+    _trace: TraceRecorder
 
     def _init_rollout_state(self) -> None:
         self._rollout_metrics = RolloutMetrics(values=self.has_critic)
@@ -66,8 +68,9 @@ class ActorCriticRollout(ActorCriticForward):
             turns = build_turn_batch(
                 rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
             )
+            # In the precision of the tensors, and nothing for the turns of hidden episodes.
             paid = 0.0 if turns.turn_rewards is None else turns.turn_rewards.sum(dim=1)
-            rollout.returns = (scores + paid).tolist()
+            rollout.earnings = (scores + paid).tolist()
             batch["turn_index"] = turns.turn_index
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._correct_sampler(batch)
@@ -84,7 +87,10 @@ class ActorCriticRollout(ActorCriticForward):
     # ------------------------------------------------------------------------ playing
 
     def _play(self, inputs: list[Row]) -> Rollout:
-        return self._player.play(inputs, self._rollout_seed())
+        rollout = self._player.play(inputs, self._rollout_seed())
+        if self.model.training and rollout.by_engine:
+            self._guards.count_failures(rollout.episodes)
+        return rollout
 
     def _rollout_seed(self) -> tuple[int, ...]:
         """Names a rollout of training: the same after a resume, another one for every batch."""
@@ -222,7 +228,7 @@ class ActorCriticRollout(ActorCriticForward):
             self.args.missing_eos_penalty,
         )
         paid = rollout.turn_rewards or [[]] * len(scores)
-        rollout.returns = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
+        rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
         return scores, scored
 
     def _paid(self, rollout: Rollout) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """ST-PPO: PPO with turn-level importance ratios and a correction of the clipping bias.
 
-Both pieces are small here because the rest is `PPOTrainer`. The ratio level is an argument of
-`core.log_importance_ratio`; the correction takes the clipped terms of every micro-batch and, once the
-mini-batch is complete, a factor for the gradient or for the optimizer's step.
+Both pieces are small because the rest is `PPOTrainer`. The ratio is in `update_phase._log_ratio`, and
+`STPPOConfig.variant` chooses its level, which upstream copies from the configuration. The correction
+takes the clipped terms of every micro-batch and, once the mini-batch is complete, makes of them a factor
+for the gradient or for the optimizer's step.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def facts(
                 "repetition": name[1],
                 "prompt_id": _prompt_id(rollout, number),
                 "seed": _seed(rollout, name),
-                "score": rollout.returns[number],
+                "score": rollout.earnings[number],
                 "rewards": {key: None if math.isnan(value) else value for key, value in pairs},
                 **_ending(rollout, number),
                 **_conversation(rollout, number, engine),

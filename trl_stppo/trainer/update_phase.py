@@ -1,7 +1,7 @@
 """The update half of `PPOTrainer`: from a rollout batch to optimizer steps.
 
-Everything here runs once per micro-batch: `_prepare_inputs` deals the rollout batch out, in place of
-upstream's, and `training_step` wraps it; the rollout half is in `rollout_phase.py`.
+Upstream's loop calls `training_step` for every micro-batch, and that `_prepare_inputs`, which deals the
+rollout batch out in place of upstream's; the rollout half is in `rollout_phase.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from ._trl import profiling_decorator, small_tiles
 from .gradients import GradientBuffer
 from .guards import Guards
 from .loop.batch import Batch, deal, full_sequence, group_by_length, without_padding
-from .loop.rollout import Rollout
-from .loop.rows import Row
 from .reports import MiniBatchMetrics
 from .rollout_phase import ActorCriticRollout
 from .trace_record import TraceRecorder
@@ -70,12 +68,6 @@ class ActorCriticUpdate(ActorCriticRollout):
             self._mini_batch = self._totals(self._window)
             self._start_mini_batch(empty=not self._mini_batch[1:].any())
         return without_padding(self._window[upstream.step % accumulation])
-
-    def _play(self, inputs: list[Row]) -> Rollout:
-        rollout = super()._play(inputs)
-        if self.model.training and rollout.by_engine:
-            self._guards.count_failures(rollout.episodes)
-        return rollout
 
     def _start_mini_batch(self, *, empty: bool = False) -> None:
         """Drop what a step that was interrupted has left behind."""
@@ -164,7 +156,7 @@ class ActorCriticUpdate(ActorCriticRollout):
         entropies: Tensor,
         loss_mask: Tensor,
     ) -> None:
-        """For subclasses that watch the surrogate's terms, [B, T] each."""
+        """For subclasses that watch the surrogate's terms, [B, T] each, and may scale the step by them."""
 
     def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
         """Log of policy over old policy, at the chosen level, [B, T]."""
@@ -249,7 +241,7 @@ class ActorCriticUpdate(ActorCriticRollout):
         return loss
 
     def _drop_gradients(self) -> None:
-        """Make the optimizer's next step one that changes nothing: it passes over what has none."""
+        """Skip a step: the optimizer passes over what has no gradient, the critic's buffer is cleared."""
         self.model.zero_grad(set_to_none=True)
         self._start_mini_batch()
 

@@ -1,1 +1,4 @@
-"""The way of the data: rows, episodes, batch, rewards, advantages, update."""
+"""The way of the data up to the update: rows, who plays and samples, rollout, rewards, batch, log.
+
+`rollout_phase.py` calls these in order. `trl_stppo.rollout` plays single episodes and knows no trainer.
+"""

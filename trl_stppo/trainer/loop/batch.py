@@ -24,8 +24,9 @@ class Batch(TypedDict, total=False):
         completion_ids: [B, T] int64, padded on the right: turns and what lies between them.
         completion_mask: [B, T] int, 0 past an episode's end; throughout one that
             `mask_truncated_completions` hides.
-        tool_mask: [B, T] int, 0 where the environment speaks.
-        num_items_in_batch: [], tokens of the policy in the rollout batch, over all processes.
+        tool_mask: [B, T] int, 0 where the environment speaks, and throughout hidden episodes.
+        num_items_in_batch: [], tokens of the policy in the rollout batch, over all processes. It and
+            `tool_mask` are for subclasses that know TRL's names; our loss goes by `loss_mask`.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         loss_mask: [B, T] bool, tokens that train.
         old_per_token_logps: [B, T] nats, of the policy that played.

@@ -1,4 +1,4 @@
-"""One rollout of one process, before it is tensors."""
+"""One rollout of one process: what was asked, played and paid, before its tokens become tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rollout:
         rewards: [B, F], of each reward function, NaN where it has said None.
         turn_rewards: per episode and turn, None where nobody pays turns.
         pays_turns: per episode whether its turns are paid, so that a missing score is no gap.
-        returns: per episode its score, turn rewards included.
+        earnings: per episode its score, turn rewards included.
         metric_sums: sum and count by name, of what turn reward functions have said.
     """
 
@@ -44,7 +44,7 @@ class Rollout:
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     turn_rewards: list[list[float]] | None = None
     pays_turns: list[bool] = field(default_factory=list)
-    returns: list[float] = field(default_factory=list)
+    earnings: list[float] = field(default_factory=list)
     metric_sums: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -138,7 +138,7 @@ class ActorCriticRollout(ActorCriticForward):
         kwargs = self.args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(self.model, kwargs):
             logprobs, _, _ = self._get_per_token_logps_and_entropies(
-                model, ids, mask, length, batch_size=self._chunk_size()
+                model, ids, mask, length, batch_size=self.args.per_device_train_batch_size
             )
         return logprobs
 

@@ -145,12 +145,18 @@ class _Played(Exception):
     """Carries what was generated out of the trainer, before rewards and log-probabilities."""
 
 
-def _stopping(trainer_class: type) -> type:
-    class Stopping(trainer_class):  # type: ignore[misc, valid-type]
-        def _generate(self, prompts: Any) -> Any:
-            raise _Played(super()._generate(prompts), time.perf_counter())
+class _StoppingTRL(GRPOTrainer):
+    def _generate(self, prompts: Any) -> Any:
+        _, ids, mask, *_ = super()._generate(prompts)
+        raise _Played(ids, mask, None, time.perf_counter())
 
-    return Stopping
+
+class _StoppingOurs(PPOTrainer):
+    def _play(self, inputs: Any) -> Any:
+        rollout = super()._play(inputs)
+        ended, episodes = time.perf_counter(), rollout.episodes
+        ids, mask = [e.ids for e in episodes], [e.action_mask for e in episodes]
+        raise _Played(ids, mask, rollout.durations.waiting, ended)
 
 
 SETTINGS: dict[str, Any] = {
@@ -166,9 +172,9 @@ SETTINGS: dict[str, Any] = {
 def make_trainer(kind: str, model: Any, tokenizer: Any, folder: str, **options: Any) -> Any:
     """Either trainer, stopping after generation."""
     ours = kind == "ours"
-    base, config = (PPOTrainer, PPOConfig) if ours else (GRPOTrainer, GRPOConfig)
+    stopping, config = (_StoppingOurs, PPOConfig) if ours else (_StoppingTRL, GRPOConfig)
     extra = {"num_generations": 1, "kl_coef": 0.0} if ours else {"num_generations": 2}
-    return _stopping(base)(
+    return stopping(
         model=copy.deepcopy(model),
         args=config(folder, per_device_train_batch_size=8, **SETTINGS, **extra, **options),
         train_dataset=Dataset.from_list(make_rows(32)),
@@ -191,20 +197,19 @@ def play(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
         finally:
             waited[0] += time.perf_counter() - started
 
-    engine = getattr(trainer, "_engine", None)
-    if engine is None:  # one after the other, so that the sum is what the loop waits
+    if not isinstance(
+        trainer, PPOTrainer
+    ):  # one after the other, so that the sum is what the loop waits
         LookEnv.look = timed  # type: ignore[method-assign]
     trainer.model.train()
     started = time.perf_counter()
     try:
         trainer._generate_and_score_completions(copy.deepcopy(rows))
     except _Played as played:
-        result, ended = played.args
+        completion_ids, mask, waiting, ended = played.args
     finally:
         LookEnv.look = original  # type: ignore[method-assign]
-    if engine is not None:
-        waited[0] = trainer._record.wait_seconds
-    _, completion_ids, mask, *_ = result
+    waited[0] = waited[0] if waiting is None else waiting
     seconds = ended - started
     return {
         "seconds": seconds,

@@ -227,14 +227,14 @@ class ActorCriticRollout(ActorCriticForward):
             rollout.ended(set(self.eos_token_ids)),
             self.args.missing_eos_penalty,
         )
-        paid = rollout.turn_rewards or [[]] * len(scores)
-        rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
         return scores, scored
 
     def _paid(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Rewards of all processes' episodes [W * B, F], and scores of this one's [B]."""
-        everyones = self._ask_for_rewards(rollout)
-        return everyones, self._scores(rollout)[0]
+        everyones, (scores, _) = self._ask_for_rewards(rollout), self._scores(rollout)
+        paid = rollout.turn_rewards or [[]] * len(scores)
+        rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
+        return everyones, scores
 
     # ---------------------------------------------------------------------- advantages
 
@@ -282,6 +282,7 @@ class ActorCriticRollout(ActorCriticForward):
         return is_warming_up(self)
 
     # ------------------------------------------------------------------------- the log
+
     def _log_rollout(
         self,
         rollout: Rollout,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from ...errors import EnvironmentFailureError, NonFiniteError
-from ...rollout.chat import ChatRenderer, Message
+from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
@@ -120,11 +121,7 @@ class EpisodePlayer:
                 host.vllm_generation.sync_weights()
             self._upstream.synced_step = step
         output = func(copy.deepcopy(prompts), host)
-        tokenizer = self._upstream.tokenizer
-
-        def read(ids: list[int], before: list[int]) -> Message:
-            return read_message(tokenizer, ids, before)
-
+        read = partial(read_message, self._upstream.tokenizer)
         episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
         for episode in episodes:
             for key, values in columns.items():

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.fakes import char_tokenizer, float64_policy
 from tests.scripted import EPISODES, logged, train
-from trl_stppo.trainer import forward
-from trl_stppo.trainer.forward import full_sequence
+from trl_stppo.trainer.loop import forward
+from trl_stppo.trainer.loop.batch import full_sequence
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
 CASES: dict[str, dict[str, Any]] = {
@@ -86,7 +86,9 @@ def run(case: str, folder: Path) -> dict[str, Any]:
         )
         if ragged:
             ids, mask, _ = full_sequence(recorder.batches[0])
-            assert len(trainer._parts(ids, mask, None)) > 1, "the case should be interesting"
+            assert len(trainer._forward.parts(ids, mask, None)) > 1, (
+                "the case should be interesting"
+            )
     assert trainer.accelerator.num_processes == world
     assert isinstance(trainer.model_wrapped, DistributedDataParallel) is (world > 1)
     assert len(recorder.after) == 6

@@ -59,13 +59,13 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     )
     watches.trainer, watches.spoils = trainer, case.startswith("weights") and rank == 1
     if "to learn from" in case and (rank == 1 or case.startswith("nobody")):
-        original = trainer._scores
+        original = trainer._rewards.scores
 
         def scores(rollout: Any) -> Any:
             values, scored = original(rollout)
             return values, scored & (trainer.state.global_step != 2)
 
-        trainer._scores = scores
+        trainer._rewards.scores = scores
     error = None
     try:
         trainer.train()

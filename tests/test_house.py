@@ -67,11 +67,7 @@ def test_an_access_is_seen(line, count):
 def test_few_classes_of_ours_stand_above_upstreams():
     order = STPPOTrainer.__mro__
     ours = [cls.__name__ for cls in order[: order.index(GRPOTrainer)]]
-    # The two phases and the forward passes are to become objects as well.
-    assert ours == [
-        *("STPPOTrainer", "PPOTrainer", "ActorCriticUpdate", "ActorCriticRollout"),
-        *("ActorCriticForward", "UpstreamHooks"),
-    ]
+    assert ours == ["STPPOTrainer", "PPOTrainer", "AgentTrainer"]
 
 
 def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):

@@ -44,9 +44,9 @@ def test_a_planned_run_and_its_trainer_are_described_alike(flags, critic, traini
     words += ["--use_cpu", "true", "--bf16", "false"]
     parsed = agents.parse_flags(agents.TrainArguments, words)
     trainer = train.make_trainer(*parsed)
-    built = describe(trainer, trainer._rollout_plan)
+    built = describe(trainer, trainer._evaluator._rollout_plan)
     run = plan_rows.Plan(*parsed, train=trainer.train_dataset)
-    planned = plan_rows.planned_run(run, trainer._rollout_plan)
+    planned = plan_rows.planned_run(run, trainer._evaluator._rollout_plan)
     if built.adapter is not None:  # which layers there are is known once they are here
         assert len(built.adapter["target_modules"]) > 1
         built = replace(built, adapter={**built.adapter, "target_modules": None})

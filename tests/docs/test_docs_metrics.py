@@ -105,7 +105,7 @@ def test_everything_that_is_documented_is_logged(logged):
     plain = {name for name in documented() if "<" not in name and "*" not in name}
     missing = plain - logged
     upstream = Path(trl.trainer.grpo_trainer.__file__).read_text()
-    ours = (ROOT / "trl_stppo/trainer/rollout_phase.py").read_text()
+    ours = (ROOT / "trl_stppo/trainer/loop/log.py").read_text()
     for name in missing:
         assert name.startswith(ELSEWHERE), name
         assert name in upstream or name.rpartition("/")[0] in ours, name

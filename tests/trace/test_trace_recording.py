@@ -24,7 +24,7 @@ from tests.scripted import (
 from tests.trace_run import run
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.trace import read_trace
-from trl_stppo.trainer.forward import full_sequence
+from trl_stppo.trainer.loop.batch import full_sequence
 
 # Two micro-batches for each of two mini-batches, two epochs: four steps per update.
 UPDATE = {
@@ -45,12 +45,18 @@ class StaleTrainer(Float64Trainer):
         self.numbers = [int(columns["prompt"]) for columns in inputs]
         return super()._play(inputs)
 
-    def _add_old_logprobs(self, batch):
-        super()._add_old_logprobs(batch)
-        old = batch["old_per_token_logps"]
-        for row, number in enumerate(self.numbers):
-            draw = torch.Generator().manual_seed(number)
-            old[row] += 0.6 * torch.randn(old.size(1), generator=draw, dtype=old.dtype)
+    def _install_loop(self, *args):
+        super()._install_loop(*args)
+        original = self._compared.add_old
+
+        def add_old(batch):
+            original(batch)
+            old = batch["old_per_token_logps"]
+            for row, number in enumerate(self.numbers):
+                draw = torch.Generator().manual_seed(number)
+                old[row] += 0.6 * torch.randn(old.size(1), generator=draw, dtype=old.dtype)
+
+        self._compared.add_old = add_old
 
 
 UPDATE["trainer_class"] = StaleTrainer

@@ -235,8 +235,12 @@ def test_a_factor_of_the_sampler_reaches_the_bias(tmp_path):
         for factor in (1.0, 3.0):
 
             class Weighted(Float64Trainer):
-                def _sample_weights(self, inputs, logprobs):
-                    return torch.full_like(logprobs, factor).detach()  # noqa: B023
+                def _install_loop(self, *args):
+                    super()._install_loop(*args)
+                    self._compared.weights = lambda inputs, logprobs: torch.full_like(
+                        logprobs,
+                        factor,  # noqa: B023
+                    ).detach()
 
             trainer, _ = train(
                 tmp_path / f"{factor}-{len(few)}",

@@ -18,7 +18,7 @@ def masked(*rollouts: int, episodes: slice = slice(None)):
     """Of these rollout batches, counted from 0, the episodes have no score."""
 
     def poison(trainer, due):
-        original, count = trainer._scores, []
+        original, count = trainer._rewards.scores, []
 
         def scores(rollout):
             values, scored = original(rollout)
@@ -28,7 +28,7 @@ def masked(*rollouts: int, episodes: slice = slice(None)):
             count.append(1)
             return values, scored
 
-        trainer._scores = scores
+        trainer._rewards.scores = scores
 
     return poison
 

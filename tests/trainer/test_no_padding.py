@@ -11,8 +11,8 @@ from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import assert_same, logged, scripted_trainer, train
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer import forward
 from trl_stppo.trainer._trl import TORCH_TILE_TOKENS, small_tiles
+from trl_stppo.trainer.loop import forward
 
 LENGTHS = [60, 7, 30, 8, 9, 33, 10, 58]  # prompt and completion together
 INF = float("inf")
@@ -46,11 +46,17 @@ class Counted(STPPOTrainer):
         self._count("policy", part)
         return super()._logprobs_of(model, part, keep, entropy, aux_loss)
 
-    def _parts(self, *args):
-        parts = super()._parts(*args)
-        for part in parts:
-            self._count("critic", part)  # of the policy too: subtracted below
-        return parts
+    def _install_loop(self, *args):
+        super()._install_loop(*args)
+        original = self._forward.parts
+
+        def parts(*args):
+            found = original(*args)
+            for part in found:
+                self._count("critic", part)  # of the policy too: subtracted below
+            return found
+
+        self._forward.parts = parts
 
 
 def ragged(folder, kind, **options):
@@ -111,8 +117,10 @@ def test_values_and_old_logprobs_are_computed_in_bounded_chunks(tmp_path):
     rows = {"values": [], "logprobs": []}
 
     class Watched(Counted):
-        def _values_of(self, batch, batch_size=None):
-            parts = super()._parts
+        def _install_loop(self, *args):
+            super()._install_loop(*args)
+            forward = self._forward
+            parts, values = forward.parts, forward.values
 
             def watched(ids, mask, max_rows, *rest):
                 found = parts(ids, mask, max_rows, *rest)
@@ -120,11 +128,14 @@ def test_values_and_old_logprobs_are_computed_in_bounded_chunks(tmp_path):
                     rows["values"] += [len(part.rows) for part in found]
                 return found
 
-            self._parts = watched
-            try:
-                return super()._values_of(batch, batch_size)
-            finally:
-                del self._parts
+            def values_of(batch, batch_size=None):
+                forward.parts = watched
+                try:
+                    return values(batch, batch_size)
+                finally:
+                    forward.parts = parts
+
+            forward.values = values_of
 
         def _logprobs_of(self, model, part, *args):
             if not torch.is_grad_enabled():

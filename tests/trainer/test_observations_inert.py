@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from tests.microbatch import captured, loss_and_gradient, value_loss_and_gradient
+from trl_stppo import PPOTrainer
+from trl_stppo.trainer.loop.logprobs import PolicyComparison
 
 POISON = [1e3, -1e3, math.nan, math.inf]
 PER_TOKEN = (
@@ -74,15 +76,13 @@ def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
     figures = dict(trainer._metrics["train"])
     outside = clean["turn_index"] < 0
 
-    from trl_stppo.trainer.rollout_phase import ActorCriticRollout
-
-    original = ActorCriticRollout._rollout_values
+    original = PPOTrainer._rollout_values
 
     def values(self, batch):
         before, after = original(self, batch)
         return before.masked_fill(outside, poison), after
 
-    original_kl = ActorCriticRollout._reward_kl
+    original_kl = PolicyComparison.kl_to_reference
 
     def kl(self, batch):
         original_kl(self, batch)  # makes the old logprobs
@@ -90,8 +90,8 @@ def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
             batch[key] = batch[key].masked_fill(outside, value)
         return original_kl(self, batch)
 
-    monkeypatch.setattr(ActorCriticRollout, "_rollout_values", values)
-    monkeypatch.setattr(ActorCriticRollout, "_reward_kl", kl)
+    monkeypatch.setattr(PPOTrainer, "_rollout_values", values)
+    monkeypatch.setattr(PolicyComparison, "kl_to_reference", kl)
     trainer, bad = captured(tmp_path, **options)
     mask = clean["loss_mask"]
     assert torch.equal(bad["turn_index"], clean["turn_index"])

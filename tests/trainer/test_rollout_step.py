@@ -51,7 +51,7 @@ def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tm
     assert trainer.environments is None, (
         "these are no tools, whose environments upstream leaves there"
     )
-    assert trainer._reward_plan.asked.episodes == ()
+    assert trainer._rewards.plan.asked.episodes == ()
 
 
 # ------------------------------------------------------------ what others may override or set

@@ -21,7 +21,7 @@ from tests.scripted import (
     train,
 )
 from trl_stppo.models.critic import SeparateCritic
-from trl_stppo.trainer import forward
+from trl_stppo.trainer.loop import forward
 
 LORA = {"r": 4, "target_modules": "all-linear"}
 

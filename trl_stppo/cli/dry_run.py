@@ -26,9 +26,9 @@ from ..errors import CheckpointError, EnvironmentContractError
 from ..hub.loading import load_tokenizer
 from ..trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
 from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
-from ..trainer.loop.rewards import check_reward_weights
 from ..trainer.memory import longest_prompt
 from ..trainer.packages import check_packages
+from ..trainer.reward_plan import check_reward_weights
 from .agent_models import TokenCounter, check_policy, check_value_model
 from .agents import (
     check_splits,

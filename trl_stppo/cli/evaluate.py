@@ -33,8 +33,8 @@ from ..redaction import redacted
 from ..trainer.agent_evaluation import Evaluation
 from ..trainer.config_checks import failure_price
 from ..trainer.engines import unpartitioned
-from ..trainer.loop.rewards import check_reward_weights
 from ..trainer.play import Speaker
+from ..trainer.reward_plan import check_reward_weights
 from .agent_models import TokenCounter, model_options
 from .agents import (
     drawn,

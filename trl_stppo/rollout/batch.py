@@ -31,6 +31,10 @@ class TurnBatch:
         """[B, T] bool, True where the policy sampled the token."""
         return self.turn_index >= 0
 
+    def earned(self, scores: Tensor) -> Tensor:
+        """What episodes have earned, [B]: their scores and turn rewards, those of hidden turns as 0."""
+        return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
+
 
 def build_turn_batch(
     episodes: Sequence[Episode],

@@ -106,7 +106,6 @@ OVERRIDDEN = {
     "_load_from_checkpoint": "wrapped",
     "_load_best_model": "wrapped",
     "evaluate": "wrapped",
-    "predict": "wrapped",
     "evaluation_loop": "wrapped",
     "prediction_step": "replaced",
     "get_eval_dataloader": "wrapped",

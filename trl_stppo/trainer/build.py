@@ -88,6 +88,16 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     return ReferencePlan(by_upstream=True)
 
 
+def install_models(
+    host: Host, reference: ReferencePlan, value_model: Any, published: Path | None
+) -> Critic:
+    """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
+    keep_trainable(host.model)
+    install_reference(host, reference)
+    install_stop_token(host)
+    return build_critic(host, value_model, published)
+
+
 def install_reference(host: Host, plan: ReferencePlan) -> None:
     """Put a reference that is not upstream's where GRPOTrainer looks for it."""
     if plan.adapter:

@@ -52,7 +52,7 @@ class Checkpoints:
     # --------------------------------------------------------------------- resuming
 
     def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
-        """See `UpstreamHooks.train`."""
+        """See `AgentTrainer.train`."""
         with self._alone_in_output_dir():
             folder = None
             if checkpoint_files.as_meant(wanted):

@@ -80,13 +80,13 @@ class ClipBiasCorrection:
         self._extra = GradientBuffer(parameters)
 
     def observe(
-        self, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None, tokens: Tensor
+        self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None, tokens: Tensor
     ) -> Later | None:
         """Take in a micro-batch: the clipped terms, and what must stay unscaled.
 
         Args:
             surrogate: its per-token terms, with their graph.
-            share: [B, T], weight of each token in the mini-batch's loss.
+            weights: [B, T], weight of each token in the mini-batch's loss.
             extra: scalar loss of the other terms, or None.
             tokens: [B], tokens of prompt and completion, which a pass costs.
 
@@ -101,8 +101,8 @@ class ClipBiasCorrection:
             return None
         if self._repeatable and cost[0] <= FEW * cost[1]:
             kept = rows.nonzero().squeeze(1)
-            return Later(kept, (surrogate.clipped * share).detach()[kept])
-        self.add(-(surrogate.clipped * share).sum(), retain_graph=True)
+            return Later(kept, (surrogate.clipped * weights).detach()[kept])
+        self.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
         return None
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
@@ -170,7 +170,7 @@ class ClipBiasEstimate:
     def observe(
         self,
         surrogate: ClippedSurrogate,
-        share: Tensor,
+        weights: Tensor,
         logprobs: Tensor,
         entropies: Tensor,
         loss_mask: Tensor,
@@ -178,7 +178,9 @@ class ClipBiasEstimate:
         """Take in a micro-batch: [B, T] each; `surrogate` with its graph down to `logprobs`."""
         squares = []
         for terms in (surrogate.kept, surrogate.clipped):
-            (coefficient,) = torch.autograd.grad((terms * share).sum(), logprobs, retain_graph=True)
+            (coefficient,) = torch.autograd.grad(
+                (terms * weights).sum(), logprobs, retain_graph=True
+            )
             squares.append(logit_space_square(coefficient, logprobs, entropies, loss_mask))
         self._squares = self._squares + wide(torch.stack(squares))
 

@@ -7,25 +7,25 @@ no log-probabilities, no values, no loss. The figures are summed once, when all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
-from torch import Tensor
 
 from . import plan
+from ._trl import open_trackio
 from .evaluation_figures import EvaluationRun, PlayedEpisode
 from .evaluation_rows import COLUMN, Name, named_rows, take_names
 from .evaluation_settings import evaluation_settings, undisturbed
 from .host import Host, Upstream
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer
+from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
 from .loop.rows import Row
-
-# Ask everybody who pays -> rewards [N, F] of all processes, scores [B] of the rollout's episodes.
-Score = Callable[[Rollout], tuple[Tensor, Tensor]]
+from .reporting import named_run
+from .trace_record import TraceRecorder
 
 
 class Evaluator:
@@ -35,11 +35,11 @@ class Evaluator:
         host: whose policy is evaluated.
         upstream: its private side.
         player: plays the episodes.
-        score: see `Score`.
+        rewards: asks everybody who pays.
         log: of rollouts.
         rollout_plan: who plays in training.
-        opened: opens trackers under the run's name, before upstream logs anything.
-        record: takes in a rollout for the trace, and the prefix of its evaluation.
+        name_to_report: that of the run, for trackers that are opened before upstream logs anything.
+        trace: takes in what is played.
 
     Attributes:
         run: the evaluation that is under way.
@@ -51,17 +51,21 @@ class Evaluator:
         host: Host,
         upstream: Upstream,
         player: EpisodePlayer,
-        score: Score,
+        rewards: EpisodeRewards,
         log: RolloutLog,
         rollout_plan: plan.RolloutPlan,
-        opened: Callable[[], None],
-        record: Callable[[Rollout, str], None],
+        name_to_report: Callable[[], str],
+        trace: TraceRecorder,
     ) -> None:
         self._host, self._upstream, self._player = host, upstream, player
-        self._score, self._log, self._opened, self._record = score, log, opened, record
-        self._rollout_plan = rollout_plan
+        self._rewards, self._log, self._trace = rewards, log, trace
+        self._rollout_plan, self._name_to_report = rollout_plan, name_to_report
         self.run: EvaluationRun | None = None
         self.prefix: str | None = None
+
+    def _open_trackers(self) -> None:
+        with named_run(self._host.args, self._name_to_report()):
+            open_trackio(self._host)
 
     # -------------------------------------------------------- around upstream's methods
 
@@ -76,19 +80,13 @@ class Evaluator:
         """Upstream's `evaluate`, once for each dataset, while training stands still."""
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
-        self._opened()
+        self._open_trackers()
         outer, self.prefix = self.prefix, prefix
         try:
             with saving, undisturbed(self._host, self._upstream):
                 return upstreams(eval_dataset, ignore_keys, prefix)
         finally:
             self.prefix = outer
-
-    def predict(self, upstreams: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Upstream's `predict`."""
-        self._opened()
-        with undisturbed(self._host, self._upstream):
-            return upstreams(*args, **kwargs)
 
     def loader(self, upstreams: Callable[[Any], Any], eval_dataset: Any) -> Any:
         """Upstream's loader, of one entry per episode that knows its row and repetition."""
@@ -122,11 +120,14 @@ class Evaluator:
         prefix: str,
     ) -> Any:
         """Upstream's loop over the batches; the figures are made at its end."""
+        if self.prefix is None:  # `predict` comes here by itself
+            self._open_trackers()
+        alone = undisturbed(self._host, self._upstream) if self.prefix is None else nullcontext()
         host = self._host
         process = host.accelerator.process_index, host.accelerator.num_processes
         self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
         try:
-            with evaluation_settings(host):
+            with alone, evaluation_settings(host):
                 output = upstreams(dataloader, description, True, ignore_keys, prefix)
         finally:
             self.run = None
@@ -166,15 +167,15 @@ class Evaluator:
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self._player.play(rows, seeds, names)
-            self._score(rollout)
+            self._rewards.paid(rollout)
             return rollout
         counted = run.running_names(len(rows)) if names is None else names
         first = run.first_time(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
         rollout = self._player.play(rows, seeds, names, repeated)
-        rewards, _ = self._score(rollout)
+        rewards = self._rewards.paid(rollout)
         self._log.table(rollout, rewards, [0.0] * len(rewards))
-        self._record(rollout, self.prefix or "predict")
+        self._trace.evaluated(rollout, self.prefix or "predict")
         self._count(run, rollout, counted)
         return rollout
 
@@ -186,9 +187,10 @@ class Evaluator:
         self._upstream.pending_metrics.clear()
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
-        ends = {*host.eos_token_ids, self._upstream.tokenizer.pad_token_id}
         rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
-        for number, (name, whole) in enumerate(zip(names, rollout.ended(ends), strict=True)):
+        for number, (name, whole) in enumerate(
+            zip(names, rollout.ended(self._upstream.end_ids), strict=True)
+        ):
             if number not in rollout.repeated:
                 episode, score = rollout.episodes[number], rollout.earnings[number]
                 played = PlayedEpisode.of(name, episode, whole, score, rewards[number], weights)

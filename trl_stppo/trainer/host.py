@@ -45,6 +45,10 @@ class Host(Protocol):
     epsilon_low: float
     epsilon_high: float
     num_generations_eval: int
+    pad_to_multiple_of: int | None
+    mask_truncated_completions: bool
+    vllm_importance_sampling_correction: bool
+    environments: list[Any] | None
     reward_weights: torch.Tensor
     log_completions: bool
     generation_kwargs: dict[str, Any]
@@ -83,6 +87,9 @@ class Host(Protocol):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Upstream's, of episodes."""
+
+    def get_off_policy_mask(self, *args: Any) -> torch.Tensor:
+        """Upstream's."""
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         """Upstream's."""
@@ -170,3 +177,13 @@ class Upstream:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+
+    @property
+    def end_ids(self) -> set[int]:
+        """What the last token of a whole completion is, in upstream's eyes: an end, or padding."""
+        return {*self.trainer.eos_token_ids, self.tokenizer.pad_token_id}
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of tokens, without special ones."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text

@@ -38,7 +38,6 @@ def check_arguments(
     processing_class: Any,
     data_collator: Any,
     model: Any,
-    ref_model: Any,
 ) -> None:
     """Refuse what cannot work before anything is loaded."""
     if not isinstance(args, config_class):
@@ -63,11 +62,6 @@ def check_arguments(
             f"rollout. Only padding collators (DataCollatorWithPadding) are accepted, and have nothing "
             f"to do; change the dataset instead."
         )
-    if ref_model is not None and ref_model is model:
-        raise ValueError(
-            "`ref_model` and `model` are the same object, so the reference would be trained along. "
-            "Pass a copy, or leave ref_model unset: a copy is made."
-        )
 
 
 def check_overrides(trainer: Any) -> None:
@@ -81,14 +75,17 @@ def check_overrides(trainer: Any) -> None:
             )
 
 
-def check_distinct(**models: Any) -> None:
+def check_distinct(model: Any, ref_model: Any, reward_model: Any, value_model: Any) -> None:
     """Refuse one model in two roles of which one trains it."""
-    given = {name: model for name, model in models.items() if model is not None}
-    for name in ("model", "reward_model"):
-        value_model = given.get("value_model")
-        if isinstance(value_model, str):  # a name; each loads a model of its own
-            continue
-        if value_model is not None and given.get(name) is value_model:
+    if ref_model is not None and ref_model is model:
+        raise ValueError(
+            "`ref_model` and `model` are the same object, so the reference would be trained along. "
+            "Pass a copy, or leave ref_model unset: a copy is made."
+        )
+    if value_model is None or isinstance(value_model, str):  # a name; each loads a model of its own
+        return
+    for name, other in (("model", model), ("reward_model", reward_model)):
+        if value_model is other:
             raise ValueError(
                 f"`value_model` and `{name}` are the same object, and the critic is trained. Pass a copy."
             )

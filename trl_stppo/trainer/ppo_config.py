@@ -254,6 +254,11 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         assert isinstance(told, dict)
         return told
 
+    @property
+    def forward_batch_size(self) -> int:
+        """Rows of a forward pass of the critic or of a reward model while no gradient is needed."""
+        return self.local_rollout_forward_batch_size or self.per_device_train_batch_size
+
     def _is_set(self, name: str) -> bool:
         """Whether a field differs from its default, which is all a dataclass can tell."""
         spec = next(f for f in fields(self) if f.name == name)

@@ -1,72 +1,57 @@
-"""PPO with a critic, on GRPOTrainer's engine.
+"""PPO with a critic, on GRPOTrainer's engine: the algorithm, in the order in which a batch meets it.
 
-GRPOTrainer drives the loop (datasets, vLLM, trackers, Hub). What is ours, in the order in which a batch
-meets it; here is how a trainer is built:
+    rows            _generate_and_score_completions  the steps of one rollout
+      -> episodes   _play                            loop/player.py: environments, tools, plain prompts
+      -> batch      _player.pad                      loop/batch.py: its fields and shapes
+      -> logprobs   _compared                        loop/logprobs.py: old policy, reference, sampler
+      -> rewards    _rewards                         loop/rewards.py, turn_rewards.py
+      -> advantages _advantages                      loop/targets.py: the critic, GAE, whitening
+    mini-batches    _prepare_inputs                  loop/mini_batches.py: new ones every epoch
+      -> critic     _value_loss                      its gradient waits in a buffer of its own
+      -> policy     _policy_loss                     clipped surrogate, plus extra terms
+    step            training_step                    guards.py, optimizers.py: reduce, clip, log
 
-    rows          _generate_and_score_completions   rollout_phase.py, the steps of one rollout
-      -> episodes _play                             loop/player.py, environments, tools, plain prompts
-      -> batch    _padded                           loop/batch.py, its fields and shapes
-      -> rewards  _ask_for_rewards, _scores         loop/rewards.py, turn_rewards.py
-      -> values   _rollout_values                   the critic, before the update
-      -> advantages _advantages                     estimate.py: rewards -> GAE -> whitening
-    micro-batches _prepare_inputs                   update_phase.py, new mini-batches every epoch
-      -> critic   _value_loss                       its gradient waits in a buffer of its own
-      -> policy   _policy_loss                      clipped surrogate, plus extra terms
-    step          training_step                     guards.py, optimizers.py: reduce, clip, log
-    what upstream asks of the class                 hooks.py: evaluation, checkpoints, pushes
-
-DeepSpeed and FSDP are in `engines.py`. `_trl.OVERRIDDEN` says which of upstream's methods are wrapped and
-which are ours alone.
+How a trainer is built, and what upstream asks of the class, is in `agent_trainer.py`; what is borrowed of
+TRL, and which of its methods are wrapped or ours alone, in `_trl.py`.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from ..models.critic import Critic, SharedCritic
-from . import (
-    build,
-    citations,
-    continuing,
-    display,
-    finite,
-    plan,
-    rollout_engine,
-    text_only,
+from ..core import (
+    ClippedSurrogate,
+    aggregation_weights,
+    clipped_surrogate,
+    clipped_value_loss,
+    importance_ratio,
+    kl_penalty,
+    log_importance_ratio,
 )
-from ._trl import open_trackio, reference_needed
-from .checkpointing import Checkpoints
-from .describe import describe
-from .evaluation import Evaluator
-from .evaluation_settings import (
-    check_best_metric,
-    evaluation_settings,
-    plan_evaluation,
-    undisturbed,
-)
-from .guards import Guards
-from .host import Upstream
-from .loop.log import RolloutLog
-from .loop.player import EpisodePlayer
-from .loop.rewards import RewardPlan, plan_rewards
-from .loop.sampler import TurnSampler
-from .optimizers import Optimizers, policy_parameters
-from .packages import check_packages
+from ..models.critic import SharedCritic
+from ..rollout.batch import TurnBatch, build_turn_batch
+from . import citations, display
+from ._trl import profiling_decorator, small_tiles
+from .agent_trainer import AgentTrainer
+from .evaluation_settings import evaluation_settings, undisturbed
+from .host import is_warming_up
+from .loop.batch import Batch, full_sequence
+from .loop.mini_batches import Totals
+from .loop.player import judge
+from .loop.rollout import Rollout
+from .loop.rows import Row
+from .loop.targets import Targets, TargetSettings, compute_targets
 from .ppo_config import PPOConfig
-from .publishing import Publisher
-from .reporting import named_run
-from .run_state import RunState
-from .signals import without_upstreams
-from .stale import StalePolicies
-from .trace_record import TraceRecorder
-from .turn_rewards import TurnRewardFuncs
-from .update_phase import ActorCriticUpdate
+from .reports import MiniBatchMetrics, RolloutMetrics
 
 
-class PPOTrainer(ActorCriticUpdate):
+class PPOTrainer(AgentTrainer):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
     Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
@@ -104,7 +89,6 @@ class PPOTrainer(ActorCriticUpdate):
     """
 
     config_class = PPOConfig
-    has_critic = True
     # Upstream's form.
     _tag_names = ["trl", "ppo", "reinforcement-learning", "multi-turn"]  # noqa: RUF012
     _name = "PPO"
@@ -114,171 +98,278 @@ class PPOTrainer(ActorCriticUpdate):
         "citation": citations.PPO,
     }
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: PPOConfig | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        reward_processing_classes: Any = None,
-        callbacks: Any = None,
-        optimizers: tuple[Any, Any] = (None, None),
-        quantization_config: Any = None,
-        peft_config: Any = None,
-        tools: Any = None,
-        rollout_func: Any = None,
-        environment_factory: Any = None,
-        *,
-        reward_model: Any = None,
-        value_model: Any = None,
-        ref_model: Any = None,
-        data_collator: Any = None,
-        turn_reward_funcs: Any = None,
-        turn_reward_processing_classes: Any = None,
-        eval_environment_factory: Any = None,
-    ) -> None:
-        args = (
-            args if args is not None else plan.default_config(self.config_class, model, self._name)
-        )
-        plan.check_arguments(
-            args, self.config_class, processing_class, data_collator, model, ref_model
-        )
-        plan.check_overrides(self)
-        check_packages(args, model, quantization_config)
-        plan.check_distinct(model=model, reward_model=reward_model, value_model=value_model)
-        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
-        train_dataset = plan.check_dataset(train_dataset, args, rollout)
-        plan.check_eval_dataset(eval_dataset, rollout)
-        evaluation = plan_evaluation(args, eval_environment_factory, rollout)
-        check_best_metric(args, eval_dataset)
-        model, processing_class, quantization_config = continuing.policy_to_go_on_with(
-            model, processing_class, args, quantization_config, peft_config
-        )
-        given = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
-        rewards = plan_rewards(
-            args,
-            reward_funcs,
-            reward_processing_classes,
-            reward_model,
-            processing_class,
-            rollout,
-            scores_turns=turn_reward_funcs is not None,
-        )
-        reference = build.plan_reference(args, model, ref_model, peft_config)
-        self._rollout_plan = rollout
-        with (
-            reference_needed(args, reference.by_upstream, reference.model is not None),
-            rewards.extended_weights(args),
-            without_upstreams(args),
-        ):
-            super().__init__(
-                model=model,
-                reward_funcs=list(rewards.funcs),  # upstream appends those of environments
-                args=args,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
-                processing_class=text_only.tokenizer_of(model, processing_class, args),
-                reward_processing_classes=rewards.processing_classes,
-                callbacks=callbacks,
-                optimizers=optimizers,
-                quantization_config=quantization_config,
-                peft_config=peft_config,
-                tools=tools,
-                rollout_func=rollout_func,
-                environment_factory=rollout.tool_environments,
+    # --------------------------------------------------------------------------- rollout
+
+    def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
+        """One rollout batch: play, pad, logprobs, reference, score, turns, values, advantages, log."""
+        started = time.perf_counter()
+        with self._stale.playing() if self.model.training else nullcontext():
+            rollout = self._play(inputs)
+            batch = self._player.pad(rollout)
+            sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
+            batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
+            self._compared.add_old(batch)
+            self._compared.add_reference(batch)
+            everyones = self._rewards.ask(rollout)
+        with torch.no_grad():
+            scores, scored = self._rewards.scores(rollout)
+            dtype = torch.promote_types(self.model.dtype, torch.float32)
+            turns = build_turn_batch(
+                rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
             )
-        with given.in_place(args):
-            build.check_engine(self, given.model, reference, turn_reward_funcs)
-        self.beta = args.beta  # no longer the sign that upstream's constructor has read
-        self._upstream = Upstream(self)
-        self._install_players(rewards, evaluation)
-        self._turn_reward_funcs = TurnRewardFuncs(
-            self,
-            self._player.engine.calls,
-            self._upstream.tokenizer,
-            self._chunk_size(),
-            turn_reward_funcs,
-            turn_reward_processing_classes,
-            args.turn_reward_weights,
-        )
-        with given.in_place(args):
-            self._add_models(given, reference)
-        self._install_parts()
+            rollout.earnings = turns.earned(scores).tolist()
+            batch["turn_index"] = turns.turn_index
+            batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
+            self._compared.add_sampler_weights(batch)
+            kl = self._compared.kl_to_reference(batch)
+            targets = self._advantages(batch, turns, scores, scored, kl)
+        batch["values"], batch["returns"] = targets.values, targets.returns
+        batch["advantages"], batch["value_mask"] = targets.advantages, targets.value_mask
+        seconds = time.perf_counter() - started
+        if self.model.training:
+            self._mini_batches.seconds -= seconds  # which are not part of the update's time
+        self._log_rollout(rollout, everyones, batch, turns, scores, kl, targets, seconds)
+        return batch
 
-    def _install_players(self, rewards: RewardPlan, evaluation: plan.RolloutPlan) -> None:
-        """What plays the episodes, in training and in evaluation."""
-        rollout, tokenizer = self._rollout_plan, self._upstream.tokenizer
-        self._player = EpisodePlayer(
-            self,
-            self._upstream,
-            TurnSampler(self, tokenizer, lambda *rows: self._generate_single_turn(*rows)),
-            *rollout_engine.build_engines(self, tokenizer, rollout, evaluation),
-            environments_ask=bool(rollout.text or rollout.tools),
-        )
-        self.reward_funcs: list[Any] = rewards.with_environments(
-            self.reward_funcs, self.reward_func_names
-        )
-        self._reward_plan = rewards
-        self._rollout_log = RolloutLog(
-            self, self._upstream, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
-        )
+    def _play(self, inputs: list[Row]) -> Rollout:
+        # The 1 stands for nothing any more; without it runs of 0.1 would go on with other episodes.
+        rollout = self._player.play(inputs, (self.args.seed, 1, self.state.global_step))
+        if self.model.training and rollout.by_engine:
+            self._guards.count_failures(rollout.episodes)
+        return rollout
 
-    def _install_parts(self) -> None:
-        """State of the run, and what watches it; needs the models."""
-        self._init_rollout_state()
-        self._init_update_state()
-        self._run_state = RunState(self, self._upstream, self._optimizers, self._stale)
-        run, limits = partial(describe, self, self._rollout_plan), self._player.eval_engine.limits
-        self._checkpoints = Checkpoints(self, self._run_state, run)
-        self._publisher = Publisher(self, self._upstream, self._checkpoints, run, limits)
-        display.install_callbacks(self, self._rollout_plan, self._turn_reward_funcs.funcs)
-        self._run_state.guards = self._guards = Guards(
-            self,
-            self._upstream,
-            self._optimizers.critic_grads,
-            last_checkpoint=lambda: self._checkpoints.last,
-            save=lambda: self._save_checkpoint(self.model, trial=None),
-        )
-        self._evaluator = Evaluator(
-            self,
-            self._upstream,
-            self._player,
-            self._paid,
-            self._rollout_log,
-            self._rollout_plan,
-            self._open_trackers,
-            lambda rollout, prefix: self._trace.evaluated(rollout, self._padded, prefix),
-        )
-        self._run_state.trace = self._trace = TraceRecorder(self, self._upstream, self._player)
+    def _advantages(
+        self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
+    ) -> Targets:
+        """From scores [B] to per-token advantages, by way of the critic.
 
-    def _open_trackers(self) -> None:
-        with named_run(self.args, self._checkpoints.name_to_report()):
-            open_trackio(self)
-
-    def _add_models(self, given: continuing.GivenCritic, reference: build.ReferencePlan) -> None:
-        """What stands beside the policy: reference, critic and, later, the critic's optimizer."""
-        build.keep_trainable(self.model)
-        build.install_reference(self, reference)
-        build.install_stop_token(self)
-        self.critic: Critic = build.build_critic(self, given.model, given.shared)
-        finite.check_loaded(self)
-        trained = [parameter for _, parameter in policy_parameters(self)]
-        self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        self._optimizers = Optimizers(
-            self, self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
+        Whether an episode is `scored`, [B], matters to those who compare episodes; `loss_mask` knows.
+        """
+        values, final_values = self._rollout_values(batch)
+        return compute_targets(
+            turns,
+            scores.to(values.dtype),
+            values,
+            final_values,
+            kl,
+            batch["loss_mask"],
+            TargetSettings.of(self.args, warming_up=is_warming_up(self)),
+            self.accelerator.reduce,
         )
 
-    # ---------------------------------------------------------------- optimizer
+    def _rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Values before each token [B, T] and after the last one [B], in bounded chunks."""
+        with self.critic.active():
+            values = self._forward.values(batch, self.args.forward_batch_size)
+        last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
+        return values[:, :-1], values.gather(1, last).squeeze(1)
+
+    def _log_rollout(
+        self,
+        rollout: Rollout,
+        everyones: Tensor,
+        batch: Batch,
+        turns: TurnBatch,
+        scores: Tensor,
+        kl: Tensor | None,
+        targets: Targets,
+        seconds: float,
+    ) -> None:
+        """Write the rollout down; `everyones` rewards are those of all processes, [W * B, F]."""
+        log, gather = self._rollout_log, self.accelerator.gather
+        log.lengths(rollout)
+        totals = log.rewards(everyones)
+        if (
+            self.has_critic
+        ):  # without one, advantages are made of the spread, and tell it themselves
+            log.spread(totals)
+        shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
+        log.table(rollout, everyones, gather(shown.contiguous()).tolist())
+        log.means_of(rollout)
+        judge(rollout)
+        metrics = RolloutMetrics(values=self.has_critic)
+        log.add(metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather))
+        self._trace.rollout(rollout, batch)
+
+    # ---------------------------------------------------------------------------- update
+
+    @profiling_decorator
+    def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        """The micro-batch that is due, of a rollout batch that is new every so many of them."""
+        if not self.model.training:
+            return self._generate_and_score_completions(generation_batch)
+
+        def play() -> Batch:
+            with self._guards.rollout():
+                return self._generate_and_score_completions(generation_batch)
+
+        if self._mini_batches.advance(play):
+            self._start_mini_batch(empty=self._mini_batches.is_empty)
+        return self._mini_batches.micro_batch
+
+    def _start_mini_batch(self, *, empty: bool = False) -> None:
+        """Drop what a step that was interrupted has left behind."""
+        self._optimizers.critic_grads.clear()
+        self._mini_batches.metrics = MiniBatchMetrics()
+        self._guards.start_mini_batch(empty=empty)
+
+    def _compute_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+        """Loss of one micro-batch: its part of the mini-batch's, so that any split is the same."""
+        if self._guards.leaves_weights:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        value_loss = torch.zeros((), device=self.accelerator.device)
+        totals = self._mini_batches.totals
+        if self.has_critic:
+            value_loss = self.args.vf_coef * self._value_loss(inputs, totals)
+        if is_warming_up(self):
+            return value_loss.requires_grad_()  # the policy rests; its gradient stays None
+        loss = self._policy_loss(model, inputs, totals) + value_loss
+        if self.is_deepspeed_enabled:
+            self._guards.check_before_backward(loss, self._mini_batches.window)
+        return loss
+
+    def _value_loss(self, inputs: Batch, totals: Totals) -> Tensor:
+        """Clipped regression of the critic; detached, the gradient goes into the critic's buffer."""
+        value_mask, processes = inputs["value_mask"], self.accelerator.num_processes
+        with self.critic.active():
+            values = self._forward.values(inputs)[:, :-1]
+            per_token, clipped = clipped_value_loss(
+                values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
+            )
+            loss = per_token.sum() / totals.value_tokens.clamp(min=1) * processes
+            self._optimizers.critic_grads.add(self.args.vf_coef * loss)
+        self._mini_batches.metrics.add_value(per_token, clipped, value_mask)
+        return loss.detach()
+
+    def _policy_loss(self, model: nn.Module, inputs: Batch, totals: Totals) -> Tensor:
+        """Clipped surrogate at the chosen ratio level, plus what else the options ask for."""
+        loss_mask = inputs["loss_mask"]
+        ids, mask, length = full_sequence(inputs)
+        logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model, ids, mask, length, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
+        )
+        assert entropies is not None
+        log_ratio = self._log_ratio(inputs, logprobs)
+        surrogate = clipped_surrogate(
+            log_ratio,
+            inputs["advantages"],
+            loss_mask,
+            self.epsilon_low,
+            self.epsilon_high,
+            delta=self.args.delta,
+            weights=self._compared.weights(inputs, logprobs),
+        )
+        weights = self.accelerator.num_processes * aggregation_weights(
+            loss_mask,
+            self.loss_type,
+            num_episodes=totals.episodes,
+            num_tokens=totals.policy_tokens,
+            max_length=self.max_completion_length,
+            dtype=surrogate.kept.dtype,
+        )
+        extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights, totals)
+        self._mini_batches.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
+        self._trace.observe(inputs, logprobs, log_ratio, surrogate)
+        return self._combine(inputs, surrogate, weights, extra, logprobs, entropies)
+
+    def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+        """Log of policy over old policy, at the chosen level, [B, T]."""
+        old_logprobs = inputs.get("old_per_token_logps")
+        return log_importance_ratio(
+            logprobs,
+            logprobs.detach() if old_logprobs is None else old_logprobs,
+            inputs["turn_index"],
+            self.importance_sampling_level,
+            loss_mask=inputs["loss_mask"],
+        )
+
+    def _combine(
+        self,
+        inputs: Batch,
+        surrogate: ClippedSurrogate,
+        weights: Tensor,
+        extra: Tensor | None,
+        logprobs: Tensor,
+        entropies: Tensor,
+    ) -> Tensor:
+        """Gradient of the kept terms, value of the usual min/clip objective; all but `extra` are [B, T]."""
+        kept = (surrogate.kept * weights).sum()
+        value = (surrogate.objective * weights).sum()
+        loss = -kept + (kept - value).detach()
+        return loss if extra is None else loss + extra
+
+    def _extra_loss(
+        self,
+        inputs: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        aux_loss: Tensor | None,
+        log_ratio: Tensor,
+        weights: Tensor,
+        totals: Totals,
+    ) -> Tensor | None:
+        """Loss-side KL, entropy bonus and router loss; None when the options ask for none."""
+        terms, args, loss_mask = [], self.args, inputs["loss_mask"]
+        if args.beta != 0.0:
+            kl = kl_penalty(logprobs, inputs["ref_per_token_logps"], "k3", loss_mask=loss_mask)
+            self._mini_batches.metrics.add_mean("kl", kl, loss_mask)
+            kl = kl * importance_ratio(log_ratio) if args.use_bias_correction_kl else kl
+            terms.append(args.beta * (kl * weights).sum())
+        if args.entropy_coef != 0.0:
+            entropy = entropies.masked_fill(~loss_mask, 0.0).sum()
+            entropy = entropy / totals.policy_tokens.clamp(min=1) * self.accelerator.num_processes
+            terms.append(-args.entropy_coef * entropy)
+        if aux_loss is not None:
+            self._mini_batches.metrics.add_mean(
+                "aux_loss", aux_loss, torch.ones_like(aux_loss).bool()
+            )
+            terms.append(self.router_aux_loss_coef * aux_loss / args.gradient_accumulation_steps)
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Upstream's step on one micro-batch; closes the mini-batch where it is the last one."""
+        started = time.perf_counter()
+        with small_tiles(self.accelerator.device):  # of backward passes too
+            loss = super().training_step(*args, **kwargs)
+            self._after_backward()
+        self._guards.add_loss(loss)
+        if self.accelerator.sync_gradients and self._guards.inspect():
+            self._before_optimizer_step()
+        self._mini_batches.seconds += time.perf_counter() - started
+        if self.accelerator.sync_gradients:
+            metrics, window = self._mini_batches.flush(), self._mini_batches.window
+            self._rollout_log.add(metrics)
+            if not self._guards.admit(metrics, window):
+                # The optimizer passes over what has no gradient.
+                self.model.zero_grad(set_to_none=True)
+                self._start_mini_batch()
+            self._trace.end_mini_batch(window, verdict=self._guards.verdict)
+        return loss
 
     def _scales_updates(self) -> bool:
+        """For subclasses that shorten steps."""
         return False
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """For subclasses that need the policy's parameters."""
 
-    # --------------------------------------------------------------- bookkeeping
+    def _after_backward(self) -> None:
+        """For subclasses that need another gradient once the micro-batch's graph is gone."""
+
+    def _before_optimizer_step(self) -> None:
+        """All gradients of the mini-batch are there; upstream clips the policy's afterwards.
+
+        The critic's is reduced and clipped here, and waits for the optimizer's step.
+        """
+        if not self.has_critic:
+            return
+        gradient, limit = self._optimizers.critic_grads, self.args.critic_max_grad_norm
+        if self.accelerator.num_processes > 1:
+            gradient.reduce(partial(self.accelerator.reduce, reduction="mean"))
+        norm = gradient.clip_(self.args.max_grad_norm if limit is None else limit)
+        self._mini_batches.metrics.add_scalar("value/grad_norm", norm)
+
+    # --------------------------------------------------------------------------- for users
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Play a few episodes of the evaluation (or training) data and print them as a table.

@@ -58,7 +58,7 @@ def repo_name(host: Host) -> str:
 
 
 def make_repository(wrapped: Wrapped, host: Host, token: str | None, **kwargs: Any) -> None:
-    """See `UpstreamHooks.init_hf_repo`, which upstream's constructor calls before there is more of us."""
+    """See `AgentTrainer.init_hf_repo`, which upstream's constructor calls before there is more of us."""
     try:
         wrapped(token, **kwargs)
     except Exception as error:
@@ -115,7 +115,7 @@ class Publisher:
             discard_saved_reference(folder)
 
     def save_model(self, wrapped: Wrapped, output_dir: str | None, internal: bool) -> None:
-        """See `UpstreamHooks.save_model`."""
+        """See `AgentTrainer.save_model`."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
             self._upstream.finish_push()  # which reads the files that are about to be written
@@ -127,11 +127,11 @@ class Publisher:
     def write_card(
         self,
         wrapped: Wrapped,
-        model_name: str | None,
-        dataset_name: str | None,
-        tags: str | list[str] | None,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
     ) -> None:
-        """See `UpstreamHooks.create_model_card`."""
+        """See `AgentTrainer.create_model_card`."""
         host = self._host
         if not card.may_be_written(self._run_dir):
             self._warn_of_foreign_card(self._run_dir / card.CARD)
@@ -177,7 +177,7 @@ class Publisher:
     # ----------------------------------------------------------------------- uploads
 
     def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
-        """See `UpstreamHooks.push_to_hub`."""
+        """See `AgentTrainer.push_to_hub`."""
         self._saved_for_push = False
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):

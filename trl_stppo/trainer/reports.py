@@ -17,9 +17,9 @@ from torch import Tensor
 from ..core import ClippedSurrogate
 from ..rollout.batch import TurnBatch
 from ..rollout.record import StopReason
-from .estimate import Estimates
 from .loop.batch import Batch
 from .loop.rollout import Rollout
+from .loop.targets import Targets
 from .metrics import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
@@ -89,7 +89,7 @@ class RolloutMetrics:
         turns: TurnBatch,
         scores: Tensor,
         kl: Tensor | None,
-        estimates: Estimates,
+        targets: Targets,
         rollout: Rollout,
         seconds: float,
         gather: Gather,
@@ -108,12 +108,12 @@ class RolloutMetrics:
         if rollout.by_engine:
             self._endings(rollout, episodes)
         mask = batch["loss_mask"]
-        advantages = wide(estimates.raw_advantages).masked_fill(~mask, 0.0)
+        advantages = wide(targets.raw_advantages).masked_fill(~mask, 0.0)
         sums.add("advantage/mean", advantages.sum(), mask.sum())
         sums.add("_square", advantages.square().sum(), mask.sum())
         sums.maximum("advantage/max_abs", advantages.abs().max())
         if self._values:
-            self._explained_variance(estimates)
+            self._explained_variance(targets)
         sums.add("perf/rollout_tokens_per_second", tokens, seconds_of(seconds, device))
         one, spent = torch.ones((), device=device), rollout.durations
         sums.add("perf/env_seconds", seconds_of(spent.environments, device), one)
@@ -181,14 +181,14 @@ class RolloutMetrics:
         highest = ratio.masked_fill(~mask, -torch.inf).max()
         sums.maximum("sampling/importance_sampling_ratio/max", highest)
 
-    def _explained_variance(self, estimates: Estimates) -> None:
+    def _explained_variance(self, targets: Targets) -> None:
         """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""
-        mask, sums = estimates.value_mask, self._sums
+        mask, sums = targets.value_mask, self._sums
         count = mask.sum()
-        returns = wide(estimates.returns).masked_fill(~mask, 0.0)
-        errors = wide(estimates.returns - estimates.values).masked_fill(~mask, 0.0)
+        returns = wide(targets.returns).masked_fill(~mask, 0.0)
+        errors = wide(targets.returns - targets.values).masked_fill(~mask, 0.0)
         sums.add("value/return_mean", returns.sum(), count)
-        sums.add("value/mean", wide(estimates.values).masked_fill(~mask, 0.0).sum(), count)
+        sums.add("value/mean", wide(targets.values).masked_fill(~mask, 0.0).sum(), count)
         sums.add("_return_square", returns.square().sum(), count)
         sums.add("_error_mean", errors.sum(), count)
         sums.add("_error_square", errors.square().sum(), count)

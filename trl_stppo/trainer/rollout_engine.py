@@ -17,10 +17,37 @@ from ..rollout.tool_driver import ToolDriver, ToolFormat
 from ..rollout.workers import EnvironmentCalls
 from ._trl import max_context_tokens, read_message, tool_suffix, training_template
 from .config_checks import failure_price
-from .host import Host
-from .loop.player import renderer
+from .host import Host, Upstream
+from .loop.player import EpisodePlayer, renderer
 from .loop.rows import is_conversational
+from .loop.sampler import GenerateTurns, TurnSampler
 from .plan import RolloutPlan
+
+
+def build_player(
+    host: Host,
+    upstream: Upstream,
+    rollout: RolloutPlan,
+    evaluation: RolloutPlan,
+    generate: GenerateTurns,
+) -> EpisodePlayer:
+    """What plays the episodes, in training and in evaluation; see `build_engines`.
+
+    Args:
+        host: whose policy plays.
+        upstream: its private side.
+        rollout: who plays.
+        evaluation: the same with the factories of evaluation.
+        generate: TRL's generation call, for what our sampler does not support.
+    """
+    tokenizer = upstream.tokenizer
+    return EpisodePlayer(
+        host,
+        upstream,
+        TurnSampler(host, tokenizer, generate),
+        *build_engines(host, tokenizer, rollout, evaluation),
+        environments_ask=bool(rollout.text or rollout.tools),
+    )
 
 
 def build_engines(

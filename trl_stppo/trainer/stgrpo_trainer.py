@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..core import group_advantages
 from ..rollout.batch import TurnBatch
-from .estimate import Estimates
 from .loop.batch import Batch
+from .loop.targets import Targets
 from .stgrpo_config import STGRPOConfig
 from .stppo_trainer import STPPOTrainer
 
@@ -31,11 +31,9 @@ class STGRPOTrainer(STPPOTrainer):
 
     def _advantages(
         self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
-    ) -> Estimates:
+    ) -> Targets:
         """The same advantage for all tokens of an episode."""
-        if turns.turn_rewards is not None:
-            scores = scores + turns.turn_rewards.sum(dim=1)
-        mask = batch["loss_mask"]
+        scores, mask = turns.earned(scores), batch["loss_mask"]
         groups = (-1, self.num_generations if self.model.training else 1)
         every, counts = (self.accelerator.gather(x).view(groups) for x in (scores, scored))
         relative = group_advantages(every, counts, self.args.scale_rewards)
@@ -43,10 +41,7 @@ class STGRPOTrainer(STPPOTrainer):
         first = self.accelerator.process_index * len(scores)
         advantages = relative.flatten()[first : first + len(scores), None] * mask
         nothing = torch.zeros_like(advantages)
-        return Estimates(nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask))
-
-    def _log_spread(self, totals: Tensor) -> None:
-        """It is of what the advantages are made of: turn rewards and penalties too."""
+        return Targets(nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask))
 
 
 def _spread(scores: Tensor, relative: Tensor, *, training: bool) -> dict[str, float]:

@@ -1,12 +1,15 @@
 """ST-PPO: PPO with turn-level importance ratios and a correction of the clipping bias.
 
-Both pieces are small because the rest is `PPOTrainer`. The ratio is in `update_phase._log_ratio`, and
+Both pieces are small because the rest is `PPOTrainer`. The ratio is in `PPOTrainer._log_ratio`, and
 `STPPOConfig.variant` chooses its level, which upstream copies from the configuration. The correction
 takes the clipped terms of every micro-batch and, once the mini-batch is complete, makes of them a factor
 for the gradient or for the optimizer's step.
 """
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from ..core import ClippedSurrogate, normalization_scale
 from . import citations
 from .clip_bias import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .engines import is_sharded
+from .host import is_warming_up
 from .loop.batch import Batch, episode_tokens, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer
 from .stppo_config import STPPOConfig, check_linear
@@ -44,13 +48,13 @@ class STPPOTrainer(PPOTrainer):
     _estimate: ClipBiasEstimate | None = None
     _later: tuple[Batch, Tensor] | None = None
 
-    def _install_parts(self) -> None:
-        super()._install_parts()
-        if self._estimates:
+    def _install_models(self, *args: Any) -> None:
+        super()._install_models(*args)
+        if self._has_estimate_only:
             self.args.check_estimator()
 
     @property
-    def _estimates(self) -> bool:
+    def _has_estimate_only(self) -> bool:
         """Whether the norms are estimated; gradients that are sharded are nowhere to be had whole."""
         sharded = is_sharded(self.accelerator)
         estimator = self.args.clip_bias_estimator
@@ -66,7 +70,7 @@ class STPPOTrainer(PPOTrainer):
         if not self.args.measures_clip_bias:
             return
         self._estimate = ClipBiasEstimate(self.accelerator.device)
-        if self._estimates:
+        if self._has_estimate_only:
             return
         critic = {id(p) for p in self.critic.parameters()}
         groups = optimizer.param_groups
@@ -85,46 +89,45 @@ class STPPOTrainer(PPOTrainer):
             if bias is not None:
                 bias.clear()
 
-    def _observe(
+    def _combine(
         self,
+        inputs: Batch,
         surrogate: ClippedSurrogate,
-        share: Tensor,
+        weights: Tensor,
+        extra: Tensor | None,
         logprobs: Tensor,
         entropies: Tensor,
-        loss_mask: Tensor,
-    ) -> None:
-        if self._estimate is None:
-            return
-        self._estimate.observe(surrogate, share, logprobs, entropies, loss_mask)
-        if self.accelerator.sync_gradients:  # the last micro-batch; DeepSpeed steps inside backward
-            self._use_estimate(self._estimate)
-
-    def _use_estimate(self, estimate: ClipBiasEstimate) -> None:
-        """Log what the estimate says; where there is nothing better, scale the step by it."""
-        kept, clipped = estimate.finish(self._sum_over_processes, self.accelerator.num_processes)
-        share = normalization_scale(kept, clipped, "share")
-        figures: dict[str, Tensor | float] = {
-            "estimated_share": share,
-            "is_estimate": float(self._estimates),
-        }
-        if self._estimates:
-            mode, power = self.args.clip_bias_normalization, self.args.clip_bias_power
-            scale = normalization_scale(kept, clipped, mode, power)
-            figures |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
-            if self._scales_updates():
-                self._optimizers.scale_update(float(scale))
-        for name, value in figures.items():
-            self._batch_metrics.add_scalar(f"clip_bias/{name}", value)
-
-    def _combine(
-        self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
     ) -> Tensor:
+        if self._estimate is not None:
+            mask = inputs["loss_mask"]
+            self._estimate.observe(surrogate, weights, logprobs, entropies, mask)
+            if (
+                self.accelerator.sync_gradients
+            ):  # the last micro-batch; DeepSpeed steps inside backward
+                self._finish_estimate(self._estimate)
         if self._correction is not None:
-            later = self._correction.observe(surrogate, share, extra, episode_tokens(inputs))
+            later = self._correction.observe(surrogate, weights, extra, episode_tokens(inputs))
             if later is not None:
                 self._later = take_rows(inputs, later.rows), later.coefficient
             extra = None if extra is None else extra.detach()
-        return super()._combine(inputs, surrogate, share, extra)
+        return super()._combine(inputs, surrogate, weights, extra, logprobs, entropies)
+
+    def _finish_estimate(self, estimate: ClipBiasEstimate) -> None:
+        """Log what the estimate says; where there is nothing better, scale the step by it."""
+        kept, clipped = estimate.finish(self.accelerator.reduce, self.accelerator.num_processes)
+        share = normalization_scale(kept, clipped, "share")
+        metrics: dict[str, Tensor | float] = {
+            "estimated_share": share,
+            "is_estimate": float(self._has_estimate_only),
+        }
+        if self._has_estimate_only:
+            mode, power = self.args.clip_bias_normalization, self.args.clip_bias_power
+            scale = normalization_scale(kept, clipped, mode, power)
+            metrics |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
+            if self._scales_updates():
+                self._optimizers.scale_update(float(scale))
+        for name, value in metrics.items():
+            self._mini_batches.metrics.add_scalar(f"clip_bias/{name}", value)
 
     def _after_backward(self) -> None:
         """The bias of a few episodes, from a pass through them alone."""
@@ -137,12 +140,12 @@ class STPPOTrainer(PPOTrainer):
 
     def _before_optimizer_step(self) -> None:
         super()._before_optimizer_step()
-        if self._correction is None or self._warming_up:
+        if self._correction is None or is_warming_up(self):
             return
         distributed = self.accelerator.num_processes > 1
         factor, figures = self._correction.finish(
-            self._mean_over_processes if distributed else None
+            partial(self.accelerator.reduce, reduction="mean") if distributed else None
         )
         self._optimizers.scale_update(factor)
         for name, value in figures.items():
-            self._batch_metrics.add_scalar(name, value)
+            self._mini_batches.metrics.add_scalar(name, value)

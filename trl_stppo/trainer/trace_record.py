@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class TraceRecorder:
         record, self._update = self._update, None
         self._write(record)
 
-    def evaluated(self, rollout: Rollout, pad: Callable[[Rollout], Batch], prefix: str) -> None:
+    def evaluated(self, rollout: Rollout, prefix: str) -> None:
         """A batch of an evaluation has been scored: record the first episodes, as they come."""
         if not self._share:
             return
@@ -153,7 +153,7 @@ class TraceRecorder:
             numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
             if numbers:
                 engine = self._player.eval_engine
-                episodes, kept = self._episodes(rollout, pad(rollout), numbers, engine)
+                episodes, kept = self._episodes(rollout, self._player.pad(rollout), numbers, engine)
                 self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
 
     def finish_evaluation(self, metrics: dict[str, float] | None) -> None:

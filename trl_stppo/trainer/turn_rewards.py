@@ -94,7 +94,6 @@ class TurnRewardFuncs:
         host: whose device and template are used.
         calls: where asynchronous functions run.
         tokenizer: of the policy.
-        batch_size: of reward models.
         funcs: one or a list of functions, reward models, and names of reward models.
         processing_classes: tokenizers of the reward models, None for their own.
         weights: of each, None for 1.
@@ -108,7 +107,6 @@ class TurnRewardFuncs:
         host: Host,
         calls: EnvironmentCalls,
         tokenizer: Any,
-        batch_size: int,
         funcs: Any,
         processing_classes: Any,
         weights: list[float] | None,
@@ -124,7 +122,7 @@ class TurnRewardFuncs:
             turn_reward_weights=weights,
             turn_reward_processing_classes=processing_classes,
         )
-        self._host, self._tokenizer, self._batch_size = host, tokenizer, batch_size
+        self._host, self._tokenizer = host, tokenizer
         self._run_async = calls.run_async
         self._tokenizers: dict[int, Any] = {}
         for i, func in enumerate(self.funcs):
@@ -204,7 +202,7 @@ class TurnRewardFuncs:
 
     def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
         rewards: list[float | None] = []
-        size = self._batch_size
+        size = self._host.args.forward_batch_size
         for start in range(0, len(turns), size):
             texts = [_text(tokenizer, turn, self._host) for turn in turns[start : start + size]]
             inputs = tokenizer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from accelerate.utils import gather_object
@@ -19,11 +19,10 @@ class RolloutLog:
     Args:
         host: of whose processes all see the same figures.
         upstream: where these wait.
-        decode: token ids to text.
     """
 
-    def __init__(self, host: Host, upstream: Upstream, decode: Callable[[list[int]], str]) -> None:
-        self._host, self._upstream, self.decode = host, upstream, decode
+    def __init__(self, host: Host, upstream: Upstream) -> None:
+        self._host, self._upstream = host, upstream
 
     @property
     def mode(self) -> str:
@@ -35,14 +34,9 @@ class RolloutLog:
         for name, value in metrics.items():
             self._upstream.metrics[self.mode][name].append(value)
 
-    def lengths(self, rollout: Rollout, ends: set[int]) -> None:
-        """How long completions are, which of them end by themselves, and how often tools are called.
-
-        Args:
-            rollout: of this process.
-            ends: ids that end a turn, and the one that pads.
-        """
-        host, episodes = self._host, rollout.episodes
+    def lengths(self, rollout: Rollout) -> None:
+        """How long completions are, which of them end by themselves, and how often tools are called."""
+        host, episodes, ends = self._host, rollout.episodes, self._upstream.end_ids
         numbers = [
             [len(e.prompt_ids), sum(e.action_mask), whole, e.tool_calls, e.tool_failures]
             for e, whole in zip(episodes, rollout.ended(ends), strict=True)
@@ -62,12 +56,11 @@ class RolloutLog:
             self.add({"tools/call_frequency": (calls.sum() / len(calls)).item()})
             self.add({"tools/failure_frequency": share})
 
-    def rewards(self, rewards: Tensor, weights: Tensor) -> Tensor:
+    def rewards(self, rewards: Tensor) -> Tensor:
         """What reward functions have said.
 
         Args:
             rewards: [N, F] of all processes, NaN for None.
-            weights: [F].
 
         Returns:
             Weighted sums, [N], NaN where all have said None.
@@ -75,18 +68,19 @@ class RolloutLog:
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             self.add({f"rewards/{name}/mean": torch.nanmean(column).item()})
             self.add({f"rewards/{name}/std": nanstd(column).item()})
-        total = (rewards * weights.to(rewards.device)).nansum(dim=1)
+        total = (rewards * self._host.reward_weights.to(rewards.device)).nansum(dim=1)
         total[rewards.isnan().all(dim=1)] = torch.nan
         self.add({"reward": torch.nanmean(total).item()})
         return total
 
-    def spread(self, totals: Tensor, per_prompt: int) -> None:
-        """How far episodes differ.
+    def spread(self, totals: Tensor) -> None:
+        """How far episodes differ, and those of a prompt, which follow each other.
 
         Args:
             totals: [N], as `rewards` returns them.
-            per_prompt: episodes of each prompt, which follow each other.
         """
+        training = self._host.model.training
+        per_prompt = self._host.num_generations if training else self._host.num_generations_eval
         self.add({"reward_std": nanstd(totals).item()})
         if per_prompt > 1:
             within = nanstd(totals.view(-1, per_prompt), dim=1)
@@ -104,7 +98,7 @@ class RolloutLog:
         logs = self._upstream.logs
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
         logs["prompt"].extend(gather_object(prompts))
-        logs["completion"].extend(gather_object(rollout.completions(self.decode)))
+        logs["completion"].extend(gather_object(rollout.completions(self._upstream.decode)))
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         logs["advantages"].extend(advantages)
@@ -115,13 +109,14 @@ class RolloutLog:
             logs["extra"][column_name].extend(gather_object(values))
         pending.clear()
 
-    def pending_metrics(self) -> None:
-        """Means of what reward functions have given to `log_metric`."""
+    def means_of(self, rollout: Rollout) -> None:
+        """Means of what reward functions have given to `log_metric`, of turns and of episodes."""
+        self._means(rollout.metric_sums)
         pending = self._upstream.pending_metrics
-        self.means({name: (sum(values), len(values)) for name, values in pending.items()})
+        self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
 
-    def means(self, sums: dict[str, tuple[float, int]]) -> None:
+    def _means(self, sums: dict[str, tuple[float, int]]) -> None:
         """Means over all processes, of sums and counts of this one by name."""
         accelerator = self._host.accelerator
         # Sorted, so that all processes reduce the same figure, also one that only some have.

@@ -13,9 +13,11 @@ from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
+from ...rollout.record import judged
 from .._trl import profiling_context, read_message
 from ..evaluation_rows import Name
 from ..host import Host, Upstream
+from .batch import Batch, collate
 from .rollout import Rollout
 from .rows import Row, rows_with_prompts
 from .sampler import TurnSampler
@@ -131,6 +133,34 @@ class EpisodePlayer:
                     rows[episode.row][key] = values[episode.row]
         logprobs = output["logprobs"] is not None
         return Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
+
+    def pad(self, rollout: Rollout) -> Batch:
+        """The tokens of a rollout as tensors, on the device."""
+        host, ended = self._host, rollout.ended(self._upstream.end_ids)
+        return collate(
+            rollout.episodes,
+            pad_token_id=self._upstream.tokenizer.pad_token_id,
+            multiple_of=host.pad_to_multiple_of,
+            device=host.accelerator.device,
+            has_logprobs=rollout.has_logprobs,
+            hidden=[host.mask_truncated_completions and not whole for whole in ended],
+        )
+
+
+def judge(rollout: Rollout) -> None:
+    """Count who has used up turns or tokens as failed, where environments judge at all."""
+    if not rollout.by_engine:
+        return
+    episodes = rollout.episodes
+    own = sorted({str(e.env_type) for e in episodes if e.success is not None})
+    verdicts = judged(
+        [e.success for e in episodes],
+        [e.stop_reason for e in episodes],
+        [e.env_type for e in episodes],
+        {kind for kinds in gather_object([own]) for kind in kinds},
+    )
+    for episode, success in zip(episodes, verdicts, strict=True):
+        episode.success = success
 
 
 def renderer(host: Any, tokenizer: Any) -> ChatRenderer:

@@ -1,107 +1,113 @@
-"""Who pays: every source of reward in GRPOTrainer's form, and what an episode's score is made of."""
+"""What episodes earn: reward functions are asked, and their answers become one score each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...rollout.reward_funcs import Asked, guarded, paid_by, turn_sums
-from ..plan import RolloutPlan
-from ..ppo_config import PPOConfig
+from ...rollout.episode import Episode
+from ..host import Host, Upstream
+from ..reward_plan import RewardPlan
+from ..turn_rewards import TurnRewardFuncs
 from .rollout import Rollout
 
 
-@dataclass
-class RewardPlan:
-    """Reward functions as GRPOTrainer gets them.
+class EpisodeRewards:
+    """Asks everybody who pays.
 
-    Attributes:
-        asked: the episodes that they are asked about.
-        repeated: index of the function that repeats what the turns have earned, for the log and to
-            satisfy GRPOTrainer's demand for at least one; not added to the score.
+    Args:
+        host: with the reward functions.
+        upstream: its private side.
+        plan: of the reward functions.
+        turn_funcs: those that score turns.
+        calculate: the trainer's `_calculate_rewards`, which asks the others.
+        shows_environments: whether reward functions get the environments, as upstream has it for tools.
     """
 
-    funcs: list[Any] = field(default_factory=list)
-    processing_classes: list[Any] = field(default_factory=list)
-    repeated: int | None = None
-    asked: Asked = field(default_factory=Asked)
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        plan: RewardPlan,
+        turn_funcs: TurnRewardFuncs,
+        calculate: Callable[..., Tensor],
+        *,
+        shows_environments: bool,
+    ) -> None:
+        self._host, self._upstream, self.plan = host, upstream, plan
+        self._turn_funcs, self._calculate = turn_funcs, calculate
+        self._shows_environments = shows_environments
+
+    def ask(self, rollout: Rollout) -> Tensor:
+        """Ask reward functions, then those of turns; the rollout gets its own rewards.
+
+        Returns:
+            The rewards of all processes' episodes, [W * B, F].
+
+        Raises:
+            ValueError: a reward model says NaN.
+        """
+        host, episodes = self._host, rollout.episodes
+        if rollout.by_engine:
+            endings = [_ending(episode) for episode in episodes]
+            self._upstream.pending_columns["stop_reason"].extend(endings)
+        completions, ids = rollout.completions(self._upstream.decode), [e.ids for e in episodes]
+        with self.plan.asked.about(episodes), self._environments_of(rollout):
+            everyones = self._calculate(rollout.columns(), rollout.prompts, completions, ids)
+            for i, func in enumerate(host.reward_funcs):
+                if isinstance(func, nn.Module) and bool(everyones[:, i].isnan().any()):
+                    raise ValueError(
+                        f"The reward model {host.reward_func_names[i]!r} returned NaN. Check its "
+                        f"weights and dtype; a NaN would be taken for a missing reward."
+                    )
+            first = host.accelerator.process_index * len(ids)
+            rollout.rewards = everyones[first : first + len(ids)]
+            if self._turn_funcs.funcs:
+                self._turn_funcs.pay(rollout, host.environments)
+        return everyones
 
     @contextmanager
-    def extended_weights(self, args: PPOConfig) -> Iterator[None]:
-        """Give the functions we added a weight of one, where the caller set weights."""
-        given = args.reward_weights
-        if given is not None:
-            args.reward_weights = [*given, *[1.0] * (len(self.funcs) - len(given))]
+    def _environments_of(self, rollout: Rollout) -> Iterator[None]:
+        """Upstream hands `environments` to reward functions, where they are tools'.
+
+        Those of training stay on the trainer, as upstream leaves them: callers look at their state.
+        """
+        host = self._host
+        before = host.environments
+        if self._shows_environments:
+            host.environments = [episode.env for episode in rollout.episodes]
         try:
             yield
         finally:
-            args.reward_weights = given
+            if not host.model.training:
+                host.environments = before
 
-    def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """The functions in place of those that GRPOTrainer has made of environments' `get_reward`.
-
-        The engine has asked it already, where a failure costs one episode and no more.
-
-        Args:
-            funcs: GRPOTrainer's, ours first.
-            names: of each, the classes of environments behind ours.
-        """
-        own = len(self.funcs)
-        return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]
-
-
-def check_reward_weights(args: PPOConfig, number: int) -> None:
-    """Refuse weights that are not one for each of so many reward functions."""
-    weights = args.reward_weights
-    if weights is not None and len(weights) != number:
-        raise ValueError(
-            f"`reward_weights` has {len(weights)} entries for {number} reward functions; give one "
-            f"each (reward_model and environments count with weight 1)."
+    def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Episode scores [B], and which episodes have one: all-None rows do not train."""
+        host = self._host
+        return score(
+            rollout,
+            host.reward_weights,
+            self.plan.repeated,
+            host.reward_func_names,
+            rollout.ended(set(host.eos_token_ids)),
+            host.args.missing_eos_penalty,
         )
 
+    def paid(self, rollout: Rollout) -> Tensor:
+        """Ask, and add up what each episode has earned; returns the rewards of all processes' episodes."""
+        everyones, (scores, _) = self.ask(rollout), self.scores(rollout)
+        paid = rollout.turn_rewards or [[]] * len(scores)
+        rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
+        return everyones
 
-def plan_rewards(
-    args: PPOConfig,
-    reward_funcs: Any,
-    processing_classes: Any,
-    reward_model: Any,
-    tokenizer: Any,
-    rollout: RolloutPlan,
-    *,
-    scores_turns: bool,
-) -> RewardPlan:
-    """Collect every source of reward in GRPOTrainer's form.
 
-    Args:
-        args: configuration.
-        reward_funcs: the caller's.
-        processing_classes: of these.
-        reward_model: one more.
-        tokenizer: of that one.
-        rollout: who plays.
-        scores_turns: whether there are `turn_reward_funcs`.
-    """
-    funcs = [] if reward_funcs is None else reward_funcs
-    funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
-    classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
-    classes = [None] * len(funcs) if processing_classes is None else list(classes)
-    check_reward_weights(args, len(funcs))
-    if reward_model is not None:
-        funcs.append(reward_model)
-        classes.append(tokenizer)
-    plan = RewardPlan(processing_classes=classes)
-    plan.funcs = [guarded(func, plan.asked) for func in funcs]
-    may_pay = bool(rollout.tools or rollout.user_func or scores_turns)
-    if rollout.text or (may_pay and not funcs and not rollout.pays_episodes):
-        plan.repeated = len(plan.funcs)
-        plan.funcs.append(turn_sums(plan.asked, unpaid=0.0 if scores_turns else None))
-        plan.processing_classes.append(None)
-    return plan
+def _ending(episode: Episode) -> str:
+    reason = str(episode.stop_reason)
+    return f"{reason}: {episode.error}" if episode.error else reason
 
 
 def score(

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import token_gae, token_rewards, turn_gae, turn_starts, whiten
-from ..rollout.batch import TurnBatch
+from ...core import token_gae, token_rewards, turn_gae, turn_starts, whiten
+from ...rollout.batch import TurnBatch
+from ..ppo_config import PPOConfig
 
 Reduce = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class EstimateSettings:
+class TargetSettings:
     """The options that decide how a reward becomes an advantage; see `PPOConfig`."""
 
     gamma: float
@@ -26,9 +27,23 @@ class EstimateSettings:
     whiten_advantages: bool
     bootstrap_truncated: bool
 
+    @classmethod
+    def of(cls, args: PPOConfig, *, warming_up: bool) -> TargetSettings:
+        """Those of a configuration; `warming_up` is whether the critic learns alone."""
+        return cls(
+            gamma=args.gamma,
+            # Warm-up regresses on Monte Carlo returns, which is GAE with lambda 1.
+            lam=1.0 if warming_up else args.lam,
+            advantage_level=args.advantage_level,
+            kl_coef=args.kl_coef,
+            whiten_rewards=args.whiten_rewards,
+            whiten_advantages=args.whiten_advantages,
+            bootstrap_truncated=args.bootstrap_truncated,
+        )
+
 
 @dataclass(frozen=True)
-class Estimates:
+class Targets:
     """Per-token targets of one rollout batch, all [B, T].
 
     Attributes:
@@ -48,16 +63,16 @@ class Estimates:
     value_mask: Tensor
 
 
-def estimate(
+def compute_targets(
     turns: TurnBatch,
     scores: Tensor,
     values: Tensor,
     final_values: Tensor,
     kl: Tensor | None,
     loss_mask: Tensor,
-    settings: EstimateSettings,
+    settings: TargetSettings,
     reduce: Reduce,
-) -> Estimates:
+) -> Targets:
     """Rewards, advantages and returns of a rollout batch.
 
     Args:
@@ -90,4 +105,4 @@ def estimate(
         value_mask = loss_mask
     advantages = whiten(raw, loss_mask, reduce=reduce) if settings.whiten_advantages else raw
     advantages = advantages.masked_fill(~loss_mask, 0.0)
-    return Estimates(rewards, raw, advantages, values, returns, value_mask)
+    return Targets(rewards, raw, advantages, values, returns, value_mask)

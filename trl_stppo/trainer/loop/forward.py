@@ -6,20 +6,21 @@ update and in the loss. All of them meet here, so that all of them see a row at 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
-from ..models.critic import Critic
-from . import engines
-from ._trl import small_tiles
-from .hooks import UpstreamHooks
-from .loop.batch import Batch, full_sequence
-from .ppo_config import PPOConfig
+from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
+from .. import engines
+from ..host import Host
+from .batch import Batch, full_sequence
 
+# Log-probabilities [B, T], entropies [B, T] and the router's loss [], where these are asked for.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
+# (model, part, columns from the right, entropies too, router's loss too) -> of the part's rows
+PartLogprobs = Callable[[nn.Module, Part, int, bool, bool], Any]
 
 # What one more pass costs, in tokens: launching the kernels of every layer, and unpacking its weights
 # where they are quantised, takes an accelerator about as long as this many tokens more.
@@ -27,13 +28,18 @@ PASS_OVERHEAD = {"cpu": 16.0}
 ACCELERATOR_OVERHEAD = 512.0
 
 
-class ActorCriticForward(UpstreamHooks):
-    """GRPOTrainer that computes log-probabilities and values on groups of rows of like lengths."""
+class ForwardPasses:
+    """Log-probabilities and values of groups of rows of like lengths.
 
-    args: PPOConfig
-    critic: Critic
+    Args:
+        host: with its critic.
+        logprobs: upstream's forward pass of the policy.
+    """
 
-    def _get_per_token_logps_and_entropies(
+    def __init__(self, host: Host, logprobs: PartLogprobs) -> None:
+        self._host, self._logprobs = host, logprobs
+
+    def logprobs(
         self,
         model: nn.Module,
         input_ids: Tensor,
@@ -44,16 +50,17 @@ class ActorCriticForward(UpstreamHooks):
         compute_aux_loss: bool = False,
         **images: Any,
     ) -> Logprobs:
+        """Upstream's `_get_per_token_logps_and_entropies`, at most `batch_size` rows at a time."""
         # One group, where a router's loss is no sum over rows, or where DDP or an engine exchanges
         # something in every pass and another process may have another number of groups.
         exchanges = isinstance(model, nn.parallel.DistributedDataParallel)
-        whole = compute_aux_loss or exchanges or engines.is_sharded(self.accelerator)
+        whole = compute_aux_loss or exchanges or engines.is_sharded(self._host.accelerator)
         overhead = float("inf") if whole else None
-        parts = self._parts(input_ids, attention_mask, batch_size, overhead)
+        parts = self.parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
         for part in parts:
             keep = tail_width(part, width, logits_to_keep)
-            part_logprobs, entropy, aux_loss = self._logprobs_of(
+            part_logprobs, entropy, aux_loss = self._logprobs(
                 model, part, keep, compute_entropy, compute_aux_loss
             )
             logprobs.append(part_logprobs)
@@ -65,32 +72,19 @@ class ActorCriticForward(UpstreamHooks):
             torch.stack(aux_losses).mean() if compute_aux_loss else None,
         )
 
-    def _logprobs_of(
-        self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
-    ) -> Any:
-        """Upstream's log-probabilities of the last `keep` tokens of a part's rows."""
-        with small_tiles(part.input_ids.device):
-            return super()._get_per_token_logps_and_entropies(
-                model,
-                part.input_ids,
-                part.attention_mask,
-                keep,
-                compute_entropy=entropy,
-                compute_aux_loss=aux_loss,
-            )
-
-    def _values_of(self, batch: Batch, batch_size: int | None = None) -> Tensor:
+    def values(self, batch: Batch, batch_size: int | None = None) -> Tensor:
         """Values before each completion token and after the last column, [B, T + 1]."""
         ids, mask, length = full_sequence(batch)
-        parts = self._parts(ids, mask, batch_size)
+        parts = self.parts(ids, mask, batch_size)
         values = []
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)
-            with engines.autocast(self.accelerator):
-                values.append(self.critic.values(part.input_ids, part.attention_mask, keep - 1))
+            with engines.autocast(self._host.accelerator):
+                critic = self._host.critic
+                values.append(critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)
 
-    def _parts(
+    def parts(
         self, ids: Tensor, mask: Tensor, max_rows: int | None, overhead: float | None = None
     ) -> list[Part]:
         """The rows of a batch by length, at most `max_rows` at a time."""
@@ -98,7 +92,7 @@ class ActorCriticForward(UpstreamHooks):
             overhead = PASS_OVERHEAD.get(ids.device.type, ACCELERATOR_OVERHEAD)
         start, length = row_spans(mask)
         lengths: list[int] = length.tolist()
-        multiple = self.pad_to_multiple_of or 1
+        multiple = self._host.pad_to_multiple_of or 1
         parts = []
         for group in group_rows(lengths, max_rows=max_rows, overhead=overhead):
             # Two columns at least: the first token of a row has no log-probability.
@@ -107,6 +101,3 @@ class ActorCriticForward(UpstreamHooks):
             rows = torch.tensor(group, device=ids.device)
             parts.append(cut_rows(ids, mask, rows, width, start, length))
         return parts
-
-    def _chunk_size(self) -> int:
-        return self.args.local_rollout_forward_batch_size or self.args.per_device_train_batch_size

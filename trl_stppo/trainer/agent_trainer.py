@@ -1,0 +1,400 @@
+"""What a trainer of agents is made of, whatever its loss: how it is built, and where upstream meets it.
+
+`AgentTrainer` holds no state of a run itself: helpers do, and the methods that upstream must find on
+the class hand on to them. The algorithm is in `ppo_trainer.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.layout import Part
+from ..models.critic import Critic
+from . import (
+    build,
+    continuing,
+    display,
+    engines,
+    finite,
+    plan,
+    publishing,
+    rollout_engine,
+    text_only,
+)
+from ._trl import GRPOTrainer, reference_needed, small_tiles
+from .checkpointing import Checkpoints
+from .describe import describe
+from .evaluation import Evaluator
+from .evaluation_settings import check_best_metric, plan_evaluation
+from .guards import Guards
+from .host import Upstream
+from .loop.forward import ForwardPasses, Logprobs
+from .loop.log import RolloutLog
+from .loop.logprobs import PolicyComparison
+from .loop.mini_batches import MiniBatches
+from .loop.rewards import EpisodeRewards
+from .optimizers import Optimizers, policy_parameters
+from .packages import check_packages
+from .ppo_config import PPOConfig
+from .publishing import Publisher
+from .reward_plan import RewardPlan, plan_rewards
+from .run_state import RunState
+from .signals import without_upstreams
+from .stale import StalePolicies
+from .trace_record import TraceRecorder
+from .turn_rewards import TurnRewardFuncs
+
+
+class AgentTrainer(GRPOTrainer):
+    """GRPOTrainer with our helpers in it, which it asks wherever upstream would do something else."""
+
+    config_class: type[PPOConfig]
+    has_critic = True
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: PPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: Any = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        *,
+        reward_model: Any = None,
+        value_model: Any = None,
+        ref_model: Any = None,
+        data_collator: Any = None,
+        turn_reward_funcs: Any = None,
+        turn_reward_processing_classes: Any = None,
+        eval_environment_factory: Any = None,
+    ) -> None:
+        if args is None:
+            args = plan.default_config(self.config_class, model, self._name)
+        plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
+        plan.check_overrides(self)
+        plan.check_distinct(model, ref_model, reward_model, value_model)
+        check_packages(args, model, quantization_config)
+        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
+        train_dataset = plan.check_dataset(train_dataset, args, rollout)
+        plan.check_eval_dataset(eval_dataset, rollout)
+        evaluation = plan_evaluation(args, eval_environment_factory, rollout)
+        check_best_metric(args, eval_dataset)
+        model, processing_class, quantization_config = continuing.policy_to_go_on_with(
+            model, processing_class, args, quantization_config, peft_config
+        )
+        given = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
+        rewards = plan_rewards(
+            args,
+            reward_funcs,
+            reward_processing_classes,
+            reward_model,
+            processing_class,
+            rollout,
+            scores_turns=turn_reward_funcs is not None,
+        )
+        reference = build.plan_reference(args, model, ref_model, peft_config)
+        with (
+            reference_needed(args, reference.by_upstream, reference.model is not None),
+            rewards.extended_weights(args),
+            without_upstreams(args),
+        ):
+            super().__init__(
+                model=model,
+                reward_funcs=list(rewards.funcs),  # upstream appends those of environments
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=text_only.tokenizer_of(model, processing_class, args),
+                reward_processing_classes=rewards.processing_classes,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                quantization_config=quantization_config,
+                peft_config=peft_config,
+                tools=tools,
+                rollout_func=rollout_func,
+                environment_factory=rollout.tool_environments,
+            )
+        self.beta = args.beta  # no longer the sign that upstream's constructor has read
+        with given.in_place(args):
+            build.check_engine(self, given.model, reference, turn_reward_funcs)
+        self._upstream = Upstream(self)
+        self._player = rollout_engine.build_player(
+            self, self._upstream, rollout, evaluation, lambda *ids: self._generate_single_turn(*ids)
+        )
+        self._turn_reward_funcs = TurnRewardFuncs(
+            self,
+            self._player.engine.calls,
+            self._upstream.tokenizer,
+            turn_reward_funcs,
+            turn_reward_processing_classes,
+            args.turn_reward_weights,
+        )
+        with given.in_place(args):
+            self._install_models(reference, given.model, given.shared)
+        self._install_loop(rewards, rollout)
+        self._install_watch(rollout)
+
+    def _install_models(self, *given: Any) -> None:
+        """What stands beside the policy (`build.install_models`), and what moves policy and critic."""
+        self.critic: Critic = build.install_models(self, *given)
+        finite.check_loaded(self)
+        trained = [parameter for _, parameter in policy_parameters(self)]
+        self._stale = StalePolicies(trained, self.args.rollout_staleness)
+        self._optimizers = Optimizers(
+            self, self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
+        )
+
+    def _install_loop(self, rewards: RewardPlan, rollout: plan.RolloutPlan) -> None:
+        """What rollout and update are made of."""
+        self.reward_funcs: list[Any] = rewards.with_environments(
+            self.reward_funcs, self.reward_func_names
+        )
+        self._rollout_log = RolloutLog(self, self._upstream)
+        self._rewards = EpisodeRewards(
+            self,
+            self._upstream,
+            rewards,
+            self._turn_reward_funcs,
+            lambda *asked: self._calculate_rewards(*asked),
+            shows_environments=bool(rollout.tools),
+        )
+        self._forward = ForwardPasses(self, lambda *part: self._logprobs_of(*part))
+        self._compared = PolicyComparison(
+            self, lambda *rows, **options: self._get_per_token_logps_and_entropies(*rows, **options)
+        )
+        self._mini_batches = MiniBatches(self, self._upstream)
+
+    def _install_watch(self, rollout: plan.RolloutPlan) -> None:
+        """What keeps, guards, shows and records a run."""
+        upstream = self._upstream
+        self._run_state = RunState(self, upstream, self._optimizers, self._stale)
+        run, limits = partial(describe, self, rollout), self._player.eval_engine.limits
+        self._checkpoints = Checkpoints(self, self._run_state, run)
+        self._publisher = Publisher(self, upstream, self._checkpoints, run, limits)
+        display.install_callbacks(self, rollout, self._turn_reward_funcs.funcs)
+        self._run_state.guards = self._guards = Guards(
+            self,
+            upstream,
+            self._optimizers.critic_grads,
+            last_checkpoint=lambda: self._checkpoints.last,
+            save=lambda: self._save_checkpoint(self.model, trial=None),
+        )
+        self._run_state.trace = self._trace = TraceRecorder(self, upstream, self._player)
+        self._evaluator = Evaluator(
+            self,
+            upstream,
+            self._player,
+            self._rewards,
+            self._rollout_log,
+            rollout,
+            self._checkpoints.name_to_report,
+            self._trace,
+        )
+
+    # ---------------------------------------------------------------------- forward passes
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
+        """Upstream's, by groups of rows of like lengths."""
+        return self._forward.logprobs(*args, **kwargs)
+
+    def _logprobs_of(
+        self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
+    ) -> Any:
+        """Upstream's log-probabilities of the last `keep` tokens of a part's rows."""
+        with small_tiles(part.input_ids.device):
+            return super()._get_per_token_logps_and_entropies(
+                model,
+                part.input_ids,
+                part.attention_mask,
+                keep,
+                compute_entropy=entropy,
+                compute_aux_loss=aux_loss,
+            )
+
+    # ----------------------------------------------------------------------- evaluation
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Play the held-out rows and report what came of it; `docs/evaluation.md` lists the figures.
+
+        Rows are played `num_generations_eval` times each, with the `eval_*` settings. The episodes
+        follow from `seed`, the row and the weights, whatever the batch size and the number of
+        processes, and training goes on as if nothing had happened.
+
+        Args:
+            eval_dataset: rows, or a dict of datasets by name, whose figures are then named
+                `eval_<name>_...`. Default: the trainer's.
+            ignore_keys: upstream's; without effect.
+            metric_key_prefix: of the figures' names.
+
+        Returns:
+            The figures by name.
+        """
+        saving = self._guards.ending.saving()
+        return self._evaluator.evaluate(
+            super().evaluate, saving, eval_dataset, ignore_keys, metric_key_prefix
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Upstream's loader, of one entry per episode that knows its row and repetition."""
+        self._set_signature_columns_if_needed()
+        return self._evaluator.loader(super().get_eval_dataloader, eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The same for `predict`."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Upstream's loop over the batches; the figures are made at its end."""
+        return self._evaluator.loop(
+            super().evaluation_loop, dataloader, description, ignore_keys, metric_key_prefix
+        )
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Play one batch; there is no loss and nothing to predict."""
+        self._evaluator.play(inputs)
+        return None, None, None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Upstream's log, with the whole run's loss, and a table of completions for each evaluation."""
+        with self._evaluator.table_of_its_own():
+            super().log(self._run_state.of_whole_run(logs), start_time)
+
+    # ------------------------------------------------------------- optimizers and engines
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Upstream's optimizer for the policy, plus one group for the critic.
+
+        With DeepSpeed or FSDP2 the critic has an optimizer of its own.
+        """
+        return self._optimizers.create(super().create_optimizer, *args, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Upstream's; before anything is wrapped, the reference among it."""
+        super().create_accelerator_and_postprocess()
+        engines.keep_precision(self.accelerator)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        with self._optimizers.preparing():
+            return super()._prepare_for_training(*args, **kwargs)
+
+    # ------------------------------------------------- a run, and the checkpoints that it leaves
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train, from the start or exactly from where a checkpoint was written.
+
+        Args:
+            resume_from_checkpoint: folder of a checkpoint; True for the newest complete one in
+                `output_dir`; "auto" for the same, or a new run where none has been written.
+            *args: as `transformers.Trainer.train` takes them.
+            **kwargs: likewise.
+
+        Returns:
+            Upstream's `TrainOutput`; its training loss is that of the whole run, resumed or not.
+
+        Raises:
+            CheckpointError: the checkpoint is incomplete, damaged, or of another kind of run; nothing
+                has been changed then.
+            RunLockError: another run is writing to `output_dir`; nothing has been changed either.
+        """
+        return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """Upstream's, whose place in the rows a checkpoint keeps."""
+        return self._run_state.notice(super()._get_train_sampler(dataset))
+
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:
+        """Upstream's, with the place in the rows that it does not know itself."""
+        return self._checkpoints.begin(super()._init_training_state, *args)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Upstream's, and what stands beside the policy."""
+        self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Upstream's, and its critic."""
+        self._checkpoints.load_best(super()._load_best_model)
+
+    def _get_output_dir(self, trial: Any = None) -> str:
+        """Upstream's, but the staging folder while a checkpoint is being written."""
+        return self._checkpoints.output_dir(super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Upstream's with the run's state, complete under its name or not there at all."""
+        self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
+
+    def _finalize_training(self, *args: Any) -> Any:
+        """Upstream's, but for what it would delete."""
+        return self._publisher.finish(super()._finalize_training, *args)
+
+    # ------------------------------------------------------------------ an agent, and the Hub
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        """Upstream's files of the policy, with those of a whole agent."""
+        self._publisher.save(super()._save, output_dir, state_dict)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the policy, its tokenizer, its critic, the settings to play it with, and a model card."""
+        self._publisher.save_model(super().save_model, output_dir, _internal_call)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the model card, `README.md` in the output directory: TRL's, and what is the agent's.
+
+        A README.md that no trainer has written stays as it is; a push uploads it.
+
+        Args:
+            *args: `model_name`, `dataset_name` and `tags`, as upstream takes them.
+            **kwargs: likewise.
+        """
+        self._publisher.write_card(super().create_model_card, *args, **kwargs)
+
+    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
+        """Upstream's: make the repository, where it is not there yet.
+
+        Raises:
+            HubError: it can be neither made nor reached.
+        """
+        publishing.make_repository(super().init_hf_repo, self, token, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the model and upload it, with critic, settings and card, as upstream does.
+
+        Args:
+            *args: as `transformers.Trainer.push_to_hub` takes them.
+            **kwargs: likewise; further ones are of `create_model_card`.
+
+        Raises:
+            HubError: the Hub has not taken it. Everything lies in the output directory then.
+        """
+        return self._publisher.push(super().push_to_hub, *args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Upstream's, of the whole agent; a failure is told and does not end the run."""
+        self._publisher.push_from_checkpoint(super()._push_from_checkpoint, checkpoint_folder)

@@ -22,7 +22,7 @@ from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig,
 
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.models.memory import estimate
-from trl_stppo.trainer.memory import setup_of
+from trl_stppo.trainer.watching.memory import setup_of
 
 PROMPT, TURNS = 16, 4
 

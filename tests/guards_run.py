@@ -18,7 +18,8 @@ from transformers import TrainerCallback
 
 from tests.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
 from trl_stppo.errors import NonFiniteError, RunLockError
-from trl_stppo.trainer import reports, run_lock
+from trl_stppo.trainer.checkpoints import run_lock
+from trl_stppo.trainer.watching import metrics
 
 RUN = {
     **LEARNS,
@@ -66,7 +67,7 @@ def arrange(case: str, trainer: Any) -> None:
         loss = trainer._compute_loss
         trainer._compute_loss = lambda m, i: loss(m, i) * math.nan
     elif case == "memory of rank 0":
-        reports.peak_memory_gb = lambda: 2.0 if rank == 0 else 0.5
+        metrics.peak_memory_gb = lambda: 2.0 if rank == 0 else 0.5
     elif case == "the folder of another run" and rank == 0:
         pid = os.getppid()
         other = {"pid": pid, "began": run_lock._began(pid), "machine": run_lock._machine()}

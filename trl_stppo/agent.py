@@ -120,7 +120,7 @@ class Agent:
             ValueError: `agent.json` is damaged, or a base model is missing.
         """
         from .hub.fetching import policy_folder
-        from .trainer.build import keep_trainable
+        from .trainer.setup.models import keep_trainable
 
         trust = (model_init_kwargs or {}).get("trust_remote_code", False)
         folder = policy_folder(str(name_or_folder), revision, token, code=trust)

@@ -14,7 +14,8 @@ import pytest
 from datasets import Dataset
 
 from tests.script_kit import DEMO, LAUNCHES, small_data
-from trl_stppo.trainer import checkpoint_files, packages
+from trl_stppo.trainer.checkpoints import files
+from trl_stppo.trainer.setup import packages
 
 
 @pytest.mark.parametrize(
@@ -182,12 +183,12 @@ def test_packages_that_are_missing_are_named(dry_run, monkeypatch):
 
 
 def test_a_checkpoint_that_a_killed_run_left_unpublished_counts(dry_run, tmp_path):
-    staged = tmp_path / checkpoint_files.STAGING / "checkpoint-4"
+    staged = tmp_path / files.STAGING / "checkpoint-4"
     staged.mkdir(parents=True)
     flags = ("--output_dir", str(tmp_path), "--resume_from_checkpoint", "true")
     assert dry_run("--config", DEMO, *flags)[0] == 1
     about = {"global_step": 4, "resumable": True, "inside_rollout": False}
-    checkpoint_files.seal(staged, {**about, "identity": {}, "cut": {}, "settings": {}})
+    files.seal(staged, {**about, "identity": {}, "cut": {}, "settings": {}})
     assert dry_run("--config", DEMO, *flags)[0] == 0
     assert staged.exists(), "nothing is changed"
 

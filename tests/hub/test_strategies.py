@@ -15,7 +15,7 @@ from tests.hub.hub_kit import REPO, letters, run
 from tests.scripted import assert_same, weights
 from tests.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer import checkpoint_files
+from trl_stppo.trainer.checkpoints import files
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -87,11 +87,11 @@ def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
     assert_same(weights(second), weights(whole), rtol=0)
     # Under its own name it is not uploaded with the model, and found by True.
     assert not (folder / "last-checkpoint").exists()
-    assert checkpoint_files.complaint(folder / "checkpoint-2") is None
+    assert files.complaint(folder / "checkpoint-2") is None
     second.push_to_hub()
-    files = hub.repos[REPO].files
+    pushed = hub.repos[REPO].files
     saved = (folder / "checkpoint-4" / "optimizer.pt").read_bytes()
-    assert files["last-checkpoint/optimizer.pt"] == saved
+    assert pushed["last-checkpoint/optimizer.pt"] == saved
     with pytest.raises(CheckpointError, match="is not a folder"):
         second.train(resume_from_checkpoint="no-checkpoint")
 
@@ -99,20 +99,20 @@ def test_a_run_goes_on_from_the_last_checkpoint_in_a_repository(hub, tmp_path):
     snapshot_download(REPO, local_dir=tmp_path / "whole", allow_patterns="last-checkpoint/*")
     other = tmp_path / "whole" / "checkpoint-2"
     shutil.copytree(folder / "checkpoint-2", other)
-    manifest = json.loads((other / checkpoint_files.MANIFEST).read_text())
+    manifest = json.loads((other / files.MANIFEST).read_text())
     about = {**manifest, "run": "another"}
-    (other / checkpoint_files.MANIFEST).write_text(json.dumps(about))
+    (other / files.MANIFEST).write_text(json.dumps(about))
     for wanted in (True, "auto"):
         with pytest.raises(CheckpointError, match=r"last-checkpoint.*checkpoint-2.*different runs"):
             whole.train(resume_from_checkpoint=wanted)
     # Of the same run, the newer one goes on.
-    (other / checkpoint_files.MANIFEST).write_text(json.dumps(manifest))
-    newest = checkpoint_files.to_resume(tmp_path / "whole", True)
+    (other / files.MANIFEST).write_text(json.dumps(manifest))
+    newest = files.to_resume(tmp_path / "whole", True)
     assert newest == tmp_path / "whole" / "last-checkpoint"
     # Written twice at the same step, on two branches.
     shutil.move(other, other.with_name("checkpoint-4"))
     about = {**manifest, "global_step": 4, "saved_at": 0.0}
-    (other.with_name("checkpoint-4") / checkpoint_files.MANIFEST).write_text(json.dumps(about))
+    (other.with_name("checkpoint-4") / files.MANIFEST).write_text(json.dumps(about))
     with pytest.raises(CheckpointError, match="are not the same, and only one"):
         whole.train(resume_from_checkpoint="last-checkpoint")
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_stays_until_it_is_uploaded(hub, tmp_path):
 def test_nothing_half_written_is_uploaded(hub, tmp_path):
     trainer = run(tmp_path / "run")
     for name in (
-        f"{checkpoint_files.STAGING}/checkpoint-9/x.pt",
+        f"{files.STAGING}/checkpoint-9/x.pt",
         "_deleted/x",
         "trace/episodes.gz",
         "trace.html",

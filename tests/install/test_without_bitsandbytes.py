@@ -9,7 +9,7 @@ from transformers import BitsAndBytesConfig
 
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.scripted import scripted_trainer
-from trl_stppo.trainer import packages
+from trl_stppo.trainer.setup import packages
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.fakes import char_tokenizer
 from tests.tokenizer_kit import KINDS, Kind, gpt2, qwen
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.control_tokens import MARK, ControlTokens
-from trl_stppo.trainer.rollout_engine import tool_format
+from trl_stppo.trainer.setup.players import tool_format
 
 kind_of = functools.cache(lambda name: KINDS[name]())
 EVERY_KIND = pytest.mark.parametrize("name", list(KINDS))

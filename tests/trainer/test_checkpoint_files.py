@@ -11,8 +11,8 @@ import zlib
 import pytest
 
 from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer import checkpoint_files
-from trl_stppo.trainer.checkpoint_files import (
+from trl_stppo.trainer.checkpoints import files
+from trl_stppo.trainer.checkpoints.files import (
     MANIFEST,
     STAGING,
     checkpoints,
@@ -108,7 +108,7 @@ def test_killed_anywhere_while_saving(operation, again, tmp_path, monkeypatch):
     assert (newest.name, text) in (("checkpoint-2", "old"), (f"checkpoint-{step}", "new"))
     assert not survived or text == "new"
     assert not (tmp_path / STAGING).exists()
-    assert not (tmp_path / checkpoint_files.TRASH).exists()
+    assert not (tmp_path / files.TRASH).exists()
 
 
 def test_the_kills_reach_every_operation(tmp_path, monkeypatch):
@@ -187,7 +187,7 @@ def test_content_of_the_same_size_is_found_out_where_it_is_looked_for(content, t
 
 
 def test_a_download_that_broke_off_is_no_checkpoint_for_auto(tmp_path, caplog):
-    folder = tmp_path / checkpoint_files.LAST_CHECKPOINT
+    folder = tmp_path / files.LAST_CHECKPOINT
     write(folder)  # before the manifest came
     assert to_resume(tmp_path, "auto") is None
     assert f"one from which no run can go on. `{folder}` has no {MANIFEST}" in caplog.text
@@ -275,7 +275,7 @@ def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
     for step in (1, 2):
         shutil.move(run / f"checkpoint-{step}", elsewhere)
         (run / f"checkpoint-{step}").symlink_to(elsewhere / f"checkpoint-{step}")
-    (run / checkpoint_files.TRASH).symlink_to(elsewhere / "checkpoint-1")  # as 0.1.0 left it
+    (run / files.TRASH).symlink_to(elsewhere / "checkpoint-1")  # as 0.1.0 left it
     prune(run, 2, None)
     assert complete(run) == ["checkpoint-2", "checkpoint-3"]
     save(run, 2, "new")  # in place of a link, also of one that leads nowhere
@@ -284,7 +284,7 @@ def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
     prune(run, 1, None)
     assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
     assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
-    (run / checkpoint_files.TRASH).symlink_to(elsewhere / "checkpoint-1")
+    (run / files.TRASH).symlink_to(elsewhere / "checkpoint-1")
     tidy(run)
     assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
     assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]

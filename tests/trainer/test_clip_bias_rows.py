@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch import nn
+from trl_stppo.trainer.gradients.buffers.clip_bias import ClipBiasCorrection, has_dropout
 
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.loss_reference import LossReference
@@ -21,7 +22,6 @@ from tests.scripted import (
     train,
 )
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.clip_bias import ClipBiasCorrection, has_dropout
 
 FIGURES = ("norm", "grad_norm", "scale", "cosine")
 FEW, MOST = {2, 5}, set(range(EPISODES))
@@ -107,7 +107,7 @@ def test_lora_and_the_fused_head_give_the_bias_of_the_first_pass(
     """Both ways on the same episodes: a pass of their own, and a second backward pass."""
     runs = []
     for few in (0.5, 0.0):
-        monkeypatch.setattr("trl_stppo.trainer.clip_bias.FEW", few)
+        monkeypatch.setattr("trl_stppo.trainer.gradients.clip_bias.FEW", few)
         trainer, recorder = train(
             tmp_path / str(few),
             trainer_class=STPPOTrainer,

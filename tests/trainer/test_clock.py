@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from tests.scripted import EPISODES, scripted_trainer, weights
 from trl_stppo import STPPOTrainer
 from trl_stppo.trace import read_trace
-from trl_stppo.trainer import checkpoint_files
+from trl_stppo.trainer.checkpoints import files
 
 RUN = {
     "trainer_class": STPPOTrainer,
@@ -40,7 +40,7 @@ class SetBack(TrainerCallback):
 
 
 def names(folder) -> list[str]:
-    return [path.name for path in checkpoint_files.checkpoints(folder)]
+    return [path.name for path in files.checkpoints(folder)]
 
 
 def updates(folder) -> list[int]:
@@ -77,7 +77,7 @@ def test_a_run_of_the_first_version_goes_on_whatever_its_dates_say(tmp_path, ref
     """It wrote neither numbers nor checksums, and here its clock was a day ahead."""
     scripted_trainer(tmp_path, **{**RUN, "max_steps": 3})[0].train()
     for number in (1, 2, 3):
-        path = tmp_path / f"checkpoint-{number}" / checkpoint_files.MANIFEST
+        path = tmp_path / f"checkpoint-{number}" / files.MANIFEST
         manifest = json.loads(path.read_text())
         for name in ("order", "crc32"):
             manifest.pop(name, None)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
-from trl_stppo.trainer.config_checks import LIMITS
+from trl_stppo.trainer.config.checks import LIMITS
 
 CONFIGS = (PPOConfig, STPPOConfig)
 

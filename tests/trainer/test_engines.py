@@ -19,7 +19,7 @@ from accelerate.commands.config.config_args import ClusterConfig, load_config_fr
 from tests.engine_run import CASES, ENGINES
 from tests.launch import ROOT, on_two_processes
 from tests.scripted import norm
-from trl_stppo.trainer import engine_checks
+from trl_stppo.trainer.sharding import checks
 
 CONFIGS = sorted((ROOT / "trl_stppo" / "cli" / "accelerate_configs").glob("*.yaml"))
 DOCS = (ROOT / "docs" / "distributed.md").read_text()
@@ -250,7 +250,7 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-def run(engine: dict[str, Any], changes: dict[str, Any]) -> engine_checks.EngineRun:
+def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     """A run of which the checks find nothing to say, but for the changes."""
     args = {
         "optim": "adamw_torch",
@@ -265,25 +265,23 @@ def run(engine: dict[str, Any], changes: dict[str, Any]) -> engine_checks.Engine
     }
     args |= {name.removeprefix("args."): value for name, value in changes.items() if "." in name}
     own = {name: value for name, value in changes.items() if "." not in name}
-    return engine_checks.EngineRun(
-        **{**engine, "args": SimpleNamespace(**args), "critic": "named", **own}
-    )
+    return checks.EngineRun(**{**engine, "args": SimpleNamespace(**args), "critic": "named", **own})
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_an_engine_cannot_do_is_refused(name):
     engine, changes, message = REFUSALS[name]
     with pytest.raises(ValueError, match=re.escape(message)):
-        engine_checks.check(run(engine, changes))
+        checks.check(run(engine, changes))
 
 
 @pytest.mark.parametrize("engine", [zero(1), zero(2), zero(3), fsdp()])
 def test_nothing_else_is_refused(engine):
-    engine_checks.check(run(engine, {}))
+    checks.check(run(engine, {}))
 
 
 def test_without_an_engine_nothing_is_refused():
-    engine_checks.check(run({"engine": "DDP", "plugin": None}, {"own_optimizer": True}))
+    checks.check(run({"engine": "DDP", "plugin": None}, {"own_optimizer": True}))
 
 
 def test_a_trainer_is_read():
@@ -301,8 +299,8 @@ def test_a_trainer_is_read():
         optimizer_cls_and_kwargs=(),
         reward_funcs=["a"],
     )
-    read = engine_checks.run_of(trainer, critic, ["b"], copies_adapter=True)
-    assert read == engine_checks.EngineRun(
+    read = checks.run_of(trainer, critic, ["b"], copies_adapter=True)
+    assert read == checks.EngineRun(
         engine="ZeRO-3",
         plugin=plugin,
         args=args,
@@ -316,13 +314,13 @@ def test_a_trainer_is_read():
     )
     plain = run(zero(3), {"critic": "given", "critic_in_pieces": True})
     with pytest.raises(ValueError, match="Load it before the configuration object is made"):
-        engine_checks.check(plain)
+        checks.check(plain)
     kinds = [
-        engine_checks.critic_kind(args, given=given, lora=lora)
+        checks.critic_kind(args, given=given, lora=lora)
         for given, lora in ((True, True), (False, True), (False, False))
     ]
     args.value_model_name_or_path = "critic"
-    kinds.append(engine_checks.critic_kind(args, given=False, lora=True))
+    kinds.append(checks.critic_kind(args, given=False, lora=True))
     assert kinds == ["given", "shared", "copied", "named"]
 
 
@@ -331,7 +329,7 @@ def test_a_trainer_is_read():
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
 def test_the_checks_have_the_expected_table(engine):
-    allowed = engine_checks.CRITICS[engine]
+    allowed = checks.CRITICS[engine]
     for column, result in zip(COLUMNS, EXPECTED[engine], strict=True):
         policy, kind = column.split(", ")
         assert (kind in allowed[policy]) == (result == "trains")

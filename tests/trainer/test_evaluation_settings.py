@@ -14,7 +14,7 @@ from tests.fakes import CountEnv, char_tokenizer, float64_policy, tiny_config
 from tests.scripted import numbered_rows, play_script
 from tests.trainer.test_tool_environments import TEMPLATE, PayingEnv, scripted_turn
 from tests.vllm_server import attach, serving
-from trl_stppo.trainer import evaluation_settings
+from trl_stppo.trainer.evaluation.evaluator import settings
 from trl_stppo.trainer.loop import sampler
 
 
@@ -178,9 +178,9 @@ def test_other_kinds_of_environments_are_refused(arguments, message, tmp_path):
 
 
 def test_environments_must_agree_on_having_a_score():
-    rollout = evaluation_settings.RolloutPlan(tools={None: ToolEnv}, probes={None: ToolEnv()})
+    rollout = settings.RolloutPlan(tools={None: ToolEnv}, probes={None: ToolEnv()})
     with pytest.raises(ValueError, match="ScoringToolEnv with `get_reward`"):
-        evaluation_settings.plan_evaluation(None, ScoringToolEnv, rollout)
+        settings.plan_evaluation(None, ScoringToolEnv, rollout)
 
 
 @pytest.mark.parametrize(

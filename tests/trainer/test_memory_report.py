@@ -20,7 +20,7 @@ from tests.fakes import char_tokenizer, tiny_config
 from trl_stppo import STPPOTrainer
 from trl_stppo.models.memory import GIB, OVERHEAD, Setup, estimate
 from trl_stppo.models.shapes import critic_shape, geometry_of, policy_shape, qwen25
-from trl_stppo.trainer import memory
+from trl_stppo.trainer.watching import memory
 
 LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 

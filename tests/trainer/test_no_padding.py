@@ -154,7 +154,9 @@ def test_tokens_per_second_count_tokens_and_no_padding(tmp_path, monkeypatch):
     def add_policy(self, surrogate, entropies, loss_mask, tokens):
         seen.append(int(tokens))
 
-    monkeypatch.setattr("trl_stppo.trainer.reports.MiniBatchMetrics.add_policy", add_policy)
+    monkeypatch.setattr(
+        "trl_stppo.trainer.watching.metrics.MiniBatchMetrics.add_policy", add_policy
+    )
     ragged(tmp_path, "shared")
     assert sum(seen) == sum(LENGTHS)
 

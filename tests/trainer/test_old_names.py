@@ -17,7 +17,7 @@ from tests.fixtures.v0_1_0 import recipe
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig
 from trl_stppo.cli.flags import divided, read_flags
 from trl_stppo.cli.usage import UsageError
-from trl_stppo.trainer.config_names import IGNORED, OLD_NAMES, renamed
+from trl_stppo.trainer.config.names import IGNORED, OLD_NAMES, renamed
 
 BASE = {"output_dir": "out", "use_cpu": True, "bf16": False, "report_to": "none"}
 

@@ -22,8 +22,8 @@ from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.scripted import LEARNS, STEPS, norm, scripted_trainer
 from tests.tiers import quick
 from trl_stppo import STPPOConfig, STPPOTrainer
-from trl_stppo.trainer.build import keep_trainable
 from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.setup.models import keep_trainable
 
 pytest.importorskip("bitsandbytes")
 

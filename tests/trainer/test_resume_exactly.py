@@ -20,8 +20,8 @@ from tests.scripted import numbered_rows, scripted_trainer, weights
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trace import read_trace
-from trl_stppo.trainer import run_state
-from trl_stppo.trainer.checkpoint_files import warn_of_earlier_run
+from trl_stppo.trainer.checkpoints import run_state
+from trl_stppo.trainer.checkpoints.files import warn_of_earlier_run
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.1}
 RUN = {

@@ -21,8 +21,8 @@ from tests.scripted import scripted_trainer
 from tests.signals_run import RUN
 from tests.waiting import wait_until
 from trl_stppo.errors import CheckpointWriteError, RunLockError
-from trl_stppo.trainer import checkpoint_files, run_lock
-from trl_stppo.trainer.run_lock import NAME, RunLock
+from trl_stppo.trainer.checkpoints import files, run_lock
+from trl_stppo.trainer.checkpoints.run_lock import NAME, RunLock
 
 BEAT, WATCH = 0.2, 1.0
 HOLDS = """
@@ -215,7 +215,7 @@ def test_another_trainer_of_the_same_process_is_refused_too(quick, tmp_path):
 def test_a_run_that_was_suspended_leaves_the_folder_to_its_successor(tmp_path):
     def taken_over() -> None:
         (tmp_path / NAME).write_text('{"run": "another", "host": "node9", "pid": 5}')
-        staged = tmp_path / checkpoint_files.STAGING / "checkpoint-9"
+        staged = tmp_path / files.STAGING / "checkpoint-9"
         staged.mkdir(parents=True)
 
     looks = Looks(tmp_path, then=taken_over)
@@ -224,7 +224,7 @@ def test_a_run_that_was_suspended_leaves_the_folder_to_its_successor(tmp_path):
     with pytest.raises(RunLockError, match=r"host node9, process 5.* has taken over from this run"):
         trainer.train()
     assert (tmp_path / NAME).exists(), "it is the other one's"
-    assert (tmp_path / checkpoint_files.STAGING / "checkpoint-9").exists()
+    assert (tmp_path / files.STAGING / "checkpoint-9").exists()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path):

@@ -13,7 +13,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 import trl_stppo
 from tests.scripted import numbered_rows, scripted_trainer
-from trl_stppo.trainer import display
+from trl_stppo.trainer.watching import display
 from trl_stppo.watch import ProgressLines
 from trl_stppo.watch.figures import NOTHING, SUCCESS, duration, number, shown
 from trl_stppo.watch.lines import COLUMNS, Pace, columns_for, say, steps_per_round

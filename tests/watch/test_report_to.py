@@ -17,7 +17,7 @@ from transformers.integrations import TrackioCallback
 
 from tests.scripted import scripted_trainer
 from trl_stppo import PPOConfig
-from trl_stppo.trainer import reporting
+from trl_stppo.trainer.watching import reporting
 
 ODD = {
     "rewards/<lambda>/mean": [math.nan],  # upstream makes None of it

@@ -88,7 +88,7 @@ def load_value_model(args: TrainArguments, training_args: Any, model_args: Model
     if args.value_model_lora_r is None:
         return None
     from ..models.critic import critic_from_checkpoint
-    from ..trainer.engines import unpartitioned
+    from ..trainer.sharding.runtime import unpartitioned
 
     name = training_args.value_model_name_or_path or model_args.model_name_or_path
     training_args.value_model_name_or_path = None  # it is given instead

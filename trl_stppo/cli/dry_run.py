@@ -24,11 +24,14 @@ from trl import get_peft_config
 from ..envs.check import check_env
 from ..errors import CheckpointError, EnvironmentContractError
 from ..hub.loading import load_tokenizer
-from ..trainer import build, checkpoint_files, engine_checks, plan, turn_rewards
-from ..trainer.evaluation_settings import check_best_metric, plan_evaluation
-from ..trainer.memory import longest_prompt
-from ..trainer.packages import check_packages
-from ..trainer.reward_plan import check_reward_weights
+from ..trainer.checkpoints import files
+from ..trainer.evaluation.settings import check_best_metric, plan_evaluation
+from ..trainer.loop import turn_rewards
+from ..trainer.setup import models, plan
+from ..trainer.setup.packages import check_packages
+from ..trainer.setup.rewards import check_reward_weights
+from ..trainer.sharding import checks
+from ..trainer.watching.memory import longest_prompt
 from .agent_models import TokenCounter, check_policy, check_value_model
 from .agents import (
     check_splits,
@@ -132,7 +135,7 @@ def look(run: Plan, found: Findings) -> None:
     found.check(check_packages, config, None, model_args)
     check_others(run, found)
     found.check(check_output, Path(config.output_dir))
-    with found.warnings_of(checkpoint_files.logger):
+    with found.warnings_of(files.logger):
         found.check(check_resume, config)
     held_out = find_data(run, found)
     rewards = found.check(check_rewards, run, default=[])
@@ -264,10 +267,10 @@ def check_resume(config: Any) -> None:
     """Refuse a checkpoint that is not there, or not whole."""
     run_dir = Path(config.output_dir)
     try:
-        if checkpoint_files.to_resume(run_dir, config.resume_from_checkpoint) is None:
-            checkpoint_files.warn_of_earlier_run(run_dir)
+        if files.to_resume(run_dir, config.resume_from_checkpoint) is None:
+            files.warn_of_earlier_run(run_dir)
     except CheckpointError:
-        if not checkpoint_files.unpublished(run_dir):  # `train` puts those in place first
+        if not files.unpublished(run_dir):  # `train` puts those in place first
             raise
 
 
@@ -281,11 +284,11 @@ def check_models(run: Plan, rewards: Sequence[Any], found: Findings) -> None:
     found.check(check_value_model, args, config, model_args, run.trainer_class)
     peft = found.check(get_peft_config, model_args)
     given, lora = args.value_model_lora_r is not None, peft is not None
-    found.check(lambda: build.check_critic_rank(config, shared=lora and not given))
+    found.check(lambda: models.check_critic_rank(config, shared=lora and not given))
     name = model_args.model_name_or_path or ""
-    reference = found.check(build.plan_reference, config, name, None, peft)
-    kind = engine_checks.critic_kind(config, given=given, lora=lora)
-    planned = engine_checks.EngineRun(
+    reference = found.check(models.plan_reference, config, name, None, peft)
+    kind = checks.critic_kind(config, given=given, lora=lora)
+    planned = checks.EngineRun(
         engine=run.launch.engine,
         plugin=run.launch.plugin,
         args=config,
@@ -295,4 +298,4 @@ def check_models(run: Plan, rewards: Sequence[Any], found: Findings) -> None:
         copies_adapter=reference is not None and reference.adapter,
         rewards=rewards,
     )
-    found.check(engine_checks.check, planned)
+    found.check(checks.check, planned)

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..models.memory import FITS, GIB, Estimate, Setup, estimate
-from ..trainer.memory import hints, longest_prompt
+from ..trainer.watching.memory import hints, longest_prompt
 from .agent_models import check_policy
 from .agents import flag_types, load_splits, own_datasets
 from .arguments import EstimateArguments, TrainArguments

@@ -30,11 +30,11 @@ from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
 from ..hub.setting_rules import SAMPLING
 from ..redaction import redacted
-from ..trainer.agent_evaluation import Evaluation
-from ..trainer.config_checks import failure_price
-from ..trainer.engines import unpartitioned
+from ..trainer.config.checks import failure_price
+from ..trainer.evaluation.agents import Evaluation
 from ..trainer.play import Speaker
-from ..trainer.reward_plan import check_reward_weights
+from ..trainer.setup.rewards import check_reward_weights
+from ..trainer.sharding.runtime import unpartitioned
 from .agent_models import TokenCounter, model_options
 from .agents import (
     drawn,

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from trl import ModelConfig, TrlParser
 
-from ..trainer.config_names import IGNORED, OLD_NAMES, renamed, without_ignored
+from ..trainer.config.names import IGNORED, OLD_NAMES, renamed, without_ignored
 from .arguments import EvaluateArguments, TrainArguments
 from .early import with_config
 from .launch import LAUNCHED, as_words, launch_arguments, launch_flags, shipped, told

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..hub.description import Description
 from ..models.memory import GIB
-from ..trainer.describe import description_of
+from ..trainer.publishing.describe import description_of
 from .names import looks_like_path
 from .planned import Plan, known_size, loaded_options, memory_rows
 

@@ -13,7 +13,7 @@ from trl import ModelConfig, get_peft_config
 from ..models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ..models.memory import FITS, GIB, Setup, estimate
 from ..models.shapes import QWEN25, critic_shape, modules_size, policy_shape, qwen25, read_setup
-from ..trainer.memory import settings_of, shared_out
+from ..trainer.watching.memory import settings_of, shared_out
 from .agent_models import critic_adapters, local_config, model_options
 from .arguments import TrainArguments
 from .launches import Launch

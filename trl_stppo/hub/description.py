@@ -1,6 +1,6 @@
 """What a run is: one description behind its card, `agent.json`, checkpoints, log and dry run.
 
-`trainer/describe.py` builds it, of a trainer or of a run that is only planned.
+`trainer/publishing/describe.py` builds it, of a trainer or of a run that is only planned.
 """
 
 from __future__ import annotations

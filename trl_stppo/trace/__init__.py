@@ -1,6 +1,6 @@
 """Recorded episodes: the files that a training writes, and the page that shows them.
 
-`trl_stppo.trainer.trace_record` records; everything here works on plain data, without torch.
+`trl_stppo.trainer.recording.recorder` records; everything here works on plain data, without torch.
 `docs/trace.md` describes the format and the page.
 """
 

@@ -49,7 +49,7 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
-from .engines import whole_weights
+from .sharding.runtime import whole_weights
 
 __all__ = [
     "BORROWED_ATTRIBUTES",
@@ -75,7 +75,7 @@ __all__ = [
     "open_trackio",
     "overrides",
     "pad",
-    "prepare_for_engine",
+    "prepare_frozen",
     "prepare_reference",
     "prepare_tool_tokenizer",
     "profiling_context",
@@ -359,7 +359,7 @@ def prepare_reference(
     return model
 
 
-def prepare_for_engine(model: PreTrainedModel | nn.Module, trainer: GRPOTrainer) -> Any:
+def prepare_frozen(model: PreTrainedModel | nn.Module, trainer: GRPOTrainer) -> Any:
     """Place a frozen model as GRPOTrainer places the reference that it makes itself."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)

@@ -14,39 +14,33 @@ from torch import nn
 
 from ..core.layout import Part
 from ..models.critic import Critic
-from . import (
-    build,
-    continuing,
-    display,
-    engines,
-    finite,
-    plan,
-    publishing,
-    rollout_engine,
-    text_only,
-)
 from ._trl import GRPOTrainer, reference_needed, small_tiles
-from .checkpointing import Checkpoints
-from .describe import describe
-from .evaluation import Evaluator
-from .evaluation_settings import check_best_metric, plan_evaluation
-from .guards import Guards
+from .checkpoints.checkpoints import Checkpoints
+from .checkpoints.run_state import RunState
+from .evaluation.evaluator import Evaluator
+from .evaluation.settings import check_best_metric, plan_evaluation
+from .gradients.optimizers import Optimizers, policy_parameters
+from .guards import finite
+from .guards.guards import Guards
+from .guards.signals import without_upstreams
 from .host import Upstream
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.logprobs import PolicyComparison
 from .loop.mini_batches import MiniBatches
 from .loop.rewards import EpisodeRewards
-from .optimizers import Optimizers, policy_parameters
-from .packages import check_packages
+from .loop.stale import StalePolicies
+from .loop.turn_rewards import TurnRewardFuncs
 from .ppo_config import PPOConfig
-from .publishing import Publisher
-from .reward_plan import RewardPlan, plan_rewards
-from .run_state import RunState
-from .signals import without_upstreams
-from .stale import StalePolicies
-from .trace_record import TraceRecorder
-from .turn_rewards import TurnRewardFuncs
+from .publishing import publisher
+from .publishing.describe import describe
+from .publishing.publisher import Publisher
+from .recording.recorder import TraceRecorder
+from .setup import continuing, models, plan, players, text_only
+from .setup.packages import check_packages
+from .setup.rewards import RewardPlan, plan_rewards
+from .sharding import runtime
+from .watching import display
 
 
 class AgentTrainer(GRPOTrainer):
@@ -104,7 +98,7 @@ class AgentTrainer(GRPOTrainer):
             rollout,
             scores_turns=turn_reward_funcs is not None,
         )
-        reference = build.plan_reference(args, model, ref_model, peft_config)
+        reference = models.plan_reference(args, model, ref_model, peft_config)
         with (
             reference_needed(args, reference.by_upstream, reference.model is not None),
             rewards.extended_weights(args),
@@ -128,9 +122,9 @@ class AgentTrainer(GRPOTrainer):
             )
         self.beta = args.beta  # no longer the sign that upstream's constructor has read
         with given.in_place(args):
-            build.check_engine(self, given.model, reference, turn_reward_funcs)
+            models.check_sharding(self, given.model, reference, turn_reward_funcs)
         self._upstream = Upstream(self)
-        self._player = rollout_engine.build_player(
+        self._player = players.build_player(
             self, self._upstream, rollout, evaluation, lambda *ids: self._generate_single_turn(*ids)
         )
         self._turn_reward_funcs = TurnRewardFuncs(
@@ -148,7 +142,7 @@ class AgentTrainer(GRPOTrainer):
 
     def _install_models(self, *given: Any) -> None:
         """What stands beside the policy (`build.install_models`), and what moves policy and critic."""
-        self.critic: Critic = build.install_models(self, *given)
+        self.critic: Critic = models.install_models(self, *given)
         finite.check_loaded(self)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
@@ -295,7 +289,7 @@ class AgentTrainer(GRPOTrainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Upstream's; before anything is wrapped, the reference among it."""
         super().create_accelerator_and_postprocess()
-        engines.keep_precision(self.accelerator)
+        runtime.keep_precision(self.accelerator)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         with self._optimizers.preparing():
@@ -381,7 +375,7 @@ class AgentTrainer(GRPOTrainer):
         Raises:
             HubError: it can be neither made nor reached.
         """
-        publishing.make_repository(super().init_hf_repo, self, token, **kwargs)
+        publisher.make_repository(super().init_hf_repo, self, token, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Save the model and upload it, with critic, settings and card, as upstream does.

@@ -17,10 +17,10 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
-from . import plan
 from ._trl import prepare_tool_tokenizer
 from .loop.rows import rows_with_prompts
-from .rollout_engine import assemble, growing_template
+from .setup import plan
+from .setup.players import assemble, growing_template
 
 
 class Speaker:

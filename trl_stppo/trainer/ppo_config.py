@@ -12,11 +12,11 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
-from .config_checks import check_finite, check_values, explained
-from .config_names import ALIASES, KnownNames, option, takes_old_names
-from .config_secrets import KeepsSecrets
-from .reporting import resolve_report_to
-from .stop_when import texts
+from .config.checks import check_finite, check_values, explained
+from .config.names import ALIASES, KnownNames, option, takes_old_names
+from .config.secrets import KeepsSecrets
+from .guards.stop_when import texts
+from .watching.reporting import resolve_report_to
 
 
 @takes_old_names

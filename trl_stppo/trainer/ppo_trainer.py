@@ -4,12 +4,12 @@
       -> episodes   _play                            loop/player.py: environments, tools, plain prompts
       -> batch      _player.pad                      loop/batch.py: its fields and shapes
       -> logprobs   _compared                        loop/logprobs.py: old policy, reference, sampler
-      -> rewards    _rewards                         loop/rewards.py, turn_rewards.py
+      -> rewards    _rewards                         loop/rewards.py, loop/turn_rewards.py
       -> advantages _advantages                      loop/targets.py: the critic, GAE, whitening
     mini-batches    _prepare_inputs                  loop/mini_batches.py: new ones every epoch
       -> critic     _value_loss                      its gradient waits in a buffer of its own
       -> policy     _policy_loss                     clipped surrogate, plus extra terms
-    step            training_step                    guards.py, optimizers.py: reduce, clip, log
+    step            training_step                    guards/, gradients/: reduce, clip, look, step
 
 How a trainer is built, and what upstream asks of the class, is in `agent_trainer.py`; what is borrowed of
 TRL, and which of its methods are wrapped or ours alone, in `_trl.py`.
@@ -36,10 +36,10 @@ from ..core import (
 )
 from ..models.critic import SharedCritic
 from ..rollout.batch import TurnBatch, build_turn_batch
-from . import citations, display
+from . import citations
 from ._trl import profiling_decorator, small_tiles
 from .agent_trainer import AgentTrainer
-from .evaluation_settings import evaluation_settings, undisturbed
+from .evaluation.settings import evaluation_settings, undisturbed
 from .host import is_warming_up
 from .loop.batch import Batch, full_sequence
 from .loop.mini_batches import Totals
@@ -48,7 +48,8 @@ from .loop.rollout import Rollout
 from .loop.rows import Row
 from .loop.targets import Targets, TargetSettings, compute_targets
 from .ppo_config import PPOConfig
-from .reports import MiniBatchMetrics, RolloutMetrics
+from .watching import display
+from .watching.metrics import MiniBatchMetrics, RolloutMetrics
 
 
 class PPOTrainer(AgentTrainer):

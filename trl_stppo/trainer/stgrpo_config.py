@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
-from .config_names import option, takes_old_names
+from .config.names import option, takes_old_names
 from .stppo_config import STPPOConfig
 
 GROUP_VARIANTS = {

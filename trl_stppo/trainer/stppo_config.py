@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.clip_bias import NORMALIZATION_MODES as MODES
-from .config_names import option, takes_old_names
+from .config.names import option, takes_old_names
+from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
-from .stop_when import conditions
 
 # variant -> (importance_sampling_level, whether the clipping-bias correction is on)
 VARIANTS = {

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..core import ClippedSurrogate, normalization_scale
 from . import citations
-from .clip_bias import ClipBiasCorrection, ClipBiasEstimate, has_dropout
-from .engines import is_sharded
+from .gradients.clip_bias import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .host import is_warming_up
 from .loop.batch import Batch, episode_tokens, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer
+from .sharding.runtime import is_sharded
 from .stppo_config import STPPOConfig, check_linear
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
-from .. import engines
 from ..host import Host
+from ..sharding import runtime
 from .batch import Batch, full_sequence
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss [], where these are asked for.
@@ -54,7 +54,7 @@ class ForwardPasses:
         # One group, where a router's loss is no sum over rows, or where DDP or an engine exchanges
         # something in every pass and another process may have another number of groups.
         exchanges = isinstance(model, nn.parallel.DistributedDataParallel)
-        whole = compute_aux_loss or exchanges or engines.is_sharded(self._host.accelerator)
+        whole = compute_aux_loss or exchanges or runtime.is_sharded(self._host.accelerator)
         overhead = float("inf") if whole else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
@@ -79,7 +79,7 @@ class ForwardPasses:
         values = []
         for part in parts:
             keep = tail_width(part, ids.size(1), length + 1)
-            with engines.autocast(self._host.accelerator):
+            with runtime.autocast(self._host.accelerator):
                 critic = self._host.critic
                 values.append(critic.values(part.input_ids, part.attention_mask, keep - 1))
         return put_back(parts, values, ids.size(1), length + 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..host import Host, Upstream
-from ..reports import MiniBatchMetrics
+from ..watching.metrics import MiniBatchMetrics
 from .batch import Batch, deal, group_by_length, without_padding
 
 

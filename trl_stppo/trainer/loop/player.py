@@ -15,7 +15,7 @@ from ...rollout.episode import Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
 from ...rollout.record import judged
 from .._trl import profiling_context, read_message
-from ..evaluation_rows import Name
+from ..evaluation.rows import Name
 from ..host import Host, Upstream
 from .batch import Batch, collate
 from .rollout import Rollout

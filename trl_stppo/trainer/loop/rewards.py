@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ...rollout.episode import Episode
 from ..host import Host, Upstream
-from ..reward_plan import RewardPlan
-from ..turn_rewards import TurnRewardFuncs
+from ..setup.rewards import RewardPlan
 from .rollout import Rollout
+from .turn_rewards import TurnRewardFuncs
 
 
 class EpisodeRewards:

@@ -14,9 +14,9 @@ from ...generation.collective import CollectiveBackend
 from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
 from ...generation.slots import supports
-from .. import engines
 from .._trl import generation_model, new_token_limit, overrides
 from ..host import Host
+from ..sharding import runtime
 
 # TRL's own call: (rows of ids, images, fields of images, completions per row) -> ids, logprobs
 GenerateTurns = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
@@ -109,5 +109,5 @@ def is_collective(host: Host) -> bool:
     if host.accelerator.num_processes == 1:
         return False
     if not host.use_vllm:
-        return engines.shards_weights(host.accelerator) and why_not_cached(host) is not None
+        return runtime.shards_weights(host.accelerator) and why_not_cached(host) is not None
     return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1

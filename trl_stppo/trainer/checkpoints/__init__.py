@@ -1,0 +1,1 @@
+"""Checkpoints that are complete or not there, and runs that go on exactly."""

@@ -1,0 +1,273 @@
+"""Saving and resuming: checkpoints that hold all of a run and are written in one piece."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import TrainOutput
+
+from ...errors import CheckpointError, CheckpointWriteError
+from ...hub.description import Description
+from ...hub.settings import CRITIC_FOLDER
+from ...models.critic import SharedCritic
+from .._trl import close_other_trackio
+from ..host import Host, Wrapped
+from ..processes import done_by
+from ..watching.reporting import named_run, names_runs
+from . import disk, files, same_run
+from .run_lock import RunLock
+from .run_state import RunState, load_beside_policy
+
+
+class Checkpoints:
+    """Of one trainer, and the run that they belong to.
+
+    Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
+
+    Args:
+        host: the trainer.
+        state: what they hold besides upstream's.
+        describe: what the trainer trains.
+
+    Attributes:
+        last: that this run has written or come from; None before.
+        staging: where one is being written; None while none is.
+        run_name: the same for all that goes on from one start.
+    """
+
+    _lock: RunLock
+
+    def __init__(self, host: Host, state: RunState, describe: Callable[[], Description]) -> None:
+        self._host, self._state, self._describe = host, state, describe
+        self.last: Path | None = None
+        self.staging: Path | None = None
+        self.run_name = uuid.uuid4().hex
+        self._has_trained = False
+
+    # --------------------------------------------------------------------- resuming
+
+    def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
+        """See `AgentTrainer.train`."""
+        with self._alone_in_output_dir():
+            folder = None
+            if files.as_meant(wanted):
+                folder = self._to_resume(wanted)
+            if folder is not None:
+                saved = files.read_manifest(folder)
+                same_run.check_same_run(folder, saved, self._about())
+                self.run_name = saved.get("run") or self.run_name
+            else:
+                self._begin_run(wanted)
+            self._has_trained = True
+            self.last = folder
+            self._state.read(folder)
+            with named_run(self._host.args, self.run_name):
+                close_other_trackio(self._host)
+                resume_from = None if folder is None else str(folder)
+                output = self._guarded(wrapped, resume_from, *args, **kwargs)
+        # Upstream's own divides the whole run's loss by the steps of this part.
+        return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
+
+    @contextmanager
+    def _alone_in_output_dir(self) -> Iterator[None]:
+        """One process holds the lock for all of the run."""
+        self._lock = RunLock(Path(self._host.args.output_dir))
+        try:
+            done_by(self._host.accelerator.is_main_process, self._lock.take)
+            yield
+        finally:
+            self._lock.release()
+
+    def _guarded(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        """Upstream's training loop, watched; what it has recorded is closed, however it ends."""
+        try:
+            with self._state.guards.watching():
+                output = wrapped(*args, **kwargs)
+                if self._state.guards.ending.unsaved:
+                    self._state.guards.ending.check_weights()
+                return output
+        finally:
+            self._state.trace.finish()
+
+    def _begin_run(self, wanted: str | bool | None) -> None:
+        """A name for a run that starts, and a warning where it does so on top of another one."""
+        if self._has_trained:  # and what it has left there is no news to anybody
+            self.run_name = uuid.uuid4().hex
+        elif (
+            self._host.accelerator.is_main_process and wanted != "auto"
+        ):  # which has looked already
+            files.warn_of_earlier_run(Path(self._host.args.output_dir))
+
+    def _about(self) -> dict[str, Any]:
+        inside = self._state.inside_rollout
+        return same_run.about(self._host, self._describe(), self.run_name, inside_rollout=inside)
+
+    def name_to_report(self) -> str:
+        """The run's name; before the training, that of the run which its settings say will go on."""
+        args = self._host.args
+        wanted = args.resume_from_checkpoint
+        if wanted and not self._has_trained and names_runs(args):
+            with suppress(CheckpointError):  # `train` will say what is wrong
+                folder = files.to_resume(Path(args.output_dir), wanted)
+                if folder is not None:
+                    return str(files.read_manifest(folder).get("run") or self.run_name)
+        return self.run_name
+
+    def _to_resume(self, wanted: str | bool | None) -> Path | None:
+        """Looked for, and read whole, once on each machine."""
+        run_dir = Path(self._host.args.output_dir)
+
+        def look() -> Path | None:
+            files.tidy(run_dir)
+            return files.to_resume(run_dir, wanted, thorough=True)
+
+        found = set(done_by(self._host.accelerator.is_local_main_process, look))
+        if len(found) > 1:
+            raise CheckpointError(
+                f"`resume_from_checkpoint={wanted!r}` is not the same on all machines: "
+                f"{', '.join(sorted(map(str, found)))}. Pass the path of one that all of them hold."
+            )
+        folder = found.pop()
+        return None if folder is None else self._in_place(folder, run_dir.resolve())
+
+    def _in_place(self, folder: Path, run_dir: Path) -> Path:
+        """A checkpoint that was downloaded into the output directory gets the name it had there.
+
+        There upstream looks for the best one.
+        """
+        if folder.resolve() != run_dir / files.LAST_CHECKPOINT:
+            return folder
+        named = run_dir / f"checkpoint-{files.read_manifest(folder)['global_step']}"
+        if files.complaint(named) is None:
+            files.check_one_run(folder, named)
+        self._host.accelerator.wait_for_everyone()
+        if self._host.accelerator.is_local_main_process and not named.exists():
+            with suppress(FileNotFoundError):  # on a shared disk another machine was faster
+                os.replace(folder, named)
+        self._host.accelerator.wait_for_everyone()
+        return named if files.complaint(named) is None else folder
+
+    def begin(
+        self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any
+    ) -> tuple[int, int]:
+        """Upstream's state of the run, with the place in the rows that it does not know itself."""
+        self._state.begin()
+        where = wrapped(max_steps, per_epoch, epochs, *args)
+        host = self._host
+        self._find_best(Path(host.args.output_dir))
+        if host.state.global_step >= max_steps:  # upstream would take one step more than there are
+            return epochs, 0
+        streams = not hasattr(host.train_dataset, "__len__")
+        if self._state.folder is None or not streams or host.args.ignore_data_skip:
+            return where
+        return self._state.place_in_stream()  # upstream takes a stream for one endless pass
+
+    def _find_best(self, run_dir: Path) -> None:
+        """The best checkpoint's path, wherever the run's folder is now."""
+        state = self._host.state
+        best = state.best_global_step
+        path = run_dir / f"checkpoint-{best}"
+        if best and (best == state.global_step or path.is_dir()):
+            state.best_model_checkpoint = str(path)
+
+    def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
+        """Upstream's loading of the policy, and what stands beside it."""
+        wrapped(checkpoint, model)
+        host, folder = self._host, Path(checkpoint)
+        policy = host.model if model is None else model
+        if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
+            # transformers before 5.23 loads the adapters in subfolders only, once it finds one there.
+            policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
+        load_beside_policy(host, folder)
+
+    def load_best(self, wrapped: Wrapped) -> None:
+        """Upstream's loading of the best policy, and its critic."""
+        wrapped()
+        self._host.critic.load(Path(self._host.state.best_model_checkpoint) / CRITIC_FOLDER)
+
+    # ----------------------------------------------------------------------- saving
+
+    def output_dir(self, run_dir: str) -> str:
+        """Where upstream is to write: into the staging folder, while a checkpoint is being written."""
+        return run_dir if self.staging is None else str(self.staging)
+
+    def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
+        """The folder of upstream's checkpoint with the run's state, complete under its name.
+
+        Or nothing of it is there at all. Upstream asks `output_dir` where to write.
+        """
+        self._state.guards.ending.check_weights()
+        host, accelerator = self._host, self._host.accelerator
+        staging, name = run_dir / files.STAGING, f"checkpoint-{host.state.global_step}"
+        final = run_dir / name
+        done_by(accelerator.is_main_process, self._lock.check)
+        if accelerator.is_local_main_process:
+            disk.remove(staging)
+        accelerator.wait_for_everyone()
+        try:
+            self.staging = staging
+            try:
+                wrapped(model, trial)
+            finally:
+                self.staging = None
+            self._find_best(run_dir)
+            self._state.write(staging / name)
+            accelerator.wait_for_everyone()
+            if host.args.should_save:
+                order = files.next_order(run_dir)
+                files.seal(staging / name, {**self._about(), "order": order})
+        except Exception as error:
+            raise self._failed(error, run_dir, staging) from error
+        accelerator.wait_for_everyone()
+        if accelerator.is_local_main_process and (staging / name).is_dir():
+            files.publish(staging / name, final)
+        self.last = final
+        accelerator.wait_for_everyone()
+        return final
+
+    def prune(self, run_dir: Path, kept: Collection[Path] = ()) -> None:
+        """Delete the oldest ones beyond `save_total_limit`, but for those that are still needed."""
+        args = self._host.args
+        if args.should_save:
+            best = self._host.state.best_model_checkpoint
+            files.prune(run_dir, args.save_total_limit, best, kept)
+
+    def finish(self, wrapped: Wrapped, *args: Any) -> Any:
+        """Upstream's end of a training, but for its deleting all beside the best where one may stay.
+
+        That would be the one from which a run that ended early is to go on.
+        """
+        settings = self._host.args
+        limit, settings.save_total_limit = settings.save_total_limit, None
+        try:
+            result = wrapped(*args)
+        finally:
+            settings.save_total_limit = limit
+        best = self._host.state.best_model_checkpoint
+        ended_early = self._state.guards.ending.reason
+        if limit == 1 and best is not None and settings.should_save and not ended_early:
+            for folder in files.checkpoints(Path(best).parent):
+                if folder.resolve() != Path(best).resolve():
+                    files.discard(folder)
+        return result
+
+    def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
+        """Clear the half-written folder away, which also frees its space, and say what is left."""
+        why, remedy = disk.refusal(error, run_dir, staging)
+        disk.remove(staging)
+        left = "Nothing half-written is left"
+        if staging.exists():
+            left = f"What is half-written lies in `{staging}`, and is no checkpoint"
+        found = files.checkpoints(run_dir)
+        whole = [folder for folder in found if files.complaint(folder) is None]
+        step = self._host.state.global_step
+        return CheckpointWriteError(
+            f"The checkpoint of step {step} could not be written to `{run_dir}`: "
+            f"{why}. {left}; the newest complete checkpoint is {whole[-1] if whole else 'none'}. "
+            f"{remedy} and go on with resume_from_checkpoint=True."
+        )

@@ -1,0 +1,356 @@
+"""Checkpoint folders that exist whole or not at all.
+
+A checkpoint is written into a staging folder, described by a manifest, flushed to the disk and then
+renamed. Nothing that is called `checkpoint-<step>` is ever half written; what a killed process leaves
+behind is finished or thrown away by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from ...hub.pushing import EPISODES
+from ...watch.runs import MANIFEST, METRICS_FILE
+from . import disk
+
+logger = logging.getLogger(__name__)
+
+# Inside the output directory, on the same disk: renaming must be atomic. Upstream leaves out of an
+# upload what begins with an underscore.
+STAGING = "_incomplete"
+TRASH = "_deleted"
+LAST_CHECKPOINT = "last-checkpoint"  # upstream's on the Hub, of hub_strategy="checkpoint"
+FORMAT = 1
+_NAME = re.compile(r"checkpoint-\d+")
+# What a manifest holds ...
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **{"saved_at": (int, float), "global_step": int, "files": dict},
+    **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
+}
+# ... and may hold: 0.1.0 wrote neither order nor checksums.
+_MORE_FIELDS: dict[str, type] = {"run": str, "order": int, "crc32": dict}
+
+
+def seal(folder: Path, about: dict[str, Any]) -> None:
+    """Flush a written folder to the disk and list what is in it; the last thing done to it."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    needed = [p for p in files if not p.match(EPISODES)]  # which a copy from the Hub lacks
+    names = [p.relative_to(folder).as_posix() for p in needed]
+    manifest = {
+        "format": FORMAT,
+        "saved_at": time.time(),
+        **about,
+        "files": {name: path.stat().st_size for name, path in zip(names, needed, strict=True)},
+        "crc32": dict(zip(names, disk.checksums(needed), strict=True)),
+    }
+    for path in files:
+        disk.flush(path)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    disk.flush(folder / MANIFEST)
+
+
+def publish(staged: Path, final: Path) -> None:
+    """Put a sealed folder where checkpoints are looked for, in place of an older one if need be."""
+    if os.path.lexists(final):
+        discard(final)
+    os.replace(staged, final)
+    disk.remove(staged.parent)
+    disk.flush(final.parent)
+
+
+def discard(folder: Path) -> None:
+    """Delete a checkpoint so that a kill half-way leaves nothing that looks like one.
+
+    Where it lies elsewhere and is a link here, the link goes and the checkpoint stays.
+    """
+    trash = folder.parent / TRASH
+    disk.remove(trash)
+    os.replace(folder, trash)
+    disk.remove(trash)
+
+
+def tidy(run_dir: Path) -> None:
+    """Finish or throw away what a killed process has left in an output directory."""
+    for folder in unpublished(run_dir):
+        publish(folder, run_dir / folder.name)
+    disk.remove(run_dir / STAGING)
+    disk.remove(run_dir / TRASH)
+
+
+def unpublished(run_dir: Path) -> list[Path]:
+    """Complete checkpoints that a killed process did not come to put in place."""
+    found = (run_dir / STAGING).glob("checkpoint-*")
+    return [folder for folder in found if complaint(folder) is None]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or none that this version can read.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"`resume_from_checkpoint={str(folder)!r}` is not a folder. Pass the path of a "
+            f"checkpoint-<step> folder, or True for the newest one in output_dir."
+        )
+    if not path.is_file():
+        raise CheckpointError(
+            f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it, and its "
+            f"rollout and critic are not known. Resume from a checkpoint of this trainer, or start a "
+            f"new run from its policy alone (model={str(folder)!r}, without resume_from_checkpoint)."
+        )
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(manifest, dict):
+        raise _damaged(path, f"it holds {manifest!r:.40}")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}. Resume with "
+            f"the version of trl_stppo that wrote it."
+        )
+    for name, kind in (_FIELDS | _MORE_FIELDS).items():
+        if name in manifest and not isinstance(manifest[name], kind):
+            raise _damaged(path, f"its {name!r} is {manifest[name]!r:.40}")
+        if name not in manifest and name in _FIELDS:
+            raise _damaged(path, f"it has no {name!r}")
+    return manifest
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"`{path}` is damaged ({what}). Resume from another checkpoint.")
+
+
+def complaint(folder: Path, *, thorough: bool = False) -> str | None:
+    """What is wrong with a checkpoint, None if every file is there in its full size.
+
+    Args:
+        folder: of the checkpoint.
+        thorough: read every file, and compare it with what was written.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        return str(error)
+    for name, size in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return (
+                f"`{folder}` lacks the file {name!r}, which was there when it was written. Restore it, "
+                f"or resume from another checkpoint."
+            )
+        if path.stat().st_size != size:
+            return (
+                f"`{path}` has {path.stat().st_size} bytes; it was written with {size}. Restore it, or "
+                f"resume from another checkpoint."
+            )
+    return _wrong_content(folder, manifest.get("crc32", {})) if thorough else None
+
+
+def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
+    """Which of these files does not hold what was written."""
+    try:
+        found = disk.checksums([folder / name for name in written])
+    except (OSError, ValueError) as error:
+        return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
+    for name, now in zip(written, found, strict=True):
+        if now != written[name]:
+            return (
+                f"`{folder / name}` is not what was written: its CRC-32 is {now}, and was "
+                f"{written[name]}. Restore it, or resume from another checkpoint."
+            )
+    return None
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Folders named as checkpoints, oldest first; before them those whose age nobody can tell.
+
+    In the order in which they were written, not by step: after a run has gone back to an older
+    checkpoint, those of the branch that it left have higher steps.
+    """
+    if not run_dir.is_dir():
+        return []
+    found = sorted(run_dir.iterdir())
+    return sorted((p for p in found if p.is_dir() and _NAME.fullmatch(p.name)), key=_age)
+
+
+def _age(folder: Path) -> tuple[int, float, int]:
+    """Sorts by age, whatever the clock has done meanwhile; copies keep it."""
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:
+        return -1, folder.stat().st_mtime, 0
+    # 0.1.0 wrote no number, and all that it wrote is older than what has one.
+    return manifest.get("order", 0), manifest["saved_at"], manifest["global_step"]
+
+
+def next_order(run_dir: Path) -> int:
+    """The number of a checkpoint that is written now: one more than the newest has."""
+    return 1 + max((_age(folder)[0] for folder in with_downloaded(run_dir)), default=0)
+
+
+def with_downloaded(run_dir: Path) -> list[Path]:
+    """Those of `checkpoints`, and the one that came from the Hub; the newest last."""
+    downloaded = run_dir / LAST_CHECKPOINT
+    found = checkpoints(run_dir)
+    if downloaded.is_dir():  # a copy goes before what it is a copy of
+        found = sorted([downloaded, *found], key=_age)
+    return found
+
+
+def check_one_run(one: Path, other: Path) -> None:
+    """Refuse two checkpoints in one output directory of which nobody can tell which is meant.
+
+    Raises:
+        CheckpointError: different runs have written them, or one run twice at the same step.
+    """
+    first, second = read_manifest(one), read_manifest(other)
+    name = "run" if "run" in first and "run" in second else "identity"
+    same_run = first.get(name) == second.get(name)
+    if same_run and (
+        first.get("global_step") != second.get("global_step")
+        or first["saved_at"] == second["saved_at"]
+    ):
+        return
+    what = "are not the same" if same_run else "come from different runs"
+    raise CheckpointError(
+        f"`{one}` (step {first.get('global_step')}) and `{other}` (step {second.get('global_step')}) "
+        f"{what}, and only one of them can go on in this output_dir. Move the one that is not meant to "
+        f"another folder, or set another output_dir and pass the path of the one that is."
+    )
+
+
+def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
+    """The newest checkpoint that can be resumed from.
+
+    Args:
+        run_dir: where they are.
+        wanted: the argument to which this is the answer.
+        thorough: as for `complaint`; older ones are not read.
+
+    Raises:
+        CheckpointError: there is none, or one from the Hub lies beside those of another run.
+    """
+    downloaded = run_dir / LAST_CHECKPOINT
+    if complaint(downloaded) is None:
+        whole = [folder for folder in checkpoints(run_dir) if complaint(folder) is None]
+        if whole:
+            check_one_run(downloaded, whole[-1])
+    found = with_downloaded(run_dir)
+    ageless = [folder for folder in found if _age(folder)[0] < 0]  # which may be the newest
+    complaints: list[str] = []
+    for folder in [*ageless, *reversed(found[len(ageless) :])]:
+        problem = complaint(folder, thorough=thorough)
+        if problem is None:
+            if complaints:
+                logger.warning("Resuming from %s. Passed over: %s", folder, " ".join(complaints))
+            return folder
+        complaints.append(problem)
+    raise CheckpointError(
+        f"`resume_from_checkpoint={wanted!r}`, but `{run_dir}` holds no checkpoint to resume from"
+        + (": " + " ".join(complaints) if complaints else ". Start without it, or pass a path.")
+    )
+
+
+def as_meant(wanted: str | bool | None) -> str | bool | None:
+    """A `resume_from_checkpoint` with true and false as such: a command line knows no types."""
+    return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
+
+
+def warn_of_earlier_run(run_dir: Path) -> None:
+    """Say what a new run in an output directory overwrites there, if it holds another one."""
+    found = with_downloaded(run_dir)
+    if not found and not (run_dir / METRICS_FILE).is_file():
+        return
+    holds, goes_on = METRICS_FILE, "To keep it, set"
+    if found:
+        holds = f"newest checkpoint {found[-1].name}, step {_step(found[-1])}"
+    if any(complaint(folder) is None for folder in found):
+        goes_on = "To go on with it, pass resume_from_checkpoint=True; to keep it, set"
+    logger.warning(
+        "`output_dir=%r` holds an earlier run (%s), and this one begins at step 0. It overwrites the "
+        "model, checkpoints of the same steps and recorded episodes; the other checkpoints stay until "
+        "`save_total_limit` deletes them, and the log is kept as metrics.previous*.jsonl. %s another "
+        "output_dir.",
+        str(run_dir), holds, goes_on,
+    )  # fmt: skip
+
+
+def _step(folder: Path) -> Any:
+    with suppress(CheckpointError):
+        return read_manifest(folder).get("global_step", "unknown")
+    return "unknown"
+
+
+def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
+    """The checkpoint that `train(resume_from_checkpoint=wanted)` goes on from; nothing is changed.
+
+    Args:
+        run_dir: the run's output directory.
+        wanted: as for `train`.
+        thorough: as for `complaint`.
+
+    Returns:
+        Its folder, None for a run that starts.
+
+    Raises:
+        CheckpointError: it is not there, or not whole.
+    """
+    wanted = as_meant(wanted)
+    if not wanted or (wanted == "auto" and not checkpoints(run_dir) and _no_download(run_dir)):
+        return None
+    if wanted is True or wanted == "auto":
+        return last_complete(run_dir, wanted, thorough=thorough)
+    folder = Path(wanted)
+    if not folder.is_dir() and (run_dir / wanted).is_dir():  # "last-checkpoint", as the Hub has it
+        folder = run_dir / wanted
+    problem = complaint(folder, thorough=thorough)
+    if problem is not None:
+        raise CheckpointError(problem)
+    return folder
+
+
+def _no_download(run_dir: Path) -> bool:
+    """Whether there is none, or only one that has broken off or is not ours, which is said then."""
+    folder = run_dir / LAST_CHECKPOINT
+    problem = complaint(folder)
+    if problem is not None and folder.is_dir():
+        logger.warning(
+            "resume_from_checkpoint='auto' begins a new run at step 0: there is no checkpoint but one from "
+            "which no run can go on. %s",
+            problem,
+        )
+    return problem is not None
+
+
+def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:
+    """Delete the oldest checkpoints beyond `limit`, never the newest or the best one.
+
+    Args:
+        run_dir: where they are.
+        limit: how many may stay; None for all.
+        best: path of the best one, None where none is.
+        kept: that somebody still reads.
+    """
+    if limit is None or limit <= 0:
+        return
+    found = checkpoints(run_dir)
+    protected = {found[-1].resolve()} if found else set()
+    if best is not None:
+        protected.add(Path(best).resolve())
+    protected |= {path.resolve() for path in kept}
+    spare = [folder for folder in found if folder.resolve() not in protected]
+    for folder in spare[: max(0, len(found) - max(limit, len(protected)))]:
+        discard(folder)

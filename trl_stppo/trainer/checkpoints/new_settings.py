@@ -1,0 +1,128 @@
+"""Settings of an optimizer that a resumed run has changed.
+
+A checkpoint brings back the parameter groups of its optimizer and the base rates of its scheduler, rates
+and decay included. Here those whose setting is another one now get the new value. A value that only the
+groups had (a callback's, say) stays, and so does all of an optimizer that the caller has made.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..config.names import renamed
+from ..gradients.optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
+from ..host import Host
+from ..publishing.describe import algorithm_settings
+
+logger = logging.getLogger(__name__)
+Groups = list[tuple[dict[str, Any], str, int | None]]
+
+_RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": (CRITIC,)}
+# Setting -> key of a group, and place in its value where that is a tuple.
+_ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon": ("eps", None)}
+_KEPT = {*_RATES, "weight_decay", *_ADAM}
+
+
+def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
+    """Let the run go on with the settings that it has now, and say which are new.
+
+    Args:
+        host: whose scheduler has been loaded.
+        optimizers: which have been, too.
+        folder: the checkpoint that they come from.
+        saved: its settings.
+    """
+    groups = _groups(host, optimizers)
+    saved = {**_adams(groups), **renamed(saved)}
+    present = algorithm_settings(host.args)
+    changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
+    without = [n for n in changed if n in _KEPT and not _write(host, groups, n, *changed[n])]
+    if not host.accelerator.is_main_process:
+        return
+
+    def said(names: list[str]) -> str:
+        return "; ".join(f"{n}: {changed[n][0]!r} -> {changed[n][1]!r}" for n in names)
+
+    if new := [name for name in changed if name not in without]:
+        logger.warning("%s: the run goes on with new settings: %s", folder, said(new))
+    if without:
+        logger.warning(
+            "%s: new, but without effect: %s. The optimizer was passed in as it is, or has no such value.",
+            folder, said(without),
+        )  # fmt: skip
+
+
+def _groups(host: Host, optimizers: Optimizers) -> Groups:
+    """Groups that are ours: each with its role, and its place in the scheduler if it has one."""
+    assert host.optimizer is not None
+    groups, roles = host.optimizer.param_groups, optimizers.roles
+    found: Groups = []
+    if len(groups) == len(roles):
+        numbered = enumerate(zip(groups, roles, strict=True))
+        found = [(group, role, i) for i, (group, role) in numbered if role != GIVEN]
+    if optimizers.critic is not None:
+        found += [(group, CRITIC, None) for group in optimizers.critic.param_groups]
+    return found
+
+
+def _adams(groups: Groups) -> dict[str, Any]:
+    """Adam's settings as they were loaded: 0.1.0 did not write them down."""
+    for group, *_ in groups:
+        loaded = {name: _of(group, *place) for name, place in _ADAM.items()}
+        return {name: value for name, value in loaded.items() if value is not None}
+    return {}
+
+
+def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
+    value = group.get(key)
+    if place is None or value is None:
+        return value if isinstance(value, (int, float)) else None
+    return value[place]
+
+
+def _write(host: Host, groups: Groups, name: str, old: Any, new: Any) -> bool:
+    """Whether the new value of a setting has come to hold in a group."""
+    key, place = _ADAM.get(name, (name, None))
+    if name in _ADAM:  # does `optim` ask for it at all?
+        _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
+        if _of(options, key, place) != new:
+            return False
+    written = False
+    for group, role, index in groups:
+        if name in _RATES:
+            if role in _RATES[name]:
+                _set_rate(host.lr_scheduler, group, index, old, new)
+                written = True
+        elif key in group and (name in _ADAM or role != PLAIN):
+            old_value = group[key]
+            group[key] = new
+            if place is not None:
+                group[key] = (*old_value[:place], new, *old_value[place + 1 :])
+            written = True
+    return written
+
+
+def _set_rate(
+    schedule: Any, group: dict[str, Any], index: int | None, old: float, new: float
+) -> None:
+    """A new base rate, and the rate that the schedule makes of it for the coming step."""
+    if index is None:
+        return  # `CriticOptimizer` asks the setting at each step
+    scheduler: Any = getattr(schedule, "scheduler", schedule)
+    if hasattr(scheduler, "lr_lambdas"):
+        rate = new * scheduler.lr_lambdas[index](scheduler.last_epoch)
+    else:
+        rate = float(group["lr"]) * (new / old if old else 1.0)
+    if "initial_lr" in group:
+        group["initial_lr"] = new
+    for known, value in (("base_lrs", new), ("_last_lr", rate)):
+        if hasattr(scheduler, known):
+            getattr(scheduler, known)[index] = value
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,0 +1,280 @@
+"""What a run holds besides weights and optimizers, as plain data: written down, and put back.
+
+Upstream's checkpoints leave out where the rollout buffer stands: a run resumed in the middle of a block
+would play new episodes and stay out of step. Here each process writes its buffer (log-probabilities,
+values and advantages included), the sampler's position and the figures that were not logged yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from ...hub.pushing import EPISODES
+from ...hub.settings import CRITIC_FOLDER
+from ..gradients.optimizers import Optimizers
+from ..guards.guards import Guards
+from ..host import Host, Upstream
+from ..loop.batch import Batch
+from ..loop.stale import StalePolicies
+from ..recording.recorder import TraceRecorder
+from . import files, new_settings
+
+logger = logging.getLogger(__name__)
+CRITIC_OPTIMIZER = "critic_optimizer.pt"
+REFERENCE = "reference.pt"
+STALE_POLICIES = "stale_policies.pt"
+
+
+def plain(value: Any) -> Any:
+    """Data that can be read back without running code: tensors, numbers, text, lists and dicts."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()  # a view would drag its whole storage along
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) or hasattr(value, "appendleft"):
+        return [plain(item) for item in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def state_file(folder: Path, process: int) -> Path:
+    """Where a process keeps its state."""
+    return folder / f"run_state_{process}.pt"
+
+
+def episodes_file(folder: Path, process: int) -> Path:
+    """Where it keeps what its newest episodes have said; on this disk alone, see `hub.pushing`."""
+    return folder / EPISODES.replace("*", str(process))
+
+
+def loaded(path: Path) -> Any:
+    """Plain data and tensors, from a file of a checkpoint."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def load_episodes(folder: Path, process: int) -> dict[str, Any]:
+    """Texts of a checkpoint; nothing where they are not there or damaged, as no weight needs them."""
+    path = episodes_file(folder, process)
+    if not path.is_file():
+        return {}
+    try:
+        state: dict[str, Any] = loaded(path)
+    except Exception as error:  # of several kinds, for a file that is cut off
+        logger.warning(
+            "`%s` cannot be read (%s: %s). The run goes on without it: texts that were not logged yet and "
+            "what was recorded of an open update are lost, and nothing else.",
+            path, type(error).__name__, error,
+        )  # fmt: skip
+        return {}
+    return state
+
+
+def load_beside_policy(host: Host, folder: Path) -> None:
+    """The critic and a reference that follows the policy, from a checkpoint."""
+    host.critic.load(folder / CRITIC_FOLDER)
+    reference = folder / REFERENCE
+    if host.args.sync_ref_model and reference.is_file():
+        host.accelerator.unwrap_model(host.ref_model).load_state_dict(loaded(reference))
+
+
+class RunState(TrainerCallback):
+    """Writes the run's state down, and puts it back once upstream has set up its own.
+
+    Between the two it watches the place in the rows.
+
+    Args:
+        host: the trainer.
+        upstream: its private side.
+        optimizers: of policy and critic.
+        stale: the policy's past weights.
+
+    Attributes:
+        folder: the checkpoint that the run goes on from; None where it starts.
+        guards, trace: what is kept of them too; set once they are there.
+    """
+
+    guards: Guards
+    trace: TraceRecorder
+
+    def __init__(
+        self, host: Host, upstream: Upstream, optimizers: Optimizers, stale: StalePolicies
+    ) -> None:
+        self._host, self._upstream = host, upstream
+        self._optimizers, self._stale = optimizers, stale
+        host.add_callback(self)
+        self.folder: Path | None = None
+        # This process's state in the checkpoint, until it is put back.
+        self._saved: dict[str, Any] | None = None
+        self._episodes: dict[str, Any] = {}
+        self._newest: torch.Generator | None = None  # of all samplers
+        self._generator: torch.Generator | None = None  # of the training's
+        self._epoch_start: Tensor | None = None
+        self._passes = self._pass_start = self._began_at = 0
+        self._continues = False
+
+    # ------------------------------------------------------------------ the place in the rows
+
+    def notice(self, sampler: Any) -> Any:
+        """A sampler of training rows, which is returned."""
+        self._newest = getattr(sampler, "generator", None)
+        return sampler
+
+    def begin(self) -> None:
+        """The loader of the training is there; whoever looks at its rows from now on makes another."""
+        self._generator = self._newest
+
+    def place_in_stream(self) -> tuple[int, int]:
+        """Passes over a stream that are over, and batches of the present one that are used."""
+        updates = self._host.state.global_step - self._pass_start
+        return self._passes, updates * self._host.args.gradient_accumulation_steps
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remember the sampler's state from before it draws the epoch's order."""
+        self._epoch_start = None if self._generator is None else self._generator.get_state()
+        self._passes += 1
+        self._began_at = state.global_step
+        if not self._continues:
+            self._pass_start = state.global_step
+        self._continues = False
+
+    def _place(self) -> dict[str, Any]:
+        epoch, sampler = self._host.state.epoch or 0.0, self._epoch_start
+        ended = epoch == int(epoch) and self._began_at != self._host.state.global_step
+        if self._generator is not None and ended:  # the next epoch draws from here
+            sampler = self._generator.get_state()
+        return {"sampler": sampler, "passes": self._passes, "pass_start": self._pass_start}
+
+    @property
+    def inside_rollout(self) -> bool:
+        """Whether the rollout batch in the buffer still has updates to give."""
+        micro_batches = self._host.args.steps_per_generation
+        assert micro_batches is not None  # GRPOConfig has filled it in
+        return self._upstream.step % (micro_batches * self._host.num_iterations) != 0
+
+    def of_whole_run(self, logs: dict[str, float]) -> dict[str, float]:
+        """The log, whose last one gets, in place, the whole run's loss over all its steps."""
+        if "train_loss" in logs:
+            logs["train_loss"] = self._upstream.total_loss / max(self._host.state.global_step, 1)
+        return logs
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, folder: Path) -> None:
+        """Each process its own part; the one that saves, also what all have in common."""
+        args, saves = self._host.args, self._host.args.should_save
+        if saves:
+            self._host.state.save_to_json(str(folder / "trainer_state.json"))
+        if args.save_only_model:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        process = self._host.accelerator.process_index
+        torch.save(self._collected(), state_file(folder, process))
+        # Texts that the log shows, and the update that is being recorded; no weight depends on them.
+        logs = {key: value for key, value in self._upstream.logs.items() if key != "images"}
+        texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
+        torch.save(texts, episodes_file(folder, process))
+        if saves and self._optimizers.critic is not None:
+            torch.save(self._optimizers.critic.state_dict(), folder / CRITIC_OPTIMIZER)
+        if saves and args.rollout_staleness:
+            torch.save(self._stale.state_dict(), folder / STALE_POLICIES)
+        if saves and args.sync_ref_model and self._host.ref_model is not None:
+            reference = self._host.accelerator.unwrap_model(self._host.ref_model)
+            torch.save(reference.state_dict(), folder / REFERENCE)
+
+    def _collected(self) -> dict[str, Any]:
+        """The state of this process between two optimizer steps."""
+        upstream = self._upstream
+        state = {
+            "buffer": upstream.buffer if self.inside_rollout else None,
+            "metrics": upstream.metrics,
+            "loss": upstream.loss,
+            "total_loss": upstream.total_loss,
+            "last_logged": upstream.last_logged,
+            **self._place(),
+            "guards": self.guards.state_dict(),
+        }
+        return {key: plain(value) for key, value in state.items()}
+
+    # ------------------------------------------------------------------ putting back
+
+    def read(self, folder: Path | None) -> None:
+        """Take in the checkpoint's state; None for a run that starts."""
+        self.folder, self._saved, self._passes, self._pass_start = folder, None, 0, 0
+        self._continues = folder is not None
+        if folder is None:
+            return
+        process = self._host.accelerator.process_index
+        if not state_file(folder, process).is_file():
+            process = 0  # fewer processes wrote it, at the end of a rollout batch
+        self._saved = loaded(state_file(folder, process))
+        self._episodes = load_episodes(folder, process)
+        self._passes, self._pass_start = self._saved["passes"] - 1, self._saved["pass_start"]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start over, or go on from the checkpoint."""
+        host, saved, folder = self._host, self._saved, self.folder
+        if saved is None or folder is None:
+            self._upstream.step, self._upstream.buffer = 0, None
+            self._stale.load_state_dict([])
+            return
+        if state.global_step >= state.max_steps and host.accelerator.is_main_process:
+            logger.warning(
+                "%s is of step %s, and this run ends with step %s: there is nothing left to train. To train "
+                "on, raise total_episodes (or max_steps, num_train_epochs); for a new run, choose another "
+                "output_dir.",
+                folder, state.global_step, state.max_steps,
+            )  # fmt: skip
+        self._restore(saved)
+        self._restore_episodes()
+        if self._optimizers.critic is not None:
+            self._optimizers.critic.load_state_dict(loaded(folder / CRITIC_OPTIMIZER))
+        if (folder / STALE_POLICIES).is_file():
+            self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
+        if host.is_deepspeed_enabled:  # which loads the policy itself
+            load_beside_policy(host, folder)
+        if self._generator is not None and saved["sampler"] is not None:
+            self._generator.set_state(saved["sampler"])
+        settings = files.read_manifest(folder)["settings"]
+        new_settings.renew(host, self._optimizers, folder, settings)
+        self._saved, self._episodes = None, {}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """What `_collected` took, except the place in the rows."""
+        host, upstream = self._host, self._upstream
+        device = host.accelerator.device
+        upstream.step = host.state.global_step * host.args.gradient_accumulation_steps
+        buffer = state["buffer"]
+        upstream.buffer = None if buffer is None else [_to(part, device) for part in buffer]
+        for mode, figures in state["metrics"].items():
+            upstream.metrics[mode].update(figures)
+        upstream.loss = state["loss"].to(device)
+        upstream.total_loss = state["total_loss"]
+        upstream.last_logged = state["last_logged"]
+        self.guards.load_state_dict(state["guards"])
+
+    def _restore_episodes(self) -> None:
+        """Nothing in a checkpoint that came from the Hub."""
+        logs = self._upstream.logs
+        for key, entries in self._episodes.get("logs", {}).items():
+            if isinstance(entries, dict):
+                for name, values in entries.items():
+                    logs[key][name].extend(values)
+            else:
+                logs[key].extend(entries)
+        self.trace.load_state_dict(self._episodes.get("trace"))
+
+
+def _to(part: dict[str, Any], device: torch.device) -> Batch:
+    moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in part.items()}
+    return cast(Batch, moved)

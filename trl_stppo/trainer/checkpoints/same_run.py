@@ -1,0 +1,96 @@
+"""Which runs may go on with a checkpoint: what its manifest says of the run that wrote it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from ...hub.description import Description
+from ..host import Host
+from ..sharding.runtime import is_sharded, sharding_name
+
+logger = logging.getLogger(__name__)
+
+# Must be equal: the data would be other data, or weights and moments would not fit.
+FIXED = (
+    *("trainer", "variant", "critic", "adapter", "engine", "rows", "seed", "shuffle"),
+    *("batch", "episodes_per_prompt", "epochs", "mini_batches"),
+)
+# May differ only where a rollout begins: the buffer is cut for so many processes and micro-batches.
+CUT = ("processes", "micro_batches")
+
+
+def about(host: Host, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
+    """What the manifest says of the run: its identity, its cut into batches, its settings."""
+    args, accelerator = host.args, host.accelerator
+    micro_batches = args.steps_per_generation
+    assert micro_batches is not None  # GRPOConfig has filled it in
+    return {
+        "run": name,
+        "global_step": host.state.global_step,
+        "inside_rollout": inside_rollout,
+        "resumable": not args.save_only_model,
+        "identity": {
+            "trainer": host.config_class.__name__,
+            "variant": run.variant,
+            "critic": run.critic,
+            "adapter": run.adapter,
+            "engine": sharding_name(accelerator) if is_sharded(accelerator) else None,
+            "rows": run.rows,
+            "seed": args.seed,
+            "shuffle": bool(args.shuffle_dataset),
+            "batch": args.generation_batch_size,
+            "episodes_per_prompt": host.num_generations,
+            "epochs": host.num_iterations,
+            "mini_batches": micro_batches // args.gradient_accumulation_steps,
+        },
+        "cut": {
+            "processes": accelerator.num_processes,
+            "micro_batches": micro_batches,
+        },
+        "settings": run.settings,
+    }
+
+
+def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
+    """Refuse a checkpoint that this trainer could not go on from; say how its batches are cut anew.
+
+    Raises:
+        CheckpointError: names the field, both values, and what to do.
+    """
+    if not saved["resumable"]:
+        raise CheckpointError(
+            f"`{folder}` was written with save_only_model=True and has no optimizer state. Start a new "
+            f"run from its policy (model={str(folder)!r}), or save with save_only_model=False."
+        )
+    for field in FIXED:
+        was, now = saved["identity"].get(field), present["identity"][field]
+        if was != now:
+            raise CheckpointError(
+                f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}. Resume "
+                f"with what it was saved with, or start a new run from its policy alone "
+                f"(model={str(folder)!r}, without resume_from_checkpoint)."
+            )
+    trained_by = saved["identity"].get("engine") or ""
+    for field in CUT:
+        was, now = saved["cut"].get(field), present["cut"][field]
+        if was != now and field == "processes" and trained_by.startswith("ZeRO"):
+            raise CheckpointError(
+                f"`{folder}` was saved by {was} processes; this run has {now}. {trained_by} keeps its "
+                f"optimizer's state in as many pieces. Resume with {was} processes, or start a new run "
+                f"from the policy alone."
+            )
+        if was != now and saved["inside_rollout"]:
+            raise CheckpointError(
+                f"`{folder}` was saved in the middle of a rollout batch with {field}={was!r}; this run "
+                f"has {field}={now!r} and cannot share it out in the same way. Resume with {field}="
+                f"{was!r}, or from a checkpoint at the end of a rollout batch."
+            )
+        if was != now:
+            logger.warning(
+                "%s: %s was %r and is %r now. The run goes on with a new rollout batch; it will not "
+                "equal the uninterrupted run bit for bit.",
+                folder, field, was, now,
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What the configurations check, and the names that they had before."""

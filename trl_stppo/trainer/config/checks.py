@@ -1,0 +1,299 @@
+"""What `PPOConfig` refuses: options without a faithful form here, and values out of range."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from ...core import KL_ESTIMATORS, LOSS_TYPES
+from ...rollout.engine import ON_ENV_ERROR
+from .._trl import GRPOConfig
+
+# Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
+# advantages: field -> (the only value that is allowed, why, what to do instead).
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "scale_rewards": ("group", "it scales group-relative advantages", "use whiten_advantages"),
+    "multi_objective_aggregation": (
+        "sum_then_normalize",
+        "rewards are summed before the advantages are estimated",
+        "set reward_weights",
+    ),
+    "top_entropy_quantile": (
+        1.0,
+        "its quantile is taken per micro-batch, so the split would change the gradient",
+        "leave it at 1.0",
+    ),
+    "use_adaptive_entropy": (
+        False,
+        "its controller lives inside GRPOTrainer's loss",
+        "use entropy_coef",
+    ),
+    "fp16": (False, "clipping and norms need unscaled gradients", "use bf16=True"),
+}
+# Level and form of the correction for the gap to the sampler; the turn level is ours.
+SAMPLER_CORRECTIONS = tuple(
+    f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
+)
+# These step inside the backward pass, before the critic's gradient and the clipping bias exist.
+EARLY_OPTIMIZERS = ("lomo", "layerwise")
+
+
+# Bounds from above, where infinity means what None does and is passed on as it is: nothing is cut off.
+LIMITS = frozenset(
+    (
+        *("epsilon_high", "delta", "cliprange_value", "max_grad_norm", "critic_max_grad_norm"),
+        *("target_kl", "off_policy_mask_threshold"),
+        *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"),
+    )
+)
+
+
+def check_finite(config: GRPOConfig) -> None:
+    """Raise ValueError for a field that holds NaN or infinity, whatever else its range is."""
+    for spec in fields(config):
+        value = getattr(config, spec.name)
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, float) or math.isfinite(number):
+                continue
+            if spec.name in LIMITS and number == math.inf:
+                continue
+            also = ", or inf for no limit" if spec.name in LIMITS else ""
+            also += ", or None" if "None" in str(spec.type) else ""
+            raise ValueError(f"`{spec.name}={value!r}`: must be a finite number{also}.")
+
+
+def check_refused(config: GRPOConfig) -> None:
+    """Raise ValueError for options that cannot work here, and name what can."""
+    for name, (allowed, why, instead) in REFUSED.items():
+        if name not in config._HONOURS and getattr(config, name) != allowed:
+            raise ValueError(
+                f"`{name}={getattr(config, name)!r}` is not supported by {type(config).__name__}: "
+                f"{why}. Allowed: {allowed!r}; {instead}."
+            )
+    if "fp16" in (
+        getattr(config, "mixed_precision", None),
+        os.environ.get("ACCELERATE_MIXED_PRECISION"),
+    ):
+        raise ValueError(
+            "Mixed precision 'fp16' (set by the launcher) is not supported: clipping and norms need "
+            "unscaled gradients. Launch with --mixed_precision bf16 or no."
+        )
+    optim = str(getattr(config.optim, "value", config.optim)).lower()
+    if any(part in optim for part in EARLY_OPTIMIZERS):
+        raise ValueError(
+            f"`optim={optim!r}` is not supported: it steps inside the backward pass, before the "
+            f"critic's gradient and the clipping bias are known. Use an AdamW, SGD or Adafactor variant."
+        )
+    if (config.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        raise ValueError(
+            "`gradient_checkpointing_kwargs={'use_reentrant': True}` is not supported: separate "
+            "gradients of critic and clipping bias need non-reentrant checkpointing. Drop it."
+        )
+    for name, only in (("model_adapter_name", "default"), ("ref_adapter_name", "ref")):
+        if getattr(config, name) not in (None, only):
+            raise ValueError(
+                f"`{name}={getattr(config, name)!r}` is not supported; allowed: None or {only!r}. "
+                f"Rename the adapter, or pass `ref_model`."
+            )
+    if (config.metric_for_best_model or "").removeprefix("eval_") == "loss":
+        raise ValueError(
+            f"`metric_for_best_model={config.metric_for_best_model!r}`: evaluation plays episodes and "
+            f"computes no loss. Use 'episode/score' (the default), 'episode/success_rate', or another "
+            f"figure of docs/evaluation.md."
+        )
+    if config.rollout_staleness and config.use_vllm:
+        raise ValueError(
+            f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`, which "
+            f"keeps weights of its own. Set one of the two back."
+        )
+    if config.stop_token not in (None, "eos"):
+        raise ValueError(f"`stop_token={config.stop_token!r}`: allowed are None and 'eos'.")
+    if config.stop_token is not None and config.stop_token_id is not None:
+        raise ValueError("`stop_token` and `stop_token_id` contradict: set only one of them.")
+    if config.stop_token_id is not None and config.use_vllm:
+        raise ValueError(
+            "`stop_token_id` is not supported with `use_vllm=True`; set "
+            "generation_kwargs={'stop_token_ids': [...]} instead."
+        )
+
+
+OPTIONAL_COUNTS = (
+    *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
+    "num_generations_eval",
+)
+TIMEOUTS = ("env_timeout_seconds", "episode_timeout_seconds")
+# What a field may hold: field -> (check, the rule in words).
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "num_iterations": (lambda v: v >= 1, "num_iterations >= 1"),
+    "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon < 1"),
+    "epsilon_high": (lambda v: v is None or v >= 0, "epsilon_high >= 0 or None"),
+    "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
+    "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
+    "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
+    "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
+    "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
+    "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
+    "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
+    "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
+    "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
+    "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
+    "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
+    "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
+    "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
+    **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
+    **{
+        name: (lambda v: v is None or v > 0, f"{name} > 0 or None")
+        for name in ("target_kl", *TIMEOUTS)
+    },
+}
+# What `eval_generation_kwargs` may hold, likewise.
+EVAL_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda v: v >= 0, "temperature >= 0"),
+    "top_p": (lambda v: 0 < v <= 1, "0 < top_p <= 1"),
+    "top_k": (lambda v: v >= 0, "top_k >= 0"),
+    "max_completion_length": (lambda v: v >= 1, "max_completion_length >= 1"),
+}
+
+
+def check_values(config: GRPOConfig) -> None:
+    """Raise ValueError for values that are refused, or out of range, alone or together."""
+    check_refused(config)
+    choices = {
+        "loss_type": LOSS_TYPES,
+        "importance_sampling_level": config._VALID_LEVELS,
+        "advantage_level": ("token", "turn"),
+        "kl_estimator": KL_ESTIMATORS,
+        "env_isolation": ("thread", "process"),
+        "vllm_importance_sampling_mode": SAMPLER_CORRECTIONS,
+    }
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ValueError(
+                f"`{name}={getattr(config, name)!r}`: allowed are {', '.join(map(repr, allowed))}."
+            )
+    for name, (valid, rule) in RANGES.items():
+        if not valid(getattr(config, name)):
+            raise ValueError(f"`{name}={getattr(config, name)}`: must satisfy {rule}.")
+    failure_price(config.on_env_error)
+    _check_eval_kwargs(config)
+    _check_combinations(config)
+
+
+def failure_price(on_env_error: str) -> tuple[str, float]:
+    """`"penalise 0.5"` as a mode of the engine and a price; the price is 1 where none is said.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    mode, _, price = str(on_env_error).partition(" ")
+    try:
+        cost = float(price or 1.0)
+    except ValueError:
+        cost = -1.0
+    if mode not in ON_ENV_ERROR or (price and mode != "penalise") or not 0 <= cost < math.inf:
+        raise ValueError(
+            f"`on_env_error={on_env_error!r}`: allowed are {', '.join(map(repr, ON_ENV_ERROR))}, the first "
+            f"also with a price >= 0, as in 'penalise 0.5'."
+        )
+    return mode, cost
+
+
+def _check_eval_kwargs(config: GRPOConfig) -> None:
+    """What evaluation does otherwise; None counts as not set."""
+    told = config.eval_generation_kwargs
+    if not isinstance(told, dict | None):
+        raise ValueError(
+            f"`eval_generation_kwargs={told!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
+        )
+    kwargs = {name: value for name, value in (told or {}).items() if value is not None}
+    for name, value in kwargs.items():
+        if name not in EVAL_RANGES:
+            raise ValueError(
+                f"`eval_generation_kwargs` has {name!r}: allowed are {', '.join(EVAL_RANGES)}."
+            )
+        valid, rule = EVAL_RANGES[name]
+        number = isinstance(value, int | float) and math.isfinite(value)
+        if not number or not valid(value):
+            raise ValueError(f"`eval_generation_kwargs` has {name}={value!r}: must satisfy {rule}.")
+    for name in ("top_p", "top_k"):
+        if kwargs.get("temperature") == 0 and name in kwargs:
+            raise ValueError(
+                f"`eval_generation_kwargs` has {name}={kwargs[name]}, without effect beside temperature=0, "
+                f"which takes the likeliest token. Leave {name} out, or set temperature above 0."
+            )
+    config.eval_generation_kwargs = kwargs or None
+
+
+def _check_combinations(config: GRPOConfig) -> None:
+    """Values that are fine alone and contradict each other."""
+    rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
+    if config.critic_warmup_steps % rollout_steps != 0:
+        raise ValueError(
+            f"`critic_warmup_steps={config.critic_warmup_steps}` must be a multiple of the "
+            f"{rollout_steps} optimizer steps of one rollout (epochs x mini-batches), so that no "
+            f"rollout is half warm-up. Nearest: "
+            f"{math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps}."
+        )
+    bounds = (config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max)
+    if config.vllm_importance_sampling_mode == "turn_truncate" and bounds == (None, None):
+        raise ValueError(
+            "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
+            "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
+        )
+    upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
+    if config.delta is not None and config.delta <= upper:
+        raise ValueError(
+            f"`delta={config.delta}` must exceed 1 + epsilon_high = {upper}; below it the two-sided "
+            f"clip would cut into the ordinary one."
+        )
+
+
+# ------------------------------------------------------------------ what upstream refuses
+
+
+@contextmanager
+def explained(config: GRPOConfig) -> Iterator[None]:
+    """Say what upstream refuses in terms of what was set, and with what to type instead."""
+    if config.num_generations is not None and config.num_generations < 1:
+        raise ValueError(f"`num_generations={config.num_generations}`: must be 1 or more.")
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if "support bf16" in text:
+            raise ValueError(_no_bf16(config)) from error
+        if "must be divisible by num_generations" in text:
+            raise ValueError(_wrong_groups(config)) from error
+        raise
+
+
+def _no_bf16(config: GRPOConfig) -> str:
+    name = "bf16" if config.bf16 else "bf16_full_eval"
+    said = f"`{name}=True`{' (the default)' if config.bf16 else ''} needs a GPU with bfloat16"
+    if torch.cuda.is_available():
+        return f"{said}, which this one lacks: `--{name} false` computes in float32."
+    return (
+        f"{said}, and there is none here. On a CPU: `--use_cpu true --{name} false` (YAML: `use_cpu: "
+        f"true` and `{name}: false`; Python: use_cpu=True, {name}=False)."
+    )
+
+
+def _wrong_groups(config: GRPOConfig) -> str:
+    rows, steps = config.per_device_train_batch_size, config.steps_per_generation
+    episodes, group = int(config.generation_batch_size or 0), config.num_generations or 1
+    least = 1 if type(config).num_generations == 1 else 2  # groups compare their members
+    allowed = [n for n in range(least, episodes + 1) if episodes % n == 0]
+    nearest = min(allowed, key=lambda n: abs(n - group))
+    return (
+        f"`num_generations={group}` does not divide the {episodes} episodes of a rollout batch "
+        f"(`per_device_train_batch_size={rows}` x {steps} micro-batches of gradient accumulation x "
+        f"{config.world_size} process(es)). Allowed are {', '.join(map(str, allowed))}. Set "
+        f"num_generations={nearest}, or change per_device_train_batch_size or "
+        f"gradient_accumulation_steps so that {group} divides the product."
+    )

@@ -1,0 +1,39 @@
+"""A configuration that tells nobody its secrets: neither in what is saved and pushed, nor when printed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ...redaction import redacted
+
+
+class KeepsSecrets:
+    """Goes before TRL's configuration among the bases; the object itself and its copies are whole."""
+
+    def __getstate__(self) -> dict[str, object]:  # upstream pickles this into what it pushes
+        return redacted(self.__dict__, blank=None)
+
+    def __copy__(self) -> KeepsSecrets:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeepsSecrets:
+        memo[id(self)] = copied = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def _without_secrets(self) -> Any:
+        clean = object.__new__(type(self))
+        clean.__dict__.update(redacted(self.__dict__, blank=None))
+        return super(KeepsSecrets, clean)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Upstream's, which trackers and TensorBoard write down."""
+        return self._without_secrets().to_dict()
+
+    def __str__(self) -> str:
+        return self._without_secrets().__str__()
+
+    __repr__ = __str__

@@ -1,0 +1,1 @@
+"""Held-out rows: played by name, counted once."""

@@ -1,0 +1,116 @@
+"""Evaluates a policy without a trainer; rewards and figures are those of a trainer's evaluation."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from transformers import TrainerState
+
+from ...errors import EnvironmentFailureError, NonFiniteError
+from ...generation.sampling import SamplingSettings
+from ...rollout.episode import Episode
+from ...rollout.reward_funcs import Asked, guarded
+from ..loop.player import raise_first
+from ..loop.turn_rewards import RESERVED
+from ..play import Player
+from ..setup import plan
+from .metrics import EvaluationRun, PlayedEpisode
+from .rows import Name
+
+
+@dataclass
+class Evaluation:
+    """Plays rows and counts; processes that were launched together share the rows.
+
+    Attributes:
+        player: plays the episodes.
+        sampling: how tokens are drawn.
+        seed: names the randomness of all episodes.
+        reward_funcs: reward functions in TRL's form, besides what the environment pays.
+        weights: of each.
+        missing_eos_penalty: off the score of an episode whose last turn was cut.
+        repetitions: episodes per row.
+        parallel: episodes in play at once, per process.
+    """
+
+    player: Player
+    sampling: SamplingSettings
+    seed: tuple[int, ...]
+    reward_funcs: Sequence[Callable[..., Any]]
+    weights: Sequence[float]
+    missing_eos_penalty: float | None = None
+    repetitions: int = 1
+    parallel: int = 8
+
+    @property
+    def names(self) -> list[str]:
+        """Of the reward functions."""
+        return [getattr(func, "__name__", type(func).__name__) for func in self.reward_funcs]
+
+    def figures(self, rows: Any) -> dict[str, float]:
+        """What docs/evaluation.md lists, without prefix; the same on all processes."""
+        plan.check_eval_dataset(rows, self.player.rollout)
+        names = [(row, number) for row in range(len(rows)) for number in range(self.repetitions)]
+        batches = [names[at : at + self.parallel] for at in range(0, len(names), self.parallel)]
+        run = EvaluationRun(self.names)
+        state, failure = PartialState(), None
+        try:
+            for batch in batches[state.process_index :: state.num_processes]:
+                run.episodes += self._played(batch, [dict(rows[row]) for row, _ in batch])
+        except (EnvironmentFailureError, NonFiniteError) as error:
+            failure = error  # of which the other processes learn where they wait for the figures
+        raise_first(failure)
+        return run.figures(gather_object)
+
+    def _played(self, names: list[Name], rows: list[dict[str, Any]]) -> Iterator[PlayedEpisode]:
+        episodes = self.player.play(rows, self.sampling, self.seed, names=names)
+        columns = [self._asked(func, rows, episodes) for func in self.reward_funcs]
+        for func, column in zip(self.names, columns, strict=True):
+            if len(column) != len(rows):
+                raise ValueError(
+                    f"The reward function {func!r} returned {len(column)} rewards for {len(rows)} "
+                    f"episodes. Return one each, None where it does not apply."
+                )
+        columns.append([episode.final_reward for episode in episodes])
+        weights, renderer = [*self.weights, 1.0], self.player.renderer
+        # In the precision that trainers add rewards in, NaN for none.
+        rewards = torch.tensor([[math.nan if r is None else r for r in c] for c in columns]).T
+        scores = (rewards * torch.tensor(weights)).nansum(dim=1)
+        if self.missing_eos_penalty is not None:
+            cut = torch.tensor([not renderer.ended(episode.ids) for episode in episodes])
+            scores = scores - self.missing_eos_penalty * cut
+        ends = {*renderer.eos_token_ids, renderer.tokenizer.pad_token_id}
+        for row, (name, episode) in enumerate(zip(names, episodes, strict=True)):
+            score = scores[row].item() + sum(episode.turn_rewards)
+            paid = rewards[row, :-1].tolist(), self.weights
+            yield PlayedEpisode.of(name, episode, episode.ids[-1] in ends, score, *paid)
+
+    def _asked(
+        self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]
+    ) -> list[float | None]:
+        """What a reward function says; nothing of episodes that leave nothing to be scored."""
+        decode = self.player.renderer.decode_action
+        columns = {key: [row[key] for row in rows] for key in rows[0] if key not in RESERVED}
+        if self.player.rollout.tools:
+            columns["environments"] = [episode.env for episode in episodes]
+        asked = Asked()
+        with asked.about(episodes):
+            rewards = guarded(func, asked)(
+                prompts=[e.prompt for e in episodes],
+                completions=[e.messages if e.conversational else decode(e.ids) for e in episodes],
+                completion_ids=[e.ids for e in episodes],
+                trainer_state=TrainerState(),
+                log_extra=lambda column, values: None,
+                log_metric=lambda name, value: None,
+                **columns,
+            )
+            if inspect.iscoroutine(rewards):
+                rewards = self.player.calls.run_async(rewards)
+        return list(rewards)

@@ -1,0 +1,197 @@
+"""Evaluation: `evaluate()` on held-out rows, counted over all episodes; see `docs/evaluation.md`.
+
+Upstream's loop hands out the batches. Here an evaluation batch is played and scored, and that is all:
+no log-probabilities, no values, no loss. The figures are summed once, when all episodes are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from .._trl import open_trackio
+from ..host import Host, Upstream
+from ..loop.log import RolloutLog
+from ..loop.player import EpisodePlayer
+from ..loop.rewards import EpisodeRewards
+from ..loop.rollout import Rollout
+from ..loop.rows import Row
+from ..recording.recorder import TraceRecorder
+from ..setup import plan
+from ..watching.reporting import named_run
+from .metrics import EvaluationRun, PlayedEpisode
+from .rows import COLUMN, Name, named_rows, take_names
+from .settings import evaluation_settings, undisturbed
+
+
+class Evaluator:
+    """Counts each held-out episode once, and leaves no trace in training.
+
+    Args:
+        host: whose policy is evaluated.
+        upstream: its private side.
+        player: plays the episodes.
+        rewards: asks everybody who pays.
+        log: of rollouts.
+        rollout_plan: who plays in training.
+        name_to_report: that of the run, for trackers that are opened before upstream logs anything.
+        trace: takes in what is played.
+
+    Attributes:
+        run: the evaluation that is under way.
+        prefix: of its figures' names.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        player: EpisodePlayer,
+        rewards: EpisodeRewards,
+        log: RolloutLog,
+        rollout_plan: plan.RolloutPlan,
+        name_to_report: Callable[[], str],
+        trace: TraceRecorder,
+    ) -> None:
+        self._host, self._upstream, self._player = host, upstream, player
+        self._rewards, self._log, self._trace = rewards, log, trace
+        self._rollout_plan, self._name_to_report = rollout_plan, name_to_report
+        self.run: EvaluationRun | None = None
+        self.prefix: str | None = None
+
+    def _open_trackers(self) -> None:
+        with named_run(self._host.args, self._name_to_report()):
+            open_trackio(self._host)
+
+    # -------------------------------------------------------- around upstream's methods
+
+    def evaluate(
+        self,
+        upstreams: Callable[..., dict[str, float]],
+        saving: AbstractContextManager[None],
+        eval_dataset: Any,
+        ignore_keys: list[str] | None,
+        prefix: str,
+    ) -> dict[str, float]:
+        """Upstream's `evaluate`, once for each dataset, while training stands still."""
+        if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
+            plan.check_eval_dataset(eval_dataset, self._rollout_plan)
+        self._open_trackers()
+        outer, self.prefix = self.prefix, prefix
+        try:
+            with saving, undisturbed(self._host, self._upstream):
+                return upstreams(eval_dataset, ignore_keys, prefix)
+        finally:
+            self.prefix = outer
+
+    def loader(self, upstreams: Callable[[Any], Any], eval_dataset: Any) -> Any:
+        """Upstream's loader, of one entry per episode that knows its row and repetition."""
+        host = self._host
+        if eval_dataset is None and host.eval_dataset is None:
+            raise ValueError(
+                "`eval_dataset` is missing, so there is nothing to evaluate on. Pass it to evaluate(), "
+                "or to the trainer."
+            )
+        rows = host.eval_dataset if eval_dataset is None else eval_dataset
+        rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
+        if COLUMN not in self._upstream.signature_columns:
+            self._upstream.signature_columns.append(COLUMN)
+        repetitions, host.num_generations_eval = host.num_generations_eval, 1
+        args = host.args
+        options = args.dataloader_drop_last, args.dataloader_persistent_workers
+        # All rows count, and upstream would know a persistent loader of other rows by the same name.
+        args.dataloader_drop_last = args.dataloader_persistent_workers = False
+        try:
+            return upstreams(named_rows(rows, repetitions))
+        finally:
+            host.num_generations_eval = repetitions
+            args.dataloader_drop_last, args.dataloader_persistent_workers = options
+
+    def loop(
+        self,
+        upstreams: Callable[..., Any],
+        dataloader: Any,
+        description: str,
+        ignore_keys: list[str] | None,
+        prefix: str,
+    ) -> Any:
+        """Upstream's loop over the batches; the figures are made at its end."""
+        if self.prefix is None:  # `predict` comes here by itself
+            self._open_trackers()
+        alone = undisturbed(self._host, self._upstream) if self.prefix is None else nullcontext()
+        host = self._host
+        process = host.accelerator.process_index, host.accelerator.num_processes
+        self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
+        try:
+            with alone, evaluation_settings(host):
+                output = upstreams(dataloader, description, True, ignore_keys, prefix)
+        finally:
+            self.run = None
+        figures = run.figures(gather_object)
+        figures["num_tokens"] = host.state.num_input_tokens_seen
+        output.metrics.update({f"{prefix}_{k}": v for k, v in figures.items()})
+        return output
+
+    @contextmanager
+    def table_of_its_own(self) -> Iterator[None]:
+        """Around upstream's log: the table of completions takes the place of none of training's."""
+        host = self._host
+        evaluates = self.prefix is not None and host.log_completions
+        if not evaluates or not host.accelerator.is_main_process:
+            yield
+            return
+        folder = Path(host.args.output_dir) / "completions"
+        table = folder / f"completions_{host.state.global_step:05d}.parquet"
+        aside = table.with_suffix(".kept")
+        if table.exists():
+            table.rename(aside)
+        try:
+            yield
+        finally:
+            if table.exists():
+                table.rename(folder / f"{self.prefix}_{table.name}")
+            if aside.exists():
+                aside.rename(table)
+
+    # ------------------------------------------------------------------------ one batch
+
+    def play(self, inputs: list[Row]) -> Rollout:
+        """Play and score a batch of held-out rows; in an evaluation, count its episodes."""
+        rows, names = take_names(inputs)
+        seed, run = self._host.args.seed, self.run
+        # Evaluations repeat their episodes, so that two of the same weights agree.
+        seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
+        if run is None:
+            rollout = self._player.play(rows, seeds, names)
+            self._rewards.paid(rollout)
+            return rollout
+        counted = run.running_names(len(rows)) if names is None else names
+        first = run.first_time(counted, gather_object)
+        repeated = frozenset(number for number, new in enumerate(first) if not new)
+        rollout = self._player.play(rows, seeds, names, repeated)
+        rewards = self._rewards.paid(rollout)
+        self._log.table(rollout, rewards, [0.0] * len(rewards))
+        self._trace.evaluated(rollout, self.prefix or "predict")
+        self._count(run, rollout, counted)
+        return rollout
+
+    def _count(self, run: EvaluationRun, rollout: Rollout, names: list[Name]) -> None:
+        """Add a batch to the run, but for the episodes that only fill it up."""
+        host, weight = self._host, len(names) - len(rollout.repeated)
+        for metric, values in self._upstream.pending_metrics.items():
+            run.add_sum(metric, weight * sum(values) / len(values), weight)
+        self._upstream.pending_metrics.clear()
+        for metric, (total, count) in rollout.metric_sums.items():
+            run.add_sum(metric, total, count)
+        rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
+        for number, (name, whole) in enumerate(
+            zip(names, rollout.ended(self._upstream.end_ids), strict=True)
+        ):
+            if number not in rollout.repeated:
+                episode, score = rollout.episodes[number], rollout.earnings[number]
+                played = PlayedEpisode.of(name, episode, whole, score, rewards[number], weights)
+                run.episodes.append(played)

@@ -1,0 +1,249 @@
+"""What an evaluation reports: collected per episode, summed once over all of them.
+
+Nothing here is a mean of means. Every process ends up with the same figures, bit for bit the same
+however many there are, because the episodes are brought into one order before anything is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import stdev
+from typing import Any
+
+from ...rollout.episode import Episode
+from ...rollout.record import StopReason, judged
+from ...statistics import mean_interval, rate_interval
+from .rows import Name
+
+# [anything of this process] -> those of all processes, in their order
+GatherObjects = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """What is known of one episode, in plain numbers.
+
+    Attributes:
+        name: row of the dataset, repetition.
+        score: turn rewards plus score, as in training.
+        counted: whether it belongs into score and success.
+        success: None where nobody says.
+        turns: number of turns.
+        tokens: sampled ones.
+        whole: whether its last token ends a turn.
+        rewards: of each reward function, NaN where it returned None.
+        reward: weighted sum of these, NaN where all returned None.
+        valid_actions: whether the environment could read the action, of each turn; None where it does
+            not say.
+        stop_reason, env_type: None where no engine played.
+        tool_calls, tool_failures: counts.
+    """
+
+    name: Name
+    score: float
+    counted: bool
+    success: bool | None
+    turns: int
+    tokens: int
+    whole: bool
+    rewards: tuple[float, ...]
+    reward: float
+    valid_actions: tuple[bool, ...] | None = None
+    stop_reason: str | None = None
+    env_type: str | None = None
+    tool_calls: int = 0
+    tool_failures: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        name: Name,
+        episode: Episode,
+        whole: bool,
+        score: float,
+        rewards: Sequence[float],
+        weights: Sequence[float],
+    ) -> PlayedEpisode:
+        """What is known of an episode.
+
+        Args:
+            name: of the episode.
+            episode: as it was played.
+            whole: whether its last token ends a turn.
+            score: of the episode.
+            rewards: of each reward function.
+            weights: of these.
+        """
+        parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
+        answered = episode.env_type is not None
+        reason = episode.stop_reason if answered else None
+        return cls(
+            name,
+            score=score,
+            counted=episode.counted,
+            success=episode.success,
+            turns=episode.num_turns,
+            tokens=sum(episode.action_mask),
+            whole=whole,
+            rewards=tuple(rewards),
+            reward=sum(parts) if parts else math.nan,
+            valid_actions=tuple(episode.valid_actions) if answered else None,
+            stop_reason=None if reason is None else reason.value,
+            env_type=episode.env_type,
+            tool_calls=episode.tool_calls,
+            tool_failures=episode.tool_failures,
+        )
+
+
+@dataclass
+class EvaluationRun:
+    """The episodes of one evaluation, of this process.
+
+    Attributes:
+        reward_names: of the reward functions.
+        uses_tools: whether calls of tools are reported.
+        process: index of this process, and their number.
+    """
+
+    reward_names: list[str]
+    uses_tools: bool = False
+    process: tuple[int, int] = (0, 1)
+    episodes: list[PlayedEpisode] = field(default_factory=list)
+    _seen: set[Name] = field(default_factory=set)
+    _sums: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def running_names(self, count: int) -> list[Name]:
+        """Names for rows that came without, from a dataloader that is not ours: all different."""
+        index, processes = self.process
+        start = len(self.episodes)
+        return [((start + i) * processes + index, 0) for i in range(count)]
+
+    def first_time(self, names: Sequence[Name], gather: GatherObjects) -> list[bool]:
+        """Which of a batch's episodes have not been counted yet, here or on another process.
+
+        Args:
+            names: of the batch of this process.
+            gather: a collective call.
+        """
+        new: list[list[bool]] = []
+        for batch in gather([list(names)]):
+            new.append([])
+            for name in batch:
+                new[-1].append(name not in self._seen)
+                self._seen.add(name)
+        return new[self.process[0]]
+
+    def add_sum(self, name: str, total: float, weight: float) -> None:
+        """Add to a mean that is not one of episodes: of turns, or what `log_metric` gets per batch."""
+        self._sums.append((name, total, weight))
+
+    def figures(self, gather: GatherObjects) -> dict[str, float]:
+        """All figures by name, without prefix. Collective; the same on all processes."""
+        every = sorted((e for part in gather([self.episodes]) for e in part), key=lambda e: e.name)
+        sums = [entry for part in gather([self._sums]) for entry in part]
+        if not every:
+            return {}
+        rows = {e.name[0] for e in every}
+        result: dict[str, float] = {"episodes": len(every), "rows": len(rows)}
+        for part in (_outcomes, _turns, _lengths, _endings):
+            result |= part(every)
+        result |= _rewards(every, self.reward_names)
+        if self.uses_tools:
+            calls = sum(e.tool_calls for e in every)
+            failures = sum(e.tool_failures for e in every)
+            result["tools/call_frequency"] = calls / len(every)
+            result["tools/failure_frequency"] = failures / calls if calls else 0.0
+        for name in sorted({name for name, _, weight in sums if weight}):
+            own = [(total, weight) for key, total, weight in sums if key == name]
+            result[name] = math.fsum(t for t, _ in own) / math.fsum(w for _, w in own)
+        return result
+
+
+def _by_row(pairs: Iterable[tuple[PlayedEpisode, float]]) -> tuple[list[float], list[float]]:
+    """Totals and counts of each row's episodes."""
+    rows: dict[int, list[float]] = {}
+    for episode, value in pairs:
+        rows.setdefault(episode.name[0], []).append(value)
+    return [math.fsum(v) for v in rows.values()], [float(len(v)) for v in rows.values()]
+
+
+def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
+    """Score and success, with their intervals."""
+    result: dict[str, float] = {}
+    counted = [e for e in every if e.counted]
+    judges = {e.env_type for e in counted if e.success is not None}
+    success = judged(
+        [e.success for e in counted],
+        [e.stop_reason for e in counted],
+        [e.env_type for e in counted],
+        judges,
+    )
+    verdicts = zip(counted, success, strict=True)
+    known = [(e, float(said)) for e, said in verdicts if said is not None]
+    if known:
+        totals, counts = _by_row(known)
+        low, high = rate_interval(totals, counts)
+        rate = math.fsum(totals) / math.fsum(counts)
+        result["episode/success_rate"] = rate
+        result["episode/success_known"] = len(known) / len(counted)
+        result["episode/success_rate_low"], result["episode/success_rate_high"] = low, high
+    totals, counts = _by_row((e, e.score) for e in counted)
+    result["episode/score"] = math.fsum(totals) / math.fsum(counts) if counts else 0.0
+    interval = mean_interval(totals, counts)
+    if interval is not None:
+        result["episode/score_low"], result["episode/score_high"] = interval
+    return result
+
+
+def _turns(every: list[PlayedEpisode]) -> dict[str, float]:
+    turns = sum(e.turns for e in every)
+    result = {
+        "turns/mean": turns / len(every),
+        "turns/max": max(e.turns for e in every),
+        "turns/tokens_mean": sum(e.tokens for e in every) / turns if turns else 0.0,
+    }
+    valid = [flag for e in every for flag in e.valid_actions or ()]
+    if any(e.valid_actions is not None for e in every):
+        result["turns/valid_action_rate"] = sum(valid) / len(valid) if valid else 0.0
+    return result
+
+
+def _lengths(every: list[PlayedEpisode]) -> dict[str, float]:
+    """TRL's figures of completions: sampled tokens of an episode."""
+    lengths = [e.tokens for e in every]
+    whole = [e.tokens for e in every if e.whole] or [0]
+    return {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": sum(not e.whole for e in every) / len(every),
+        "completions/mean_terminated_length": sum(whole) / len(whole),
+        "completions/min_terminated_length": min(whole),
+        "completions/max_terminated_length": max(whole),
+    }
+
+
+def _endings(every: list[PlayedEpisode]) -> dict[str, float]:
+    if all(e.stop_reason is None for e in every):
+        return {}
+    reasons = [e.stop_reason for e in every]
+    return {f"stop_reason/{r.value}": reasons.count(r.value) / len(every) for r in StopReason}
+
+
+def _rewards(every: list[PlayedEpisode], names: list[str]) -> dict[str, float]:
+    """TRL's figures of reward functions; a row for which one returned None is not in its mean."""
+    columns = {f"rewards/{name}": [e.rewards[i] for e in every] for i, name in enumerate(names)}
+    columns["reward"] = [e.reward for e in every]
+    result: dict[str, float] = {}
+    for name, values in columns.items():
+        known = [v for v in values if not math.isnan(v)]
+        mean, deviation = (
+            ("reward", "reward_std") if name == "reward" else (f"{name}/mean", f"{name}/std")
+        )
+        if known:
+            result[mean] = math.fsum(known) / len(known)
+        if len(known) > 1:
+            result[deviation] = stdev(known)
+    return result

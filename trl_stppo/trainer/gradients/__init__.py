@@ -1,0 +1,1 @@
+"""Gradients that are kept apart, the correction that is made of them, and what steps."""

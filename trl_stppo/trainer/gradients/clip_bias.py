@@ -1,0 +1,200 @@
+"""Measures the clipping bias of an optimizer step exactly, and applies its correction.
+
+g is the gradient of the kept terms, C that of the clipped ones; both over all policy parameters, all
+micro-batches, all processes. C costs nothing where no token is clipped. Where the clipped tokens lie in
+a few episodes, it is a second pass through these alone; otherwise a second backward pass through the
+same graph. Terms that are neither (entropy bonus, loss-side KL, router loss) wait apart, so that they
+are not scaled and do not count into either norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...core import ClippedSurrogate, logit_space_square
+from ...core.clip_bias import cosine, normalization_scale
+from ..watching.sums import wide
+from .buffers import GradientBuffer, Reduce, grad_norm
+
+# A pass of their own costs the clipped episodes a forward and a backward pass, the other way costs
+# all episodes of the micro-batch a backward pass, which takes at least as long as a forward one.
+FEW = 0.5
+
+
+class Later(NamedTuple):
+    """Episodes of a micro-batch whose clipping bias is still to be computed.
+
+    Attributes:
+        rows: [b] int64, which episodes.
+        coefficient: [b, T] float; minus its product with the log ratio, summed, has the gradient
+            that these episodes' clipped terms have in the loss.
+    """
+
+    rows: Tensor
+    coefficient: Tensor
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a second pass through the model may differ from the first."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            # Attention and routers draw with rates of their own; PEFT keeps one per adapter.
+            random = "drop" in name or "jitter" in name
+            rates = value.values() if isinstance(value, dict) else (value,)
+            if (random or (name == "p" and isinstance(module, nn.Dropout))) and any(
+                isinstance(rate, float) and rate > 0 for rate in rates
+            ):
+                return True
+    return False
+
+
+class ClipBiasCorrection:
+    """One instance per training run.
+
+    Args:
+        parameters: trainable parameters of the policy.
+        mode, power: see `core.clip_bias.normalization_scale`.
+        target: "gradient" or "update".
+        repeatable: whether a second pass through the policy gives what the first one gave.
+
+    Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        mode: str,
+        power: float,
+        target: str,
+        repeatable: bool,
+    ) -> None:
+        self._repeatable = repeatable
+        self._parameters = list(parameters)
+        self._mode, self._power, self._target = mode, power, target
+        self._bias = GradientBuffer(parameters)
+        self._extra = GradientBuffer(parameters)
+
+    def observe(
+        self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None, tokens: Tensor
+    ) -> Later | None:
+        """Take in a micro-batch: the clipped terms, and what must stay unscaled.
+
+        Args:
+            surrogate: its per-token terms, with their graph.
+            weights: [B, T], weight of each token in the mini-batch's loss.
+            extra: scalar loss of the other terms, or None.
+            tokens: [B], tokens of prompt and completion, which a pass costs.
+
+        Returns:
+            What is left to `add`, once the graph is gone; None where nothing is.
+        """
+        if extra is not None and extra.requires_grad:
+            self._extra.add(extra, retain_graph=True)
+        rows = surrogate.is_clipped.any(dim=1)
+        cost = torch.stack([(tokens * rows).sum(), tokens.sum()]).tolist()
+        if not cost[0]:
+            return None
+        if self._repeatable and cost[0] <= FEW * cost[1]:
+            kept = rows.nonzero().squeeze(1)
+            return Later(kept, (surrogate.clipped * weights).detach()[kept])
+        self.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
+        return None
+
+    def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradient of clipped terms, as they stand in the loss."""
+        self._bias.add(loss, retain_graph=retain_graph)
+
+    def clear(self) -> None:
+        """Forget the mini-batch so far."""
+        self._bias.clear()
+        self._extra.clear()
+
+    def finish(self, mean_over_processes: Reduce | None) -> tuple[float, dict[str, float]]:
+        """Close the optimizer step: g is in `.grad`, reduced already.
+
+        Args:
+            mean_over_processes: None for a single process.
+
+        Returns:
+            The factor for the update (1 unless the target is "update"), and the figures to log.
+        """
+        if mean_over_processes is not None:
+            self._reduce(mean_over_processes)
+        kept, bias = grad_norm(self._parameters), self._bias.norm()
+        scale = normalization_scale(kept, bias, self._mode, self._power)
+        figures = {
+            "clip_bias/norm": float(bias),
+            "clip_bias/grad_norm": float(kept),
+            "clip_bias/share": float(normalization_scale(kept, bias, "share")),
+            "clip_bias/scale": float(scale),
+            "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
+        }
+        factor = 1.0
+        if self._target == "update":
+            factor = figures["clip_bias/scale"]
+        elif self._mode != "none":
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        self._extra.add_to_grad()
+        self.clear()
+        return factor, figures
+
+    def _reduce(self, mean_over_processes: Reduce) -> None:
+        device = self._parameters[0].device
+        used = [not self._bias.is_empty, not self._extra.is_empty]
+        anywhere = mean_over_processes(torch.tensor(used, dtype=torch.float32, device=device))
+        for buffer, flag in zip((self._bias, self._extra), anywhere.tolist(), strict=True):
+            if flag > 0:
+                buffer.reduce(mean_over_processes)
+
+
+class ClipBiasEstimate:
+    """The norms of g and C in the space of the logits: no gradient of the model is needed for them.
+
+    They are known before the last backward pass of a mini-batch, and where an engine shards gradients
+    or steps inside the backward pass there are no others. Their unit is not the exact norms'.
+
+    Args:
+        device: where the sums are kept.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._squares = wide(torch.zeros(2, device=device))
+
+    def observe(
+        self,
+        surrogate: ClippedSurrogate,
+        weights: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        """Take in a micro-batch: [B, T] each; `surrogate` with its graph down to `logprobs`."""
+        squares = []
+        for terms in (surrogate.kept, surrogate.clipped):
+            (coefficient,) = torch.autograd.grad(
+                (terms * weights).sum(), logprobs, retain_graph=True
+            )
+            squares.append(logit_space_square(coefficient, logprobs, entropies, loss_mask))
+        self._squares = self._squares + wide(torch.stack(squares))
+
+    def clear(self) -> None:
+        """Forget the mini-batch so far."""
+        self._squares = torch.zeros_like(self._squares)
+
+    def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
+        """Estimates of the norms of g and C over the whole mini-batch, [] each.
+
+        Args:
+            sum_over_processes: adds a tensor up.
+            num_processes: by which gradients are divided when they are averaged.
+        """
+        kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
+        self.clear()
+        return kept, clipped

@@ -1,0 +1,156 @@
+"""What steps policy and critic: one optimizer, or two where an engine steps the policy (`engines.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from ...models.critic import SharedCritic
+from ..host import Host
+from ..setup import models
+from ..sharding import runtime
+from ..sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
+from .buffers import GradientBuffer, StepHooks, UpdateScale
+
+# What a group holds: policy with and without weight decay, critic, or what the caller has put there.
+DECAYED, PLAIN, CRITIC, GIVEN = "decayed", "plain", "critic", "given"
+
+
+class Optimizers:
+    """Owns what a step needs besides the policy's gradient.
+
+    Args:
+        host: with its critic.
+        scales: whether the policy's updates will be scaled.
+        on_creation: gets the policy's optimizer when it is there, before the first step.
+
+    Attributes:
+        critic_grads: the critic's gradient, until the step.
+        critic: the critic's own optimizer; None where the policy's steps it too.
+        roles: what each group of the policy's optimizer is for.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        scales: Callable[[], bool],
+        on_creation: Callable[[torch.optim.Optimizer], None],
+    ) -> None:
+        self._host, self._scales, self._on_creation = host, scales, on_creation
+        self.critic_grads = GradientBuffer(host.critic.parameters())
+        self.critic: CriticOptimizer | None = None
+        self.roles: list[str] = []
+        self._hooks: UpdateScale | None = None
+
+    def create(
+        self, upstreams: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
+    ) -> torch.optim.Optimizer:
+        """Upstream's optimizer, made or found by its own method, with all that is ours around it."""
+        host = self._host
+        parameters, is_callers = host.critic.parameters(), host.optimizer is not None
+        for parameter in parameters:  # a shared critic's adapter is none of upstream's groups
+            parameter.requires_grad_(False)
+        optimizer = upstreams(*args, **kwargs)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        if self._hooks is None:
+            self.roles = _policy_roles(host, optimizer, is_callers)
+            if is_sharded(host.accelerator):
+                self._take_critic_out()
+                self._hooks = ShardedStepHooks(optimizer)
+            else:
+                if models.add_critic_group(optimizer, parameters, host.args, host.lr_scheduler):
+                    self.roles.append(CRITIC)
+                self._hooks = StepHooks(optimizer, self.critic_grads, scales=self._scales())
+            self._on_creation(optimizer)
+        return optimizer
+
+    def _take_critic_out(self) -> None:
+        """Give the critic an optimizer of its own, of the same kind as the policy's."""
+        host, args = self._host, self._host.args
+        kind, options = host.get_optimizer_cls_and_kwargs(args)
+        options |= {"lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
+
+        def rate() -> float | Tensor:
+            """Follows the policy's schedule."""
+            assert host.optimizer is not None
+            group = host.optimizer.param_groups[0]
+            start = group.get("initial_lr", args.learning_rate)
+            return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
+
+        if host.has_critic:
+            own = kind(self.critic_grads.parameters, **options)
+            self.critic = CriticOptimizer(own, self.critic_grads, rate)
+        host.add_callback(_EndOfMiniBatch(self))
+
+    def scale_update(self, factor: float) -> None:
+        """Multiply the policy's learning rate in the coming step; others see nothing of it."""
+        if self._hooks is not None:
+            self._hooks.update_scale = factor
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Surrounds upstream's wrapping of the policy by an engine.
+
+        Raises:
+            ValueError: there was a training run before; neither engine can wrap a policy twice.
+        """
+        host, accelerator = self._host, self._host.accelerator
+        if not is_sharded(accelerator):
+            yield
+            return
+        if self._hooks is not None:
+            raise ValueError(
+                f"`train()` was called a second time on the same trainer. {sharding_name(accelerator)} wraps "
+                f"a policy only once: make a new trainer, and pass resume_from_checkpoint to go on from a "
+                f"checkpoint."
+            )
+        # DeepSpeed casts whatever lies in the policy's module, the adapter of a shared critic too.
+        inside = host.critic.parameters() if isinstance(host.critic, SharedCritic) else []
+        before = [(parameter, parameter.detach().clone()) for parameter in inside]
+        yield
+        for parameter, value in before:
+            parameter.data = value.to(parameter.device)
+        if host.is_deepspeed_enabled:
+            runtime.pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
+
+
+class _EndOfMiniBatch(TrainerCallback):
+    """Steps the critic where the loop steps the policy, or, with DeepSpeed, would."""
+
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Gradients that are not to be used have been dropped by now."""
+        if self._optimizers.critic is not None:
+            self._optimizers.critic.step()
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """The factor holds for one step."""
+        self._optimizers.scale_update(1.0)
+
+
+def _policy_roles(host: Host, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
+    """What each group is for, before the critic's is added; under DeepSpeed empty ones will be gone."""
+    names = set(host.get_decay_parameter_names(host.model))
+    decays = {id(p) for name, p in host.model.named_parameters() if name in names}
+    roles = []
+    for group in optimizer.param_groups:
+        if not group["params"] and host.is_deepspeed_enabled:
+            continue
+        decayed = any(id(parameter) in decays for parameter in group["params"])
+        roles.append(GIVEN if is_callers else DECAYED if decayed else PLAIN)
+    return roles
+
+
+def policy_parameters(host: Host) -> list[tuple[str, nn.Parameter]]:
+    """What is trained of the policy; a shared critic is not part of it."""
+    critic = {id(parameter) for parameter in host.critic.parameters()}
+    named = host.model.named_parameters()
+    return [(name, p) for name, p in named if p.requires_grad and id(p) not in critic]

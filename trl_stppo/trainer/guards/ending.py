@@ -1,0 +1,331 @@
+"""How a run ends before its last step: with a checkpoint and one last message, on all processes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
+
+from ...errors import EnvironmentFailureError, NonFiniteError
+from ..checkpoints.files import checkpoints
+from ..host import Host
+from ..sharding.runtime import shards_weights
+from . import finite
+from .failures import FailureWatch
+from .signals import StopSignals
+from .skipped import FOLDER
+
+logger = logging.getLogger(__name__)
+
+
+class Ending:
+    """Collects reasons to stop, and lets the run stop where a checkpoint can resume exactly.
+
+    Args:
+        host: its `train()` runs inside `watching()`.
+        failures: of its environments.
+        last_checkpoint: gives the newest one that this run has written or come from.
+        save: writes one.
+
+    Attributes:
+        signals: SIGTERM and SIGINT of this process.
+        unsaved: whether the last `train()` has taken a step that is in no checkpoint.
+        before: random states before the rollout to come; None once its step is over.
+        training: whether it is running.
+        reason: why the last `train()` ended early, None where it did not.
+        broken: what was not finite once too often, None while the run may go on.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        failures: FailureWatch,
+        last_checkpoint: Callable[[], Path | None],
+        save: Callable[[], None],
+    ) -> None:
+        self._host, self._failures = host, failures
+        self._last_checkpoint, self._save = last_checkpoint, save
+        self.signals = StopSignals(host.args.enable_jit_checkpoint)
+        self.training = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a run."""
+        self.reason: str | None = None
+        self.broken: str | None = None
+        self.unsaved = False
+        self.before: list[Any] | None = None
+        self._agreed = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a whole `train()`."""
+        self.reset()
+        self.training = True
+        try:
+            with self.signals.watching():
+                yield
+        finally:
+            self.training = False
+
+    @property
+    def signal(self) -> int | None:
+        """Number of the signal that the run has got, None without."""
+        return self._agreed or self.signals.received
+
+    def received(self) -> Tensor:
+        """This process's signal, 0 for none, [] int64 on the device."""
+        return torch.tensor(self.signals.received or 0, device=self._host.accelerator.device)
+
+    def agree(self, everyone: list[int]) -> None:
+        """Take in what the processes have received; one of them is enough."""
+        self._agreed = max(everyone)
+
+    def agree_now(self) -> None:
+        """Ask all processes what they have received."""
+        self.agree(self._host.accelerator.gather(self.received().reshape(1)).tolist())
+
+    def is_due(self) -> bool:
+        """Whether the run ends here, as all processes know."""
+        if self._host.accelerator.num_processes == 1:
+            self._agreed = self.signals.received or 0
+        if self.broken is not None:
+            self.reason = f"not finite: {self.broken}"
+        state = self._host.state
+        if self._agreed and self.reason is None and state.global_step < state.max_steps:
+            self.reason = f"signal {signal.Signals(self._agreed).name}"
+        return self.reason is not None
+
+    def raise_if_broken(self) -> None:
+        """End a run whose steps are skipped one after the other; its checkpoint has been written.
+
+        Raises:
+            NonFiniteError: on all processes.
+        """
+        if self.broken is None:
+            return
+        self._host.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
+        count = self._host.args.max_consecutive_skips
+        raise NonFiniteError(
+            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the "
+            f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
+            f"of them moved the weights. {self._saved('them')} {self._advice()}"
+        )
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around what plays episodes: where a training cannot go on, it is saved as it stood before.
+
+        Raises:
+            EnvironmentFailureError, NonFiniteError: as they came from inside, in a training with the
+                checkpoint added and how to go on.
+        """
+        if self.training:
+            self.check_weights()
+        try:
+            yield
+        except (EnvironmentFailureError, NonFiniteError) as error:
+            if not self.training:
+                raise
+            self.reason = str(error)
+            self._failures.clear()  # a resumed run counts anew
+            self._save_as_before()
+            raise type(error)(f"{error} {self._where_and_how(error)}") from error
+
+    def _save_as_before(self) -> None:
+        """Write down the last step's end, as it was before any episode of the next one was played."""
+        host = self._host
+        if not self.unsaved:
+            return
+        if self.before is not None:
+            _set_random_states(self.before)
+        self._save()
+        host.control = host.callback_handler.on_save(host.args, host.state, host.control)
+
+    def _where_and_how(self, error: Exception) -> str:
+        when = "once the environment works"
+        if isinstance(error, NonFiniteError):
+            when = (
+                "but first try bf16=False or a model in float32 (all weights are finite, so it is on their "
+                "way through the model that numbers grow too large), or go back to an older checkpoint"
+            )
+        how = "Start again"
+        if self._last_checkpoint() is not None:
+            how = "To go on: train(resume_from_checkpoint=True), on the command line "
+            how += "`--resume_from_checkpoint auto`"
+        step = self._host.state.global_step
+        return f"The run ends after step {step}. {self._saved('these episodes')} {how}, {when}."
+
+    def check_weights(self, *, frozen: bool = False) -> None:
+        """End a run whose weights have become unusable, before anything is done with them.
+
+        Args:
+            frozen: look at weights that are not trained too.
+
+        Raises:
+            NonFiniteError: on all processes; it names the last good checkpoint.
+        """
+        found = finite.first_not_finite(self._host, frozen=frozen)
+        if found is None:
+            return
+        step, last = self._host.state.global_step, self._last_checkpoint()
+        self.reason = f"not finite: the weights after step {step}, first in the {found}"
+        if self.unsaved or last is None:
+            good = f"The last good checkpoint is {last or 'none'}"
+        else:  # it was written by a version that did not look
+            good = f"They come from {last}, which is no good checkpoint"
+        raise NonFiniteError(
+            f"Weights are not finite after step {step}, first in the {found}; they are not saved. {good}. "
+            f"{'Start again' if last is None else 'Go on from a good one'} with a smaller learning_rate "
+            f"(or critic_learning_rate), a smaller max_grad_norm, or bf16=False."
+        )
+
+    def _saved(self, what: str) -> str:
+        last = self._last_checkpoint()
+        if last is None:
+            return "Nothing was saved, as nothing had been trained yet."
+        older = [folder for folder in checkpoints(last.parent) if folder != last]
+        return (
+            f"The run as it stood before {what} is saved in {last} (the checkpoint before it: "
+            f"{older[-1] if older else 'none'})."
+        )
+
+    def before_backward(self, what: str) -> NonFiniteError:
+        """The same end for an engine that cannot leave a step out."""
+        return NonFiniteError(
+            f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
+            f"steps inside the backward pass and cannot leave a step out, so the run ends before it. The "
+            f"last checkpoint is {self._last_checkpoint() or 'none'}. {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        return (
+            f"The batches lie in {Path(self._host.args.output_dir) / FOLDER}. Where their losses are "
+            f"finite and the gradients are not, try a smaller learning_rate or max_grad_norm, or "
+            f"bf16=False; where a few batches are at fault, resume with a larger max_consecutive_skips; "
+            f"where every batch is, go back to an older checkpoint."
+        )
+
+    def say(self) -> None:
+        """The last message of a run that ended early and in order."""
+        if self.reason is None or not self._host.accelerator.is_main_process:
+            return
+        state, last = self._host.state, self._last_checkpoint()
+        how = ""
+        if last is not None:
+            how = (
+                " To go on: train(resume_from_checkpoint=True), on the command line "
+                "`--resume_from_checkpoint auto`."
+            )
+        logger.warning(
+            "Training stopped after step %d of %d: %s. Checkpoint: %s.%s",
+            state.global_step, state.max_steps, self.reason, last or "none", how,
+        )  # fmt: skip
+
+
+class EndingCallback(TrainerCallback):
+    """Ends a run at the end of an optimizer step, where its state is one that can be resumed.
+
+    Args:
+        host: that is trained.
+        ending: of its run.
+        watch_log: takes in what transformers logs.
+    """
+
+    def __init__(
+        self, host: Host, ending: Ending, watch_log: Callable[[dict[str, float]], None]
+    ) -> None:
+        self._host, self._ending, self._watch_log = host, ending, watch_log
+        self._stepped = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing has been done yet that a checkpoint could save; what was loaded is looked at."""
+        self._stepped = False
+        pieces = shards_weights(self._host.accelerator)  # not looked at before
+        quantized = getattr(self._host.model, "is_quantized", False)
+        self._ending.check_weights(frozen=pieces and not quantized)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A run that is resumed here draws from these to read the rows."""
+        self._ending.before = _random_states(self._host.accelerator.device)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A run that is resumed here has read its rows before it gets these."""
+        if self._ending.before is None:
+            self._ending.before = _random_states(self._host.accelerator.device)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and leave. An evaluation that is due waits: a signal leaves little time."""
+        self._stepped = self._ending.unsaved = True
+        self._ending.before = None
+        due = self._ending.is_due()
+        control.should_save = control.should_save or bool(self._ending.signal)
+        if due:
+            # After a signal the checkpoint keeps what is not logged yet, for the run that goes on.
+            control.should_log = control.should_log or not self._ending.signal
+            self._end(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """The step's own log, which comes before its evaluation and its checkpoint."""
+        if "loss" in (logs or {}):
+            self._watch_log(logs)
+            if self._ending.is_due():
+                self._end(control)
+
+    def _end(self, control: Any) -> None:
+        control.should_training_stop = control.should_save = True
+        control.should_evaluate = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The end of the next step may be a long rollout away."""
+        # Upstream decides itself, after this, whether to save the best model.
+        outside = not self._host.is_in_train or not self._stepped
+        if outside or args.save_strategy == SaveStrategy.BEST:
+            return
+        self._ending.agree_now()
+        if self._ending.is_due():
+            control.should_training_stop = control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leaving the loop counts as the end of an epoch; what is to be saved has been."""
+        if self._ending.reason is not None:
+            control.should_evaluate = control.should_save = False
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The place to raise: the checkpoint is there."""
+        self._ending.unsaved = False
+        self._ending.raise_if_broken()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say why."""
+        self._ending.say()
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _random_states(device: torch.device) -> list[Any]:
+    """Of all generators that a checkpoint keeps."""
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state())
+    return states
+
+
+def _set_random_states(states: list[Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    for state in states[3:]:
+        torch.get_device_module().set_rng_state(state)

@@ -1,0 +1,82 @@
+"""How many episodes fail because of their environments, and when that ends a run."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ...errors import EnvironmentFailureError
+from ...rollout.episode import Episode
+from ...rollout.record import FAILURES
+
+# Rollout batches over which failed episodes are counted; before there are as many, nobody judges.
+FAILURE_BATCHES = 5
+
+
+class Failures(NamedTuple):
+    """Episodes of a rollout batch whose environment failed.
+
+    Attributes:
+        failed, episodes: how many, and of how many.
+        errors: the most frequent messages, with their numbers.
+    """
+
+    failed: int
+    episodes: int
+    errors: tuple[tuple[str, int], ...] = ()
+
+
+def failures_of(episodes: Sequence[Episode]) -> Failures:
+    """What this process has seen."""
+    errors = [str(e.error) for e in episodes if e.stop_reason in FAILURES]
+    return Failures(len(errors), len(episodes), tuple(Counter(errors).most_common(3)))
+
+
+class FailureWatch:
+    """Adds up how many episodes of the last rollout batches have failed.
+
+    Where only some kinds of episodes need what is broken, the others alone go on teaching.
+
+    Args:
+        limit: `max_env_error_rate`.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._batches: deque[Failures] = deque(maxlen=FAILURE_BATCHES)
+
+    def rollout(self, everyone: Iterable[Failures]) -> None:
+        """Take in what the processes have seen of a rollout batch.
+
+        Raises:
+            EnvironmentFailureError: of the last ones too many episodes have failed.
+        """
+        failed, episodes, errors = zip(*everyone, strict=True)
+        self._batches.append(Failures(sum(failed), sum(episodes), tuple(sum(errors, ()))))
+        failed, episodes, errors = zip(*self._batches, strict=True)
+        rate = sum(failed) / sum(episodes)
+        if len(self._batches) < FAILURE_BATCHES or rate <= self._limit:
+            return
+        common: Counter[str] = Counter()
+        for text, count in sum(errors, ()):
+            common[text] += count
+        said = "; ".join(f"{text.rstrip('.')} ({n}x)" for text, n in common.most_common(3))
+        raise EnvironmentFailureError(
+            f"{sum(failed)} of {sum(episodes)} episodes of the last {FAILURE_BATCHES} rollout batches "
+            f"({rate:.0%}) ended in a failure of their environment, more than "
+            f"`max_env_error_rate={self._limit}` allows: {said}."
+        )
+
+    def clear(self) -> None:
+        """Count anew."""
+        self._batches.clear()
+
+    def state_dict(self) -> list[list[int]]:
+        """Numbers alone: messages may hold what no checkpoint is to hold."""
+        return [[batch.failed, batch.episodes] for batch in self._batches]
+
+    def load_state_dict(self, state: list[list[int]]) -> None:
+        """Go on from `state_dict`."""
+        self.clear()
+        self._batches.extend(Failures(failed, episodes) for failed, episodes in state)

@@ -1,0 +1,92 @@
+"""Whether weights are finite: looked at when a model comes in, before it plays and before it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ...models.critic import SeparateCritic, SharedCritic
+from .._trl import get_config_model_id
+from ..host import Host
+from ..sharding.runtime import shards_weights
+
+
+def check_loaded(host: Host) -> None:
+    """Refuse models that come in with NaN or infinity in them, frozen weights included.
+
+    What an engine has loaded in pieces is not all there yet; it is looked at when training begins.
+
+    Raises:
+        ValueError: on all processes.
+    """
+    if shards_weights(host.accelerator):
+        return
+    found = first_not_finite(host, frozen=True)
+    if found is not None:
+        model, critic = host.model, host.critic
+        if found.startswith("critic") and isinstance(critic, SeparateCritic):
+            model = critic.model
+        name = get_config_model_id(model.config) or type(model).__name__
+        raise ValueError(
+            f"Weights of {name!r} are not finite, first in the {found}: it could neither play nor learn. "
+            f"Where it is a checkpoint, take an older one; where it was downloaded, download it anew; "
+            f"where it is in float16, load it in bfloat16 or float32."
+        )
+
+
+def first_not_finite(host: Host, *, frozen: bool) -> str | None:
+    """Whose parameter holds NaN or infinity, and its name; None where all are finite.
+
+    Args:
+        host: with policy and critic; all processes ask together, each looks at what it holds.
+        frozen: look at what is not trained too.
+    """
+    device, rank = host.accelerator.device, host.accelerator.process_index
+    named = list(_named(host, frozen))
+    sound = [torch.ones((), dtype=torch.bool, device=device)]
+    for _, parameter in named:
+        part = _held(parameter, rank)
+        # The largest one: unlike a sum of squares it does not overflow, and NaN comes through.
+        largest = torch.linalg.vector_norm(part, torch.inf) if part.numel() else part.new_zeros(())
+        sound.append(largest.isfinite().to(device))
+    broken = ~torch.stack(sound)
+    first = torch.where(broken.any(), broken.long().argmax(), len(sound)).reshape(1)
+    at = int(host.accelerator.gather(first).min())
+    return None if at == len(sound) else named[at - 1][0]
+
+
+def _named(host: Host, frozen: bool) -> Iterator[tuple[str, nn.Parameter]]:
+    critic = host.critic
+    modules: dict[str, nn.Module] = {"policy": host.model}
+    if isinstance(critic, SeparateCritic):
+        modules["critic"] = critic.model
+    elif isinstance(critic, SharedCritic):
+        modules["critic"] = critic.head
+    trained = {id(parameter) for parameter in critic.parameters()}
+    for whose, module in modules.items():
+        for name, parameter in module.named_parameters():
+            its = id(parameter) in trained
+            # The bits of quantised weights, which are of types of their own, may mean anything.
+            plain = type(parameter) is nn.Parameter or isinstance(parameter, DTensor)
+            floating = parameter.is_floating_point() and parameter.element_size() > 1
+            if (
+                plain
+                and floating
+                and not parameter.is_meta
+                and (frozen or its or parameter.requires_grad)
+            ):
+                yield f"{'critic' if its else whose}: {name}", parameter
+
+
+def _held(parameter: nn.Parameter, rank: int) -> Tensor:
+    """What this process holds of a parameter."""
+    if isinstance(parameter, DTensor):
+        return parameter.to_local().detach()
+    piece: Tensor | None = getattr(parameter, "ds_tensor", None)  # ZeRO-3's
+    if piece is None:
+        return parameter.detach()
+    left = getattr(parameter, "ds_numel") - rank * piece.numel()  # noqa: B009 (unknown to mypy)
+    return piece.flatten()[: max(0, left)]  # what comes after it was never written

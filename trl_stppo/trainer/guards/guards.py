@@ -1,0 +1,325 @@
+"""What a training run watches by itself, so that one can leave it alone; see `docs/reliability.md`.
+
+Three answers, from mild to final: a step is skipped (its gradient is not finite, there is nothing to
+learn from, or the policy has gone as far from the rollout batch as `target_kl` allows); the run is stopped
+with a checkpoint and returns (`stop_when`, a signal); it is stopped with a checkpoint and raises
+(`max_consecutive_skips`, environments that fail, weights that are not finite).
+
+A skipped step drops all gradients before the optimizer is called. Optimizers leave alone what has no
+gradient: weights, moments and step counts stay bit for bit. Scheduler and `global_step` go on counting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor, nn
+
+from ...rollout.episode import Episode
+from ..gradients.buffers import GradientBuffer
+from ..gradients.optimizers import policy_parameters
+from ..host import Host, Upstream, is_warming_up
+from ..loop.batch import Batch
+from . import skipped
+from .ending import Ending, EndingCallback
+from .failures import FailureWatch, failures_of
+from .stop_when import OF_LOGS, StopWhen, added, sizes
+
+logger = logging.getLogger(__name__)
+
+# What every process tests before it may step.
+KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
+
+
+@dataclasses.dataclass
+class GuardState:
+    """What a resumed run has to know.
+
+    Attributes:
+        skipped_steps: not finite, in all.
+        consecutive_skips: of these, those since the last step that was taken.
+        empty_steps: without an episode to learn from, in all.
+        kl_stopped_steps: beyond `target_kl`, in all.
+        rollout_stopped: whether the rest of this rollout batch is not to move the weights.
+    """
+
+    skipped_steps: int = 0
+    consecutive_skips: int = 0
+    empty_steps: int = 0
+    kl_stopped_steps: int = 0
+    rollout_stopped: bool = False
+
+
+class Guards:
+    """One per trainer. All processes come to the same verdicts, from figures that all of them have.
+
+    Args:
+        host: complete but for its callbacks.
+        upstream: of the same trainer.
+        critic_grads: the critic's gradient.
+        last_checkpoint: gives the newest one that this run has written or come from.
+        save: writes one.
+
+    Attributes:
+        ending: why and how the run ends early.
+        verdict: on the last step: "taken", or why not: "not_finite", "target_kl" or "empty".
+
+    Raises:
+        ValueError: an option that the engine leaves no room for.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        critic_grads: GradientBuffer,
+        *,
+        last_checkpoint: Callable[[], Path | None],
+        save: Callable[[], None],
+    ) -> None:
+        if host.is_deepspeed_enabled and host.args.target_kl is not None:
+            raise ValueError(
+                f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed, which steps "
+                f"inside the backward pass, before the KL of the mini-batch is known. Set "
+                f"target_kl=None, or use DDP."
+            )
+        self._host, self._upstream, self._critic_grads = host, upstream, critic_grads
+        self._policy: list[tuple[str, nn.Parameter]] | None = None
+        self._stop_when = StopWhen(host.args.stop_when)
+        self._failures = FailureWatch(host.args.max_env_error_rate)
+        self.ending = Ending(host, self._failures, last_checkpoint, save)
+        self.verdict = "taken"
+        host.add_callback(EndingCallback(host, self.ending, self.watch_log))
+        self._reset()
+
+    def _reset(self) -> None:
+        self._state = GuardState()
+        self._stop_when.strikes = {}
+        self._failures.clear()
+        self._of_rollout: dict[str, float] = {}
+        self.start_mini_batch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data for a checkpoint, the same on all processes."""
+        watched = {
+            "strikes": dict(self._stop_when.strikes),
+            "failures": self._failures.state_dict(),
+        }
+        return {**dataclasses.asdict(self._state), **watched}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`; what it does not hold starts at zero."""
+        counts = dict(state)
+        self._stop_when.load_strikes(counts.pop("strikes", {}))
+        self._failures.load_state_dict(counts.pop("failures", []))
+        self._state = GuardState(**counts)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a whole `train()`: start afresh, and handle signals."""
+        self._reset()
+        with self.ending.watching():
+            yield
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Around a new rollout batch, after which everything may move again."""
+        self._state.rollout_stopped = False
+        metrics = self._upstream.metrics["train"]
+        before = sizes(metrics)
+        with self.ending.saving():
+            yield
+        self._of_rollout = added(metrics, before)
+
+    def count_failures(self, episodes: list[Episode]) -> None:
+        """Take in this process's part of a rollout batch.
+
+        Raises:
+            EnvironmentFailureError: too many have failed for long, on all processes.
+        """
+        self._failures.rollout(gather_object([failures_of(episodes)]))
+
+    @property
+    def leaves_weights(self) -> bool:
+        """Whether the mini-batch is not to move the weights, as is known before it is computed."""
+        return self._state.rollout_stopped or self._empty
+
+    def start_mini_batch(self, *, empty: bool = False) -> None:
+        """Forget an interrupted step.
+
+        Args:
+            empty: whether the new one has nothing to learn from, on any process.
+        """
+        self._losses: list[Tensor] = []
+        self._faults = ""
+        self._empty = empty
+        self._before = sizes(self._upstream.metrics["train"])
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Take in a micro-batch's loss, detached."""
+        self._losses.append(loss)
+
+    def check_before_backward(self, loss: Tensor, micro_batches: list[Batch]) -> None:
+        """Stop for a loss that is not finite, where the engine would step with its gradient.
+
+        Args:
+            loss: of one of them.
+            micro_batches: this process's part of the mini-batch.
+
+        Raises:
+            NonFiniteError: on all processes.
+        """
+        flag = (~loss.detach().isfinite()).long().reshape(1)
+        everyone = self._host.accelerator.gather(flag).tolist()
+        if any(everyone):
+            self._faults = f"{KINDS[0]} ({_processes(everyone)})"
+            self._losses.append(loss.detach())
+            self._count_skip(micro_batches)
+            raise self.ending.before_backward(self._faults)
+
+    def inspect(self) -> bool:
+        """Whether what the backward passes left is finite everywhere and wanted: one small gather.
+
+        Comes before clipping, which would spread one NaN to every gradient.
+        """
+        host = self._host
+        device = host.accelerator.device
+        # DeepSpeed has taken the policy's step by now.
+        policy = [] if host.is_deepspeed_enabled else self._policy_parameters()
+        faults = [
+            _broken(self._losses, device),
+            _broken((p.grad for _, p in policy), device),
+            _broken([self._critic_grads.norm()], device),
+        ]
+        own = torch.stack([*(fault.long() for fault in faults), self.ending.received()])
+        *columns, signals = host.accelerator.gather(own.unsqueeze(0)).T.tolist()
+        self.ending.agree(signals)
+        pairs = zip(KINDS, columns, strict=True)
+        self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
+        return not self._faults and not self.leaves_weights
+
+    def admit(self, figures: dict[str, float], micro_batches: list[Batch]) -> bool:
+        """The verdict on the step.
+
+        Args:
+            figures: of the mini-batch, over all processes.
+            micro_batches: this process's part of it.
+
+        Returns:
+            Whether the optimizer may have its gradient.
+        """
+        state = self._state
+        if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
+            self._faults = "the gradient of the clipped terms"
+        if self._faults:
+            self.verdict = "not_finite"
+            self._count_skip(micro_batches)
+        elif state.rollout_stopped or self._too_far(figures):
+            self.verdict = "target_kl"
+            state.rollout_stopped = True
+            state.kl_stopped_steps += 1
+        elif self._empty:
+            self.verdict = "empty"
+            state.empty_steps += 1
+        else:
+            self.verdict = "taken"
+            state.consecutive_skips = 0
+        self._log()
+        self._watch()
+        self._losses = []
+        return self.verdict == "taken"
+
+    def _too_far(self, figures: dict[str, float]) -> bool:
+        target = self._host.args.target_kl
+        return target is not None and figures.get("policy/approx_kl", 0.0) > target
+
+    def _count_skip(self, micro_batches: list[Batch]) -> None:
+        host, state = self._host, self._state
+        state.skipped_steps += 1
+        state.consecutive_skips += 1
+        if state.skipped_steps <= skipped.MAX_FILES:
+            about = {
+                "not_finite": self._faults,
+                "losses": [float(loss) for loss in self._losses],
+                "gradients": skipped.non_finite_names(self._policy_parameters()),
+            }
+            skipped.save(host, self._upstream, micro_batches, about)
+        if host.accelerator.is_main_process:
+            step = host.state.global_step + 1
+            logger.warning("Step %d is skipped, not finite: %s.", step, self._faults)
+        if state.consecutive_skips >= host.args.max_consecutive_skips:
+            self.ending.broken = self._faults
+            state.consecutive_skips = 0  # a resumed run counts anew
+
+    def _policy_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        if self._policy is None:
+            self._policy = policy_parameters(self._host)
+        return self._policy
+
+    def _watch(self) -> None:
+        """Whether a condition of `stop_when` is met by the step or the rollout batch before it."""
+        if not self._stop_when.conditions:
+            return
+        rollout = self._of_rollout
+        own = added(self._upstream.metrics["train"], self._before)
+        if self._faults:  # such a step says nothing about the run, except how many there are
+            own = {name: value for name, value in own.items() if name.startswith("guard/")}
+        if rollout:
+            updated = self.verdict == "taken" and not is_warming_up(self._host)
+            self._stop_when.check_names({*own, *rollout}, updated=updated)
+        self._of_rollout = {}
+        if not self._ends(rollout, "rollout batches"):
+            self._ends(own, "optimizer steps")
+
+    def watch_log(self, logs: dict[str, float]) -> None:
+        """The same for what is known only when transformers logs it."""
+        if self._stop_when.conditions and self.ending.reason is None:
+            self._ends({name: logs[name] for name in OF_LOGS if name in logs}, "log entries")
+
+    def _ends(self, figures: dict[str, float], unit: str) -> bool:
+        """Whether a condition is met; all processes go by the main one's times and memory."""
+        host = self._host
+        if figures and host.accelerator.num_processes > 1:
+            watched = {condition.metric for condition in self._stop_when.conditions}
+            said = [{name: value for name, value in figures.items() if name in watched}]
+            (figures,) = broadcast_object_list(said)
+        step = host.state.global_step + (unit != "log entries")  # which come after the step
+        reason = self._stop_when.look(figures, step, unit)
+        if reason is None:
+            return False
+        self.ending.reason = reason
+        self._stop_when.strikes = {}  # a resumed run counts anew
+        return True
+
+    def _log(self) -> None:
+        """Totals so far; upstream would average what is appended over several steps."""
+        figures = self._upstream.metrics["train"]
+        figures["guard/skipped_steps"] = [self._state.skipped_steps]
+        figures["guard/empty_steps"] = [self._state.empty_steps]
+        if self._host.args.target_kl is not None:
+            figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]
+
+
+def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
+    """Whether an element is not finite, or so large that the norm overflows; [] bool."""
+    sound = [torch.ones((), dtype=torch.bool, device=device)]
+    for tensor in tensors:
+        if tensor is not None:
+            part = getattr(tensor, "to_local", lambda whole=tensor: whole)()  # of a sharded one
+            dtype = torch.promote_types(part.dtype, torch.float32)
+            norm = torch.linalg.vector_norm(part, dtype=dtype)
+            sound.append(norm.isfinite().to(device))
+    return ~torch.stack(sound).all()
+
+
+def _processes(flags: list[int]) -> str:
+    ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
+    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(ranks)}"

@@ -1,0 +1,250 @@
+"""Process rewards: functions and reward models that score each turn in its context."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...rollout.record import check_reward
+from ...rollout.workers import EnvironmentCalls
+from .._trl import apply_chat_template, get_config_model_id
+from ..host import Host
+from .rollout import Rollout
+
+# Columns that reward functions get under another name, or not at all.
+RESERVED = ("prompt", "completion", "completion_ids")
+
+
+@dataclass
+class Turn:
+    """One turn and everything before it.
+
+    Attributes:
+        episode: number of its episode in the rollout.
+        number: of the turn, from 0.
+        prompt: messages or text before the turn.
+        completion: the turn, as a list of one message or as text.
+        ids: its tokens.
+        columns: of the dataset row.
+    """
+
+    episode: int
+    number: int
+    prompt: Any
+    completion: Any
+    ids: list[int]
+    columns: dict[str, Any]
+
+
+def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
+    """Every turn of a rollout that may teach something.
+
+    Args:
+        tokenizer: decodes where there is no conversation.
+        rollout: as it was played.
+    """
+    turns = []
+    for i, (episode, row) in enumerate(zip(rollout.episodes, rollout.columns(), strict=True)):
+        if not episode.trains:
+            continue
+        ids, prompt, messages = episode.ids, episode.prompt, episode.messages
+        said = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        # What a rollout_func returns is one message, however many turns it has.
+        knows_turns = episode.conversational and rollout.seed is not None
+        for number, (start, end) in enumerate(episode.turn_spans):
+            if knows_turns:
+                at = said[number]
+                context, completion = [*prompt, *messages[:at]], [messages[at]]
+            else:
+                before = tokenizer.decode(ids[:start], skip_special_tokens=True)
+                text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
+                context, completion = _extended(prompt, before), _as(prompt, text)
+            turns.append(Turn(i, number, context, completion, ids[start:end], row))
+    return turns
+
+
+def _extended(prompt: Any, text: str) -> Any:
+    if isinstance(prompt, str):
+        return prompt + text
+    return [*prompt, {"role": "assistant", "content": text}] if text else list(prompt)
+
+
+def _as(prompt: Any, text: str) -> Any:
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def check_lengths(number: int, **given: Any) -> None:
+    """Refuse lists, by the name of their argument, that are not one entry for each of so many functions."""
+    for name, entries in given.items():
+        if isinstance(entries, list) and len(entries) != number:
+            raise ValueError(
+                f"`{name}` has {len(entries)} entries for {number} turn reward functions; give one each."
+            )
+
+
+class TurnRewardFuncs:
+    """Scores turns with everything in `turn_reward_funcs`.
+
+    Args:
+        host: whose device and template are used.
+        calls: where asynchronous functions run.
+        tokenizer: of the policy.
+        funcs: one or a list of functions, reward models, and names of reward models.
+        processing_classes: tokenizers of the reward models, None for their own.
+        weights: of each, None for 1.
+
+    Raises:
+        ValueError: lists of different lengths, or something that is no function and no model.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        calls: EnvironmentCalls,
+        tokenizer: Any,
+        funcs: Any,
+        processing_classes: Any,
+        weights: list[float] | None,
+    ) -> None:
+        funcs = [] if funcs is None else funcs
+        self.funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
+        self.weights = [1.0] * len(self.funcs) if weights is None else list(weights)
+        classes = processing_classes
+        if not isinstance(classes, list):
+            classes = [classes] * max(1, len(self.funcs))
+        check_lengths(
+            len(self.funcs),
+            turn_reward_weights=weights,
+            turn_reward_processing_classes=processing_classes,
+        )
+        self._host, self._tokenizer = host, tokenizer
+        self._run_async = calls.run_async
+        self._tokenizers: dict[int, Any] = {}
+        for i, func in enumerate(self.funcs):
+            if isinstance(func, str | nn.Module):
+                self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
+            elif not callable(func):
+                raise ValueError(
+                    f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed are functions, "
+                    f"sequence classification models, and their names."
+                )
+
+    def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:
+        """Add each turn's rewards to what the environment has paid for it.
+
+        Args:
+            rollout: gets `turn_rewards`, and in `metric_sums` what is to be logged: the rewards of each
+                function, but for episodes that only fill it up, and what the functions give to
+                `log_metric`.
+            environments: of its episodes, None where functions are not to see them.
+        """
+        turns = turns_in_context(self._tokenizer, rollout)
+        # Copies: those of the environment are the episodes'.
+        paid = [list(episode.turn_rewards) for episode in rollout.episodes]
+        rollout.turn_rewards, rollout.pays_turns = paid, [True] * len(paid)
+        sums = rollout.metric_sums
+
+        # Upstream's log_metric would keep the figures back until the next rollout is scored.
+        def log_metric(name: str, value: float) -> None:
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = total + value, count + 1
+
+        for i, (func, weight) in enumerate(zip(self.funcs, self.weights, strict=True)):
+            rewards = self._rewards(i, func, turns, environments, log_metric) if turns else []
+            for turn, reward in zip(turns, rewards, strict=True):
+                if reward is not None:
+                    paid[turn.episode][turn.number] += weight * reward
+                if reward is not None and turn.episode not in rollout.repeated:
+                    log_metric(f"rewards/{_name(func)}/turn_mean", reward)
+
+    def _rewards(
+        self,
+        index: int,
+        func: Any,
+        turns: list[Turn],
+        environments: list[Any] | None,
+        log_metric: Any,
+    ) -> list[float | None]:
+        if isinstance(func, nn.Module):
+            return self._model_rewards(func, self._tokenizers[index], turns)
+        columns = [key for key in turns[0].columns if key not in RESERVED]
+        arguments: dict[str, Any] = {key: [turn.columns[key] for turn in turns] for key in columns}
+        arguments |= {
+            "prompts": [turn.prompt for turn in turns],
+            "completions": [turn.completion for turn in turns],
+            "completion_ids": [turn.ids for turn in turns],
+            "turn": [turn.number for turn in turns],
+            "trainer_state": self._host.state,
+            "log_metric": log_metric,
+            # The table of completions has one row per episode, not per turn.
+            "log_extra": lambda column, values: None,
+        }
+        if environments is not None:
+            arguments["environments"] = [environments[turn.episode] for turn in turns]
+        rewards = func(**arguments)
+        if inspect.isawaitable(rewards):
+            rewards = self._run_async(_wait_for(rewards))
+        count = len(rewards) if hasattr(rewards, "__len__") else f"a {type(rewards).__name__}, not"
+        if count != len(turns):
+            raise ValueError(
+                f"`{_name(func)}` returned {count} rewards for {len(turns)} turns; return one "
+                f"per entry of `completions`."
+            )
+        return [
+            None if r is None else check_reward(r, f"{_name(func)}()[{i}]")
+            for i, r in enumerate(rewards)
+        ]
+
+    def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
+        rewards: list[float | None] = []
+        size = self._host.args.forward_batch_size
+        for start in range(0, len(turns), size):
+            texts = [_text(tokenizer, turn, self._host) for turn in turns[start : start + size]]
+            inputs = tokenizer(
+                text=texts,
+                return_tensors="pt",
+                padding=True,
+                padding_side="right",
+                add_special_tokens=False,
+            ).to(self._host.accelerator.device)
+            with torch.inference_mode():
+                scores = model(**inputs).logits[:, 0].float()
+            rewards += [check_reward(score, f"{_name(model)}()") for score in scores.tolist()]
+        return rewards
+
+
+def _prepared(host: Host, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """A reward model and its tokenizer, ready to score."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    trust = {"trust_remote_code": host.args.trust_remote_code}
+    if isinstance(model, str):
+        model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **trust)
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config), **trust)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return host.accelerator.prepare_model(model.eval(), evaluation_mode=True), tokenizer
+
+
+def _text(tokenizer: Any, turn: Turn, host: Host) -> str:
+    if isinstance(turn.prompt, str):
+        return turn.prompt + turn.completion
+    messages = {"messages": turn.prompt + turn.completion}
+    return apply_chat_template(messages, tokenizer, **host.chat_template_kwargs)["text"]
+
+
+def _name(func: Callable[..., Any]) -> str:
+    if isinstance(func, nn.Module):
+        return get_config_model_id(func.config).split("/")[-1] or type(func).__name__
+    return getattr(func, "__name__", type(func).__name__)
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable

@@ -1,0 +1,1 @@
+"""An agent as files, and on the Hub."""

@@ -1,0 +1,161 @@
+"""Builds the one description of a run, `hub.description`, of a trainer or of what is only planned."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ...envs.base import tool_names
+from ...hub.description import Description, Environment
+from ...models.critic import SeparateCritic
+from ...redaction import is_secret, redacted
+from .._trl import get_config_model_id
+from ..host import Host, Upstream
+from ..ppo_config import PPOConfig
+from ..setup.plan import RolloutPlan
+
+# What `datasets` calls rows that it has read from files; says how, not which.
+READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
+_WORD = re.compile(r"[\w.-]{1,24}")
+# A folder in which `datasets` keeps rows of the Hub.
+_CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
+
+
+def describe(host: Host, rollout: RolloutPlan) -> Description:
+    """What a trainer's run is, whose episodes are played as planned."""
+    model = host.accelerator.unwrap_model(host.model)
+    critic = "none" if not host.has_critic else "shared"
+    if isinstance(host.critic, SeparateCritic):
+        own = adapter_of(host.critic.model)
+        critic = "separate" if own is None else f"separate, {own['type']} of rank {own['r']}"
+    quantization: Any = getattr(model.config, "quantization_config", None)
+    return description_of(
+        type(host),
+        host.args,
+        rollout,
+        host.train_dataset,
+        model=get_config_model_id(model.config) or type(model).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        adapter=adapter_of(model),
+        quantization=as_json(quantization.to_dict()) if hasattr(quantization, "to_dict") else None,
+        critic=critic,
+    )
+
+
+def description_of(
+    trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
+) -> Description:
+    """What a run is, built or only planned.
+
+    Args:
+        trainer_class: that trains it.
+        args: its configuration.
+        rollout: who plays its episodes; None where that is not known.
+        rows: to train on; None where they are not here.
+        **models: what `Description` says of the policy and the critic.
+    """
+    rollout, upstream = rollout or RolloutPlan(), Upstream(trainer_class)
+    player = rollout.user_func
+    known = getattr(getattr(rows, "info", None), "dataset_name", None)
+    return Description(
+        trainer=trainer_class.__name__,
+        method=upstream.method,
+        paper=upstream.paper.get("id"),
+        variant=getattr(args, "variant", None),
+        environments=tuple(_environments(rollout)),
+        tools=_told(rollout.standalone_tools),
+        player=None if player is None else _name_of(player),
+        dataset=next(iter(hub_datasets(rows)), None if known in READERS else known),
+        rows=len(rows) if hasattr(rows, "__len__") else None,
+        settings=algorithm_settings(args),
+        **models,
+    )
+
+
+def adapter_of(model: Any) -> Mapping[str, Any] | None:
+    """What is trained of a model through PEFT; None where it is trained whole."""
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is None:
+        return None
+    targets = getattr(config, "target_modules", None)
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    named = sorted(targets) if isinstance(targets, (set, list, tuple)) else targets
+    return {"type": str(kind), "r": getattr(config, "r", None), "target_modules": named}
+
+
+def algorithm_settings(args: Any) -> dict[str, Any]:
+    """The settings of the algorithm: ours, and those of TRL and transformers that move weights."""
+    names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
+    names |= {"optim", "adam_beta1", "adam_beta2", "adam_epsilon"}
+    names |= {"lr_scheduler_type", "max_grad_norm", "temperature"}
+    names |= {"importance_sampling_level", "generation_batch_size", "bf16", "seed"}
+    for base in type(args).__mro__:
+        if base.__module__.split(".")[0] == __name__.split(".")[0]:
+            names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits
+    names &= {spec.name for spec in fields(args)} - {"report_to"}  # nor what moves no weights
+    values = {name: getattr(args, name, None) for name in sorted(names)}
+    values = {name: getattr(value, "value", value) for name, value in values.items()}
+    simple = (bool, int, float, str, list, dict, type(None))
+    return redacted({name: value for name, value in values.items() if isinstance(value, simple)})
+
+
+def hub_datasets(rows: Any) -> list[str]:
+    """Ids of rows on the Hub, as the paths of their local copies tell: `<namespace>___<name>`."""
+    files = getattr(rows, "cache_files", None) or []
+    parts = [_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts]
+    return list(dict.fromkeys(f"{part[1]}/{part[2]}" for part in parts if part))
+
+
+def as_json(value: Any) -> Any:
+    """The same as plain data."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _environments(rollout: RolloutPlan) -> Iterable[Environment]:
+    for name, probe in rollout.probes.items():
+        cls, is_text = type(probe), name in rollout.text
+        factory = (rollout.text if is_text else rollout.tools).get(name)
+        tools = [] if is_text else [getattr(probe, tool) for tool in tool_names(probe)]
+        about = inspect.cleandoc(cls.__dict__.get("__doc__") or "").split("\n\n")[0]
+        yield Environment(
+            name=name,
+            kind="text" if is_text else "tools",
+            class_name=cls.__qualname__,
+            module=cls.__module__,
+            arguments=_arguments(factory),
+            about=about,
+            tools=_told(tools),
+        )
+
+
+def _arguments(factory: Any) -> str:
+    """`(largest=7)` of a `functools.partial`; what is long or has folders by a short digest alone."""
+    if not isinstance(factory, functools.partial):
+        return ""
+    words = [_short(value) for value in factory.args]
+    words += [f"{k}={_short(v)}" for k, v in factory.keywords.items() if not is_secret(k)]
+    return f"({', '.join(words)})" if words else ""
+
+
+def _short(value: Any) -> str:
+    """The value where it is a number or a word, else what tells it from others without saying it."""
+    value = redacted(value)
+    if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
+        return str(value)
+    text = json.dumps(value, skipkeys=True, default=lambda other: type(other).__name__)
+    return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _told(tools: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((_name_of(tool), (inspect.getdoc(tool) or "").split("\n")[0]) for tool in tools)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

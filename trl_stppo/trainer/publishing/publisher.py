@@ -1,0 +1,241 @@
+"""Pushing to the Hub: around upstream's uploads and model card.
+
+What lands there loads by plain `AutoModelForCausalLM` or `PeftModel`: the policy at the root, the
+critic in a folder of its own, `agent.json` with what one needs to play. See `docs/hub.md`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ...hub import card, pushing
+from ...hub.description import Description
+from ...hub.settings import AGENT_FILE, CRITIC_FOLDER
+from ...models.adapters import discard_saved_reference
+from ...rollout.episode import Limits
+from .._trl import uploads_without
+from ..checkpoints.checkpoints import Checkpoints
+from ..host import Host, Upstream, Wrapped
+from . import agent_files
+
+logger = logging.getLogger(__name__)
+
+
+class CompletePushCallback(TrainerCallback):
+    """Puts beside the policy what upstream leaves in the checkpoint when it pushes from one.
+
+    Upstream calls it once it is sure to push, and has copied nothing yet.
+
+    Attributes:
+        checkpoint: that is being pushed; None in a push of the whole output directory.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoint: Path | None = None
+
+    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Copy the critic and the agent's settings."""
+        if self.checkpoint is None:
+            return
+        run_dir = Path(args.output_dir)
+        shutil.copyfile(self.checkpoint / AGENT_FILE, run_dir / AGENT_FILE)
+        if (self.checkpoint / CRITIC_FOLDER).is_dir():
+            shutil.copytree(
+                self.checkpoint / CRITIC_FOLDER, run_dir / CRITIC_FOLDER, dirs_exist_ok=True
+            )
+
+
+def repo_name(host: Host) -> str:
+    """The trainer's repository; upstream's constructor may ask already."""
+    named = getattr(host, "hub_model_id", None) or host.args.hub_model_id
+    return named or Path(host.args.output_dir).absolute().name
+
+
+def make_repository(wrapped: Wrapped, host: Host, token: str | None, **kwargs: Any) -> None:
+    """See `AgentTrainer.init_hf_repo`, which upstream's constructor calls before there is more of us."""
+    try:
+        wrapped(token, **kwargs)
+    except Exception as error:
+        raise pushing.failed_creation(error, repo_name(host)) from error
+
+
+class Publisher:
+    """Of one trainer: its repositories hold a whole agent, and its failed pushes lose nothing.
+
+    Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
+
+    Args:
+        host: the trainer.
+        upstream: its private side.
+        checkpoints: that are pushed.
+        describe: what the trainer trains.
+        limits: of evaluation's episodes.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        checkpoints: Checkpoints,
+        describe: Callable[[], Description],
+        limits: Limits,
+    ) -> None:
+        self._host, self._upstream, self._checkpoints = host, upstream, checkpoints
+        self._describe, self._limits = describe, limits
+        self._complete_push = CompletePushCallback()
+        host.add_callback(self._complete_push)
+        self._saved_for_push = True
+        self._saving_checkpoint = self._foreign_card_named = False
+        self._pushed_from: dict[Any, Path] = {}
+
+    @property
+    def _run_dir(self) -> Path:
+        return Path(self._host.args.output_dir)
+
+    # ------------------------------------------------------------------------- files
+
+    def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
+        """Upstream's files of the policy, with those of a whole agent."""
+        folder = Path(output_dir or self._run_dir)
+        with card.kept(folder):
+            wrapped(output_dir, state_dict)
+            if self._host.args.should_save:
+                self._host.critic.save(folder / CRITIC_FOLDER)
+        if not self._host.args.should_save:
+            return
+        agent_files.agent_settings(self._host, self._describe(), self._limits).save(folder)
+        # Only from a checkpoint does a run go on with the same reference.
+        if self._checkpoints.staging is None:
+            discard_saved_reference(folder)
+
+    def save_model(self, wrapped: Wrapped, output_dir: str | None, internal: bool) -> None:
+        """See `AgentTrainer.save_model`."""
+        own = output_dir is None or Path(output_dir) == self._run_dir
+        if own:
+            self._upstream.finish_push()  # which reads the files that are about to be written
+        wrapped(output_dir, internal)
+        self._saved_for_push = True
+        if own and not internal and not self._host.args.push_to_hub:
+            self._host.create_model_card()
+
+    def write_card(
+        self,
+        wrapped: Wrapped,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """See `AgentTrainer.create_model_card`."""
+        host = self._host
+        if not card.may_be_written(self._run_dir):
+            self._warn_of_foreign_card(self._run_dir / card.CARD)
+            return
+        own = model_name or Path(repo_name(host)).name
+        names = agent_files.card_names(own, dataset_name, host.train_dataset)
+        wrapped(*names, tags=tags)
+        if not host.is_world_process_zero():
+            return
+        try:
+            run = self._describe()
+            agent_files.improve_card(
+                host,
+                self._upstream,
+                run,
+                agent_files.agent_settings(host, run, self._limits),
+                *names,
+                pushes=host.hub_model_id is not None and not self._saving_checkpoint,
+                draw=self._draws_card(),
+            )
+        except Exception as error:  # no card is worth a run; TRL's is there
+            logger.warning(
+                "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
+            )
+
+    def _warn_of_foreign_card(self, path: Path) -> None:
+        if self._foreign_card_named or not self._host.is_world_process_zero():
+            return
+        self._foreign_card_named = True
+        logger.warning(
+            "`%s` was not written by a trainer (it has no tag %s) and is left as it is; it stands for the "
+            "model card in a push. To get the run's card, move it away. This is said once.",
+            path, card.GENERATED,
+        )  # fmt: skip
+
+    def _draws_card(self) -> bool:
+        """Whether curves are due: not at each checkpoint that stays here, nor under a running upload."""
+        job = getattr(self._host, "push_in_progress", None)
+        if job is not None and not job.is_done():
+            return False
+        return not self._saving_checkpoint or self._host.args.push_to_hub
+
+    # ----------------------------------------------------------------------- uploads
+
+    def push(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        """See `AgentTrainer.push_to_hub`."""
+        self._saved_for_push = False
+        try:
+            with uploads_without(pushing.LEFT_OUT_TOO):
+                result = wrapped(*args, **kwargs)
+        except Exception as error:
+            folder = self._run_dir
+            if not self._saved_for_push:  # the repository could not be made, so nothing was written
+                self._host.save_model(_internal_call=True)
+                self._host.create_model_card()
+            revision = kwargs.get("revision") or self._host.args.hub_revision
+            raise pushing.failed_push(error, repo_name(self._host), folder, revision) from error
+        if hasattr(result, "add_done_callback"):  # not blocking
+            pushing.watch(result, self._warn_of(self._run_dir))
+        return result
+
+    def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
+        """Write a checkpoint, push from it, and let older ones go, unless they are being uploaded."""
+        run_dir = Path(self._upstream.output_dir(trial))
+        self._saving_checkpoint = True
+        try:
+            folder = self._checkpoints.save(wrapped, run_dir, model, trial)
+            if self._host.args.push_to_hub:
+                self._upstream.push(str(folder))
+            uploading = {f for job, f in self._pushed_from.items() if not job.done()}
+            self._checkpoints.prune(run_dir, {folder, *uploading})
+        finally:
+            self._saving_checkpoint = False
+
+    def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
+        """Upstream's, of the whole agent; a failure is told and does not end the run."""
+        if self._checkpoints.staging is not None:
+            return  # it is uploaded under its final name
+        folder = Path(checkpoint)
+        before = list(self._push_jobs())
+        self._complete_push.checkpoint = folder
+        try:
+            with uploads_without(pushing.LEFT_OUT_TOO):
+                wrapped(checkpoint)
+        except Exception as error:
+            pushing.warn_of_failed_push(error, repo_name(self._host), folder)
+        finally:
+            self._complete_push.checkpoint = None
+        for job in self._push_jobs():
+            if job not in before:
+                self._pushed_from[job] = folder
+                pushing.watch(job, self._warn_of(folder))
+
+    def _push_jobs(self) -> list[Any]:
+        progress = getattr(self._host, "push_in_progress", None)
+        return [] if progress is None else progress.jobs
+
+    def _warn_of(self, folder: Path) -> Any:
+        name = repo_name(self._host)
+        return lambda error: pushing.warn_of_failed_push(error, name, folder)
+
+    def finish(self, wrapped: Wrapped, *args: Any) -> Any:
+        """The end of a training, which waits for uploads; what they have kept of old checkpoints goes."""
+        result = self._checkpoints.finish(wrapped, *args)
+        if self._pushed_from:
+            self._checkpoints.prune(self._run_dir)
+        return result

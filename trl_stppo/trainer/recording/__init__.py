@@ -1,0 +1,1 @@
+"""Episodes of training and evaluation, written down for the trace."""

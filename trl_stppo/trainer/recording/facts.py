@@ -1,0 +1,106 @@
+"""What a trace says of an episode beyond its tensors: its row, its environment, how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ...rollout.engine import RolloutEngine
+from ..loop.rollout import Rollout
+
+# Longest text of a message or an error; an environment may say anything.
+MAX_CHARACTERS = 100_000
+
+
+def facts(
+    rollout: Rollout,
+    numbers: list[int],
+    first: int,
+    reward_names: Sequence[str],
+    engine: RolloutEngine,
+) -> list[dict[str, Any]]:
+    """Plain data of some episodes of a rollout that has been scored.
+
+    Args:
+        rollout: of this process.
+        numbers: of the episodes.
+        first: number of the first of them all among those of all processes.
+        reward_names: of the reward functions.
+        engine: that has played them, where one has.
+    """
+    rewards = rollout.rewards.tolist()
+    result = []
+    for number in numbers:
+        name = (first + number, 0) if rollout.names is None else rollout.names[number]
+        pairs = zip(reward_names, rewards[number], strict=True)
+        result.append(
+            {
+                "row": name[0],
+                "repetition": name[1],
+                "prompt_id": _prompt_id(rollout, number),
+                "seed": _seed(rollout, name),
+                "score": rollout.earnings[number],
+                "rewards": {key: None if math.isnan(value) else value for key, value in pairs},
+                **_ending(rollout, number),
+                **_conversation(rollout, number, engine),
+            }
+        )
+    return result
+
+
+def cut(value: Any) -> Any:
+    """The same data with texts of at most `MAX_CHARACTERS`."""
+    if isinstance(value, str):
+        left_out = len(value) - MAX_CHARACTERS
+        return value if left_out <= 0 else f"{value[:MAX_CHARACTERS]}[{left_out} more characters]"
+    if isinstance(value, dict):
+        return {str(key): cut(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [cut(item) for item in value]
+    return value if isinstance(value, (bool, int, float, type(None))) else cut(str(value))
+
+
+def _seed(rollout: Rollout, name: tuple[int, int]) -> list[int] | None:
+    """As the engine names it: by row, and in an evaluation by repetition too."""
+    if rollout.seed is None:
+        return None
+    return [*rollout.seed, *(name[:1] if rollout.names is None else name)]
+
+
+def _prompt_id(rollout: Rollout, number: int) -> str:
+    row = rollout.rows[rollout.episodes[number].row]
+    if row.get("id") is not None:
+        return str(cut(row["id"]))
+    prompt = json.dumps(row.get("prompt"), default=str)
+    return hashlib.sha256(prompt.encode()).hexdigest()[:12]
+
+
+def _ending(rollout: Rollout, number: int) -> dict[str, Any]:
+    episode, paid = rollout.episodes[number], rollout.turn_rewards
+    return {
+        "turn_spans": [list(span) for span in episode.turn_spans],
+        "turn_rewards": None if paid is None else paid[number],
+        "success": episode.success,
+        "terminated": episode.terminated,
+        "truncated": not episode.terminated,
+        "stop_reason": None if episode.stop_reason is None else str(episode.stop_reason),
+        "error": cut(episode.error),
+        "trains": episode.trains,
+    }
+
+
+def _conversation(rollout: Rollout, number: int, engine: RolloutEngine) -> dict[str, Any]:
+    episode = rollout.episodes[number]
+    if rollout.seed is None:  # what a rollout_func has played is known by its tokens alone
+        return {"prompt": cut(rollout.rows[episode.row].get("prompt")), "messages": None}
+    driver = engine.drivers[episode.name]
+    return {
+        "environment": episode.name or driver.type_name,
+        "observations": "tool" if driver.tools else "environment",
+        "prompt": cut(episode.prompt),
+        "messages": cut(episode.messages),
+        "ids": [list(episode.prompt_ids), list(episode.ids)],
+    }

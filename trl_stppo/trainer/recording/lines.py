@@ -1,0 +1,118 @@
+"""From tensors of a rollout batch and its update to the lines of a trace file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...trace.format import DIGITS, TracedEpisode, TracedUpdate
+from ...trace.pieces import TokenPieces
+
+# Lines do not hold the update, so any will do.
+NOWHERE = TracedUpdate("train", "train", 0, 0)
+# Those that float64 has exactly.
+_POWERS = torch.tensor([10.0**power for power in range(23)], dtype=torch.float64)
+
+
+def lines(
+    episodes: list[dict[str, Any]],
+    batch: dict[str, Tensor],
+    passes: dict[str, Tensor],
+    pieces: TokenPieces,
+) -> list[dict[str, Any]]:
+    """One line per episode.
+
+    Args:
+        episodes: `facts.facts`.
+        batch: their rows of the rollout batch, [N, T].
+        passes: of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, and
+            `seen`, whether there was a pass. Empty where there was none.
+        pieces: cuts the text.
+    """
+    # The one wait for the device.
+    batch = {name: tensor.cpu() for name, tensor in batch.items()}
+    passes = {name: tensor.cpu()[: len(episodes)] for name, tensor in passes.items()}
+    if "logprobs" in passes:
+        # Without them the policy that is trained is the one that has played.
+        old = batch.get("old_per_token_logps", passes["logprobs"])
+        passes["difference"] = passes["logprobs"].double() - old.double()
+    rows = {name: _short(tensor).tolist() for name, tensor in batch.items()}
+    last = {name: _short(tensor).tolist() for name, tensor in passes.items()}
+    result = []
+    for number, episode in enumerate(episodes):
+        own = {name: values[number] for name, values in rows.items()}
+        passed = {name: values[number] for name, values in last.items()}
+        result.append(_line(episode, own, passed, pieces))
+    return result
+
+
+def _line(
+    episode: dict[str, Any], own: dict[str, Any], passed: dict[str, Any], pieces: TokenPieces
+) -> dict[str, Any]:
+    facts = dict(episode)
+    prompt, ids = facts.pop("ids", None) or _ids(facts["turn_spans"], own)
+    if "terminated" in own:
+        facts["terminated"] = own["terminated"][0]
+    if facts["truncated"] is None and facts["terminated"] is not None:
+        facts["truncated"] = not facts["terminated"]
+    figures = {} if "turn_index" not in own else _figures(own, passed, len(ids))
+    spans = [tuple(span) for span in facts.pop("turn_spans")]
+    whole = TracedEpisode(
+        NOWHERE,
+        **facts,
+        **figures,
+        turn_spans=spans,
+        pieces=pieces([*prompt, *ids]),
+        token_ids=[*prompt, *ids],
+        prompt_tokens=len(prompt),
+    )
+    return whole.to_json()
+
+
+def _ids(spans: list[list[int]], own: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Prompt and completion without padding."""
+    prompt = zip(own["prompt_ids"], own["prompt_mask"], strict=True)
+    # TRL hides completions that it does not train on behind the mask too.
+    length = max(sum(own["completion_mask"]), spans[-1][1] if spans else 0)
+    return [token for token, counts in prompt if counts], own["completion_ids"][:length]
+
+
+def _figures(own: dict[str, Any], passed: dict[str, Any], length: int) -> dict[str, Any]:
+    """Per-token figures, None where there are none."""
+    turns, trains = own["turn_index"][:length], own["loss_mask"][:length]
+    sampled = [turn >= 0 for turn in turns]
+    seen = passed.get("seen", [False] * length)[:length]
+    old = _where(sampled, own.get("old_per_token_logps"))
+    return {
+        "turn_index": turns,
+        "loss_mask": trains,
+        "old_logprobs": old or _where(seen, passed.get("logprobs")),
+        "token_log_ratio": _where(seen, passed.get("difference")),
+        "log_ratio": _where(seen, passed.get("log_ratio")),
+        "advantages": _where(trains, own["advantages"]),
+        "values": _where(sampled, own.get("values")),
+        "returns": _where(own.get("value_mask", [])[:length], own.get("returns")),
+        "clipped": _where(seen, passed.get("clipped")),
+    }
+
+
+def _short(tensor: Tensor) -> Tensor:
+    """Figures with `DIGITS` significant digits, as the numbers of float64 that print so."""
+    if not tensor.is_floating_point():
+        return tensor
+    exact = tensor.double()
+    decimals = (DIGITS - 1 - exact.abs().log10().floor()).nan_to_num(posinf=math.inf)
+    scale = _POWERS[decimals.clamp(0, len(_POWERS) - 1).long()]
+    # Smaller ones, zero among them, stay as they are.
+    return torch.where(decimals < len(_POWERS), (exact * scale).round() / scale, exact)
+
+
+def _where(mask: list[bool], values: list[Any] | None) -> Any:
+    if values is None:
+        return None
+    # The mask ends with the episode, the values with the longest one of the batch.
+    pairs = zip(mask, values, strict=False)
+    return [value if there else None for there, value in pairs]

@@ -1,0 +1,51 @@
+"""What is recorded of an update while it goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class OpenRecord:
+    """A rollout batch whose update is not over, or an evaluation.
+
+    Attributes:
+        header: fields of `TracedUpdate`.
+        episodes: `facts.facts` of the recorded rows.
+        batch: their tensors of the rollout, [N, T].
+        passes: figures of the last pass over them, [N + 1, T]; the last row takes all other episodes.
+        outcomes: per optimizer step what came of it, and the rows of its mini-batch.
+    """
+
+    header: dict[str, Any]
+    episodes: list[dict[str, Any]] = field(default_factory=list)
+    batch: dict[str, Tensor] = field(default_factory=dict)
+    passes: dict[str, Tensor] = field(default_factory=dict)
+    outcomes: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def observe(self, rows: Tensor, figures: dict[str, Tensor]) -> None:
+        """Keep the figures, [b, t] each, of those rows that are recorded."""
+        size = len(self.episodes)
+        slots = rows.clamp(max=size)
+        for name, values in figures.items():
+            if name not in self.passes:
+                length = self.batch["completion_ids"].size(1)
+                self.passes[name] = values.new_zeros(size + 1, length)
+            kept = self.passes[name]
+            kept[slots, : values.size(1)] = values.detach().to(kept.dtype)
+
+    def outcomes_of_rows(self) -> list[Counter[str]]:
+        """Per recorded row, how many passes over it had which outcome."""
+        counts = [Counter[str]() for _ in self.episodes]
+        if self.outcomes:
+            rows = torch.cat([rows for _, rows in self.outcomes]).tolist()
+            names = [name for name, rows in self.outcomes for _ in range(len(rows))]
+            for row, name in zip(rows, names, strict=True):
+                if row < len(counts):
+                    counts[row][name] += 1
+        return counts

@@ -1,0 +1,291 @@
+"""Records a few episodes of every update, with what the update made of each of their tokens.
+
+The first rows of a process's rollout batch are recorded. Mini-batches are dealt anew every epoch, so
+each row carries its number along; in the passes of the update, figures go by that number into tables
+that stay on the device, and come to the host once, when the update is over. Nothing here draws random
+numbers or changes what training computes, and no failure ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import TrainerCallback
+
+from ...core import ClippedSurrogate
+from ...rollout.engine import RolloutEngine
+from ...trace.files import FOLDER, next_start, write_update
+from ...trace.format import TracedUpdate
+from ...trace.pieces import TokenPieces
+from ..host import Host, Upstream, is_warming_up
+from ..loop.batch import Batch
+from ..loop.player import EpisodePlayer
+from ..loop.rollout import Rollout
+from .facts import facts
+from .lines import lines
+from .open_record import OpenRecord
+
+logger = logging.getLogger(__name__)
+
+# Of the rollout batch, [B, T].
+COLUMNS = (
+    *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "turn_index", "loss_mask"),
+    *("value_mask", "advantages", "values", "returns", "old_per_token_logps"),
+)
+# Metrics of the whole batch that are written down with its episodes.
+PLAYED = ("episode/success_rate", "episode/score", "turns/mean", "value/explained_variance")
+TRAINED = (
+    *("policy/clip_fraction", "policy/ratio_max", "policy/approx_kl", "policy/entropy"),
+    *("clip_bias/norm", "clip_bias/scale"),
+)
+
+
+class TraceRecorder:
+    """One per trainer, on every process; together they record `trace_episodes` of each update.
+
+    Args:
+        host: whose episodes are recorded.
+        upstream: its private side.
+        player: has played them.
+    """
+
+    def __init__(self, host: Host, upstream: Upstream, player: EpisodePlayer) -> None:
+        self._host, self._upstream, self._player = host, upstream, player
+        accelerator, episodes = host.accelerator, host.args.trace_episodes
+        share, rest = divmod(episodes, accelerator.num_processes)
+        self._share = share + (accelerator.process_index < rest)
+        self._pieces = TokenPieces(self._decode)
+        self._update: OpenRecord | None = None
+        self._evaluation: OpenRecord | None = None
+        self._start, self._started, self._first_step = 0, time.time(), None
+        self._warned = False
+        if episodes:
+            host.add_callback(TraceCallback(self))
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._upstream.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    # ------------------------------------------------------------------ what training calls
+
+    def begin(self) -> None:
+        """A training begins or goes on: what earlier ones have recorded of later steps is void."""
+        start = 0
+        if self._host.accelerator.is_main_process:
+            with self._harmless():
+                start = next_start(self._folder())
+        self._start, self._started = gather_object([(start, time.time())])[0]
+        self._first_step = self._host.state.global_step
+
+    def rollout(self, rollout: Rollout, batch: Batch) -> None:
+        """A rollout of training has been scored: number its rows."""
+        host = self._host
+        if not self._share or not host.model.training:
+            return
+        self._update = None
+        with self._harmless():
+            ids = batch["completion_ids"]
+            update = host.state.global_step // self._steps_per_update() + 1
+            numbers = list(range(len(ids)))[: self._share]
+            engine = self._player.engine
+            episodes, kept = self._episodes(rollout, batch, numbers, engine)
+            self._update = OpenRecord(self._header("train", "train", update), episodes, kept)
+            self._add_figures(PLAYED)
+            batch["trace_row"] = torch.arange(len(ids), device=ids.device)
+
+    def observe(
+        self, inputs: Batch, logprobs: Tensor, log_ratio: Tensor, surrogate: ClippedSurrogate
+    ) -> None:
+        """A micro-batch of the update has gone through the policy."""
+        if self._update is None or "trace_row" not in inputs:
+            return
+        record, self._update = self._update, None  # gone if this fails
+        with self._harmless():
+            figures = {"logprobs": logprobs, "log_ratio": log_ratio}
+            figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
+            record.observe(inputs["trace_row"], figures)
+            self._update = record
+
+    def end_mini_batch(self, window: list[Batch], *, verdict: str) -> None:
+        """The guards have judged an optimizer step; perhaps it was the update's last."""
+        if self._update is None:
+            return
+        host = self._host
+        with self._harmless():
+            outcome = verdict
+            if verdict == "taken" and is_warming_up(self._host):
+                outcome = "critic_only"
+            steps = self._update.header["steps"]
+            steps[outcome] = steps.get(outcome, 0) + 1
+            rows = [part["trace_row"] for part in window if "trace_row" in part]
+            if rows:
+                self._update.outcomes.append((outcome, torch.cat(rows)))
+            self._add_figures(TRAINED)
+        args = host.args
+        if self._upstream.step % (int(args.steps_per_generation or 1) * host.num_iterations) == 0:
+            self._update.header["complete"] = True
+            self.finish()
+
+    def finish(self) -> None:
+        """Write down the update as far as it has come, if it is not written yet."""
+        record, self._update = self._update, None
+        self._write(record)
+
+    def evaluated(self, rollout: Rollout, prefix: str) -> None:
+        """A batch of an evaluation has been scored: record the first episodes, as they come."""
+        if not self._share:
+            return
+        with self._harmless():
+            if self._evaluation is None:
+                done = self._host.state.global_step // self._steps_per_update()
+                self._evaluation = OpenRecord(self._header("eval", prefix, done))
+            room = self._share - len(self._evaluation.episodes)
+            numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
+            if numbers:
+                engine = self._player.eval_engine
+                episodes, kept = self._episodes(rollout, self._player.pad(rollout), numbers, engine)
+                self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
+
+    def finish_evaluation(self, metrics: dict[str, float] | None) -> None:
+        """Write down the evaluation that is over."""
+        record, self._evaluation = self._evaluation, None
+        if record is not None and metrics is not None:
+            for name in PLAYED:
+                value = metrics.get(f"{record.header['name']}_{name}")
+                if value is not None:
+                    record.header["figures"][name] = float(value)
+        self._write(record)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The open update for a checkpoint, None between two updates."""
+        return None if self._update is None else dict(vars(self._update))
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on with the update of a checkpoint."""
+        if state is None or not self._share:
+            self._update = None
+            return
+        device = self._host.accelerator.device
+        tensors = {
+            part: {name: tensor.to(device) for name, tensor in state[part].items()}
+            for part in ("batch", "passes")
+        }
+        outcomes = [(name, rows.to(device)) for name, rows in state["outcomes"]]
+        self._update = OpenRecord(**{**state, **tensors, "outcomes": outcomes})
+
+    # -------------------------------------------------------------------------- inside
+
+    def _steps_per_update(self) -> int:
+        args = self._host.args
+        assert args.num_mini_batches is not None  # PPOConfig has filled it in
+        return int(args.num_mini_batches * self._host.num_iterations)
+
+    def _header(self, phase: str, name: str, update: int) -> dict[str, Any]:
+        host, process = self._host, self._host.accelerator
+        return {
+            "phase": phase,
+            "name": name,
+            "update": update,
+            "global_step": host.state.global_step,
+            "process": process.process_index,
+            "processes": process.num_processes,
+            "trainer": self._upstream.method,
+            "variant": getattr(host.args, "variant", None),
+            "level": host.importance_sampling_level,
+            "clip_range": [host.epsilon_low, host.epsilon_high],
+            "steps": {},
+            "complete": phase == "eval",
+            "figures": {},
+        }
+
+    def _add_figures(self, names: tuple[str, ...]) -> None:
+        """The newest of each metric, over all processes."""
+        assert self._update is not None
+        for name in names:
+            values = self._upstream.metrics["train"].get(name)
+            if values:
+                self._update.header["figures"][name] = float(values[-1])
+
+    def _episodes(
+        self, rollout: Rollout, batch: Batch, numbers: list[int], engine: RolloutEngine
+    ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        """Facts of these episodes, and copies of their tensors."""
+        host, ids = self._host, batch["completion_ids"]
+        index = torch.tensor(numbers, dtype=torch.long, device=ids.device)
+        whole: dict[str, Any] = dict(batch)
+        tensors = {name: whole[name][index] for name in COLUMNS if name in whole}
+        if not host.has_critic:
+            critics = ("values", "returns", "value_mask")
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in critics}
+        first = host.accelerator.process_index * len(ids)
+        return facts(rollout, numbers, first, host.reward_func_names, engine), tensors
+
+    def _write(self, record: OpenRecord | None) -> None:
+        if record is None or not record.episodes:
+            return
+        with self._harmless():
+            episodes = record.episodes
+            if record.header["phase"] == "train":
+                episodes = lines(episodes, record.batch, record.passes, self._pieces)
+                for episode, counts in zip(episodes, record.outcomes_of_rows(), strict=True):
+                    episode["steps"] = dict(counts)
+            start = {"start": self._start, "started": self._started, "first_step": self._first_step}
+            about = {**record.header, **start, "episodes": len(episodes)}
+            update = TracedUpdate.from_json(about)
+            write_update(self._folder(), update, episodes)
+
+    def _folder(self) -> Path:
+        return Path(self._host.args.output_dir) / FOLDER
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Whatever goes wrong inside costs what is recorded there and a warning, never the run."""
+        try:
+            yield
+        except Exception as error:
+            if not self._warned:
+                logger.warning(
+                    "The episodes of step %d were not recorded: %s: %s. Training goes on; this is said "
+                    "once.",
+                    self._host.state.global_step, type(error).__name__, error,
+                )  # fmt: skip
+            logger.debug("recording failed", exc_info=True)
+            self._warned = True
+
+
+class TraceCallback(TrainerCallback):
+    """Tells the recorder when a training begins and an evaluation ends."""
+
+    def __init__(self, recorder: TraceRecorder) -> None:
+        self._recorder = recorder
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on, steps are this training's."""
+        self._recorder.begin()
+
+    def on_evaluate(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """All episodes are there, and their figures."""
+        self._recorder.finish_evaluation(metrics)
+
+    def on_predict(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Likewise."""
+        self._recorder.finish_evaluation(None)

@@ -1,0 +1,1 @@
+"""What the constructor decides and builds: who plays, who pays, which models."""

@@ -1,0 +1,169 @@
+"""Training that goes on from what was published: a policy's adapter, and the critic beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import find_adapter_config_file
+
+from ...hub.fetching import ADAPTER_CONFIG, critic_folder, policy_folder
+from ...hub.loading import base_of, load_tokenizer, with_adapter
+from ...hub.settings import CRITIC_FOLDER
+from ...models.adapter_checks import CRITIC, SPLIT_INITS
+from ...models.critic import HEAD_FILE, SharedCritic
+from .._trl import create_model_from_path
+from ..ppo_config import PPOConfig
+
+ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass one."
+
+
+def loading_options(args: PPOConfig) -> dict[str, Any]:
+    """How checkpoints are loaded; a repository's code is run only where the caller says so."""
+    return {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+
+
+def policy_to_go_on_with(
+    model: Any,
+    processing_class: Any,
+    args: PPOConfig,
+    quantization_config: Any,
+    peft_config: Any = None,
+) -> tuple[Any, Any, Any]:
+    """The policy of a repository that holds an adapter; GRPOTrainer loads full models only.
+
+    Args:
+        model: the trainer's argument.
+        processing_class: likewise; default the tokenizer beside the adapter.
+        args: configuration.
+        quantization_config: of the base model.
+        peft_config: of a new adapter, which cannot be put on top of one that is there.
+
+    Returns:
+        The three arguments for GRPOTrainer; the same ones where the model is no name of an adapter.
+
+    Raises:
+        ValueError: a new adapter is asked for as well.
+    """
+    kwargs = loading_options(args)
+    revision, token = kwargs.pop("revision", None), kwargs.get("token")
+    if not isinstance(model, str):
+        return model, processing_class, quantization_config
+    if find_adapter_config_file(model, revision=revision, token=token) is None:
+        return model, processing_class, quantization_config
+    if peft_config is not None:
+        raise ValueError(
+            f"`peft_config` was given (`use_peft=True` among the flags), but {model!r} holds an adapter "
+            f"already, which is trained on as it is. Leave `peft_config` out to go on with it, or pass its "
+            f"base model as `model` to begin a new adapter."
+        )
+    folder = policy_folder(model, revision, token)
+    base, base_revision = base_of(folder)
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        kwargs["device_map"] = None  # as GRPOTrainer would
+    policy = create_model_from_path(base, revision=base_revision, **kwargs)
+    if processing_class is None:
+        trust = kwargs["trust_remote_code"]
+        processing_class = load_tokenizer(folder, trust_remote_code=trust)
+        if processing_class.pad_token is None:
+            processing_class.pad_token = processing_class.eos_token
+    return with_adapter(policy, folder, trainable=True), processing_class, None
+
+
+@dataclass(frozen=True)
+class GivenCritic:
+    """Where the critic comes from, once names have been looked up.
+
+    Attributes:
+        model: of its own, as an instance.
+        name: of a checkpoint for a critic of its own.
+        shared: folder of an adapter and a head for the policy's backbone.
+    """
+
+    model: Any = None
+    name: str | None = None
+    shared: Path | None = None
+
+    @contextmanager
+    def in_place(self, args: PPOConfig) -> Iterator[None]:
+        """Have the configuration name what was found; a second trainer looks it up anew."""
+        given, args.value_model_name_or_path = args.value_model_name_or_path, self.name
+        try:
+            yield
+        finally:
+            args.value_model_name_or_path = given
+
+
+def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
+    """Look a named critic up: one that was published with its policy goes before the policy itself.
+
+    Args:
+        value_model: the trainer's argument: a model, a name or None.
+        args: configuration, which may have a name too.
+        has_critic: whether the trainer has one at all.
+
+    Raises:
+        ValueError: it was named twice.
+    """
+    named = args.value_model_name_or_path
+    if not has_critic:
+        return GivenCritic(value_model, named)
+    if value_model is not None and named is not None:
+        raise ValueError(ONE_OF_TWO)
+    name = value_model if isinstance(value_model, str) else named
+    if name is None:
+        return GivenCritic(value_model)
+    kwargs = loading_options(args)
+    folder = critic_folder(name, CRITIC_FOLDER, kwargs.get("revision"), kwargs.get("token"))
+    if folder is None:
+        return GivenCritic(name=name)
+    if (folder / HEAD_FILE).is_file():
+        return GivenCritic(shared=folder)
+    adapter = folder / "value_model"  # where a critic with adapters of its own keeps them
+    if (adapter / ADAPTER_CONFIG).is_file():
+        return GivenCritic(model=_with_adapters(adapter, kwargs))
+    return GivenCritic(name=str(folder))
+
+
+def _with_adapters(folder: Path, kwargs: dict[str, Any]) -> Any:
+    from ...models.critic import critic_from_checkpoint
+    from ..sharding.runtime import unpartitioned
+
+    base, revision = base_of(folder)
+    with unpartitioned():
+        model = critic_from_checkpoint(base, **{**kwargs, "revision": revision})
+    return with_adapter(model, folder, trainable=True)
+
+
+def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
+    """The critic whose adapter and head were published, on the backbone of a policy.
+
+    Args:
+        policy: with its adapter.
+        folder: of the critic.
+        rank: that the configuration asks for, None for whatever it has.
+
+    Raises:
+        ValueError: the policy has no adapter, or the rank is another one.
+    """
+    from peft import PeftConfig
+
+    if not hasattr(policy, "peft_config"):
+        raise ValueError(
+            f"The critic in `{folder}` is an adapter on the backbone of a LoRA policy, but the policy "
+            f"here has none. Pass the repository as `model` too, or a `peft_config`."
+        )
+    config = PeftConfig.from_pretrained(str(folder))
+    initial, config.inference_mode = config.init_lora_weights, False
+    config.init_lora_weights = True  # its weights are loaded; nothing more moves out of the base
+    policy.add_adapter(CRITIC, config)
+    if initial in SPLIT_INITS:
+        policy.peft_config[CRITIC].init_lora_weights = initial
+    critic = SharedCritic(policy, rank)
+    critic.load(folder)
+    return critic

@@ -1,0 +1,272 @@
+"""The models and optimizer groups beside the policy: reference, critic, stop token."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...models import adapter_checks, adapters
+from ...models.critic import (
+    Critic,
+    NoCritic,
+    SeparateCritic,
+    SharedCritic,
+    critic_from_checkpoint,
+    critic_from_policy,
+)
+from .._trl import (
+    SyncRefModelCallback,
+    disable_dropout_in_model,
+    prepare_frozen,
+    prepare_reference,
+)
+from ..host import Host
+from ..ppo_config import PPOConfig
+from ..sharding import checks, runtime
+from . import continuing
+
+
+def check_sharding(
+    host: Host, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
+) -> None:
+    """Refuse ways to run on which gradients or generation would go wrong without a word."""
+    copies = reference.adapter
+    run = checks.run_of(host, value_model, turn_reward_funcs, copies_adapter=copies)
+    checks.check(run)
+    if hasattr(host.model, "peft_config"):
+        adapter_checks.check_loaded_policy(host.model)
+
+
+@dataclass
+class ReferencePlan:
+    """Where the reference policy comes from: upstream, `model`, a copy of the adapter, or nowhere."""
+
+    by_upstream: bool = False
+    model: Any = None
+    adapter: bool = False
+
+
+def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
+    """Decide who makes the reference; it is needed for either KL.
+
+    GRPOTrainer makes it for policies given by name, and switches the adapter off where that is fresh.
+    An adapter that does something from the start is copied by us: upstream copies no part of an
+    embedding's adapter, and lets PiSSA and its like rewrite the base weights once more. A policy given
+    as an instance is copied as it is now, because its weights need not be those of the checkpoint that
+    its config names.
+    """
+    adapter_checks.check_policy_adapter(model, peft_config)
+    if args.kl_coef == 0.0 and args.beta == 0.0:
+        return ReferencePlan()
+    is_peft = peft_config is not None or hasattr(model, "peft_config")
+    if args.sync_ref_model and is_peft:
+        raise ValueError(
+            "`sync_ref_model=True` is not supported with adapters: a reference has none to receive the "
+            "policy's. Set sync_ref_model=False, or train without peft_config."
+        )
+    if ref_model is not None:
+        return ReferencePlan(model=ref_model)
+    if not is_peft:
+        if isinstance(model, str):
+            return ReferencePlan(by_upstream=True)
+        if runtime.is_partitioned(model):
+            raise ValueError(
+                "A policy that ZeRO-3 has loaded in pieces cannot be copied for the reference. Pass the "
+                "policy by name, pass `ref_model`, or set kl_coef=0.0 and beta=0.0."
+            )
+        return ReferencePlan(model=copy.deepcopy(model))
+    config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config
+    adapter_checks.check_untouched_base(
+        config, "the reference", "pass `ref_model`, or set kl_coef=0.0 and beta=0.0"
+    )
+    if adapters.needs_reference_copy(model, peft_config):
+        return ReferencePlan(adapter=True)
+    return ReferencePlan(by_upstream=True)
+
+
+def install_models(
+    host: Host, reference: ReferencePlan, value_model: Any, published: Path | None
+) -> Critic:
+    """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
+    keep_trainable(host.model)
+    install_reference(host, reference)
+    install_stop_token(host)
+    return build_critic(host, value_model, published)
+
+
+def install_reference(host: Host, plan: ReferencePlan) -> None:
+    """Put a reference that is not upstream's where GRPOTrainer looks for it."""
+    if plan.adapter:
+        adapters.add_reference_adapter(host.model)
+        if host.args.disable_dropout:  # the copy has brought its own
+            disable_dropout_in_model(host.model)
+        return
+    if plan.model is None:
+        return
+    args = host.args
+    reference = prepare_reference(plan.model, temperature=host.temperature, args=args)
+    host.ref_model = prepare_frozen(reference, host)
+    if args.sync_ref_model:
+        host.add_callback(
+            SyncRefModelCallback(ref_model=host.ref_model, accelerator=host.accelerator)
+        )
+
+
+# ----------------------------------------------------------------------- critic
+
+
+def build_critic(host: Host, value_model: Any, published: Path | None = None) -> Critic:
+    """The critic that the arguments ask for, on the device, equal on all processes.
+
+    A given `value_model`, else the checkpoint named in the configuration, else an adapter on a LoRA
+    policy's backbone, `published` or a new one, else a second backbone with the policy's weights.
+    """
+    args, policy = host.args, host.model
+    if not host.has_critic and value_model is not None:
+        raise ValueError(
+            f"`value_model` is a {type(value_model).__name__}, but group-relative advantages need no "
+            f"critic. Leave it out, or use STPPOTrainer."
+        )
+    if value_model is not None and args.value_model_name_or_path is not None:
+        raise ValueError(continuing.ONE_OF_TWO)
+    is_peft = hasattr(policy, "peft_config")
+    if is_peft:
+        adapters.restore_module_dtypes(policy)
+        adapters.load_in_place(policy)
+    if not host.has_critic:
+        return NoCritic()
+    if published is None:
+        check_critic_rank(args, shared=is_peft and value_model is None)
+    critic: Critic
+    if value_model is not None:
+        critic = _separate(value_model, host)
+    elif args.value_model_name_or_path is not None:
+        kwargs = continuing.loading_options(args)
+        with runtime.unpartitioned():
+            model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
+        critic = _separate(model, host)
+    elif is_peft or published is not None:
+        if published is None:
+            critic = SharedCritic(policy, args.critic_lora_r)
+        else:
+            critic = continuing.shared_critic(policy, published, args.critic_lora_r)
+        critic.head.to(host.accelerator.device)  # an engine moves the policy only later
+        # The critic's forward bypasses DDP's; its gradients are reduced by us.
+        policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)
+        if args.disable_dropout:
+            disable_dropout_in_model(policy)
+    else:
+        trust = continuing.loading_options(args)["trust_remote_code"]
+        critic = _separate(critic_from_policy(policy, trust_remote_code=trust), host)
+    if host.accelerator.num_processes > 1:
+        for parameter in critic.parameters():
+            value = parameter.data.to(host.accelerator.device)
+            torch.distributed.broadcast(value, src=0)
+            parameter.data.copy_(value)
+    return critic
+
+
+def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
+    """Refuse the rank of an adapter that will not be there.
+
+    Args:
+        args: configuration.
+        shared: the policy has adapters, and no value model was given.
+    """
+    if args.critic_lora_r is not None and (not shared or args.value_model_name_or_path is not None):
+        raise ValueError(
+            f"`critic_lora_r={args.critic_lora_r}` is the rank of the shared critic's adapter, but the "
+            f"critic is separate here. Leave it unset, or use a LoRA policy without a value model."
+        )
+
+
+def keep_trainable(model: nn.Module) -> None:
+    """Keep 4-bit weights on the CPU in the form that gradients can pass through.
+
+    bitsandbytes repacks them, for speed, in the first forward pass in evaluation mode, be it a
+    rollout's or an evaluation's, and after that training fails.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a Tensor to mypy)
+
+
+def _separate(model: Any, host: Host) -> SeparateCritic:
+    args = host.args
+    keep_trainable(model)
+    if args.disable_dropout:
+        disable_dropout_in_model(model)
+    if args.gradient_checkpointing:
+        # Upstream asks for reentrant checkpoints of a LoRA policy under ZeRO-3.
+        kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": False}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+        if hasattr(model, "peft_config"):
+            model.enable_input_require_grads()
+    if not getattr(model, "is_quantized", False):
+        model.to(host.accelerator.device)
+    model.train()  # otherwise checkpointing stays off; dropout has been disabled above
+    return SeparateCritic(model)
+
+
+def add_critic_group(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    args: PPOConfig,
+    scheduler: Any,
+) -> bool:
+    """Add the critic to the optimizer, and say so, unless the caller's already trains it."""
+    check_optimizer(optimizer)
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [p for p in parameters if id(p) not in known]
+    if not missing:
+        return False
+    if len(missing) < len(parameters):
+        raise ValueError(
+            f"`optimizers` trains {len(parameters) - len(missing)} of the critic's {len(parameters)} "
+            f"parameters. Give it all of them, or none: then a group is added."
+        )
+    if scheduler is not None:
+        raise ValueError(
+            "`optimizers` has a scheduler made for an optimizer without the critic. Pass "
+            "(optimizer, None), or an optimizer that holds the critic's parameters too."
+        )
+    optimizer.add_param_group(
+        {"params": missing, "lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
+    )
+    return True
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that would fail, or step otherwise than it is told, after the first rollout."""
+    name = type(optimizer).__name__
+    settings: Any = getattr(optimizer, "args", None)
+    if getattr(settings, "optim_bits", 32) == 8:  # one of bitsandbytes'
+        smallest = settings.min_8bit_size
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter.device.type == "cpu" and parameter.numel() >= smallest:
+                raise ValueError(
+                    f"`optim` asks for {name} with 8-bit state, which bitsandbytes keeps on a GPU only; "
+                    f"the model is on the CPU. Use optim='adamw_torch', or a 32-bit one of "
+                    f"bitsandbytes ('paged_adamw_32bit', 'lion_32bit')."
+                )
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"`optimizers` has a {name} that sets its own learning rate (lr=None), so that neither the "
+            f"scheduler nor the clipping-bias correction could. Give it one: for Adafactor "
+            f"lr=1e-5, relative_step=False, scale_parameter=False."
+        )
+
+
+def install_stop_token(host: Host) -> None:
+    """Let one more id end a turn."""
+    extra = host.args.stop_token_id
+    if extra is None or extra in host.eos_token_ids:
+        return
+    host.eos_token_ids = [*host.eos_token_ids, extra]
+    host.generation_kwargs["eos_token_id"] = host.eos_token_ids
+    host.generation_config.eos_token_id = host.eos_token_ids

@@ -1,0 +1,241 @@
+"""What the trainers' constructor decides before anything is loaded: arguments, and who plays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...envs.base import without_prompt
+from ...rollout.environments import Factories, split_environments
+from .._trl import NOT_CALLED, get_config_model_id, overrides
+from ..loop.rows import PLACEHOLDER_PROMPT
+from ..ppo_config import PPOConfig
+from . import text_only
+
+logger = logging.getLogger(__name__)
+
+# Options that only the rollout engine honours, None where unset.
+ENGINE_LIMITS = (
+    "max_turns",
+    "max_turn_tokens",
+    "max_malformed_actions",
+    "episode_timeout_seconds",
+    "generation_slots",
+)
+
+
+def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:
+    """The configuration of a trainer that was given none."""
+    model_id = model if isinstance(model, str) else get_config_model_id(model.config)
+    return config_class(f"{model_id.split('/')[-1]}-{name}")
+
+
+def check_arguments(
+    args: PPOConfig,
+    config_class: type[PPOConfig],
+    processing_class: Any,
+    data_collator: Any,
+    model: Any,
+) -> None:
+    """Refuse what cannot work before anything is loaded."""
+    if not isinstance(args, config_class):
+        raise TypeError(
+            f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}, which "
+            f"accepts every field of GRPOConfig."
+        )
+    if args.trainer_name() != config_class.trainer_name():
+        raise TypeError(
+            f"`args` is a {type(args).__name__}, some of whose options only {args.trainer_name()} "
+            f"honours; they would be ignored here. Use {args.trainer_name()}, or a {config_class.__name__}."
+        )
+    text_only.check_tokenizer(processing_class, model)
+    if processing_class is not None and processing_class.pad_token is None:
+        raise ValueError(
+            "`processing_class` has no pad token, and episodes of different lengths need one. Set it "
+            "before building the trainer, for example `tokenizer.pad_token = tokenizer.eos_token`."
+        )
+    if data_collator is not None and not hasattr(data_collator, "tokenizer"):
+        raise ValueError(
+            f"`data_collator` is a {type(data_collator).__name__}, but rows are collated after the "
+            f"rollout. Only padding collators (DataCollatorWithPadding) are accepted, and have nothing "
+            f"to do; change the dataset instead."
+        )
+
+
+def check_overrides(trainer: Any) -> None:
+    """Refuse a subclass whose method nobody would call."""
+    for name in NOT_CALLED:
+        if overrides(trainer, name):
+            raise TypeError(
+                f"`{type(trainer).__name__}.{name}` would never be called: the rollout is played here, turn "
+                f"by turn. Pass a `rollout_func` for episodes of your own, or override "
+                f"`_generate_single_turn` (how turns are sampled) or `_calculate_rewards`."
+            )
+
+
+def check_distinct(model: Any, ref_model: Any, reward_model: Any, value_model: Any) -> None:
+    """Refuse one model in two roles of which one trains it."""
+    if ref_model is not None and ref_model is model:
+        raise ValueError(
+            "`ref_model` and `model` are the same object, so the reference would be trained along. "
+            "Pass a copy, or leave ref_model unset: a copy is made."
+        )
+    if value_model is None or isinstance(value_model, str):  # a name; each loads a model of its own
+        return
+    for name, other in (("model", model), ("reward_model", reward_model)):
+        if value_model is other:
+            raise ValueError(
+                f"`value_model` and `{name}` are the same object, and the critic is trained. Pass a copy."
+            )
+
+
+# ---------------------------------------------------------------------- rollout
+
+
+@dataclass
+class RolloutPlan:
+    """Who plays the episodes: the engine, the caller's function, or one plain generation.
+
+    Attributes:
+        text: factories of text environments, by name.
+        tools: factories of tool environments, by name.
+        probes: the instance that each factory made when it was looked at.
+        standalone_tools: tools that belong to no environment.
+        user_func: the caller's rollout_func, or None.
+    """
+
+    text: Factories = field(default_factory=dict)
+    tools: Factories = field(default_factory=dict)
+    probes: dict[str | None, Any] = field(default_factory=dict)
+    standalone_tools: list[Any] = field(default_factory=list)
+    user_func: Callable[..., dict[str, Any]] | None = None
+
+    @property
+    def uses_engine(self) -> bool:
+        """Whether episodes have turns that our engine plays."""
+        return bool(self.text or self.tools or self.standalone_tools)
+
+    @property
+    def pays(self) -> bool:
+        """Whether rewards may come with the episodes, so that no reward function is needed."""
+        return bool(self.text or self.tools or self.user_func)
+
+    @property
+    def pays_episodes(self) -> bool:
+        """Whether an environment scores whole episodes, by `get_reward`."""
+        return any(callable(getattr(type(self.probes[n]), "get_reward", None)) for n in self.tools)
+
+    @property
+    def tool_environments(self) -> Any:
+        """What GRPOTrainer gets as environment_factory, which it calls once, to look at it."""
+        looked_at = {name: self._probe_of(name) for name in self.tools}
+        if not looked_at:
+            return None
+        return looked_at.get(None, looked_at)
+
+    def _probe_of(self, name: str | None) -> Callable[[], Any]:
+        return lambda: self.probes[name]
+
+
+def plan_rollout(
+    args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any
+) -> RolloutPlan:
+    """Decide who plays the episodes."""
+    text, tool_environments, probes = split_environments(environment_factory)
+    plan = RolloutPlan(text, tool_environments, probes, list(tools or []), rollout_func)
+    if rollout_func is not None and (tools or tool_environments):
+        raise ValueError(
+            "`rollout_func` together with `tools` or a tool `environment_factory`: each plays the whole "
+            "episode. Call the tools inside rollout_func, or leave it out."
+        )
+    if text and tools:
+        raise ValueError(
+            "`tools` and a text `environment_factory` were both given. A text environment reads the "
+            "model's words itself; pass one of them."
+        )
+    if text and rollout_func is not None:
+        raise ValueError(
+            "`rollout_func` and a text `environment_factory` were both given, and each plays the "
+            "whole episode. Pass one of them."
+        )
+    if not plan.uses_engine:
+        _check_unused_limits(args)
+    return plan
+
+
+def _check_unused_limits(args: PPOConfig) -> None:
+    """Refuse limits that nobody would keep."""
+    for name in ENGINE_LIMITS:
+        if getattr(args, name) is not None:
+            raise ValueError(
+                f"`{name}={getattr(args, name)}` limits episodes with an environment or tools, and there "
+                f"are none. Leave it unset; a rollout_func keeps its own limits, and "
+                f"max_completion_length bounds a single turn."
+            )
+
+
+def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
+    """Refuse datasets that would fail late or never start; make one for environments with data."""
+    from datasets import Dataset
+
+    if dataset is None:
+        if rollout.text and None not in rollout.text:
+            raise ValueError(
+                f"`train_dataset` is missing, but `environment_factory` has the names "
+                f"{list(rollout.text)}: rows with a column `environment` must choose among them."
+            )
+        if not rollout.text:
+            return None  # GRPOTrainer decides, and explains
+        if args.max_steps <= 0:
+            raise ValueError(
+                "Without `train_dataset` the environment supplies the tasks, and the length of the "
+                "training is unknown: set `max_steps` or `total_episodes`."
+            )
+        rows = args.generation_batch_size // args.num_generations
+        return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
+    if not isinstance(dataset, Dataset):
+        return dataset  # streams have no length; GRPOTrainer checks the type
+    _check_rows(dataset, "train_dataset", rollout)
+    needed = args.generation_batch_size // args.num_generations
+    if len(dataset) < needed:
+        raise ValueError(
+            f"`train_dataset` has {len(dataset)} rows, fewer than the {needed} prompts of one rollout "
+            f"batch, so training would never start. Lower per_device_train_batch_size or "
+            f"gradient_accumulation_steps, raise num_generations, or add rows."
+        )
+    return dataset
+
+
+def check_eval_dataset(dataset: Any, rollout: RolloutPlan) -> None:
+    """The same checks for evaluation data, before a run has spent hours."""
+    from datasets import Dataset
+
+    parts = dataset if isinstance(dataset, dict) else {None: dataset}
+    for name, part in parts.items():
+        if isinstance(part, Dataset):
+            _check_rows(
+                part, "eval_dataset" if name is None else f"eval_dataset[{name!r}]", rollout
+            )
+
+
+def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
+    if len(dataset) == 0:
+        raise ValueError(f"`{name}` is empty. Check its split and filters.")
+    columns = set(dataset.column_names)
+    text_only.check_columns(f"`{name}`", columns)
+    owns_prompt = bool(rollout.text or rollout.tools)
+    if not owns_prompt and not {"prompt", "input_ids"} & columns:
+        raise ValueError(
+            f"`{name}` has the columns {dataset.column_names}, but neither `prompt` (a string or a list "
+            f"of messages) nor `input_ids` (token ids). Rename or map one of them."
+        )
+    said = without_prompt(name, dataset.column_names) if owns_prompt else None
+    if said is not None:
+        logger.warning(said)
+    if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
+        raise ValueError(
+            f"`{name}` is pre-tokenised (`input_ids`), but environments and tools need a `prompt` to add "
+            f"their words to. Give the prompt as text or messages."
+        )

@@ -1,0 +1,175 @@
+"""Builds the rollout engine and its backend from what GRPOTrainer has made of the arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+from ...rollout.chat import ChatRenderer
+from ...rollout.driver import Driver
+from ...rollout.engine import RolloutEngine
+from ...rollout.environments import EnvironmentPool
+from ...rollout.episode import Limits
+from ...rollout.plain_driver import PlainDriver
+from ...rollout.text_driver import TextDriver
+from ...rollout.tool_driver import ToolDriver, ToolFormat
+from ...rollout.workers import EnvironmentCalls
+from .._trl import max_context_tokens, read_message, tool_suffix, training_template
+from ..config.checks import failure_price
+from ..host import Host, Upstream
+from ..loop.player import EpisodePlayer, renderer
+from ..loop.rows import is_conversational
+from ..loop.sampler import GenerateTurns, TurnSampler
+from .plan import RolloutPlan
+
+
+def build_player(
+    host: Host,
+    upstream: Upstream,
+    rollout: RolloutPlan,
+    evaluation: RolloutPlan,
+    generate: GenerateTurns,
+) -> EpisodePlayer:
+    """What plays the episodes, in training and in evaluation; see `build_engines`.
+
+    Args:
+        host: whose policy plays.
+        upstream: its private side.
+        rollout: who plays.
+        evaluation: the same with the factories of evaluation.
+        generate: TRL's generation call, for what our sampler does not support.
+    """
+    tokenizer = upstream.tokenizer
+    return EpisodePlayer(
+        host,
+        upstream,
+        TurnSampler(host, tokenizer, generate),
+        *build_engines(host, tokenizer, rollout, evaluation),
+        environments_ask=bool(rollout.text or rollout.tools),
+    )
+
+
+def build_engines(
+    host: Host, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
+) -> tuple[RolloutEngine, RolloutEngine]:
+    """The engine that plays in training, and the one that evaluates, with environments of its own.
+
+    Args:
+        host: whose limits hold; it gets a chat template that grows where environments need one.
+        tokenizer: of its policy.
+        rollout: who plays.
+        evaluation: the same with the factories of evaluation.
+
+    Raises:
+        ValueError: the chat template cannot grow by appending.
+    """
+    if rollout.text and host.chat_template is None:
+        _make_template_grow(host, tokenizer)
+    limits, told = _limits(host), host.args.eval_settings
+    on_env_error, price = failure_price(host.args.on_env_error)
+    options: dict[str, Any] = {
+        "env_workers": host.args.env_workers,
+        "isolated": host.args.env_isolation == "process",
+        "on_env_error": on_env_error,
+        "env_error_penalty": price,
+    }
+    reader = renderer(host, tokenizer)
+    engine = assemble(rollout, reader, limits, **options)
+    if "max_completion_length" in told:
+        limits = dataclasses.replace(limits, max_completion_tokens=told["max_completion_length"])
+    others = rollout is not evaluation
+    eval_engine = assemble(evaluation, reader, limits, probes_play=others, **options)
+    for each in (engine, eval_engine):  # at the interpreter's end at the latest
+        weakref.finalize(host, each.close)
+    return engine, eval_engine
+
+
+def assemble(
+    rollout: RolloutPlan,
+    renderer: ChatRenderer,
+    limits: Limits,
+    *,
+    env_workers: int = 32,
+    isolated: bool = False,
+    probes_play: bool = True,
+    **on_error: Any,
+) -> RolloutEngine:
+    """An engine with a driver for every factory, for tools alone, or for prompts that nobody answers.
+
+    Args:
+        rollout: factories and tools.
+        renderer: decodes what text environments see, and renders what tools answer.
+        limits: of an episode.
+        env_workers: synchronous environments that run at the same time.
+        isolated: give each environment a process of its own.
+        probes_play: whether the instances that were looked at may play; False where they play elsewhere.
+        on_error: `on_env_error` and `env_error_penalty` of the engine.
+    """
+    calls, form = EnvironmentCalls(env_workers), tool_format(renderer)
+    players = rollout.probes if probes_play else None
+    pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
+    decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
+    options: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
+    drivers: dict[str | None, Driver] = {}
+    for name in rollout.text:
+        probe = rollout.probes[name]
+        drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
+    for name in rollout.tools:
+        probe = rollout.probes[name]
+        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **options)
+    if not drivers and tools:
+        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **options)
+    if not drivers:
+        drivers[None] = PlainDriver(lambda ids, before: form.parse(ids, before, []))
+    return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **on_error)
+
+
+def tool_format(renderer: ChatRenderer) -> ToolFormat:
+    """TRL's functions for tool conversations, for one tokenizer and template."""
+    tokenizer = renderer.tokenizer
+    return ToolFormat(
+        lambda ids, before, tools: read_message(tokenizer, ids, before, tools),
+        tool_suffix(tokenizer, renderer.control.render, renderer.template),
+    )
+
+
+def _make_template_grow(host: Host, tokenizer: Any) -> None:
+    """Use TRL's training template where the tokenizer's own does not preserve prefixes."""
+    try:
+        host.chat_template = growing_template(renderer(host, tokenizer))
+    except ValueError:
+        if is_conversational(host.train_dataset):
+            raise
+
+
+def growing_template(renderer: ChatRenderer) -> str | None:
+    """What to use in place of the tokenizer's template, None if that one grows.
+
+    Raises:
+        ValueError: it does not, and TRL has no training template for it.
+    """
+    if renderer.tokenizer.chat_template is None:
+        return None  # prompts are plain text, or tokenising the first one explains
+    try:
+        renderer.check_template()
+    except ValueError:
+        template = training_template(renderer.tokenizer)
+        if template is None:
+            raise
+        return template
+    return None
+
+
+def _limits(host: Host) -> Limits:
+    args = host.args
+    return Limits(
+        max_completion_tokens=args.max_completion_length,
+        max_turns=args.max_turns,
+        max_turn_tokens=args.max_turn_tokens,
+        max_context_tokens=max_context_tokens(host),
+        max_tool_rounds=args.max_tool_calling_iterations,
+        max_malformed_actions=args.max_malformed_actions,
+        env_timeout_seconds=args.env_timeout_seconds,
+        episode_timeout_seconds=args.episode_timeout_seconds,
+    )

@@ -1,0 +1,100 @@
+"""Who pays: every source of reward in GRPOTrainer's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...rollout.reward_funcs import Asked, guarded, paid_by, turn_sums
+from ..ppo_config import PPOConfig
+from .plan import RolloutPlan
+
+
+@dataclass
+class RewardPlan:
+    """Reward functions as GRPOTrainer gets them.
+
+    Attributes:
+        asked: the episodes that they are asked about.
+        repeated: index of the function that repeats what the turns have earned, for the log and to
+            satisfy GRPOTrainer's demand for at least one; not added to the score.
+    """
+
+    funcs: list[Any] = field(default_factory=list)
+    processing_classes: list[Any] = field(default_factory=list)
+    repeated: int | None = None
+    asked: Asked = field(default_factory=Asked)
+
+    @contextmanager
+    def extended_weights(self, args: PPOConfig) -> Iterator[None]:
+        """Give the functions we added a weight of one, where the caller set weights."""
+        given = args.reward_weights
+        if given is not None:
+            args.reward_weights = [*given, *[1.0] * (len(self.funcs) - len(given))]
+        try:
+            yield
+        finally:
+            args.reward_weights = given
+
+    def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        """The functions in place of those that GRPOTrainer has made of environments' `get_reward`.
+
+        The engine has asked it already, where a failure costs one episode and no more.
+
+        Args:
+            funcs: GRPOTrainer's, ours first.
+            names: of each, the classes of environments behind ours.
+        """
+        own = len(self.funcs)
+        return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]
+
+
+def check_reward_weights(args: PPOConfig, number: int) -> None:
+    """Refuse weights that are not one for each of so many reward functions."""
+    weights = args.reward_weights
+    if weights is not None and len(weights) != number:
+        raise ValueError(
+            f"`reward_weights` has {len(weights)} entries for {number} reward functions; give one "
+            f"each (reward_model and environments count with weight 1)."
+        )
+
+
+def plan_rewards(
+    args: PPOConfig,
+    reward_funcs: Any,
+    processing_classes: Any,
+    reward_model: Any,
+    tokenizer: Any,
+    rollout: RolloutPlan,
+    *,
+    scores_turns: bool,
+) -> RewardPlan:
+    """Collect every source of reward in GRPOTrainer's form.
+
+    Args:
+        args: configuration.
+        reward_funcs: the caller's.
+        processing_classes: of these.
+        reward_model: one more.
+        tokenizer: of that one.
+        rollout: who plays.
+        scores_turns: whether there are `turn_reward_funcs`.
+    """
+    funcs = [] if reward_funcs is None else reward_funcs
+    funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
+    classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
+    classes = [None] * len(funcs) if processing_classes is None else list(classes)
+    check_reward_weights(args, len(funcs))
+    if reward_model is not None:
+        funcs.append(reward_model)
+        classes.append(tokenizer)
+    plan = RewardPlan(processing_classes=classes)
+    plan.funcs = [guarded(func, plan.asked) for func in funcs]
+    may_pay = bool(rollout.tools or rollout.user_func or scores_turns)
+    if rollout.text or (may_pay and not funcs and not rollout.pays_episodes):
+        plan.repeated = len(plan.funcs)
+        plan.funcs.append(turn_sums(plan.asked, unpaid=0.0 if scores_turns else None))
+        plan.processing_classes.append(None)
+    return plan

@@ -1,0 +1,65 @@
+"""Refuses what would bring images into a run: nothing here shows them to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import AutoProcessor, ProcessorMixin
+
+from ...rollout.chat import has_image
+from .._trl import get_config_model_id
+from ..ppo_config import PPOConfig
+
+IMAGE_COLUMNS = ("image", "images")  # those that GRPOTrainer shows to a model
+
+
+def check_tokenizer(processing_class: Any, model: Any) -> None:
+    """Refuse a processor, which has a tokenizer and takes images too."""
+    if isinstance(processing_class, ProcessorMixin):
+        name = _name(model) or "<its name>"
+        raise ValueError(
+            f"`processing_class`, given or loaded with the model, is a "
+            f"{type(processing_class).__name__}: images are not supported. To train the model on text "
+            f"alone, pass processing_class=AutoTokenizer.from_pretrained({name!r})."
+        )
+
+
+def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig) -> Any:
+    """The tokenizer that was given; else what GRPOTrainer would load, but before the weights."""
+    if processing_class is None:
+        by_name = isinstance(model, str)
+        processing_class = AutoProcessor.from_pretrained(
+            _name(model),
+            revision=(args.model_init_kwargs or {}).get("revision") if by_name else None,
+            truncation_side="left",
+            padding_side="left",
+            trust_remote_code=args.trust_remote_code,
+        )
+        check_tokenizer(processing_class, model)
+    return processing_class
+
+
+def _name(model: Any) -> str:
+    return model if isinstance(model, str) else get_config_model_id(model.config)
+
+
+def check_columns(name: str, columns: Iterable[str]) -> None:
+    """Refuse rows with images."""
+    for column in IMAGE_COLUMNS:
+        if column in columns:
+            raise ValueError(
+                f"{name} has a column `{column}`, and images are not supported. Remove it, or rename it "
+                f"where it holds none."
+            )
+
+
+def check_rows(rows: list[dict[str, Any]]) -> None:
+    """The same for the rows of a batch, which may come from a stream, and for their prompts."""
+    check_columns("The dataset", rows[0])
+    prompts = [row["prompt"] for row in rows if isinstance(row.get("prompt"), list)]
+    if any(has_image(message.get("content")) for prompt in prompts for message in prompt):
+        raise ValueError(
+            "The `prompt` of a row has a content block of the type `image`, and images are not "
+            "supported. Leave such rows out, or give their messages as text."
+        )

@@ -1,0 +1,1 @@
+"""DeepSpeed and FSDP: what they change, and what they cannot do here."""

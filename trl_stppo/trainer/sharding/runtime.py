@@ -1,0 +1,168 @@
+"""Training with sharded gradients: DeepSpeed's ZeRO and FSDP2.
+
+Both own the policy's backward pass: when it ends its gradients are reduced and in pieces, and under
+DeepSpeed the step has been taken. The critic therefore stays outside of them. It is replicated on
+every process, its gradient is reduced by us as under DDP, and it is stepped by an optimizer of its
+own (`gradients/optimizers.py`). What they cannot do with that is refused in `checks.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers.integrations import deepspeed as hf_deepspeed
+
+from ..gradients.buffers import GradientBuffer, UpdateScale
+
+
+def sharding_name(accelerator: Any) -> str:
+    """What steps the policy: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2"."""
+    deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
+    fsdp = getattr(accelerator.state, "fsdp_plugin", None)
+    if deepspeed is not None:
+        return f"ZeRO-{deepspeed.zero_stage}"
+    if fsdp is not None:
+        return f"FSDP{fsdp.fsdp_version}"
+    return "DDP" if accelerator.num_processes > 1 else "one process"
+
+
+def is_sharded(accelerator: Any) -> bool:
+    """Whether no process sees the policy's whole gradient."""
+    return sharding_name(accelerator).startswith(("ZeRO", "FSDP"))
+
+
+def shards_weights(accelerator: Any) -> bool:
+    """Whether a forward pass of the policy gathers weights, so that all processes must make it."""
+    return sharding_name(accelerator) in ("ZeRO-3", "FSDP1", "FSDP2")
+
+
+class ShardedStepHooks(UpdateScale):
+    """`UpdateScale` for an optimizer that an engine steps, DeepSpeed once for every shard.
+
+    Args:
+        optimizer: the unwrapped optimizer, which holds the policy alone.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        optimizer.register_step_pre_hook(lambda o, *_: self._scale(o.param_groups))
+        optimizer.register_step_post_hook(lambda o, *_: self._restore(o.param_groups))
+
+
+class CriticOptimizer:
+    """The optimizer of a critic that stays outside of the engine.
+
+    Args:
+        optimizer: over the critic's parameters.
+        buffer: their gradient; reduced and clipped when `step` is called.
+        rate: the learning rate of the coming step.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        buffer: GradientBuffer,
+        rate: Callable[[], float | Tensor],
+    ) -> None:
+        self._optimizer, self._buffer, self._rate = optimizer, buffer, rate
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """See `torch.optim.Optimizer`; their rate is set anew at each step."""
+        return self._optimizer.param_groups
+
+    def step(self) -> None:
+        """Step with the gradient in the buffer, and empty it; without one nothing changes."""
+        self._buffer.add_to_grad()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._buffer.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `torch.optim.Optimizer.state_dict`; equal on all processes."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `torch.optim.Optimizer.load_state_dict`."""
+        self._optimizer.load_state_dict(state)
+
+
+def keep_precision(accelerator: Any) -> None:
+    """Let FSDP2 compute in bfloat16 but neither add up gradients in it nor round log-probabilities."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    policy = getattr(plugin, "mixed_precision_policy", None)
+    if plugin is not None and policy is not None and policy.param_dtype == torch.bfloat16:
+        plugin.mixed_precision_policy = dataclasses.replace(
+            policy, reduce_dtype=torch.float32, output_dtype=torch.float32
+        )
+
+
+def pass_over_empty_steps(engine: Any) -> None:
+    """Keep DeepSpeed from stepping where the loss has no graph: warm-up, or a rollout that is over.
+
+    It would fail, or move the weights by what its moments hold.
+    """
+    backward = engine.backward
+
+    def backward_if_any(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if loss.grad_fn is not None:
+            backward(loss, *args, **kwargs)
+
+    engine.backward = backward_if_any
+
+
+@contextmanager
+def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
+    """Keep FSDP2's weights gathered, so that each process can call the model as often as it likes."""
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    root: Any = model
+    units = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    root.set_reshard_after_forward(False)
+    for unit in units:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.reshard()
+        # As accelerate sets them up: the root and the head are used again at once, going backward.
+        root.set_reshard_after_forward(bool(accelerator.state.fsdp_plugin.reshard_after_forward))
+        root.set_reshard_after_forward(False, recurse=False)
+        head = root.get_output_embeddings()
+        if isinstance(head, FSDPModule):
+            head.set_reshard_after_forward(False, recurse=False)
+
+
+@contextmanager
+def unpartitioned() -> Iterator[None]:
+    """Load models whole, also under ZeRO-3, which makes transformers load them in pieces."""
+    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
+    config = None if reference is None else reference()
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if config is not None:
+            hf_deepspeed.set_hf_deepspeed_config(config)
+
+
+def is_partitioned(model: nn.Module) -> bool:
+    """Whether this process holds only a piece of the model's weights (ZeRO-3)."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def autocast(accelerator: Any) -> Any:
+    """Mixed precision for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
+    if sharding_name(accelerator).startswith("ZeRO") and accelerator.mixed_precision == "bf16":
+        return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
+    return accelerator.autocast()

@@ -1,0 +1,1 @@
+"""What is logged and shown of a run."""

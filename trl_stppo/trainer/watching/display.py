@@ -1,0 +1,75 @@
+"""What a person sees while training runs: lines of figures, sample episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+
+from ...watch.lines import ProgressLines
+from ...watch.metrics_file import MetricsFile
+from ..host import Host, Upstream
+from ..loop.rollout import Rollout
+from ..publishing.describe import describe
+from ..setup.plan import RolloutPlan
+from .memory import MemoryCallback
+from .reporting import shield_integrations
+
+
+def install_callbacks(host: Host, rollout: RolloutPlan, scorers: Sequence[Any]) -> None:
+    """Put lines in place of upstream's display, announce the memory, write down what is logged."""
+
+    def task() -> dict[str, str]:
+        return describe(host, rollout).task
+
+    shield_integrations(host.callback_handler.callbacks)
+    host.add_callback(MetricsFile(task))
+    host.add_callback(MemoryCallback(host, rollout, scorers))
+    _print_lines(host, task)
+
+
+def _print_lines(host: Host, task: Callable[[], dict[str, str]]) -> None:
+    """Have lines printed, and neither a progress bar nor dictionaries beside them."""
+    # The third is another one in a notebook: a table.
+    upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
+    callbacks = list(host.callback_handler.callbacks)
+    for callback in callbacks:
+        if isinstance(callback, upstreams):
+            host.remove_callback(callback)
+    lines = next((c for c in callbacks if isinstance(c, ProgressLines)), None)
+    if lines is None:
+        host.add_callback(lines := ProgressLines())
+    lines.task = task
+
+
+def print_episodes(
+    host: Host, upstream: Upstream, play: Callable[[Any], Rollout], *, first_batch_only: bool
+) -> None:
+    """Play episodes of the evaluation (or training) data and print prompt, completion and score.
+
+    Args:
+        host: under the settings of evaluation.
+        upstream: knows the tokenizer.
+        play: plays and scores a batch of rows.
+        first_batch_only: stop after it.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("prompt", "completion", "score", title=f"step {host.state.global_step}")
+    rows, decode = host.eval_dataset, upstream.tokenizer.batch_decode
+    first = next(iter(rows)) if isinstance(rows, dict) else None
+    held_out = rows is not None
+    loader = host.get_eval_dataloader(first) if held_out else host.get_train_dataloader()
+    host.model.eval()
+    for inputs in loader:
+        rollout = play(inputs)
+        for episode, score in zip(rollout.episodes, rollout.earnings, strict=True):
+            texts = decode([episode.prompt_ids, episode.ids], skip_special_tokens=True)
+            table.add_row(*texts, f"{score:.3g}")
+        if first_batch_only:
+            break
+    if host.accelerator.is_main_process:
+        Console().print(table)

@@ -1,0 +1,214 @@
+"""What is logged: the names and formulas of `docs/metrics.md`, over all processes.
+
+Everything is collected as sums and divided once, so that neither the split into micro-batches nor
+the number of processes changes a figure.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import ClippedSurrogate
+from ...rollout.batch import TurnBatch
+from ...rollout.record import StopReason
+from ..loop.batch import Batch
+from ..loop.rollout import Rollout
+from ..loop.targets import Targets
+from .sums import RatioOfSums, wide
+
+Gather = Callable[[Tensor], Tensor]
+
+
+class MiniBatchMetrics:
+    """Figures of one optimizer step, collected over its micro-batches."""
+
+    def __init__(self) -> None:
+        self._sums = RatioOfSums()
+        self._scalars: dict[str, float] = {}
+        self._tokens: Tensor | int = 0
+
+    def add_policy(
+        self, surrogate: ClippedSurrogate, entropies: Tensor, loss_mask: Tensor, tokens: Tensor
+    ) -> None:
+        """Ratio, clipping and entropy of a micro-batch of so many `tokens`, padding not counted."""
+        stats = surrogate.stats
+        add = self._sums.add
+        add("policy/clip_fraction", stats.clipped_low + stats.clipped_high, stats.tokens)
+        add("policy/clip_fraction_low", stats.clipped_low, stats.tokens)
+        add("policy/clip_fraction_high", stats.clipped_high, stats.tokens)
+        add("policy/ratio_mean", stats.ratio_sum, stats.tokens)
+        add("policy/approx_kl", stats.approx_kl_sum, stats.tokens)
+        self._sums.maximum("policy/ratio_max", stats.ratio_max)
+        self.add_mean("policy/entropy", entropies, loss_mask)
+        self._tokens = self._tokens + tokens
+
+    def add_value(self, per_token: Tensor, clipped: Tensor, value_mask: Tensor) -> None:
+        """Loss and clipping of the critic."""
+        self.add_mean("value/loss", per_token, value_mask)
+        self.add_mean("value/clip_fraction", clipped, value_mask)
+
+    def add_mean(self, name: str, x: Tensor, mask: Tensor) -> None:
+        """A masked mean over the mini-batch."""
+        self._sums.add(name, x.detach().masked_fill(~mask, 0).sum(), mask.sum())
+
+    def add_scalar(self, name: str, value: Tensor | float) -> None:
+        """A figure that is already the same on all processes."""
+        self._scalars[name] = float(value)
+
+    def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
+        """Figures since the last flush; `seconds` is the time they took, 0 if not known."""
+        result = self._sums.flush(gather) | self._scalars
+        tokens, self._tokens = int(self._tokens), 0
+        if seconds > 0 and tokens:
+            result["perf/update_tokens_per_second"] = tokens / seconds
+            result["perf/peak_memory_gb"] = peak_memory_gb()
+        self._scalars = {}
+        return result
+
+
+class RolloutMetrics:
+    """Figures of one rollout batch.
+
+    Args:
+        values: whether there is a critic to report on.
+    """
+
+    def __init__(self, *, values: bool) -> None:
+        self._sums = RatioOfSums()
+        self._values = values
+
+    def collect(
+        self,
+        batch: Batch,
+        turns: TurnBatch,
+        scores: Tensor,
+        kl: Tensor | None,
+        targets: Targets,
+        rollout: Rollout,
+        seconds: float,
+        gather: Gather,
+    ) -> dict[str, float]:
+        """Everything that is known once the advantages are."""
+        sums, device = self._sums, scores.device
+        episodes = torch.tensor(float(len(scores)), device=device)
+        returns = wide(scores)
+        if turns.turn_rewards is not None:
+            returns = returns + wide(turns.turn_rewards).sum(dim=1)
+        counted = torch.tensor([e.counted for e in rollout.episodes], device=device).to(returns)
+        sums.add("episode/score", (returns * counted).sum(), counted.sum())
+        if kl is not None:
+            sums.add("objective/kl", kl.sum(), episodes)
+        tokens = self._turns(rollout, episodes)
+        if rollout.by_engine:
+            self._endings(rollout, episodes)
+        mask = batch["loss_mask"]
+        advantages = wide(targets.raw_advantages).masked_fill(~mask, 0.0)
+        sums.add("advantage/mean", advantages.sum(), mask.sum())
+        sums.add("_square", advantages.square().sum(), mask.sum())
+        sums.maximum("advantage/max_abs", advantages.abs().max())
+        if self._values:
+            self._explained_variance(targets)
+        sums.add("perf/rollout_tokens_per_second", tokens, seconds_of(seconds, device))
+        one, spent = torch.ones((), device=device), rollout.durations
+        sums.add("perf/env_seconds", seconds_of(spent.environments, device), one)
+        sums.add("perf/wait_seconds", seconds_of(spent.waiting, device), one)
+        sums.add("perf/generation_seconds", seconds_of(spent.generation, device), one)
+        self._sampler_gap(batch, turns)
+        result = sums.flush(gather)
+        if "_minus_lowest" in result:
+            lowest = -result.pop("_minus_lowest")
+            result["sampling/importance_sampling_ratio/min"] = lowest
+        variance = result.pop("_square") - result["advantage/mean"] ** 2
+        result["advantage/std"] = max(variance, 0.0) ** 0.5
+        if self._values:
+            result["value/explained_variance"] = _explained(result)
+        return result
+
+    def _turns(self, rollout: Rollout, episodes: Tensor) -> Tensor:
+        """Of episodes as they were played, those among them that do not train.
+
+        Returns:
+            Number of sampled tokens.
+        """
+        lists = [
+            [e.num_turns for e in rollout.episodes],
+            [sum(e.action_mask) for e in rollout.episodes],
+        ]
+        turns, tokens = torch.tensor(lists, device=episodes.device)
+        self._sums.add("turns/mean", turns.sum(), episodes)
+        self._sums.maximum("turns/max", turns.max())
+        self._sums.add("turns/tokens_mean", tokens.sum(), turns.sum())
+        return tokens.sum()
+
+    def _endings(self, rollout: Rollout, episodes: Tensor) -> None:
+        def count(flags: list[Any]) -> Tensor:
+            return torch.tensor(float(sum(flags)), device=episodes.device)
+
+        played = rollout.episodes
+        known = [e.success for e in played if e.counted and e.success is not None]
+        self._sums.add("episode/success_rate", count(known), count([1] * len(known)))
+        actions = [valid for episode in played for valid in episode.valid_actions]
+        self._sums.add("turns/valid_action_rate", count(actions), count([1] * len(actions)))
+        for reason in StopReason:
+            hits = count([episode.stop_reason is reason for episode in played])
+            self._sums.add(f"stop_reason/{reason.value}", hits, episodes)
+
+    def _sampler_gap(self, batch: Batch, turns: TurnBatch) -> None:
+        """How far the sampler's log-probabilities are from those computed for training, in nats."""
+        sampled, old = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
+        if sampled is None or old is None:
+            return
+        mask = turns.action_mask & ~sampled.isnan()
+        gap = (wide(old) - wide(sampled)).abs().masked_fill(~mask, 0.0)
+        self._sums.add("sampling/sampling_logp_difference/mean", gap.sum(), mask.sum())
+        self._sums.maximum("sampling/sampling_logp_difference/max", gap.max())
+        ratio = batch.get("importance_sampling_ratio")
+        if ratio is None:
+            return
+        mask = (
+            turns.action_mask if ratio.size(1) > 1 else turns.action_mask.any(dim=1, keepdim=True)
+        )
+        ratio, sums = wide(ratio), self._sums
+        sums.maximum("_minus_lowest", -ratio.masked_fill(~mask, torch.inf).min())
+        total = ratio.masked_fill(~mask, 0.0).sum()
+        sums.add("sampling/importance_sampling_ratio/mean", total, mask.sum())
+        highest = ratio.masked_fill(~mask, -torch.inf).max()
+        sums.maximum("sampling/importance_sampling_ratio/max", highest)
+
+    def _explained_variance(self, targets: Targets) -> None:
+        """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""
+        mask, sums = targets.value_mask, self._sums
+        count = mask.sum()
+        returns = wide(targets.returns).masked_fill(~mask, 0.0)
+        errors = wide(targets.returns - targets.values).masked_fill(~mask, 0.0)
+        sums.add("value/return_mean", returns.sum(), count)
+        sums.add("value/mean", wide(targets.values).masked_fill(~mask, 0.0).sum(), count)
+        sums.add("_return_square", returns.square().sum(), count)
+        sums.add("_error_mean", errors.sum(), count)
+        sums.add("_error_square", errors.square().sum(), count)
+
+
+def _explained(result: dict[str, float]) -> float:
+    total = result.pop("_return_square") - result["value/return_mean"] ** 2
+    error = result.pop("_error_square") - result.pop("_error_mean") ** 2
+    # Returns that are all equal have no variance to explain.
+    return 1.0 - error / total if total > 1e-12 else 0.0
+
+
+def seconds_of(seconds: float, device: torch.device) -> Tensor:
+    """A duration as a tensor that can be summed over processes."""
+    return torch.tensor(max(seconds, 1e-9), device=device)
+
+
+def peak_memory_gb() -> float:
+    """Peak memory of this process: the accelerator's where there is one, otherwise resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts in bytes, Linux in kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from datasets import IterableDataset
 from torch.nn.parallel import DistributedDataParallel
-from trl_stppo.trainer.evaluation.evaluator.metrics import PlayedEpisode
 
 from tests.builders import LIMITS, build, prompts, share_of_a
 from tests.fakes import char_tokenizer, float64_policy
 from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.evaluation.metrics import PlayedEpisode
 
 CASES = ("text", "answers", "stream")
 ROWS = 5  # odd, so that two processes must fill up

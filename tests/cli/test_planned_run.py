@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trl_stppo.trainer.publishing.publisher.describe import describe
 
 from tests.script_kit import DEMO
 from trl_stppo.cli import agents, plan_rows, train
+from trl_stppo.trainer.publishing.describe import describe
 
 LORA = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "all-linear"]
 SEPARATE = ["--value_model_lora_r", "2"]

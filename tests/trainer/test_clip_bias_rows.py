@@ -8,7 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch import nn
-from trl_stppo.trainer.gradients.buffers.clip_bias import ClipBiasCorrection, has_dropout
 
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.loss_reference import LossReference
@@ -22,6 +21,7 @@ from tests.scripted import (
     train,
 )
 from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.gradients.clip_bias import ClipBiasCorrection, has_dropout
 
 FIGURES = ("norm", "grad_norm", "scale", "cosine")
 FEW, MOST = {2, 5}, set(range(EPISODES))

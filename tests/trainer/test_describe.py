@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from datasets import Dataset
-from trl_stppo.trainer.publishing.publisher.describe import description_of
 
 from tests.builders import quick_config
 from tests.fakes import CountEnv
 from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.publishing.describe import description_of
 from trl_stppo.trainer.setup.plan import plan_rollout
 
 

@@ -6,11 +6,11 @@ import math
 import statistics
 
 import pytest
-from trl_stppo.trainer.evaluation.evaluator.metrics import EvaluationRun, PlayedEpisode
 
 from tests.builders import LIMITS, TEXT, build, prompts
 from tests.evaluation_run import Watched, evaluated, figures_of
 from trl_stppo.statistics import wilson_interval
+from trl_stppo.trainer.evaluation.metrics import EvaluationRun, PlayedEpisode
 
 
 def test_figures_are_sums_divided_once(tmp_path):

@@ -14,7 +14,7 @@ from tests.fakes import CountEnv, char_tokenizer, float64_policy, tiny_config
 from tests.scripted import numbered_rows, play_script
 from tests.trainer.test_tool_environments import TEMPLATE, PayingEnv, scripted_turn
 from tests.vllm_server import attach, serving
-from trl_stppo.trainer.evaluation.evaluator import settings
+from trl_stppo.trainer.evaluation import settings
 from trl_stppo.trainer.loop import sampler
 
 

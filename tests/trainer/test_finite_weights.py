@@ -19,7 +19,7 @@ from tests.scripted import numbered_rows, scripted_trainer
 from tests.tiers import quick
 from trl_stppo import PPOTrainer
 from trl_stppo.errors import NonFiniteError
-from trl_stppo.trainer.guards.guards import finite
+from trl_stppo.trainer.guards import finite
 
 # ----------------------------------------------------------------------------- coming in
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from trl_stppo.trainer.guards.guards.stop_when import Condition, added, conditions, sizes
 
 from tests.builders import LIMITS, TEXT
 from tests.builders import train as train_environment
 from tests.guard_kit import build, run, same
 from tests.scripted import logged, play_script
 from trl_stppo import PPOConfig, STPPOConfig
+from trl_stppo.trainer.guards.stop_when import Condition, added, conditions, sizes
 
 # ---------------------------------------------------------------------------- target_kl
 

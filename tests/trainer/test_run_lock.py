@@ -28,7 +28,7 @@ BEAT, WATCH = 0.2, 1.0
 HOLDS = """
 import sys, time
 from pathlib import Path
-from trl_stppo.trainer import run_lock
+from trl_stppo.trainer.checkpoints import run_lock
 run_lock.BEAT_SECONDS = {beat}
 run_lock.socket.gethostname = lambda: "node7"
 run_lock._machine = lambda: "another machine's boot"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig
-from trl_stppo.trainer.gradients.buffers.optimizers import policy_parameters
 
 from tests.builders import build, logs
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.run_log import comparable
 from tests.scripted import LEARNS, scripted_trainer, weights
 from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.gradients.optimizers import policy_parameters
 from trl_stppo.trainer.loop.stale import StalePolicies
 
 EPOCHS, UPDATES = 2, 4

@@ -11,9 +11,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from trl_stppo.trainer.publishing.publisher.describe import _arguments
 
 from tests.scripted import train
+from trl_stppo.trainer.publishing.describe import _arguments
 from trl_stppo.watch import read_run
 from trl_stppo.watch.metrics_file import MetricsFile, changed_settings
 

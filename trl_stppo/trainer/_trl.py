@@ -205,7 +205,7 @@ def small_tiles(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def new_token_limit(trainer: GRPOTrainer, max_new_tokens: int) -> Iterator[None]:
+def new_token_limit(trainer: Any, max_new_tokens: int) -> Iterator[None]:
     """Cap the tokens of one generation call, on whichever backend the trainer uses."""
     if trainer.use_vllm:
         backend, field = trainer.vllm_generation, "max_completion_length"
@@ -220,7 +220,7 @@ def new_token_limit(trainer: GRPOTrainer, max_new_tokens: int) -> Iterator[None]
 
 
 @contextmanager
-def generation_model(trainer: GRPOTrainer) -> Iterator[Any]:
+def generation_model(trainer: Any) -> Iterator[Any]:
     """The policy, unwrapped and ready to generate, as GRPOTrainer's own generation gets it."""
     with (
         unwrap_model_for_generation(
@@ -234,14 +234,14 @@ def generation_model(trainer: GRPOTrainer) -> Iterator[Any]:
         yield model
 
 
-def open_trackio(trainer: GRPOTrainer) -> None:
+def open_trackio(trainer: Any) -> None:
     """TRL's profiling writes to trackio, which upstream opens when training begins or with its first log."""
     for callback in _of_trackio(trainer):
         if not callback._initialized:
             callback.setup(trainer.args, trainer.state, trainer.model)
 
 
-def close_other_trackio(trainer: GRPOTrainer) -> None:
+def close_other_trackio(trainer: Any) -> None:
     """Have trackio close what it has open under another name than `args.run_name`.
 
     An evaluation before the training opens it, when nobody may know yet which run goes on.
@@ -253,7 +253,7 @@ def close_other_trackio(trainer: GRPOTrainer) -> None:
             callback._initialized = False  # so that it opens the right one when training begins
 
 
-def _of_trackio(trainer: GRPOTrainer) -> list[Any]:
+def _of_trackio(trainer: Any) -> list[Any]:
     return [c for c in trainer.callback_handler.callbacks if isinstance(c, TrackioCallback)]
 
 
@@ -280,7 +280,7 @@ def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
         upstream_trainer.hf_api = original
 
 
-def max_context_tokens(trainer: GRPOTrainer) -> int | None:
+def max_context_tokens(trainer: Any) -> int | None:
     """Tokens of prompt and completion that whoever generates can attend to."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
@@ -322,7 +322,7 @@ def tool_suffix(
         render: stands in for the tokenizer's `apply_chat_template`.
         template: what goes to it besides messages.
     """
-    reader = SimpleNamespace(
+    reader: Any = SimpleNamespace(
         processing_class=SimpleNamespace(apply_chat_template=render),
         _tokenizer=tokenizer,
         chat_template=template["chat_template"],
@@ -359,7 +359,7 @@ def prepare_reference(
     return model
 
 
-def prepare_frozen(model: PreTrainedModel | nn.Module, trainer: GRPOTrainer) -> Any:
+def prepare_frozen(model: PreTrainedModel | nn.Module, trainer: Any) -> Any:
     """Place a frozen model as GRPOTrainer places the reference that it makes itself."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)

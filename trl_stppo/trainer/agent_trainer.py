@@ -6,6 +6,7 @@ the class hand on to them. The algorithm is in `ppo_trainer.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,8 @@ class AgentTrainer(GRPOTrainer):
 
     config_class: type[PPOConfig]
     has_critic = True
+    _scales_updates: Callable[[], bool]  # of subclasses, as is the next one
+    _after_optimizer: Callable[[torch.optim.Optimizer], None]
 
     def __init__(
         self,
@@ -146,9 +149,7 @@ class AgentTrainer(GRPOTrainer):
         finite.check_loaded(self)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        self._optimizers = Optimizers(
-            self, self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
-        )
+        self._optimizers = Optimizers(self, self._scales_updates, self._after_optimizer)
 
     def _install_loop(self, rewards: RewardPlan, rollout: plan.RolloutPlan) -> None:
         """What rollout and update are made of."""
@@ -369,7 +370,7 @@ class AgentTrainer(GRPOTrainer):
         """
         self._publisher.write_card(super().create_model_card, *args, **kwargs)
 
-    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:
+    def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:  # type: ignore[override]
         """Upstream's: make the repository, where it is not there yet.
 
         Raises:

@@ -93,11 +93,11 @@ def logs(trainer: PPOTrainer) -> dict[str, float]:
 class Kept(STPPOTrainer):
     """Keeps every rollout of training, its batch unshuffled, and what went into its advantages."""
 
-    def _log_rollout(self, rollout, everyones, batch, turns, scores, kl, estimates, seconds):
+    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, estimates, seconds):
         mode = "train" if self.model.training else "eval"
         self.kept = [*getattr(self, "kept", []), (mode, batch, turns, scores, estimates)]
         self.rollouts = [*getattr(self, "rollouts", []), rollout]
-        super()._log_rollout(rollout, everyones, batch, turns, scores, kl, estimates, seconds)
+        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, estimates, seconds)
 
     @property
     def episodes(self):

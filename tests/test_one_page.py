@@ -50,10 +50,10 @@ def episodes_of(batch, scores) -> page.Episodes:
 class Keeping(Float64Trainer):
     """Keeps the rollout batch, which is shuffled afterwards."""
 
-    def _log_rollout(self, rollout, everyones, batch, *rest):
+    def _log_rollout(self, rollout, all_rewards, batch, *rest):
         scores = torch.tensor(rollout.earnings, dtype=torch.float64)
         self.episodes = episodes_of(batch, scores)
-        super()._log_rollout(rollout, everyones, batch, *rest)
+        super()._log_rollout(rollout, all_rewards, batch, *rest)
 
 
 def test_an_update_equals_the_trainers(tmp_path):

@@ -212,7 +212,7 @@ class Agent:
         Args:
             factory: as `env` of `run`.
             tools: that belong to no environment.
-            **options: of `trainer.rollout_engine.assemble`.
+            **options: of `trainer.setup.players.assemble`.
 
         Yields:
             The player, and whether all episodes share one instance, which is the caller's to close.

@@ -41,7 +41,6 @@ def told(episode):
         "ids": episode.ids,
         "action_mask": episode.action_mask,
         "logprobs": episode.logprobs,
-        "turn_index": episode.turn_index,
         "messages": episode.messages,
         "turn_spans": episode.turn_spans,
         "turn_rewards": episode.turn_rewards,

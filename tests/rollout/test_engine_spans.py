@@ -10,6 +10,7 @@ import pytest
 
 from tests.episodes import ScriptedEnv, digits, done, going, text
 from tests.rollout_kit import ScriptedBackend, build, indices, play, play_once, says, shown
+from trl_stppo.core.turns import turn_index_from_spans
 from trl_stppo.rollout.record import StopReason
 
 
@@ -313,7 +314,8 @@ def test_an_episode_is_recorded_token_by_token(case):
     episode, record = played.only, played.record
     assert text(episode.ids) == tokens
     assert episode.action_mask == digits(mask)
-    assert episode.turn_index == indices(index)
+    turn_index = turn_index_from_spans([episode.turn_spans], len(episode.ids))
+    assert turn_index.tolist() == [indices(index)]
     assert record.turn_spans == [spans]
     assert record.stop_reasons == [reason]
     assert record.terminated == [reason in FINAL]

@@ -14,13 +14,12 @@ def an_episode():
     return episode
 
 
-def test_an_episode_is_five_lists_of_one_length():
+def test_an_episode_is_lists_of_one_length():
     episode = an_episode()
     episode.append_turn([5], None)
     assert episode.ids == [1, 2, 3, 4, 5]
     assert episode.action_mask == [True, True, False, False, True]
     assert episode.logprobs == [-1.0, -2.0, 0.0, 0.0, 0.0]
-    assert episode.turn_index == [0, 0, -1, -1, 1]
     assert episode.turn_spans == [(0, 2), (4, 5)]
     assert (episode.turn_rewards, episode.has_logprobs) == ([0.0, 0.0], False)
     episode.close(0)

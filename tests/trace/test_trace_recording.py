@@ -47,7 +47,7 @@ class StaleTrainer(Float64Trainer):
 
     def _install_loop(self, *args):
         super()._install_loop(*args)
-        original = self._compared.add_old
+        original = self._comparison.add_old
 
         def add_old(batch):
             original(batch)
@@ -56,7 +56,7 @@ class StaleTrainer(Float64Trainer):
                 draw = torch.Generator().manual_seed(number)
                 old[row] += 0.6 * torch.randn(old.size(1), generator=draw, dtype=old.dtype)
 
-        self._compared.add_old = add_old
+        self._comparison.add_old = add_old
 
 
 UPDATE["trainer_class"] = StaleTrainer

@@ -10,7 +10,7 @@ import torch
 from tests.loss_reference import LossReference
 from tests.scripted import DEFAULTS, assert_same, logged, train
 from trl_stppo import STPPOConfig
-from trl_stppo.trainer.gradients.clip_bias import ClipBiasEstimate
+from trl_stppo.trainer.gradients.bias_correction import ClipBiasEstimate
 
 ESTIMATED = {"clip_bias_estimator": "logits"}
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}

@@ -21,7 +21,7 @@ from tests.scripted import (
     train,
 )
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.gradients.clip_bias import ClipBiasCorrection, has_dropout
+from trl_stppo.trainer.gradients.bias_correction import ClipBiasCorrection, has_dropout
 
 FIGURES = ("norm", "grad_norm", "scale", "cosine")
 FEW, MOST = {2, 5}, set(range(EPISODES))
@@ -107,7 +107,7 @@ def test_lora_and_the_fused_head_give_the_bias_of_the_first_pass(
     """Both ways on the same episodes: a pass of their own, and a second backward pass."""
     runs = []
     for few in (0.5, 0.0):
-        monkeypatch.setattr("trl_stppo.trainer.gradients.clip_bias.FEW", few)
+        monkeypatch.setattr("trl_stppo.trainer.gradients.bias_correction.FEW", few)
         trainer, recorder = train(
             tmp_path / str(few),
             trainer_class=STPPOTrainer,
@@ -237,7 +237,7 @@ def test_a_factor_of_the_sampler_reaches_the_bias(tmp_path):
             class Weighted(Float64Trainer):
                 def _install_loop(self, *args):
                     super()._install_loop(*args)
-                    self._compared.weights = lambda inputs, logprobs: torch.full_like(
+                    self._comparison.token_factors = lambda inputs, logprobs: torch.full_like(
                         logprobs,
                         factor,  # noqa: B023
                     ).detach()

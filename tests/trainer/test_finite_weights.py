@@ -19,7 +19,7 @@ from tests.scripted import numbered_rows, scripted_trainer
 from tests.tiers import quick
 from trl_stppo import PPOTrainer
 from trl_stppo.errors import NonFiniteError
-from trl_stppo.trainer.guards import finite
+from trl_stppo.trainer.guards import finite_weights
 
 # ----------------------------------------------------------------------------- coming in
 
@@ -61,7 +61,7 @@ def test_large_weights_and_the_bits_of_quantised_ones_are_none_of_it(tmp_path):
     trainer = build_playing(tmp_path, arguments={"model": model})
     packed = Packed(torch.full((2,), math.nan), requires_grad=False)
     trainer.model.register_parameter("packed", packed)
-    assert finite.first_not_finite(trainer, frozen=True) is None
+    assert finite_weights.first_not_finite(trainer, frozen=True) is None
 
 
 # -------------------------------------------------------------------------- in a training
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_such_weights_is_told_from_a_good_one(tmp_path, monkeypa
     """As earlier versions have written them."""
     save = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
     with monkeypatch.context() as patch:
-        patch.setattr(finite, "first_not_finite", lambda *a, **k: None)
+        patch.setattr(finite_weights, "first_not_finite", lambda *a, **k: None)
         build(tmp_path, spoil(4), **save)[0].train()
     trainer, _ = build(tmp_path)
     with pytest.raises(NonFiniteError, match=r"They come from .*checkpoint-4, which is no good"):

@@ -9,7 +9,7 @@ import torch
 
 from tests.microbatch import captured, loss_and_gradient, value_loss_and_gradient
 from trl_stppo import PPOTrainer
-from trl_stppo.trainer.loop.logprobs import PolicyComparison
+from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
 
 POISON = [1e3, -1e3, math.nan, math.inf]
 PER_TOKEN = (

@@ -50,9 +50,9 @@ class ReplayTrainer(STPPOTrainer):
         self.rollout_batch = dict(batch)
         return batch
 
-    def _log_rollout(self, rollout, everyones, batch, turns, scores, kl, estimates, *rest):
+    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, estimates, *rest):
         self.estimates, self.kl = estimates, kl
-        super()._log_rollout(rollout, everyones, batch, turns, scores, kl, estimates, *rest)
+        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, estimates, *rest)
 
 
 def prompt_dataset(oracle: Oracle, with_mask: bool) -> Dataset:

@@ -23,9 +23,9 @@ def paid_by_count(completions, **columns):
 
 
 class KeptGroups(STGRPOTrainer):
-    def _log_rollout(self, rollout, everyones, batch, turns, scores, kl, estimates, seconds):
+    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, estimates, seconds):
         self.kept = (batch, turns, estimates)
-        super()._log_rollout(rollout, everyones, batch, turns, scores, kl, estimates, seconds)
+        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, estimates, seconds)
 
 
 @pytest.mark.parametrize(

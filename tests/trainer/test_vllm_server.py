@@ -15,7 +15,7 @@ from tests.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.vllm_server import ModelSampler, attach, serving
 from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
-from trl_stppo.trainer.loop.logprobs import PolicyComparison
+from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
 
 
 class ThreeTurns(CountEnv):
@@ -181,14 +181,14 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
 def test_the_loss_uses_the_turns_weights(tmp_path, monkeypatch):
     """What the policy's loss is given, against the weights of the rollout batch."""
     seen = []
-    original = PolicyComparison.weights
+    original = PolicyComparison.token_factors
 
     def watch(self, inputs, logprobs):
         weights = original(self, inputs, logprobs)
         seen.append((inputs["completion_ids"], weights))
         return weights
 
-    monkeypatch.setattr(PolicyComparison, "weights", watch)
+    monkeypatch.setattr(PolicyComparison, "token_factors", watch)
     trainer, _, _ = served(tmp_path, change=perturb, max_steps=1)
     batch = trainer.kept[0][1]
     ratio: Tensor = batch["importance_sampling_ratio"]

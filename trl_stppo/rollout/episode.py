@@ -62,9 +62,9 @@ class Episode:
         prompt: the row's prompt, later with the environment's opening words.
         env: the environment instance, None until `reset` has returned.
         prompt_ids: tokens of the prompt.
-        ids, action_mask, logprobs, turn_index: the tokens after the prompt, one entry each: the id,
-            whether the policy sampled it, its sampling log-probability in nats (0.0 elsewhere), and
-            the number of its turn (-1 elsewhere).
+        ids, action_mask, logprobs: the tokens after the prompt, one entry each: the id, whether the
+            policy sampled it, and its sampling log-probability in nats (0.0 elsewhere). The loss goes
+            by `turn_spans`; `action_mask` is for counts, and for TRL's `tool_mask`.
         messages: the conversation after the prompt.
         turn_spans: per turn half-open token offsets.
         turn_rewards: per turn what the environment has paid.
@@ -95,7 +95,6 @@ class Episode:
     ids: list[int] = field(default_factory=list)
     action_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    turn_index: list[int] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     turn_spans: list[tuple[int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
@@ -137,29 +136,27 @@ class Episode:
 
     def append_turn(self, ids: list[int], logprobs: list[float] | None) -> None:
         """Add what the policy sampled; a turn has at least one token."""
-        turn, start = self.num_turns, len(self.ids)
+        start = len(self.ids)
         self.has_logprobs = self.has_logprobs and logprobs is not None
-        self._append(ids, True, logprobs if logprobs is not None else [0.0] * len(ids), turn)
+        self._append(ids, True, logprobs if logprobs is not None else [0.0] * len(ids))
         self.turn_spans.append((start, len(self.ids)))
         self.turn_rewards.append(0.0)
 
     def append_observation(self, ids: list[int]) -> None:
         """Add what the environment said."""
-        self._append(ids, False, [0.0] * len(ids), -1)
+        self._append(ids, False, [0.0] * len(ids))
 
-    def _append(self, ids: list[int], sampled: bool, logprobs: list[float], turn: int) -> None:
+    def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
         self.check_prefix()
         self.ids += ids
         self.action_mask += [sampled] * len(ids)
         self.logprobs += logprobs
-        self.turn_index += [turn] * len(ids)
         self._fingerprint = hash(tuple(self.ids))
-        parallel = (self.action_mask, self.logprobs, self.turn_index)
-        if any(len(values) != len(self.ids) for values in parallel):
+        if {len(self.action_mask), len(self.logprobs)} != {len(self.ids)}:
             raise RuntimeError(
-                f"Episode {self.row} has {len(self.ids)} ids, but {len(self.action_mask)} mask entries, "
-                f"{len(self.logprobs)} log-probabilities and {len(self.turn_index)} turn indices. The "
-                f"backend returned {len(logprobs)} log-probabilities for {len(ids)} tokens."
+                f"Episode {self.row} has {len(self.ids)} ids, but {len(self.action_mask)} mask entries and "
+                f"{len(self.logprobs)} log-probabilities. The backend returned {len(logprobs)} "
+                f"log-probabilities for {len(ids)} tokens."
             )
 
     def check_prefix(self) -> None:

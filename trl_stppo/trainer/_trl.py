@@ -1,8 +1,8 @@
 """Everything we borrow from TRL's and transformers' private side, in one place.
 
-`OVERRIDDEN` names each upstream method our trainers wrap or replace, `BORROWED_ATTRIBUTES` each
-private attribute they read. `tests/test_trl_contract.py` holds both against the installed TRL: when
-it fails after an upgrade, read the upstream diff, adapt, then refresh the recorded hashes.
+`OVERRIDDEN` names each upstream method our trainers wrap or replace, `BORROWED_ATTRIBUTES` what they
+read of its state besides the documented. `tests/test_trl_contract.py` holds both against the installed
+TRL: when it fails after an upgrade, read the upstream diff, adapt, then refresh the recorded hashes.
 """
 
 from __future__ import annotations

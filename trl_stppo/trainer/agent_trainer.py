@@ -21,14 +21,14 @@ from .checkpoints.run_state import RunState
 from .evaluation.evaluator import Evaluator
 from .evaluation.settings import check_best_metric, plan_evaluation
 from .gradients.optimizers import Optimizers, policy_parameters
-from .guards import finite
+from .guards import finite_weights
 from .guards.guards import Guards
 from .guards.signals import without_upstreams
 from .host import Upstream
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
-from .loop.logprobs import PolicyComparison
 from .loop.mini_batches import MiniBatches
+from .loop.policy_comparison import PolicyComparison
 from .loop.rewards import EpisodeRewards
 from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
@@ -123,10 +123,13 @@ class AgentTrainer(GRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=rollout.tool_environments,
             )
-        self.beta = args.beta  # no longer the sign that upstream's constructor has read
+        self.beta = (
+            args.beta
+        )  # during the constructor it said whether upstream is to make the reference
         with given.in_place(args):
             models.check_sharding(self, given.model, reference, turn_reward_funcs)
         self._upstream = Upstream(self)
+        # Late: whoever replaces a method of a trainer afterwards is to be asked, here and below.
         self._player = players.build_player(
             self, self._upstream, rollout, evaluation, lambda *ids: self._generate_single_turn(*ids)
         )
@@ -144,9 +147,9 @@ class AgentTrainer(GRPOTrainer):
         self._install_watch(rollout)
 
     def _install_models(self, *given: Any) -> None:
-        """What stands beside the policy (`build.install_models`), and what moves policy and critic."""
+        """What stands beside the policy (`setup.models.install_models`), and what moves policy and critic."""
         self.critic: Critic = models.install_models(self, *given)
-        finite.check_loaded(self)
+        finite_weights.check_loaded(self)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
         self._optimizers = Optimizers(self, self._scales_updates, self._after_optimizer)
@@ -166,7 +169,7 @@ class AgentTrainer(GRPOTrainer):
             shows_environments=bool(rollout.tools),
         )
         self._forward = ForwardPasses(self, lambda *part: self._logprobs_of(*part))
-        self._compared = PolicyComparison(
+        self._comparison = PolicyComparison(
             self, lambda *rows, **options: self._get_per_token_logps_and_entropies(*rows, **options)
         )
         self._mini_batches = MiniBatches(self, self._upstream)

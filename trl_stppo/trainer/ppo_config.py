@@ -36,7 +36,7 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "eval_generation_kwargs",
     ]
 
-    # No settings; PPO scripts read them, and may set them (`config_names.IGNORED`).
+    # No settings; PPO scripts read them, and may set them (`config.names.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None
     ref_adapter_name: ClassVar[str | None] = None

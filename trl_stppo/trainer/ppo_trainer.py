@@ -3,16 +3,17 @@
     rows            _generate_and_score_completions  the steps of one rollout
       -> episodes   _play                            loop/player.py: environments, tools, plain prompts
       -> batch      _player.pad                      loop/batch.py: its fields and shapes
-      -> logprobs   _compared                        loop/logprobs.py: old policy, reference, sampler
-      -> rewards    _rewards                         loop/rewards.py, loop/turn_rewards.py
+      -> logprobs   _comparison.add_old, ...         loop/policy_comparison.py: reference, sampler
+      -> rewards    _rewards.ask, .scores            loop/rewards.py, loop/turn_rewards.py
       -> advantages _advantages                      loop/targets.py: the critic, GAE, whitening
     mini-batches    _prepare_inputs                  loop/mini_batches.py: new ones every epoch
-      -> critic     _value_loss                      its gradient waits in a buffer of its own
-      -> policy     _policy_loss                     clipped surrogate, plus extra terms
-    step            training_step                    guards/, gradients/: reduce, clip, look, step
+      -> critic     _value_loss                      gradients/buffers.py keeps its gradient apart
+      -> policy     _policy_loss                     core/ratios.py, core/losses.py, and extra terms
+    step            training_step                    guards/guards.py: is all of it finite and wanted?
 
-How a trainer is built, and what upstream asks of the class, is in `agent_trainer.py`; what is borrowed of
-TRL, and which of its methods are wrapped or ours alone, in `_trl.py`.
+Then transformers' loop clips the policy's gradient and steps; `gradients/optimizers.py` hangs the critic's
+gradient and the scale of the step into that. How a trainer is built, and what upstream asks of the class,
+is in `agent_trainer.py`; what is borrowed of TRL, and which of its methods are wrapped or ours, in `_trl.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..core import (
     log_importance_ratio,
 )
 from ..models.critic import SharedCritic
-from ..rollout.batch import TurnBatch, build_turn_batch
+from ..rollout.turn_batch import TurnBatch, build_turn_batch
 from . import citations
 from ._trl import profiling_decorator, small_tiles
 from .agent_trainer import AgentTrainer
@@ -109,9 +110,9 @@ class PPOTrainer(AgentTrainer):
             batch = self._player.pad(rollout)
             sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
             batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
-            self._compared.add_old(batch)
-            self._compared.add_reference(batch)
-            everyones = self._rewards.ask(rollout)
+            self._comparison.add_old(batch)
+            self._comparison.add_reference(batch)
+            all_rewards = self._rewards.ask(rollout)
         with torch.no_grad():
             scores, scored = self._rewards.scores(rollout)
             dtype = torch.promote_types(self.model.dtype, torch.float32)
@@ -121,15 +122,15 @@ class PPOTrainer(AgentTrainer):
             rollout.earnings = turns.earned(scores).tolist()
             batch["turn_index"] = turns.turn_index
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
-            self._compared.add_sampler_weights(batch)
-            kl = self._compared.kl_to_reference(batch)
+            self._comparison.add_sampler_weights(batch)
+            kl = self._comparison.kl_to_reference(batch)
             targets = self._advantages(batch, turns, scores, scored, kl)
         batch["values"], batch["returns"] = targets.values, targets.returns
         batch["advantages"], batch["value_mask"] = targets.advantages, targets.value_mask
         seconds = time.perf_counter() - started
         if self.model.training:
             self._mini_batches.seconds -= seconds  # which are not part of the update's time
-        self._log_rollout(rollout, everyones, batch, turns, scores, kl, targets, seconds)
+        self._log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
         return batch
 
     def _play(self, inputs: list[Row]) -> Rollout:
@@ -144,7 +145,7 @@ class PPOTrainer(AgentTrainer):
     ) -> Targets:
         """From scores [B] to per-token advantages, by way of the critic.
 
-        Whether an episode is `scored`, [B], matters to those who compare episodes; `loss_mask` knows.
+        PPO has no use for which episodes are `scored`, [B]: `loss_mask` knows. Groups of episodes have.
         """
         values, final_values = self._rollout_values(batch)
         return compute_targets(
@@ -168,7 +169,7 @@ class PPOTrainer(AgentTrainer):
     def _log_rollout(
         self,
         rollout: Rollout,
-        everyones: Tensor,
+        all_rewards: Tensor,
         batch: Batch,
         turns: TurnBatch,
         scores: Tensor,
@@ -176,17 +177,11 @@ class PPOTrainer(AgentTrainer):
         targets: Targets,
         seconds: float,
     ) -> None:
-        """Write the rollout down; `everyones` rewards are those of all processes, [W * B, F]."""
+        """Write the rollout down; `all_rewards` rewards are those of all processes, [W * B, F]."""
         log, gather = self._rollout_log, self.accelerator.gather
-        log.lengths(rollout)
-        totals = log.rewards(everyones)
-        if (
-            self.has_critic
-        ):  # without one, advantages are made of the spread, and tell it themselves
-            log.spread(totals)
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        log.table(rollout, everyones, gather(shown.contiguous()).tolist())
-        log.means_of(rollout)
+        # Without a critic, advantages are made of the spread of rewards, and tell it themselves.
+        log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=self.has_critic)
         judge(rollout)
         metrics = RolloutMetrics(values=self.has_critic)
         log.add(metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather))
@@ -209,7 +204,7 @@ class PPOTrainer(AgentTrainer):
         return self._mini_batches.micro_batch
 
     def _start_mini_batch(self, *, empty: bool = False) -> None:
-        """Drop what a step that was interrupted has left behind."""
+        """Begin with no gradients and metrics, also where a step was interrupted or refused."""
         self._optimizers.critic_grads.clear()
         self._mini_batches.metrics = MiniBatchMetrics()
         self._guards.start_mini_batch(empty=empty)
@@ -258,7 +253,7 @@ class PPOTrainer(AgentTrainer):
             self.epsilon_low,
             self.epsilon_high,
             delta=self.args.delta,
-            weights=self._compared.weights(inputs, logprobs),
+            weights=self._comparison.token_factors(inputs, logprobs),
         )
         weights = self.accelerator.num_processes * aggregation_weights(
             loss_mask,
@@ -271,7 +266,18 @@ class PPOTrainer(AgentTrainer):
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights, totals)
         self._mini_batches.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
         self._trace.observe(inputs, logprobs, log_ratio, surrogate)
-        return self._combine(inputs, surrogate, weights, extra, logprobs, entropies)
+        self._observe(surrogate, weights, logprobs, entropies, loss_mask)
+        return self._combine(inputs, surrogate, weights, extra)
+
+    def _observe(
+        self,
+        surrogate: ClippedSurrogate,
+        weights: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        """For subclasses that watch the surrogate's terms, [B, T] each, and may scale the step by them."""
 
     def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
         """Log of policy over old policy, at the chosen level, [B, T]."""
@@ -285,15 +291,9 @@ class PPOTrainer(AgentTrainer):
         )
 
     def _combine(
-        self,
-        inputs: Batch,
-        surrogate: ClippedSurrogate,
-        weights: Tensor,
-        extra: Tensor | None,
-        logprobs: Tensor,
-        entropies: Tensor,
+        self, inputs: Batch, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None
     ) -> Tensor:
-        """Gradient of the kept terms, value of the usual min/clip objective; all but `extra` are [B, T]."""
+        """Gradient of the kept terms, value of the usual min/clip objective."""
         kept = (surrogate.kept * weights).sum()
         value = (surrogate.objective * weights).sum()
         loss = -kept + (kept - value).detach()
@@ -360,7 +360,7 @@ class PPOTrainer(AgentTrainer):
     def _before_optimizer_step(self) -> None:
         """All gradients of the mini-batch are there; upstream clips the policy's afterwards.
 
-        The critic's is reduced and clipped here, and waits for the optimizer's step.
+        (DeepSpeed has stepped by now.) The critic's is reduced and clipped here, and waits for the step.
         """
         if not self.has_critic:
             return

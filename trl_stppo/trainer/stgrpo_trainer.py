@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core import group_advantages
-from ..rollout.batch import TurnBatch
+from ..rollout.turn_batch import TurnBatch
 from .loop.batch import Batch
 from .loop.targets import Targets
 from .stgrpo_config import STGRPOConfig

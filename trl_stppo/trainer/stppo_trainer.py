@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core import ClippedSurrogate, normalization_scale
 from . import citations
-from .gradients.clip_bias import ClipBiasCorrection, ClipBiasEstimate, has_dropout
+from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .host import is_warming_up
 from .loop.batch import Batch, episode_tokens, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer
@@ -89,28 +89,30 @@ class STPPOTrainer(PPOTrainer):
             if bias is not None:
                 bias.clear()
 
-    def _combine(
+    def _observe(
         self,
-        inputs: Batch,
         surrogate: ClippedSurrogate,
         weights: Tensor,
-        extra: Tensor | None,
         logprobs: Tensor,
         entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        if self._estimate is None:
+            return
+        self._estimate.observe(surrogate, weights, logprobs, entropies, loss_mask)
+        # The last micro-batch: DeepSpeed steps inside its backward pass.
+        if self.accelerator.sync_gradients:
+            self._finish_estimate(self._estimate)
+
+    def _combine(
+        self, inputs: Batch, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None
     ) -> Tensor:
-        if self._estimate is not None:
-            mask = inputs["loss_mask"]
-            self._estimate.observe(surrogate, weights, logprobs, entropies, mask)
-            if (
-                self.accelerator.sync_gradients
-            ):  # the last micro-batch; DeepSpeed steps inside backward
-                self._finish_estimate(self._estimate)
         if self._correction is not None:
             later = self._correction.observe(surrogate, weights, extra, episode_tokens(inputs))
             if later is not None:
                 self._later = take_rows(inputs, later.rows), later.coefficient
             extra = None if extra is None else extra.detach()
-        return super()._combine(inputs, surrogate, weights, extra, logprobs, entropies)
+        return super()._combine(inputs, surrogate, weights, extra)
 
     def _finish_estimate(self, estimate: ClipBiasEstimate) -> None:
         """Log what the estimate says; where there is nothing better, scale the step by it."""

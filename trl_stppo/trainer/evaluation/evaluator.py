@@ -71,7 +71,7 @@ class Evaluator:
 
     def evaluate(
         self,
-        upstreams: Callable[..., dict[str, float]],
+        wrapped: Callable[..., dict[str, float]],
         saving: AbstractContextManager[None],
         eval_dataset: Any,
         ignore_keys: list[str] | None,
@@ -84,11 +84,11 @@ class Evaluator:
         outer, self.prefix = self.prefix, prefix
         try:
             with saving, undisturbed(self._host, self._upstream):
-                return upstreams(eval_dataset, ignore_keys, prefix)
+                return wrapped(eval_dataset, ignore_keys, prefix)
         finally:
             self.prefix = outer
 
-    def loader(self, upstreams: Callable[[Any], Any], eval_dataset: Any) -> Any:
+    def loader(self, wrapped: Callable[[Any], Any], eval_dataset: Any) -> Any:
         """Upstream's loader, of one entry per episode that knows its row and repetition."""
         host = self._host
         if eval_dataset is None and host.eval_dataset is None:
@@ -106,14 +106,14 @@ class Evaluator:
         # All rows count, and upstream would know a persistent loader of other rows by the same name.
         args.dataloader_drop_last = args.dataloader_persistent_workers = False
         try:
-            return upstreams(named_rows(rows, repetitions))
+            return wrapped(named_rows(rows, repetitions))
         finally:
             host.num_generations_eval = repetitions
             args.dataloader_drop_last, args.dataloader_persistent_workers = options
 
     def loop(
         self,
-        upstreams: Callable[..., Any],
+        wrapped: Callable[..., Any],
         dataloader: Any,
         description: str,
         ignore_keys: list[str] | None,
@@ -128,7 +128,7 @@ class Evaluator:
         self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
         try:
             with alone, evaluation_settings(host):
-                output = upstreams(dataloader, description, True, ignore_keys, prefix)
+                output = wrapped(dataloader, description, True, ignore_keys, prefix)
         finally:
             self.run = None
         figures = run.figures(gather_object)
@@ -167,13 +167,13 @@ class Evaluator:
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self._player.play(rows, seeds, names)
-            self._rewards.paid(rollout)
+            self._rewards.ask_and_sum(rollout)
             return rollout
         counted = run.running_names(len(rows)) if names is None else names
         first = run.first_time(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
         rollout = self._player.play(rows, seeds, names, repeated)
-        rewards = self._rewards.paid(rollout)
+        rewards = self._rewards.ask_and_sum(rollout)
         self._log.table(rollout, rewards, [0.0] * len(rewards))
         self._trace.evaluated(rollout, self.prefix or "predict")
         self._count(run, rollout, counted)

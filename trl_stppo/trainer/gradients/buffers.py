@@ -40,8 +40,8 @@ class GradientBuffer:
         for i, grad in enumerate(grads):
             if grad is None:
                 continue
-            kept = self._grads[i]
-            self._grads[i] = grad.detach() if kept is None else kept.add_(grad)
+            so_far = self._grads[i]
+            self._grads[i] = grad.detach() if so_far is None else so_far.add_(grad)
 
     def reduce(self, reduce: Reduce) -> None:
         """Combine over processes with `reduce`; a process with nothing to add takes part with zeros."""

@@ -1,4 +1,4 @@
-"""What steps policy and critic: one optimizer, or two where an engine steps the policy (`engines.py`)."""
+"""What steps policy and critic: one optimizer, or two where the policy is sharded (`sharding/runtime.py`)."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Optimizers:
         self._hooks: UpdateScale | None = None
 
     def create(
-        self, upstreams: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
+        self, wrapped: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
     ) -> torch.optim.Optimizer:
         """Upstream's optimizer, made or found by its own method, with all that is ours around it."""
         host = self._host
         parameters, is_callers = host.critic.parameters(), host.optimizer is not None
         for parameter in parameters:  # a shared critic's adapter is none of upstream's groups
             parameter.requires_grad_(False)
-        optimizer = upstreams(*args, **kwargs)
+        optimizer = wrapped(*args, **kwargs)
         for parameter in parameters:
             parameter.requires_grad_(True)
         if self._hooks is None:

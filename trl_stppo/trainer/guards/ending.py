@@ -20,7 +20,7 @@ from ...errors import EnvironmentFailureError, NonFiniteError
 from ..checkpoints.files import checkpoints
 from ..host import Host
 from ..sharding.runtime import shards_weights
-from . import finite
+from . import finite_weights
 from .failures import FailureWatch
 from .signals import StopSignals
 from .skipped import FOLDER
@@ -175,7 +175,7 @@ class Ending:
         Raises:
             NonFiniteError: on all processes; it names the last good checkpoint.
         """
-        found = finite.first_not_finite(self._host, frozen=frozen)
+        found = finite_weights.first_not_finite(self._host, frozen=frozen)
         if found is None:
             return
         step, last = self._host.state.global_step, self._last_checkpoint()

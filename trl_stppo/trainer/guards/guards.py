@@ -153,7 +153,7 @@ class Guards:
         return self._state.rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Forget an interrupted step.
+        """Begin anew, also where a step was interrupted or refused.
 
         Args:
             empty: whether the new one has nothing to learn from, on any process.

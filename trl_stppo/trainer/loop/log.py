@@ -34,7 +34,28 @@ class RolloutLog:
         for name, value in metrics.items():
             self._upstream.metrics[self.mode][name].append(value)
 
-    def lengths(self, rollout: Rollout) -> None:
+    def write(
+        self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
+    ) -> None:
+        """Everything that upstream logs of a rollout.
+
+        Args:
+            rollout: of this process.
+            rewards: [N, F] of all processes, NaN for None.
+            advantages: of all processes' episodes, for the table.
+            spread: whether to tell how far their rewards differ.
+        """
+        self._lengths(rollout)
+        totals = self._rewards(rewards)
+        if spread:
+            self._spread(totals)
+        self.table(rollout, rewards, advantages)
+        self._means(rollout.metric_sums)
+        pending = self._upstream.pending_metrics
+        self._means({name: (sum(values), len(values)) for name, values in pending.items()})
+        pending.clear()
+
+    def _lengths(self, rollout: Rollout) -> None:
         """How long completions are, which of them end by themselves, and how often tools are called."""
         host, episodes, ends = self._host, rollout.episodes, self._upstream.end_ids
         numbers = [
@@ -56,7 +77,7 @@ class RolloutLog:
             self.add({"tools/call_frequency": (calls.sum() / len(calls)).item()})
             self.add({"tools/failure_frequency": share})
 
-    def rewards(self, rewards: Tensor) -> Tensor:
+    def _rewards(self, rewards: Tensor) -> Tensor:
         """What reward functions have said.
 
         Args:
@@ -73,11 +94,11 @@ class RolloutLog:
         self.add({"reward": torch.nanmean(total).item()})
         return total
 
-    def spread(self, totals: Tensor) -> None:
+    def _spread(self, totals: Tensor) -> None:
         """How far episodes differ, and those of a prompt, which follow each other.
 
         Args:
-            totals: [N], as `rewards` returns them.
+            totals: [N], as `_rewards` returns them.
         """
         training = self._host.model.training
         per_prompt = self._host.num_generations if training else self._host.num_generations_eval
@@ -107,13 +128,6 @@ class RolloutLog:
         for column_name in sorted(set(gather_object(list(pending)))):
             values = pending.get(column_name, [None] * len(prompts))
             logs["extra"][column_name].extend(gather_object(values))
-        pending.clear()
-
-    def means_of(self, rollout: Rollout) -> None:
-        """Means of what reward functions have given to `log_metric`, of turns and of episodes."""
-        self._means(rollout.metric_sums)
-        pending = self._upstream.pending_metrics
-        self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
 
     def _means(self, sums: dict[str, tuple[float, int]]) -> None:

@@ -40,7 +40,7 @@ class MiniBatches:
 
     def __init__(self, host: Host, upstream: Upstream) -> None:
         self._host, self._upstream = host, upstream
-        self._steps = int(host.args.steps_per_generation or 1)
+        self._per_rollout = int(host.args.steps_per_generation or 1)
         self.window: list[Batch] = []
         self.metrics, self.seconds = MiniBatchMetrics(), 0.0
         self.totals = Totals(torch.zeros(()), torch.zeros(()), torch.zeros(()))
@@ -48,19 +48,19 @@ class MiniBatches:
     def advance(self, play: Callable[[], Batch]) -> bool:
         """Play or deal anew where it is time to; returns whether a mini-batch begins."""
         upstream, accumulation = self._upstream, self._host.args.gradient_accumulation_steps
-        steps, step = self._steps, upstream.step
-        if step % (steps * self._host.num_iterations) == 0 or upstream.buffer is None:
-            upstream.buffer = deal([play()], steps)
-        elif step % steps == 0:
-            upstream.buffer = deal(upstream.buffer, steps)
+        per_rollout, step = self._per_rollout, upstream.step
+        if step % (per_rollout * self._host.num_iterations) == 0 or upstream.buffer is None:
+            upstream.buffer = deal([play()], per_rollout)
+        elif step % per_rollout == 0:
+            upstream.buffer = deal(upstream.buffer, per_rollout)
         if step % accumulation:
             return False
         # The buffer keeps its order, or the next shuffle would depend on how it was cut.
-        first = step % steps
-        self.hold(group_by_length(upstream.buffer[first : first + accumulation]))
+        first = step % per_rollout
+        self.begin(group_by_length(upstream.buffer[first : first + accumulation]))
         return True
 
-    def hold(self, window: list[Batch]) -> None:
+    def begin(self, window: list[Batch]) -> None:
         """Begin the mini-batch of these micro-batches."""
         counts = [
             torch.stack([torch.tensor(len(mask), device=mask.device), mask.sum(), values.sum()])

@@ -56,18 +56,18 @@ class EpisodeRewards:
             self._upstream.pending_columns["stop_reason"].extend(endings)
         completions, ids = rollout.completions(self._upstream.decode), [e.ids for e in episodes]
         with self.plan.asked.about(episodes), self._environments_of(rollout):
-            everyones = self._calculate(rollout.columns(), rollout.prompts, completions, ids)
+            all_rewards = self._calculate(rollout.columns(), rollout.prompts, completions, ids)
             for i, func in enumerate(host.reward_funcs):
-                if isinstance(func, nn.Module) and bool(everyones[:, i].isnan().any()):
+                if isinstance(func, nn.Module) and bool(all_rewards[:, i].isnan().any()):
                     raise ValueError(
                         f"The reward model {host.reward_func_names[i]!r} returned NaN. Check its "
                         f"weights and dtype; a NaN would be taken for a missing reward."
                     )
             first = host.accelerator.process_index * len(ids)
-            rollout.rewards = everyones[first : first + len(ids)]
+            rollout.rewards = all_rewards[first : first + len(ids)]
             if self._turn_funcs.funcs:
                 self._turn_funcs.pay(rollout, host.environments)
-        return everyones
+        return all_rewards
 
     @contextmanager
     def _environments_of(self, rollout: Rollout) -> Iterator[None]:
@@ -91,18 +91,18 @@ class EpisodeRewards:
         return score(
             rollout,
             host.reward_weights,
-            self.plan.repeated,
+            self.plan.turn_sum,
             host.reward_func_names,
             rollout.ended(set(host.eos_token_ids)),
             host.args.missing_eos_penalty,
         )
 
-    def paid(self, rollout: Rollout) -> Tensor:
+    def ask_and_sum(self, rollout: Rollout) -> Tensor:
         """Ask, and add up what each episode has earned; returns the rewards of all processes' episodes."""
-        everyones, (scores, _) = self.ask(rollout), self.scores(rollout)
+        all_rewards, (scores, _) = self.ask(rollout), self.scores(rollout)
         paid = rollout.turn_rewards or [[]] * len(scores)
         rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
-        return everyones
+        return all_rewards
 
 
 def _ending(episode: Episode) -> str:
@@ -113,7 +113,7 @@ def _ending(episode: Episode) -> str:
 def score(
     rollout: Rollout,
     weights: Tensor,
-    repeated: int | None,
+    turn_sum: int | None,
     names: Sequence[str],
     ended: Sequence[bool],
     missing_eos_penalty: float | None,
@@ -123,7 +123,7 @@ def score(
     Args:
         rollout: with its rewards.
         weights: [F], of the reward functions.
-        repeated: see `RewardPlan`.
+        turn_sum: see `RewardPlan`.
         names: of the functions.
         ended: of each episode, whether its last token ends a turn.
         missing_eos_penalty: off the score of one that does not, None for nothing.
@@ -136,8 +136,8 @@ def score(
         ValueError: a score is infinite, or nobody pays anything.
     """
     rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
-    if repeated is not None:
-        others = torch.arange(rewards.size(1), device=rewards.device) != repeated
+    if turn_sum is not None:
+        others = torch.arange(rewards.size(1), device=rewards.device) != turn_sum
         if rollout.turn_rewards is None and not others.any():
             raise ValueError(
                 "No turn has a reward, and there are no `reward_funcs`, so nothing could be learned. "

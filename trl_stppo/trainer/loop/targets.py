@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import token_gae, token_rewards, turn_gae, turn_starts, whiten
-from ...rollout.batch import TurnBatch
+from ...rollout.turn_batch import TurnBatch
 from ..ppo_config import PPOConfig
 
 Reduce = Callable[[Tensor], Tensor]

@@ -18,13 +18,13 @@ class RewardPlan:
 
     Attributes:
         asked: the episodes that they are asked about.
-        repeated: index of the function that repeats what the turns have earned, for the log and to
+        turn_sum: index of the function that repeats what the turns have earned, for the log and to
             satisfy GRPOTrainer's demand for at least one; not added to the score.
     """
 
     funcs: list[Any] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
-    repeated: int | None = None
+    turn_sum: int | None = None
     asked: Asked = field(default_factory=Asked)
 
     @contextmanager
@@ -94,7 +94,7 @@ def plan_rewards(
     plan.funcs = [guarded(func, plan.asked) for func in funcs]
     may_pay = bool(rollout.tools or rollout.user_func or scores_turns)
     if rollout.text or (may_pay and not funcs and not rollout.pays_episodes):
-        plan.repeated = len(plan.funcs)
+        plan.turn_sum = len(plan.funcs)
         plan.funcs.append(turn_sums(plan.asked, unpaid=0.0 if scores_turns else None))
         plan.processing_classes.append(None)
     return plan

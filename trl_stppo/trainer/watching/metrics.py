@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...core import ClippedSurrogate
-from ...rollout.batch import TurnBatch
 from ...rollout.record import StopReason
+from ...rollout.turn_batch import TurnBatch
 from ..loop.batch import Batch
 from ..loop.rollout import Rollout
 from ..loop.targets import Targets

@@ -100,8 +100,8 @@ class ClipBiasCorrection:
         if not cost[0]:
             return None
         if self._repeatable and cost[0] <= FEW * cost[1]:
-            kept = rows.nonzero().squeeze(1)
-            return Later(kept, (surrogate.clipped * weights).detach()[kept])
+            clipped_rows = rows.nonzero().squeeze(1)
+            return Later(clipped_rows, (surrogate.clipped * weights).detach()[clipped_rows])
         self.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
         return None
 

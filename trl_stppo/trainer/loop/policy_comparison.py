@@ -89,7 +89,7 @@ class PolicyComparison:
             loss_mask=batch["turn_index"] >= 0,
         )
 
-    def weights(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
+    def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
         """Constant factors on kept and clipped terms alike: sampler correction, off-policy mask.
 
         Args:

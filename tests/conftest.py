@@ -15,15 +15,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests import warm
+from tests import shortcuts, warm
 
 
 def pytest_collection_finish() -> None:
-    """Hides what the imports have made from the collector, which upstream runs after each training.
-
-    That was half of the time of a small one.
-    """
+    """Hides what the imports have made from the collector, and saves upstream what it knows by now."""
     gc.freeze()
+    shortcuts.take()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""One scripted training per case, on as many processes as it is started with; rank 0 saves the result.
+"""One scripted training per case that is named, on as many processes as it is started with.
 
 Started by `trainer/test_two_processes.py` through torch.distributed.run.
 """
@@ -101,10 +101,10 @@ def run(case: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    results = {case: run(case, folder / str(i)) for i, case in enumerate(CASES)}
+    folder, *cases = sys.argv[1:]
+    results = {case: run(case, Path(folder) / str(i)) for i, case in enumerate(cases)}
     rank = int(os.environ["RANK"])
-    torch.save(results, folder / f"rank{rank}.pt")
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":

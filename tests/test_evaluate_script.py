@@ -22,6 +22,7 @@ from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import Repo
 from tests.launch import launcher
 from tests.script_kit import AGENT, ROOT, small_data
+from tests.tiers import quick
 from tests.tool_model import tool_tokenizer
 from trl_stppo.cli import agents, arguments, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
@@ -126,7 +127,9 @@ def test_the_files_of_the_run_are_left_alone(words, tmp_path):
     assert {path.read_text() for path in files} == {"of the training"}
 
 
-@pytest.mark.parametrize("case", ["drawn", "half", "answers", "tools"])
+@pytest.mark.parametrize(
+    "case", quick(["drawn", "half", "answers", "tools"], "drawn", "answers", "tools")
+)
 def test_the_figures_are_those_of_a_trainer(case, words, tmp_path, monkeypatch):
     """Drawn tokens, rewards of functions, repetitions, penalties, batches that do not come out even."""
     sampling = {"temperature": 1.0, "max_completion_length": 160 if case == "half" else 70}

@@ -135,6 +135,7 @@ def test_a_row_is_taken_from_a_dataset_or_a_stream(play, streaming, tmp_path) ->
         play("", *flags, "--index", "3")
 
 
+@pytest.mark.slow
 def test_as_a_command_on_the_default_environment_and_dataset() -> None:
     pytest.importorskip("bm25s")
     result = warm.run(

@@ -124,6 +124,7 @@ def study_table(study, folder, threshold=("stale", 5.5e-4)):
     return table
 
 
+@pytest.mark.slow
 def test_stages_follow_from_those_before(study, tmp_path):
     stages = study["stages"]
     table = study_table(study, tmp_path)
@@ -147,6 +148,7 @@ def test_stages_follow_from_those_before(study, tmp_path):
     assert not {cell.seed for cell in second} & (seeds["tune"] | seeds["test"])
 
 
+@pytest.mark.slow
 def test_intervals_and_plots(study, script, tmp_path):
     table = study_table(study, tmp_path)
     for cell in study["stages"].test(table):

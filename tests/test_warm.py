@@ -118,6 +118,7 @@ if sys.argv[2] != "ends":
 """
 
 
+@pytest.mark.slow
 def test_two_processes_find_each_other_and_none_outlives_the_other(tmp_path, monkeypatch):
     (tmp_path / "ranks.py").write_text(RANKS)
     monkeypatch.setattr(launch, "ROOT", tmp_path)
@@ -135,6 +136,7 @@ open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w").write(json.dumps({n: os.en
 """
 
 
+@pytest.mark.slow
 def test_they_are_told_what_the_launcher_tells(tmp_path):
     (tmp_path / "told.py").write_text(TOLD)
     command = [PYTHON, *launch.launcher(2), "told.py", str(tmp_path)]

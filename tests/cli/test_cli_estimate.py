@@ -6,6 +6,7 @@ import pytest
 import transformers
 
 from tests.script_kit import DEMO, ROOT
+from tests.tiers import quick
 from trl_stppo.cli.estimate import translated
 from trl_stppo.cli.main import main
 
@@ -53,7 +54,9 @@ def test_methods_differ_as_they_should(shown):
     assert peaks[0] < 0.2 * peaks[2]
 
 
-@pytest.mark.parametrize(("card", "code"), [("24", 0), ("24GB", 0), ("8", 1)])
+@pytest.mark.parametrize(
+    ("card", "code"), quick([("24", 0), ("24GB", 0), ("8", 1)], ("24GB", 0), ("8", 1))
+)
 def test_a_card_is_enough_or_not(card, code, shown):
     found, text = shown(*QWEN, "--qlora", "--card", card)
     assert found == code

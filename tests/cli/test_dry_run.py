@@ -1,10 +1,9 @@
-"""`trl-stppo train --dry_run`: every shipped file passes, and the plan is right."""
+"""`trl-stppo train --dry_run`: every variant passes, and the plan is right."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,39 +11,26 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.script_kit import AGENT, DEMO, LAUNCHES, ROOT
+from tests.dry_run_kit import launcher_of
+from tests.script_kit import AGENT, DEMO, ROOT
+from tests.tiers import quick
 from trl_stppo.cli import agent_models, agents, arguments, early, planned, train
 from trl_stppo.models.memory import estimate
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
-CONFIGS = sorted((ROOT / "scripts" / "configs").rglob("*.yaml"))
+PAPER = ROOT / "scripts" / "configs" / "paper"
+# Every variant with a critic and without one; all files there are in docs/test_shipped_files.py.
+CASES = [(DEMO, variant) for variant in VARIANTS]
+CASES += [(str(PAPER / "search_1.5b_1gpu_grpo.yaml"), variant) for variant in GROUP_VARIANTS]
+LIGHT = [*CASES[: len(VARIANTS)], CASES[-1]]
 
 
-def launcher_of(path: Path) -> list[str]:
-    """The flag for the file that a configuration's own first lines launch it with."""
-    found = re.search(r"--accelerate_config (\w+)", path.read_text())
-    return ["--dry_run_accelerate_config", str(LAUNCHES / f"{found[1]}.yaml")] if found else []
-
-
-def variants_of(path: Path) -> list[str]:
-    return list(GROUP_VARIANTS if path.stem.endswith("_grpo") else VARIANTS)
-
-
-def cases() -> list[tuple[Path, str]]:
-    """Each file as it is, and all variants of one with a critic and one without."""
-    every = [path for path in CONFIGS if path.stem in ("demo", "search_1.5b_1gpu_grpo")]
-    assert len(every) == 2
-    return [(path, "") for path in CONFIGS] + [(p, v) for p in every for v in variants_of(p)]
-
-
-@pytest.mark.parametrize(("path", "variant"), cases(), ids=lambda v: getattr(v, "stem", v))
-def test_every_shipped_file_passes(path, variant, dry_run):
-    flags = ["--variant", variant] if variant else []
-    code, shown = dry_run("--config", str(path), *launcher_of(path), *flags)
+@pytest.mark.parametrize(("path", "variant"), quick(CASES, *LIGHT), ids=lambda v: Path(v).stem)
+def test_every_variant_passes(path, variant, dry_run):
+    code, shown = dry_run("--config", path, *launcher_of(Path(path)), "--variant", variant)
     assert (code, "PROBLEM" in shown) == (0, False), shown
-    if variant:
-        assert f"variant {variant}:" in shown
+    assert f"variant {variant}:" in shown
 
 
 def test_the_arithmetic_of_the_papers_batches(dry_run):

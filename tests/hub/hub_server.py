@@ -129,6 +129,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes: 40 ms between them
     hub: LocalHub
 
     def log_message(self, *args: Any) -> None:

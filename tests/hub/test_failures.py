@@ -14,6 +14,7 @@ import pytest
 from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, Impatient, letters, logits, run
 from tests.hub.hub_server import LocalHub
+from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
@@ -40,20 +41,23 @@ def pushable(trained):
     return trained
 
 
+FAILURES = [
+    ("repos/create", 401, "hf auth login"),
+    ("repos/create", 403, "write access"),
+    ("preupload", 401, "hf auth login"),
+    ("commit", 403, "write access"),
+    ("commit", 404, "check `hub_model_id`"),
+    ("commit", 409, "at the same time"),
+    ("commit", 429, "wait, then push again"),
+    ("preupload", 500, "in trouble"),
+    ("lfs/objects/batch", 503, "in trouble"),
+    ("PUT /lfs", None, "RuntimeError|disconnected|Error"),
+]
+
+
 @pytest.mark.parametrize(
     ("pattern", "status", "said"),
-    [
-        ("repos/create", 401, "hf auth login"),
-        ("repos/create", 403, "write access"),
-        ("preupload", 401, "hf auth login"),
-        ("commit", 403, "write access"),
-        ("commit", 404, "check `hub_model_id`"),
-        ("commit", 409, "at the same time"),
-        ("commit", 429, "wait, then push again"),
-        ("preupload", 500, "in trouble"),
-        ("lfs/objects/batch", 503, "in trouble"),
-        ("PUT /lfs", None, "RuntimeError|disconnected|Error"),
-    ],
+    quick(FAILURES, *FAILURES[3:7], FAILURES[0], *FAILURES[8:]),
 )
 def test_a_final_push_that_fails_says_where_everything_is_and_how_to_go_on(
     hub, pushable, pattern, status, said

@@ -39,7 +39,7 @@ def code_of(card: str) -> str:
     return re.search(r"## Run the agent.*?```python\n(.*?)```", card, re.S)[1]
 
 
-def test_the_token_of_the_hub_stays_here(hub, tmp_path):
+def test_the_token_of_the_hub_stays_here(hub, undrawn, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     trainer = run(tmp_path, hub_token=TOKEN, push_to_hub=True, hub_always_push=True, **steps)
     trainer.train()  # pushes from its checkpoints

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from tests.hub.hub_kit import REPO, letters, run
 from tests.scripted import assert_same, weights
+from tests.tiers import quick
 from tests.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trainer.checkpoints import files
@@ -36,14 +37,17 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
+STRATEGIES = [
+    ("end", ()),
+    ("every_save", ()),
+    ("checkpoint", ("last-checkpoint",)),
+    ("all_checkpoints", ("checkpoint-2", "checkpoint-4")),
+]
+
+
 @pytest.mark.parametrize(
     ("strategy", "folders"),
-    [
-        ("end", ()),
-        ("every_save", ()),
-        ("checkpoint", ("last-checkpoint",)),
-        ("all_checkpoints", ("checkpoint-2", "checkpoint-4")),
-    ],
+    quick(STRATEGIES, STRATEGIES[1], STRATEGIES[3]),
 )
 def test_each_strategy_uploads_the_agent_and_run_state_only_in_checkpoints(
     hub, tmp_path, strategy, folders

@@ -23,6 +23,7 @@ from tests.rollout_kit import (
     says,
     shown,
 )
+from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import StopReason
 
@@ -75,8 +76,13 @@ def _no_instances():
 # ------------------------------------------------------------------------ one call
 
 
-@pytest.mark.parametrize("kind", [Slow, SlowAsync])
-@pytest.mark.parametrize(("when", "turns"), [("in_reset", 0), ("in_step", 1)])
+@pytest.mark.parametrize(
+    ("when", "turns", "kind"),
+    quick(
+        [(*when, kind) for when in (("in_reset", 0), ("in_step", 1)) for kind in (Slow, SlowAsync)],
+        *[("in_reset", 0, Slow), ("in_step", 1, SlowAsync)],
+    ),
+)
 def test_a_call_that_takes_too_long_ends_its_episode(kind, when, turns):
     engine = build(kind, env_timeout_seconds=0.5)
     for _ in range(2):  # an instance that is made, and one that exists

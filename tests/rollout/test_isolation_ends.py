@@ -24,6 +24,7 @@ from tests.isolation_kit import (
     is_running,
     run_script,
 )
+from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import isolation, isolation_server
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
@@ -287,7 +288,7 @@ def test_no_child_outlives_a_killed_caller(number, head):
     assert wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("head", ["", ELSEWHERE])
+@pytest.mark.parametrize("head", quick(["", ELSEWHERE], ELSEWHERE))
 def test_no_child_outlives_a_killed_caller_whose_fork_lives_on(head):
     fork = "if not (pid := os.fork()):\n    time.sleep(1000)\nprint(pid, flush=True)\n"
     process = run_script(head + HANGING + fork + "time.sleep(1000)")

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests import tiers
 from tests.episodes import ScriptedEnv, done
 from tests.rollout_kit import build, environment_threads, play
 from tests.waiting import wait_until
@@ -72,7 +73,9 @@ def held():
         engine.close()
 
 
-@pytest.mark.parametrize(("first", "in_a_task"), [(0, False), (3, True), (7, False)])
+@pytest.mark.parametrize(
+    ("first", "in_a_task"), tiers.quick([(0, False), (3, True), (7, False)], (3, True))
+)
 def test_an_environment_that_blocks_the_loop_for_good_costs_its_own_episode(held, first, in_a_task):
     engine = held(env_timeout_seconds=0.8)
     rows = [{} for _ in range(8)]

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
 from tests.scripted import numbered_rows, scripted_trainer, weights
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import CheckpointError, CheckpointWriteError
 from trl_stppo.trainer.checkpoints import files, run_state
@@ -188,7 +189,7 @@ class FullDisk:
         return self.original(state, path, *args, **kwargs)
 
 
-@pytest.mark.parametrize("calls", [0, 2, 4])
+@pytest.mark.parametrize("calls", quick([0, 2, 4], 2))
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_path, monkeypatch):
     """The error names path, cause and remedy; what is there continues bit for bit."""
     reference = build(tmp_path / "reference", save_strategy="no")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from tests.fakes import char_tokenizer, float64_policy
 from tests.loss_reference import LossReference
 from tests.scripted import assert_same, logged, norm, train
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 
 FIGURES = ("norm", "grad_norm", "scale", "cosine")
@@ -21,8 +23,13 @@ def figures(trainer) -> dict[str, list[float]]:
     return {name: logged(trainer, f"clip_bias/{name}") for name in FIGURES}
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("variant", ["s-ppo", "st-ppo"])
+@pytest.mark.parametrize(
+    ("variant", "loss_type"),
+    quick(
+        product(["s-ppo", "st-ppo"], LOSS_TYPES),
+        *zip(["s-ppo", "st-ppo"] * 2, LOSS_TYPES, strict=True),
+    ),
+)
 def test_bias_gradient_and_cosine_equal_an_independent_computation(variant, loss_type, tmp_path):
     trainer, recorder = train(
         tmp_path,
@@ -72,7 +79,7 @@ def test_each_step_measures_its_own_bias(tmp_path):
         assert_same(recorder.grads[step], reference.grad(extra - reference.clipped))
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", quick(LOSS_TYPES, "bnpo", "dapo"))
 def test_the_split_into_micro_batches_changes_nothing(loss_type, tmp_path):
     """Two mini-batches, two epochs: four steps, each with its own g, C and s."""
     options = {

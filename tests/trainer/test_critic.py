@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.scripted import LEARNS, STEPS, assert_same, plain_logprobs, scripted_trainer, train
+from tests.tiers import quick
 from trl_stppo.models.critic import SharedCritic
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -52,7 +53,7 @@ def states(trainer):
 # --------------------------------------------------------------------- what is trained
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", quick([False, True], True))
 def test_policy_adapter_critic_adapter_and_head_all_train_and_the_base_does_not(
     checkpointing, tmp_path
 ):
@@ -96,7 +97,7 @@ class GradFlags(TrainerCallback):
         self.seen.append({n: p.requires_grad for n, p in model.named_parameters()})
 
 
-@pytest.mark.parametrize("comes_trained", [False, True])
+@pytest.mark.parametrize("comes_trained", quick([False, True], True))
 def test_requires_grad_survives_reference_passes(comes_trained, tmp_path):
     flags = GradFlags()
     arguments, _ = shared(tmp_path, callbacks=[flags])
@@ -109,7 +110,7 @@ def test_requires_grad_survives_reference_passes(comes_trained, tmp_path):
             assert requires_grad == (".default." in name or ".critic." in name), name
 
 
-@pytest.mark.parametrize("variant", ["ppo", "st-ppo"])
+@pytest.mark.parametrize("variant", quick(["ppo", "st-ppo"], "st-ppo"))
 def test_gradient_checkpointing_changes_no_gradient_of_either_adapter(variant, tmp_path):
     """A layer recomputed in the critic's backward must run with the critic's adapter again."""
     runs, calls = [], []

@@ -100,18 +100,20 @@ def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """FSDP2 in a few cases, as fast as the suite wants it."""
+    """FSDP2 in a few cases, on any machine."""
     cases = [*QUICK, "LoRA, shared"]
     return launch(tmp_path_factory.mktemp("quick"), ["DDP", "FSDP2"], cases)
 
 
 @needs_fsdp2_on_cpu
+@pytest.mark.slow
 @pytest.mark.parametrize("case", QUICK)
 def test_fsdp2_takes_the_steps_of_ddp(case, quick):
     check(quick, "FSDP2", case)
 
 
 @needs_fsdp2_on_cpu
+@pytest.mark.slow
 def test_fsdp2_refuses_a_shared_critic(quick):
     error = quick[1]["FSDP2", "LoRA, shared"]["error"]
     assert "shared critic of a LoRA policy is not supported with FSDP2" in error

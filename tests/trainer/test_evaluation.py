@@ -15,6 +15,7 @@ from tests.builders import LIMITS, TEXT, build, prompts, share_of_a
 from tests.evaluation_run import Watched, evaluated, figures_of
 from tests.fakes import CountEnv, char_tokenizer, float64_value_model
 from tests.scripted import numbered_rows, play_script, weights
+from tests.tiers import quick
 
 # ----------------------------------------------------------------- the same episodes
 
@@ -64,7 +65,7 @@ def sampled(prompts, completions, **kwargs):
     return share_of_a(completions)
 
 
-@pytest.mark.parametrize("case", ["text", "answers", "script"])
+@pytest.mark.parametrize("case", quick(["text", "answers", "script"], "text", "script"))
 def test_a_run_with_evaluations_is_the_run_without(case, tmp_path):
     """Weight for weight, in the middle of a rollout batch's epochs too."""
     arguments = {

@@ -165,7 +165,7 @@ def test_tokens_per_second_count_tokens_and_no_padding(tmp_path, monkeypatch):
     ("variant", "multiple"),
     quick(
         [("ppo", None), ("turn-ppo", None), ("s-ppo", None), ("st-ppo", None), ("st-ppo", 8)],
-        *[("turn-ppo", None), ("st-ppo", 8)],
+        ("st-ppo", 8),
     ),
 )
 def test_grouping_changes_the_update_by_rounding_only(variant, multiple, tmp_path, monkeypatch):

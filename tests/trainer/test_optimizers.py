@@ -57,12 +57,7 @@ def bare(optimizer):
     return getattr(optimizer, "optimizer", optimizer)
 
 
-NOW = (
-    "adafactor",
-    "sgd",
-    "paged_adamw_8bit",
-    "ademamix_8bit",
-)  # AdamW of torch is in all other tests
+NOW = ("adafactor", "paged_adamw_8bit")  # AdamW and SGD of torch are in all other tests
 
 
 @pytest.mark.parametrize("optim", quick([*TORCH, *BITSANDBYTES], *NOW))

@@ -10,6 +10,7 @@ from tests.guard_kit import same
 from tests.outages import BATCH, build, saved
 from tests.run_log import comparable
 from tests.scripted import weights
+from tests.tiers import quick
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.rollout import engine
 
@@ -29,7 +30,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(engine, "MAX_FAILURES_IN_A_ROW", BATCH)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=quick(CASES, "amid an epoch", "played by an older policy"))
 def uninterrupted(request, tmp_path_factory):
     at, options = CASES[request.param]
     trainer = build(tmp_path_factory.mktemp("whole"), **options)
@@ -123,14 +124,17 @@ def some(count: int, since: int = 0, until: int = 99):
 STEADY = {"shuffle_dataset": False, "max_steps": 14}
 
 
+RATES = [
+    (some(5), 0.5, 8),  # once five batches have been seen, the fifth after step 8
+    (some(4), 0.5, None),  # not more than allowed
+    (some(8), 1.0, None),
+    (some(8, since=4), 0.7, 10),  # 3 of 5 batches, then 4 of the last 5; 4 of 6 are less
+]
+
+
 @pytest.mark.parametrize(
     ("down", "limit", "end"),
-    [
-        (some(5), 0.5, 8),  # once five batches have been seen, the fifth after step 8
-        (some(4), 0.5, None),  # not more than allowed
-        (some(8), 1.0, None),
-        (some(8, since=4), 0.7, 10),  # 3 of 5 batches, then 4 of the last 5; 4 of 6 are less
-    ],
+    quick(RATES, RATES[1], RATES[3]),
 )
 def test_too_many_failures_of_five_batches_end_the_run(down, limit, end, tmp_path):
     trainer = build(tmp_path, down, max_env_error_rate=limit, **STEADY)

@@ -204,7 +204,7 @@ def quantised(folder, way, **options):
     return scripted_trainer(folder, **{**settings, **way, **options})
 
 
-NOW = ("double, bfloat16", "8 bits", "trained before")
+NOW = ("double, bfloat16", "8 bits")
 
 
 @pytest.fixture(scope="module", params=quick(WAYS, *NOW))

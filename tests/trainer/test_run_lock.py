@@ -13,7 +13,7 @@ import time
 import pytest
 from transformers import TrainerCallback
 
-from tests import warm
+from tests import tiers, warm
 from tests.builders import build, prompts
 from tests.isolation_kit import is_running
 from tests.launch import ENVIRONMENT, ROOT
@@ -107,7 +107,7 @@ def test_two_runs_and_a_killed_one(processes, tmp_path):
     assert second.state.global_step == 7
 
 
-@pytest.mark.parametrize("clock", [-86400, 0, 86400])
+@pytest.mark.parametrize("clock", tiers.quick([-86400, 0, 86400], 86400))
 def test_of_another_machine_only_what_lives_counts(clock, processes, quick, tmp_path):
     """Its process cannot be asked for, and its clock says nothing."""
     other = processes("-c", HOLDS.format(beat=BEAT), str(tmp_path))
@@ -125,7 +125,7 @@ def test_of_another_machine_only_what_lives_counts(clock, processes, quick, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("left", ["", "{", "[]", "null"])
+@pytest.mark.parametrize("left", tiers.quick(["", "{", "[]", "null"], "", "[]"))
 def test_what_a_crash_has_left_half_written_is_taken_over(left, quick, tmp_path):
     (tmp_path / NAME).write_text(left)
     assert seconds_to_take(tmp_path) < WATCH + 2

@@ -16,6 +16,7 @@ from transformers import (
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import numbered_rows, scripted_trainer
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import CheckpointError
 from trl_stppo.models.critic import HEAD_FILE
@@ -94,7 +95,7 @@ def run(kind, folder, resume=None, **options):
     return trainer, watcher
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=quick(KINDS, "shared", "peft-value", "default"))
 def finished(request, tmp_path_factory):
     """Kind, folder, trainer and watcher of a run of four steps with two checkpoints."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -166,7 +167,7 @@ def equal(one, other) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-@pytest.mark.parametrize("kind", ["full", "shared", "peft-value"])
+@pytest.mark.parametrize("kind", quick(["full", "shared", "peft-value"], "shared", "peft-value"))
 def test_a_checkpoint_without_its_critic_is_refused(kind, tmp_path):
     run(kind, tmp_path, max_steps=2)
     checkpoint = tmp_path / "run" / "checkpoint-2"
@@ -176,7 +177,11 @@ def test_a_checkpoint_without_its_critic_is_refused(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("saved", "wanted"), [("full", "shared"), ("shared", "full"), ("full", "peft-value")]
+    ("saved", "wanted"),
+    quick(
+        [("full", "shared"), ("shared", "full"), ("full", "peft-value")],
+        *[("shared", "full"), ("full", "peft-value")],
+    ),
 )
 def test_a_checkpoint_with_another_kind_of_critic_is_refused(saved, wanted, tmp_path):
     run(saved, tmp_path, max_steps=2)

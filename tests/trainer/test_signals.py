@@ -18,6 +18,7 @@ from tests.guards_run import CASES
 from tests.launch import ENVIRONMENT, ROOT, on_two_processes
 from tests.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
 from tests.signals_run import RUN
+from tests.tiers import quick
 from tests.waiting import PATIENCE
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -50,14 +51,17 @@ def uninterrupted(tmp_path_factory):
     return weights(trainer)
 
 
+MOMENTS = [
+    (signal.SIGTERM, "on_step_begin", 1, 2),  # amid a rollout batch's three epochs
+    (signal.SIGINT, "on_step_begin", 3, 4),  # before a rollout
+    (signal.SIGTERM, "on_pre_optimizer_step", 4, 5),
+    (signal.SIGINT, "on_save", 2, 3),  # after the step's end
+]
+
+
 @pytest.mark.parametrize(
     ("number", "event", "at", "stops"),
-    [
-        (signal.SIGTERM, "on_step_begin", 1, 2),  # amid a rollout batch's three epochs
-        (signal.SIGINT, "on_step_begin", 3, 4),  # before a rollout
-        (signal.SIGTERM, "on_pre_optimizer_step", 4, 5),
-        (signal.SIGINT, "on_save", 2, 3),  # after the step's end
-    ],
+    quick(MOMENTS, MOMENTS[0], MOMENTS[3]),
 )
 def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
     number, event, at, stops, tmp_path, uninterrupted, capfd

@@ -10,6 +10,7 @@ from tests.builders import build, logs
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.run_log import comparable
 from tests.scripted import LEARNS, scripted_trainer, weights
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.gradients.optimizers import policy_parameters
 from trl_stppo.trainer.loop.stale import StalePolicies
@@ -46,7 +47,7 @@ class Watching(STPPOTrainer):
         return super()._advantages(*args)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2, 9])
+@pytest.mark.parametrize("staleness", quick([0, 1, 2, 9], 0, 2))
 def test_the_policy_of_so_many_updates_ago_plays(staleness, tmp_path):
     options = {**RUN, "trainer_class": Watching, "rollout_staleness": staleness}
     trainer, _ = scripted_trainer(tmp_path, **options)
@@ -57,7 +58,7 @@ def test_the_policy_of_so_many_updates_ago_plays(staleness, tmp_path):
     assert not torch.equal(trainer.trained[0], trainer.trained[-1])
 
 
-@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("adapters", quick([False, True], True))
 def test_ratios_are_taken_to_the_policy_that_has_played(adapters, tmp_path):
     class Ratios(Watching):
         def _log_ratio(self, inputs, logprobs):
@@ -88,7 +89,7 @@ def test_an_unchanged_policy_is_never_stale(tmp_path):
     assert all(torch.allclose(runs[0][name], runs[1][name], atol=1e-6) for name in runs[0])
 
 
-@pytest.mark.parametrize("step", [3, 4, 6])
+@pytest.mark.parametrize("step", quick([3, 4, 6], 3))
 def test_a_resumed_run_has_the_same_past(step, tmp_path):
     options = {**LEARNS, "max_steps": 8, "rollout_staleness": 2, "save_strategy": "steps"}
     options |= {"save_steps": 1, "staleness": 0.0}

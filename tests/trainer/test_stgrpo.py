@@ -11,6 +11,7 @@ from tests.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_conf
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
 from tests.scripted import weights
+from tests.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.loop import sampler
 
@@ -28,16 +29,19 @@ class KeptGroups(STGRPOTrainer):
         super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, estimates, seconds)
 
 
+AS_TRL = [
+    ("grpo", {"num_iterations": 3}),
+    ("grpo", {"scale_rewards": "batch", "beta": 0.1}),
+    ("grpo", {"scale_rewards": "none", "loss_type": "dr_grpo"}),
+    # Long enough for some of each mini-batch to end: one without is no step here, but Adam's there.
+    ("grpo", {"mask_truncated_completions": True, "max_completion_length": 80}),
+    ("gspo", {"num_iterations": 2}),
+]
+
+
 @pytest.mark.parametrize(
     ("variant", "options"),
-    [
-        ("grpo", {"num_iterations": 3}),
-        ("grpo", {"scale_rewards": "batch", "beta": 0.1}),
-        ("grpo", {"scale_rewards": "none", "loss_type": "dr_grpo"}),
-        # Long enough for some of each mini-batch to end: one without is no step here, but Adam's there.
-        ("grpo", {"mask_truncated_completions": True, "max_completion_length": 80}),
-        ("gspo", {"num_iterations": 2}),
-    ],
+    quick(AS_TRL, AS_TRL[0], AS_TRL[1], AS_TRL[4]),
 )
 def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path, monkeypatch):
     # Otherwise ours draws each answer from a seed of its own.
@@ -92,7 +96,7 @@ def test_nothing_of_a_critic_is_left(tmp_path):
     assert not list(tmp_path.rglob("critic"))
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", quick([1, 2, 3], 1))
 def test_a_resumed_run_ends_like_the_whole_one(step, tmp_path):
     options = {**GROUP, **LIMITS, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
     options |= {"num_iterations": 2, "num_ppo_epochs": None}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.tiers import quick
 from tests.vllm_server import ModelSampler, attach, serving
 from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
@@ -244,14 +245,18 @@ def test_tokens_the_server_cannot_score_are_not_corrected(tmp_path):
     assert all(value == value for value in logs(trainer).values() if isinstance(value, float))
 
 
+FAULTS = [
+    ("500", Exception, "Request failed: 500, .*out of memory"),
+    ("drop", http.client.RemoteDisconnected, "closed connection"),
+]
+
+
 @pytest.mark.parametrize(
-    ("fault", "error", "message"),
-    [
-        ("500", Exception, "Request failed: 500, .*out of memory"),
-        ("drop", http.client.RemoteDisconnected, "closed connection"),
-    ],
+    ("turn", "fault", "error", "message"),
+    quick(
+        [(turn, *fault) for turn in (0, 2) for fault in FAULTS], (0, *FAULTS[0]), (2, *FAULTS[1])
+    ),
 )
-@pytest.mark.parametrize("turn", [0, 2])
 def test_an_error_of_the_server_ends_the_training_at_once(tmp_path, fault, error, message, turn):
     trainer = build(tmp_path, Kept, arguments=TEXT, **setting())
     with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:

@@ -12,13 +12,13 @@ import torch
 import yaml
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from tests.script_kit import ROOT
 from trl_stppo import STPPOConfig
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.cli.planned import Plan, planned_setup
 from trl_stppo.models.memory import FITS, GIB, estimate
 
-ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "scripts" / "configs").glob("*.yaml"))
 SINGLE_GPU = [path for path in CONFIGS if path.stem.startswith("single_gpu")]
 DOCS = (ROOT / "docs" / "single_gpu.md").read_text()

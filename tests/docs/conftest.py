@@ -1,0 +1,5 @@
+"""The dry run as a fixture."""
+
+from tests.dry_run_kit import dry_run
+
+__all__ = ["dry_run"]

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from tests import warm
 from tests.warm import ENVIRONMENT, ROOT
 
-__all__ = ["ENVIRONMENT", "ROOT", "launcher", "on_two_processes", "two_processes"]
+__all__ = ["ENVIRONMENT", "ROOT", "by_case", "launcher", "on_two_processes", "two_processes"]
 
 
 def launcher(processes: int) -> list[str]:
@@ -48,6 +49,31 @@ def on_two_processes(
     codes, said = two_processes([module, str(folder), *arguments], timeout, environment)
     assert codes == [0, 0], f"they ended with {codes}\n{said}"
     return [torch.load(folder / f"rank{r}.pt", weights_only=weights_only) for r in (0, 1)]
+
+
+def by_case(
+    module: str, cases: Iterable[str], now: Collection[str], folders: Any, **options: Any
+) -> Callable[[str], list[Any]]:
+    """What both ranks say to a case: `module folder case ...` is run when one of them is asked for.
+
+    Args:
+        module: saves results by case.
+        cases: all that there are.
+        now: those that every run of the tests asks for; they have a start of their own.
+        folders: makes one for each start.
+        options: of `on_two_processes`.
+    """
+    results: dict[str, list[Any]] = {}
+    everything = list(cases)
+
+    def of(case: str) -> list[Any]:
+        if case not in results:
+            together = [other for other in everything if (other in now) == (case in now)]
+            ranks = on_two_processes(module, folders.mktemp("two"), *together, **options)
+            results.update({name: [rank[name] for rank in ranks] for name in together})
+        return results[case]
+
+    return of
 
 
 def two_processes(

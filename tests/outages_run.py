@@ -81,9 +81,9 @@ def run(case: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    results = {case: run(case, folder / str(i)) for i, case in enumerate(CASES)}
-    torch.save(results, folder / f"rank{os.environ['RANK']}.pt")
+    folder, *cases = sys.argv[1:]
+    results = {case: run(case, Path(folder) / str(i)) for i, case in enumerate(cases)}
+    torch.save(results, Path(folder) / f"rank{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

@@ -228,6 +228,8 @@ HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
+        # Seconds: it has transformers, and torch with its compiler.
+        pytest.param("trl_stppo.models.small", {"trl", "peft", "datasets"}, marks=pytest.mark.slow),
         ("trl_stppo", HEAVY | {"torch"}),
         ("trl_stppo.core", HEAVY),
         ("trl_stppo.trace.command", HEAVY | {"torch", "numpy"}),
@@ -236,7 +238,6 @@ HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
         ("trl_stppo.recipes.search.rewards", HEAVY | {"torch", "bm25s"}),
         ("trl_stppo.rollout.engine", HEAVY | {"torch"}),
         ("trl_stppo.cli", HEAVY | {"torch", "yaml", "rich"}),
-        ("trl_stppo.models.small", {"trl", "peft", "datasets"}),
     ],
 )
 def test_light_parts_import_without_heavy_packages(module, absent):

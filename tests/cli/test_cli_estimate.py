@@ -48,6 +48,7 @@ def test_a_model_and_a_method_are_enough(shown):
     assert "smallest common card: " in text
 
 
+@pytest.mark.slow
 def test_methods_differ_as_they_should(shown):
     peaks = [peak(shown(*QWEN, *words)[1]) for words in (("--qlora",), ("--lora",), ())]
     assert peaks == sorted(peaks)

@@ -306,7 +306,7 @@ def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path)
     assert names == ["checkpoint-1", "checkpoint-6"]
 
 
-@pytest.mark.parametrize("ends_early", [False, True])
+@pytest.mark.parametrize("ends_early", quick([False, True], True))
 def test_the_last_checkpoint_of_a_run_that_ended_early_is_kept(ends_early, tmp_path):
     """Upstream deletes all but the best one at the end, where only one is to be kept."""
     trainer = build(tmp_path, **BEST, eval_dataset=numbered_rows(), save_total_limit=1)

@@ -156,7 +156,7 @@ def test_before_the_first_step_the_bias_is_exactly_zero_and_the_step_is_ppos(tmp
     )
 
 
-@pytest.mark.parametrize("level", ["token", "turn"])
+@pytest.mark.parametrize("level", quick(["token", "turn"], "turn"))
 def test_measuring_without_correcting_leaves_the_run_unchanged(level, tmp_path):
     options = {"variant": "ppo" if level == "token" else "turn-ppo"}
     measured, one = train(tmp_path / "measured", clip_bias_estimator="auto", **options)

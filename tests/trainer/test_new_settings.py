@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import numbered_rows, policy_parameters, scripted_trainer, weights
+from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 
 AT, STEPS = 2, 5
@@ -80,7 +81,7 @@ def far(one, other) -> float:
     return max((one[name] - weight).abs().max().item() for name, weight in other.items())
 
 
-@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("case", quick(CHANGES, "rates", "Adam"))
 def test_it_holds_from_the_checkpoint_on_and_is_said(case, stopped, tmp_path, caplog):
     checkpoint, unchanged = stopped
     changes = CHANGES[case]

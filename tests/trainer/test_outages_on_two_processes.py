@@ -7,13 +7,18 @@ from itertools import pairwise
 import pytest
 
 from tests.guard_kit import same
-from tests.launch import on_two_processes
+from tests.launch import by_case
+from tests.outages_run import CASES
+from tests.tiers import quick
+
+NOTHING = "rank 1 has nothing to learn from"
+NOW = ("all of rank 1 fail at once", "all of rank 1 fail, too many", NOTHING)
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """The results of both ranks."""
-    return on_two_processes("tests.outages_run", tmp_path_factory.mktemp("two"), timeout=300)
+    """The results of both ranks, of a case."""
+    return by_case("tests.outages_run", CASES, NOW, tmp_path_factory, timeout=300)
 
 
 ENDS = {
@@ -24,26 +29,28 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
+@pytest.mark.parametrize("case", quick(ENDS, *NOW[:2]))
 def test_both_end_with_the_same_message(case, ranks):
     step, message = ENDS[case]
-    for rank in ranks:
-        assert rank[case]["error"].startswith(message)
-        assert rank[case]["steps"] == step
+    for rank in ranks(case):
+        assert rank["error"].startswith(message)
+        assert rank["steps"] == step
         kept = [] if case.startswith("weights") else [f"checkpoint-{step}"]
-        assert rank[case]["checkpoints"] == kept
+        assert rank["checkpoints"] == kept
 
 
+@pytest.mark.slow
 def test_failures_are_counted_over_all_processes(ranks):
-    for rank in ranks:
-        result = rank["all of rank 1 fail, allowed"]
+    for result in ranks("all of rank 1 fail, allowed"):
         assert (result["error"], result["steps"], result["empty"]) == (None, 12, [0] * 12)
 
 
-@pytest.mark.parametrize(("who", "moves"), [("rank 1 has nothing", True), ("nobody has", False)])
-def test_a_step_is_taken_where_anybody_has_something_to_learn_from(who, moves, ranks):
-    for rank in ranks:
-        result = next(result for case, result in rank.items() if case.startswith(who))
+@pytest.mark.parametrize(
+    ("case", "moves"),
+    quick([(NOTHING, True), ("nobody has anything to learn from", False)], (NOTHING, True)),
+)
+def test_a_step_is_taken_where_anybody_has_something_to_learn_from(case, moves, ranks):
+    for result in ranks(case):
         moved = [not same(*pair) for pair in pairwise(result["after"])]
         assert moved == [True, moves, moves]
         assert result["empty"] == ([0, 0, 0, 0] if moves else [0, 0, 1, 2])

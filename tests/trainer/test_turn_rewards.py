@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 
 from tests.builders import LIMITS, Kept, build, logs, prompts, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_value_model
+from tests.tiers import quick
 from tests.trainer.test_rollouts_in_training import two_turns
 from tests.trainer.test_tool_environments import SCRIPTS, PayingEnv, call, tool_trainer
 from trl_stppo.rollout.record import StopReason
@@ -341,18 +342,23 @@ def test_several_generations_of_a_prompt_are_scored_each(tmp_path, scripted):
 # ------------------------------------------------------------------------------ refusals
 
 
+BROKEN = [
+    (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8 turns"),
+    (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8 turns"),
+    (lambda n: None, "`broken` returned a NoneType, not rewards for 8 turns"),
+    (lambda n: [0.0] * (n - 1) + [float("nan")], r"`broken\(\)\[7\]` is nan; a reward must"),
+    (lambda n: [float("inf")] + [0.0] * (n - 1), r"`broken\(\)\[0\]` is inf"),
+    (lambda n: ["1.0"] * n, r"`broken\(\)\[0\]` is '1.0'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8 turns"),
-        (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8 turns"),
-        (lambda n: None, "`broken` returned a NoneType, not rewards for 8 turns"),
-        (lambda n: [0.0] * (n - 1) + [float("nan")], r"`broken\(\)\[7\]` is nan; a reward must"),
-        (lambda n: [float("inf")] + [0.0] * (n - 1), r"`broken\(\)\[0\]` is inf"),
-        (lambda n: ["1.0"] * n, r"`broken\(\)\[0\]` is '1.0'"),
-    ],
+    ("value", "message", "asynchronous"),
+    quick(
+        [(*broken, asynchronous) for asynchronous in (False, True) for broken in BROKEN],
+        *((*broken, bool(i % 2)) for i, broken in enumerate(BROKEN)),
+    ),
 )
-@pytest.mark.parametrize("asynchronous", [False, True])
 def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, message, asynchronous):
     if asynchronous:
 

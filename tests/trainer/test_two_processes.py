@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.distributed_run import CASES, run
-from tests.launch import on_two_processes
+from tests.launch import by_case
 from tests.scripted import norm
 from tests.tiers import quick
 
@@ -15,19 +15,8 @@ NOW = ("LoRA, shared critic", "estimated", "groups of several lengths")
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """The results of both ranks by case; one start for those that every run of the tests tries."""
-    started = {}
-
-    def of(case):
-        if case not in started:
-            cases = [other for other in CASES if (other in NOW) == (case in NOW)]
-            folder = tmp_path_factory.mktemp("two")
-            started.update(
-                dict.fromkeys(cases, on_two_processes("tests.distributed_run", folder, *cases))
-            )
-        return [rank[case] for rank in started[case]]
-
-    return of
+    """The results of both ranks, of a case."""
+    return by_case("tests.distributed_run", CASES, NOW, tmp_path_factory)
 
 
 @pytest.mark.parametrize("case", quick(CASES, *NOW))

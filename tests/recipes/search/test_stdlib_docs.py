@@ -80,6 +80,7 @@ def test_two_hop_answers_are_not_in_the_first_passage() -> None:
             assert row["answers"][0] not in facts
 
 
+@pytest.mark.slow
 def test_questions_are_the_same_every_time() -> None:
     first = questions("test")
     for cached in (stdlib_docs.entries, stdlib_docs.passages, stdlib_docs._all_questions):

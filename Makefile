@@ -9,7 +9,7 @@ DEMO_THREADS ?= 1
 # So do those of the tests, which run in so many processes instead.
 TEST_PROCESSES ?= 2
 PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
-# What changes with pages, names and packaging only.
+# What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
 .PHONY: install demo docs test test-docs test-slow test-matrix mutants lint format check clean
@@ -37,7 +37,7 @@ demo: $(VENV)/.installed-demo
 test: install
 	$(PYTEST) $(DOCS_TESTS:%=--ignore=%)
 
-# Runs the pages' blocks and commands, builds the site and the wheel, and TRL's own scripts and tests with our trainers.
+# Runs the pages' blocks and commands, tries the shipped files, builds the site and the wheel, and TRL's own scripts and tests with our trainers.
 test-docs: install
 	$(PYTEST) $(DOCS_TESTS)
 

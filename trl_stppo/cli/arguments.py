@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trl import ScriptArguments
 
+from ..trainer.config.names import option
 from .objects import default_environment
 
 
@@ -13,35 +14,29 @@ from .objects import default_environment
 class AgentArguments(ScriptArguments):
     """An agent's task, and how to look at it."""
 
-    dataset_name: str | None = field(
-        default=None,
-        metadata={
-            "help": "A file or folder of rows (.jsonl, .json, .csv, .parquet), a Hub id, or a name that "
-            "the environment knows; default the environment's own rows."
-        },
+    dataset_name: str | None = option(
+        None,
+        "A file or folder of rows (.jsonl, .json, .csv, .parquet), a Hub id, or a name that "
+        "the environment knows; default the environment's own rows.",
     )
     environment: str | None = field(
         default_factory=default_environment,
         metadata={"help": "module:factory of an environment, with tools or text; 'none' for none."},
     )
-    environment_kwargs: str | None = field(
-        default=None, metadata={"help": "JSON object of arguments for the environment's factory."}
+    environment_kwargs: str | None = option(
+        None, "JSON object of arguments for the environment's factory."
     )
-    reward_funcs: list[str] | None = field(
-        default=None, metadata={"help": "module:function ... of reward functions."}
+    reward_funcs: list[str] | None = option(None, "module:function ... of reward functions.")
+    eval_episodes: int = option(
+        0,
+        "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
+        "says how they are sampled.",
     )
-    eval_episodes: int = field(
-        default=0,
-        metadata={
-            "help": "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
-            "says how they are sampled."
-        },
+    eval_environment: str | None = option(
+        None, "module:factory of evaluation; default environment."
     )
-    eval_environment: str | None = field(
-        default=None, metadata={"help": "module:factory of evaluation; default environment."}
-    )
-    eval_environment_kwargs: str | None = field(
-        default=None, metadata={"help": "JSON object of arguments for eval_environment."}
+    eval_environment_kwargs: str | None = option(
+        None, "JSON object of arguments for eval_environment."
     )
 
 
@@ -49,24 +44,18 @@ class AgentArguments(ScriptArguments):
 class TrainArguments(AgentArguments):
     """What to train on, and whether only to look."""
 
-    value_model_lora_r: int | None = field(
-        default=None,
-        metadata={
-            "help": "Train a separate critic through adapters of this rank, on value_model_name_or_path "
-            "or else a copy of the policy's checkpoint: for a policy that is fully trained where a whole "
-            "second model would not fit. Default fully trained."
-        },
+    value_model_lora_r: int | None = option(
+        None,
+        "Train a separate critic through adapters of this rank, on value_model_name_or_path "
+        "or else a copy of the policy's checkpoint: for a policy that is fully trained where a whole "
+        "second model would not fit. Default fully trained.",
     )
-    dry_run: bool = field(
-        default=False,
-        metadata={"help": "Check everything but the weights, show what would run, and stop."},
+    dry_run: bool = option(
+        False, "Check everything but the weights, show what would run, and stop."
     )
-    dry_run_processes: int | None = field(
-        default=None, metadata={"help": "In a dry run: as if on so many processes."}
-    )
-    dry_run_accelerate_config: str | None = field(
-        default=None,
-        metadata={"help": "In a dry run: as if launched with this file of accelerate's."},
+    dry_run_processes: int | None = option(None, "In a dry run: as if on so many processes.")
+    dry_run_accelerate_config: str | None = option(
+        None, "In a dry run: as if launched with this file of accelerate's."
     )
 
 
@@ -74,28 +63,18 @@ class TrainArguments(AgentArguments):
 class EvaluateArguments(AgentArguments):
     """What to evaluate, and where to write it."""
 
-    models: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path alone."
-        },
+    models: list[str] | None = option(
+        None, "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path alone."
     )
-    labels: list[str] | None = field(
-        default=None,
-        metadata={"help": "Their names in the tables; default those of their folders."},
+    labels: list[str] | None = option(
+        None, "Their names in the tables; default those of their folders."
     )
-    output: str | None = field(
-        default=None, metadata={"help": "File to write, with the endings .json, .md and .csv."}
-    )
-    max_rows: int | None = field(
-        default=None, metadata={"help": "Rows of each data set at most, drawn with a fixed seed."}
-    )
-    figures: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "module:function of reward functions to report, which do not count in the score; none "
-            "for none; default the environment's."
-        },
+    output: str | None = option(None, "File to write, with the endings .json, .md and .csv.")
+    max_rows: int | None = option(None, "Rows of each data set at most, drawn with a fixed seed.")
+    figures: list[str] | None = option(
+        None,
+        "module:function of reward functions to report, which do not count in the score; none "
+        "for none; default the environment's.",
     )
 
 
@@ -106,24 +85,15 @@ class EstimateArguments:
     `model`, `length` and `rows` stand for one flag of `train` each (`cli.estimate`).
     """
 
-    model: str | None = field(
-        default=None, metadata={"help": "The model; short for --model_name_or_path."}
+    model: str | None = option(None, "The model; short for --model_name_or_path.")
+    length: int | None = option(None, "Tokens of an episode; short for --max_completion_length.")
+    rows: int | None = option(
+        None, "Episodes per micro-batch; short for --per_device_train_batch_size."
     )
-    length: int | None = field(
-        default=None, metadata={"help": "Tokens of an episode; short for --max_completion_length."}
-    )
-    rows: int | None = field(
-        default=None,
-        metadata={"help": "Episodes per micro-batch; short for --per_device_train_batch_size."},
-    )
-    lora: bool = field(
-        default=False,
-        metadata={"help": "Adapters on 16-bit weights; without lora and qlora all is trained."},
-    )
-    qlora: bool = field(default=False, metadata={"help": "Adapters on 4-bit weights."})
-    card: str | None = field(
-        default=None,
-        metadata={"help": "A GPU's memory in GB: says whether it fits, and what would take less."},
+    lora: bool = option(False, "Adapters on 16-bit weights; without lora and qlora all is trained.")
+    qlora: bool = option(False, "Adapters on 4-bit weights.")
+    card: str | None = option(
+        None, "A GPU's memory in GB: says whether it fits, and what would take less."
     )
 
 
@@ -131,38 +101,25 @@ class EstimateArguments:
 class PlayArguments(AgentArguments):
     """What to play."""
 
-    index: int = field(default=0, metadata={"help": "Which row of the dataset."})
-    row: str | None = field(
-        default=None, metadata={"help": "JSON object, instead of a row of a dataset."}
-    )
+    index: int = option(0, "Which row of the dataset.")
+    row: str | None = option(None, "JSON object, instead of a row of a dataset.")
 
 
 @dataclass
 class ShowArguments(PlayArguments):
     """What to play, with whom, and how; limits that are not given are as in `agent.json` beside the model."""
 
-    model_name_or_path: str | None = field(default=None, metadata={"help": "The agent."})
-    episodes: int = field(
-        default=1,
-        metadata={"help": "How many rows, from --index on; the same --row so many times."},
+    model_name_or_path: str | None = option(None, "The agent.")
+    episodes: int = option(1, "How many rows, from --index on; the same --row so many times.")
+    greedy: bool = option(False, "The likeliest token each time instead of a sampled one.")
+    temperature: float | None = option(None, "Of sampling; default as the agent's run, or 1.")
+    seed: int = option(0, "Of sampling.")
+    max_turns: int | None = option(None, "Turns of an episode; default as the agent's run, or 6.")
+    max_turn_tokens: int | None = option(None, "Tokens of a turn; default as the agent's run.")
+    max_completion_length: int | None = option(
+        None, "Tokens of an episode; default as the agent's run, or 512."
     )
-    greedy: bool = field(
-        default=False, metadata={"help": "The likeliest token each time instead of a sampled one."}
-    )
-    temperature: float | None = field(
-        default=None, metadata={"help": "Of sampling; default as the agent's run, or 1."}
-    )
-    seed: int = field(default=0, metadata={"help": "Of sampling."})
-    max_turns: int | None = field(
-        default=None, metadata={"help": "Turns of an episode; default as the agent's run, or 6."}
-    )
-    max_turn_tokens: int | None = field(
-        default=None, metadata={"help": "Tokens of a turn; default as the agent's run."}
-    )
-    max_completion_length: int | None = field(
-        default=None, metadata={"help": "Tokens of an episode; default as the agent's run, or 512."}
-    )
-    logprobs: bool = field(default=False, metadata={"help": "Underline unlikely tokens."})
+    logprobs: bool = option(False, "Underline unlikely tokens.")
 
 
 # Command -> the dataclass of its own flags.

@@ -114,7 +114,7 @@ def test_tools_are_listed_called_and_paid(play) -> None:
     ("flags", "message"),
     [
         (("--environment", "none"), "--environment is none"),
-        ((*ECHO[:2], "--row", "[1]"), "write a JSON object"),
+        ((*ECHO[:2], "--row", "[1]"), r"`row=\[1\]` is no JSON object"),
         (("--model_name_or_path", "a"), "gone since 0.2. `trl-stppo show` prints the tokens"),
     ],
 )

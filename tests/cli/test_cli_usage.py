@@ -74,7 +74,7 @@ def said(capsys, *words: str) -> str:
         ("train --live_view true", "one line per rollout batch"),
         ("train --live_lines false", "are always printed"),
         ("env play --learning_rate 1", "`--learning_rate`: not known here."),
-        ("env play --row [1]", "write a JSON object"),
+        ("env play --row [1]", "`row=[1]` is no JSON object"),
         ("env play --environment nowhere:Env", "`nowhere:Env`: there is no module nowhere"),
         ("env check", "the following arguments are required: MODULE:CLASS"),
         ("env check a:b --row {}", "there is no module a"),

@@ -46,9 +46,8 @@ from .early import peeked
 from .launches import Launch, launched_as, launcher
 from .names import looks_like_path
 from .objects import load_object
-from .plan_rows import described
+from .plan_rows import described, plan_table
 from .planned import Plan, loaded_options, planned_setup
-from .reporting import plan_table
 
 FAILED: Any = object()
 # Attention -> modules of which one must be there.

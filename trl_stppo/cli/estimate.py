@@ -127,10 +127,8 @@ def verdict(setup: Setup, expected: Estimate, card: float | None) -> list[str]:
     """Whether it fits, and what would take less."""
     peak = f"peak: about {expected.peak / GIB:.1f} GiB, in the {expected.phase}"
     if card is None:
-        size = smallest_card(expected.peak)
-        fits = "none of the common ones" if size is None else f"{size} GB"
-        return [f"{peak}; smallest common card: {fits}"]
-    if expected.peak <= FITS * card * 2**30:
+        return [f"{peak}; smallest common card: {smallest_card(expected.peak)}"]
+    if expected.peak <= FITS * card * GIB:
         return [f"{peak}; fits {card:g} GB, where up to {FITS * card:.1f} GiB are counted on"]
     lines = [f"{peak}; does not fit {card:g} GB, where up to {FITS * card:.1f} GiB are counted on"]
     return lines + [f"  {text} (saves {saved / GIB:.1f} GiB)" for text, saved in hints(setup)]

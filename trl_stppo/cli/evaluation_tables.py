@@ -147,9 +147,9 @@ def layouts(results: Results) -> dict[str, list[list[str]]]:
     return tables | {label: agent_table(parts) for label, parts in results.items()}
 
 
-def print_tables(results: Results, console: Console | None = None) -> None:
+def print_tables(results: Results) -> None:
     """Show all tables on the screen."""
-    console = console or Console()
+    console = Console()
     for title, (heading, *lines) in layouts(results).items():
         drawn = Table(title=title)
         for index, name in enumerate(heading):

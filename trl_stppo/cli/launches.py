@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 from transformers import TrainingArguments
 
@@ -104,7 +105,7 @@ def _of_processes(added: Mapping[str, str], told: Mapping[str, str]) -> Launch:
 
     precision = told.get("ACCELERATE_MIXED_PRECISION", "no")
     launch = Launch(processes=int(told.get("WORLD_SIZE", 1)), mixed_precision=precision)
-    with _environment(added):
+    with patch.dict(os.environ, added):
         if told.get("ACCELERATE_USE_DEEPSPEED", "").lower() in TRUE:
             plugin: Any = DeepSpeedPlugin()
             return replace(launch, engine=f"ZeRO-{plugin.zero_stage}", plugin=plugin)
@@ -117,25 +118,11 @@ def _of_processes(added: Mapping[str, str], told: Mapping[str, str]) -> Launch:
 
 
 @contextmanager
-def _environment(added: Mapping[str, str], hidden: Sequence[str] = ()) -> Iterator[None]:
-    own = dict(os.environ)
-    for name in hidden:
-        os.environ.pop(name, None)
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(own)
-
-
-@contextmanager
 def launched_as(launch: Launch) -> Iterator[None]:
     """Let configurations believe that they were launched so, and by no launcher that waits for others."""
-    size = TrainingArguments.world_size
-    TrainingArguments.world_size = property(lambda self: launch.processes)
-    try:
-        with _environment({"ACCELERATE_MIXED_PRECISION": launch.mixed_precision}, HIDDEN):
-            yield
-    finally:
-        TrainingArguments.world_size = size
+    size = property(lambda self: launch.processes)
+    with patch.object(TrainingArguments, "world_size", size), patch.dict(os.environ):
+        for name in HIDDEN:
+            os.environ.pop(name, None)
+        os.environ["ACCELERATE_MIXED_PRECISION"] = launch.mixed_precision
+        yield

@@ -93,7 +93,7 @@ def factory_of(
     if path in (None, "none"):
         return None
     factory = load_object(str(path))
-    bound = {} if arguments is None else parsed_arguments(arguments, flag)
+    bound = {} if arguments is None else parsed_object(arguments, flag, '{"top_k": 3}')
     defaults = parameters_of(factory)
     cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
     if count_tokens is not None and cap is not None and "count_tokens" in defaults:
@@ -101,16 +101,16 @@ def factory_of(
     return functools.partial(factory, **bound) if bound else factory
 
 
-def parsed_arguments(arguments: str, flag: str) -> dict[str, Any]:
-    """The arguments of a factory, from JSON."""
+def parsed_object(text: str, flag: str, example: str) -> dict[str, Any]:
+    """The JSON object that a flag gives; `example` is one that it could be."""
     try:
-        read = json.loads(arguments)
+        read = json.loads(text)
     except json.JSONDecodeError as error:
         read = error
     if not isinstance(read, dict):
         raise UsageError(
-            f"`{flag}={redacted(arguments)}` is no JSON object ({read}); write it as in "
-            f"'{{\"top_k\": 3}}', with double quotes inside."
+            f"`{flag}={redacted(text)}` is no JSON object ({read}); write it as in '{example}', with "
+            f"double quotes inside."
         )
     return read
 

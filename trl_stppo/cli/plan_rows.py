@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from ..hub.description import Description
 from ..models.memory import GIB
+from ..redaction import redacted
 from ..trainer.publishing.describe import description_of
 from .names import looks_like_path
 from .planned import Plan, known_size, loaded_options, memory_rows
@@ -168,3 +173,28 @@ def is_cached(name: str) -> bool:
         return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
     except ValueError:  # no name that the Hub could have
         return False
+
+
+def plan_table(rows: list[tuple[str, str, str]], notes: list[str], problems: list[str]) -> None:
+    """What a run would be: section, name and value; what is not known; what would stop it."""
+    console = Console(highlight=False)
+    table = Table(title="What would run", show_header=False)
+    before = None
+    for section, name, value in rows:
+        if before not in (None, section):
+            table.add_section()
+        table.add_row(
+            section if section != before else "", escape(redacted(name)), escape(redacted(value))
+        )
+        before = section
+    if rows:
+        console.print(table)
+    for note in notes:
+        console.print(redacted(f"note: {note}"), markup=False, soft_wrap=True)
+    for problem in problems:
+        console.print(redacted(f"PROBLEM: {problem}"), markup=False, soft_wrap=True)
+    console.print(
+        f"{len(problems)} problem(s): this would not start."
+        if problems
+        else "This would start, as far as can be told without weights and network."
+    )

@@ -120,10 +120,10 @@ def memory_rows(setup: Setup | str | None, engine: str) -> Iterator[tuple[str, s
     peak = f"about {expected.peak / GIB:.1f} GiB at the peak ({expected.phase})"
     yield "each process", f"{peak}{rough}"
     yield "of that", expected.parts(expected.phase)
-    card = smallest_card(expected.peak)
-    yield "smallest card", "none of the common ones" if card is None else f"{card} GB"
+    yield "smallest card", smallest_card(expected.peak)
 
 
-def smallest_card(peak: int) -> int | None:
-    """GB of the smallest common card that holds a peak; None where none does."""
-    return next((card for card in CARDS if peak <= FITS * card * GIB), None)
+def smallest_card(peak: int) -> str:
+    """The smallest common card that holds a peak."""
+    fitting = (f"{card} GB" for card in CARDS if peak <= FITS * card * GIB)
+    return next(fitting, "none of the common ones")

@@ -27,7 +27,7 @@ from ..rollout.chat import with_opening
 from .agents import load_environment, load_splits
 from .arguments import PlayArguments
 from .flags import read_flags
-from .objects import offered_by
+from .objects import offered_by, parsed_object
 from .usage import UsageError
 
 QUIT = ":q"
@@ -36,13 +36,7 @@ QUIT = ":q"
 def pick_row(args: PlayArguments) -> dict[str, Any]:
     """The dataset row that the flags name."""
     if args.row is not None:
-        try:
-            row = json.loads(args.row)
-        except json.JSONDecodeError as error:
-            row = error
-        if not isinstance(row, dict):
-            raise UsageError(f'`--row {args.row}`: write a JSON object, as in {{"prompt": "Hi"}}.')
-        return row
+        return parsed_object(args.row, "row", '{"prompt": "Hi"}')
     if args.dataset_name is None and not offered_by(args.environment, "datasets"):
         return {"prompt": ""}
     return row_at(load_splits(args)[0], args.index)

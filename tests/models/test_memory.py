@@ -207,8 +207,8 @@ class TestByHand:
         assert result.phase == max(sums, key=sums.get) == "update"
         assert result.peak == sums["update"] + result.overhead == result.total("update")
         assert result.overhead == round(0.7 * GIB)
-        assert len(result.table()) == 4
-        assert result.table()[0] == "rollout: 0.7 GiB (overhead 0.7)"
+        assert len(result.phases) == 4
+        assert result.parts("rollout") == "overhead 0.7"
 
 
 def test_the_rollouts_cache_takes_no_more_than_is_expected():

@@ -208,10 +208,6 @@ class Estimate:
         order = sorted(parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {size / GIB:.1f}" for name, size in order if size / GIB >= 0.05)
 
-    def table(self) -> list[str]:
-        """One line per phase, in GiB."""
-        return [f"{p}: {self.total(p) / GIB:.1f} GiB ({self.parts(p)})" for p in self.phases]
-
 
 def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
     """State of an optimizer after its first step; a name that is not known counts as AdamW."""

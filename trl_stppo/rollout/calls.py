@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -86,3 +86,13 @@ class Job:
     call: Call | None
     loop: SharedLoop
     future: Future[Any]
+
+
+async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
+    """What there is to await returns, and what making or awaiting it raises."""
+    try:
+        return await make(), None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # SystemExit would end the event loop
+        return None, error

@@ -89,7 +89,6 @@ class TextDriver:
 
     def scoring(self, episode: Episode) -> None:
         """Text environments pay in `step`."""
-        return None
 
     def _checked_opening(self, env: Any, result: Any) -> Opening:
         observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..envs.base import tool_names
 from ..errors import EnvironmentContractError
+from .calls import caught
 from .chat import Message, has_image
 from .driver import Call, Opening, Outcome, readable, trusts
 from .environments import EnvironmentPool
@@ -254,7 +255,8 @@ class _ToolTurn:
 
     async def run_waiting(self) -> None:
         """The asynchronous calls, together; each exception stays with its own call."""
-        answers = await asyncio.gather(*(self._caught(*entry) for entry in self.waiting))
+        calls = (functools.partial(tool, **arguments) for _, tool, arguments in self.waiting)
+        answers = await asyncio.gather(*map(caught, calls))
         for (name, _, _), (result, error) in zip(self.waiting, answers, strict=True):
             self._record(name, result, error)
 
@@ -287,17 +289,6 @@ class _ToolTurn:
         except BaseException as raised:
             result, error = None, raised
         self._record(name, result, error)
-
-    @staticmethod
-    async def _caught(
-        name: str, tool: Callable[..., Any], arguments: Any
-    ) -> tuple[Any, BaseException | None]:
-        try:
-            return await tool(**arguments), None
-        except asyncio.CancelledError:
-            raise
-        except BaseException as raised:  # SystemExit would end the event loop
-            return None, raised
 
     def _record(self, name: str, result: Any, error: BaseException | None) -> None:
         if error is None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from .calls import CANCEL_SECONDS, Call, CallResult, Job
+from .calls import CANCEL_SECONDS, Call, CallResult, Job, caught
 from .shared_loop import SharedLoop
 
 # A thread without work stays this long, in seconds: turns follow each other quickly.
@@ -102,7 +102,7 @@ class EnvironmentCalls:
         """
         call: Call | None = getattr(self._current, "call", None)
         with self._change:
-            job = self._start(lambda: _caught(coroutine), call)
+            job = self._start(lambda: caught(lambda: coroutine), call)
             if call is not None and call.abandoned:
                 job.future.cancel()
         while True:
@@ -341,12 +341,3 @@ class EnvironmentCalls:
             result.value, result.error, result.timed_out = None, None, True
             result.blocked = call.blocked_by(time.monotonic())
         self._finish(call, result)
-
-
-async def _caught(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return await coroutine, None
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # SystemExit would end the event loop
-        return None, error

@@ -12,10 +12,11 @@ import hashlib
 import html
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
@@ -144,12 +145,7 @@ def _template(name: str) -> str:
 
 def _filled(text: str, inserted: dict[str, str]) -> str:
     """The text with each {{name}} replaced, once: what is inserted is not looked at again."""
-    parts = text.split("{{")
-    done = [parts[0]]
-    for part in parts[1:]:
-        name, _, rest = part.partition("}}")
-        done.append(inserted[name] + rest)
-    return "".join(done)
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: inserted[name[1]], text)
 
 
 def _policy(style: str, script: str) -> str:
@@ -192,7 +188,7 @@ def _write_blocks(
     listed = {
         "columns": COLUMNS,
         "rows": rows,
-        "updates": [_update(update) for update, _ in updates],
+        "updates": [update.to_json() for update, _ in updates],
         "text_blocks": text_blocks,
     }
     data.write(_block("list-data", listed))
@@ -203,11 +199,6 @@ def _block(name: str, content: Any) -> str:
     text = json.dumps(content, separators=(",", ":"), default=str, allow_nan=False)
     packed = base64.b64encode(gzip.compress(text.encode("ascii"), mtime=0)).decode()
     return f'<script type="application/octet-stream" id="{name}">{packed}</script>\n'
-
-
-def _update(update: TracedUpdate) -> dict[str, Any]:
-    figures = {name: as_json(value) for name, value in update.figures.items()}
-    return {**asdict(update), "figures": figures}
 
 
 def _row(episode: TracedEpisode, group: int) -> list[Any]:

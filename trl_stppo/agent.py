@@ -135,9 +135,8 @@ class Agent:
             base_model=base_model,
             model_init_kwargs=model_init_kwargs,
         )
-        keep_trainable(
-            model
-        )  # else 4-bit weights on the CPU are rounded otherwise than in training
+        # Else 4-bit weights on the CPU are rounded otherwise than in training.
+        keep_trainable(model)
         return cls(model, load_tokenizer(folder, trust_remote_code=trust), known)
 
     # --------------------------------------------------------------------- episodes

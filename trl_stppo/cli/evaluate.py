@@ -36,13 +36,7 @@ from ..trainer.play import Speaker
 from ..trainer.setup.rewards import check_reward_weights
 from ..trainer.sharding.runtime import unpartitioned
 from .agent_models import TokenCounter, model_options
-from .agents import (
-    drawn,
-    load_environment,
-    load_eval_environment,
-    load_splits,
-    parse_flags,
-)
+from .agents import drawn, load_environment, load_eval_environment, load_splits, parse_flags
 from .arguments import EvaluateArguments
 from .evaluation_tables import (
     Figures,

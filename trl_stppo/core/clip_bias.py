@@ -12,13 +12,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from trl_stppo.core.masking import (
-    check_choice,
-    check_float,
-    check_like,
-    check_mask,
-    zero_off_mask,
-)
+from trl_stppo.core.masking import check_choice, check_float, check_like, check_mask, zero_off_mask
 
 NORMALIZATION_MODES = ("none", "triggered", "floor", "relative", "share")
 

@@ -101,7 +101,7 @@ def load_model(
     if not is_adapter and quantization_config not in (None, False):
         quantized = quantization_config
     kwargs: dict[str, Any] = {
-        "dtype": _dtype(settings, dtype),
+        "dtype": dtype or (settings.dtype if settings.dtype in DTYPES else "auto"),
         "trust_remote_code": False,
         **(model_init_kwargs or {}),
     }
@@ -174,12 +174,6 @@ def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | Non
             f"when it was trained. Pass `base_model`."
         )
     return base, config.get("revision")
-
-
-def _dtype(settings: AgentSettings, dtype: Any) -> Any:
-    if dtype is not None:
-        return dtype
-    return settings.dtype if settings.dtype in DTYPES else "auto"
 
 
 def _quantization(settings: AgentSettings, given: Any) -> Any:

@@ -16,14 +16,7 @@ _LAZY = {
     "draw_groups": "trl_stppo.watch.curves",
     "read_run": "trl_stppo.watch.runs",
 }
-__all__ = [
-    "MetricsFile",
-    "ProgressLines",
-    "Run",
-    "draw_curves",
-    "draw_groups",
-    "read_run",
-]
+__all__ = ["MetricsFile", "ProgressLines", "Run", "draw_curves", "draw_groups", "read_run"]
 
 if TYPE_CHECKING:
     from .curves import draw_curves, draw_groups

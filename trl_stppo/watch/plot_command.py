@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
             from .curves import draw_groups
 
             histories = {label: [run.history for run in some] for label, some in groups.items()}
-            path = options.output or _default_path(runs)
+            path = options.output or (runs[0].folder if len(runs) == 1 else Path()) / PICTURE
             title = options.title or (next(iter(groups)) if len(groups) == 1 else None)
             print(
                 f"picture: {draw_groups(histories, path, title, options.metrics, options.smooth)}"
@@ -105,11 +105,6 @@ def run(options: argparse.Namespace) -> int:
         print(redacted(f"trl-stppo plot: {error}"), file=sys.stderr)
         return 1
     return 0
-
-
-def _default_path(runs: list[Run]) -> Path:
-    folder = runs[0].folder if len(runs) == 1 else Path()
-    return folder / PICTURE
 
 
 def _check_group(by: list[str] | None, runs: list[Run]) -> None:

@@ -68,19 +68,14 @@ def planned_run(run: Plan, rollout: Any = None) -> Description:
 def _run_rows(run: Plan, rollout: Any) -> Iterator[tuple[str, str]]:
     args, config, launch = run.args, run.config, run.launch
     planned, correction = planned_run(run, rollout), config.clip_bias_normalization
-    yield (
-        "variant",
-        f"{config.variant}: {config.importance_sampling_level} ratio"
-        + ("" if correction == "none" else f", clipping bias corrected ({correction})"),
-    )
+    corrected = "" if correction == "none" else f", clipping bias corrected ({correction})"
+    yield "variant", f"{config.variant}: {config.importance_sampling_level} ratio{corrected}"
     yield "policy", f"{planned.model}, {planned.training}"
     source = f", from {config.value_model_name_or_path or 'the policy'}"
     shared = ": an adapter on the policy's backbone"
     yield "critic", planned.critic + {"none": "", "shared": shared}.get(planned.critic, source)
-    yield (
-        "processes",
-        f"{launch.processes}" + (f", {launch.engine}" if launch.engine != "none" else ""),
-    )
+    engine = "" if launch.engine == "none" else f", {launch.engine}"
+    yield "processes", f"{launch.processes}{engine}"
     yield "environment", planned.environment
     if args.reward_funcs:
         yield "reward functions", ", ".join(args.reward_funcs)
@@ -101,19 +96,13 @@ def _batch_rows(run: Plan) -> Iterator[tuple[str, str]]:
     yield "mini-batches", f"{parts} of {episodes // parts} episodes"
     yield "epochs", f"{config.num_iterations}"
     yield "optimizer steps", f"{parts * config.num_iterations}"
-    sampled = config.max_completion_length
+    length = sampled = config.max_completion_length
     if config.max_turns and config.max_turn_tokens:
-        sampled = min(sampled, config.max_turns * config.max_turn_tokens)
+        sampled = min(length, config.max_turns * config.max_turn_tokens)
     turns = f"{config.max_turns} turns" if config.max_turns else "any number of turns"
-    yield (
-        "episode at most",
-        f"{turns}, {config.max_completion_length} tokens, {sampled} of them sampled",
-    )
-    yield (
-        "tokens at most",
-        f"{episodes * (config.max_completion_length + run.prompt):,}"
-        + ("" if run.prompt else " and the prompts"),
-    )
+    yield "episode at most", f"{turns}, {length} tokens, {sampled} of them sampled"
+    prompts = "" if run.prompt else " and the prompts"
+    yield "tokens at most", f"{episodes * (length + run.prompt):,}{prompts}"
 
 
 def _total_rows(run: Plan) -> Iterator[tuple[str, str]]:
@@ -153,15 +142,12 @@ def _download_rows(run: Plan) -> Iterator[tuple[str, str]]:
         size = "size not known" if known is None else f"about {known / GIB:.1f} GiB"
         yield name, "in the cache" if is_cached(name) else f"from the Hub, {size} in 16 bits"
     data = str(run.args.dataset_name)
-    if run.train is not None:
-        yield (
-            data,
-            f"here, {len(run.train):,} rows"
-            if hasattr(run.train, "__len__")
-            else "here, as a stream",
-        )
-    else:
+    if run.train is None:
         yield data, "not here"
+    elif hasattr(run.train, "__len__"):
+        yield data, f"here, {len(run.train):,} rows"
+    else:
+        yield data, "here, as a stream"
 
 
 def is_cached(name: str) -> bool:

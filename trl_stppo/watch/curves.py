@@ -234,27 +234,27 @@ def _draw_panel(
     everything = [value for _, _, low, high in curves for value in (*low, *high)]
     floor = _log_floor(everything) if diagnostic.spread else None
     for index, (histories, curve) in enumerate(zip(groups.values(), curves, strict=True)):
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)]}
+        line = _line(index)
+        colour = line["color"]
         if diagnostic.held_out is not None:  # few, and exact: never smoothed
             at, circles, *_ = band([points(history, diagnostic.held_out) for history in histories])
-            axis.plot(at, circles, "o", markersize=5, markerfacecolor="white", **style)
+            axis.plot(at, circles, "o", markersize=5, markerfacecolor="white", color=colour)
             everything += circles
         steps, mean, low, high = curve if floor is None else _positive(*curve, floor)
-        axis.plot(
-            steps,
-            mean,
-            linewidth=1.5,
-            linestyle=STYLES[index % len(STYLES)],
-            marker="." if len(steps) < 4 else None,
-            **style,
-        )
+        axis.plot(steps, mean, marker="." if len(steps) < 4 else None, **line)
         if len(histories) > 1:
-            axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, **style)
+            axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, color=colour)
     axis.set_title(diagnostic.title, fontsize=10, parse_math=False)
     axis.set_ylabel(diagnostic.unit, fontsize=8)
     axis.grid(color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     _scale(axis, diagnostic, everything, floor)
+
+
+def _line(index: int) -> dict[str, Any]:
+    """How the line of a group looks, in the panels and in the legend."""
+    colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
+    return {"color": colour, "linestyle": style, "linewidth": 1.5}
 
 
 def _log_floor(values: Sequence[float]) -> float | None:
@@ -312,16 +312,7 @@ def _add_words(
     if len(groups) < 2 and not notes:
         return
     shown = list(groups.items()) if len(groups) > 1 or repeated else []
-    handles = [
-        Line2D(
-            [],
-            [],
-            linewidth=1.5,
-            color=COLOURS[i % len(COLOURS)],
-            linestyle=STYLES[i % len(STYLES)],
-        )
-        for i in range(len(shown))
-    ]
+    handles = [Line2D([], [], **_line(index)) for index in range(len(shown))]
     labels = [f"{name} ({len(runs)} runs)" if len(runs) > 1 else name for name, runs in shown]
     widest = max(map(len, labels), default=0)
     legend = figure.legend(

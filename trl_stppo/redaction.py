@@ -14,31 +14,25 @@ from typing import Any
 HIDDEN = "***"
 
 # The last word of a name that holds a secret, wherever it stands ...
-_SECRETS = frozenset(
-    {
-        *("password", "passwords", "passwd", "passphrase", "pwd", "pass", "auth", "authorization"),
-        *("secret", "secrets", "credential", "credentials", "cookie", "cookies", "jwt", "bearer"),
-        *("apikey", "authkey", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken"),
-    }
-)
+_SECRETS = {
+    *("password", "passwords", "passwd", "passphrase", "pwd", "pass", "auth", "authorization"),
+    *("secret", "secrets", "credential", "credentials", "cookie", "cookies", "jwt", "bearer"),
+    *("apikey", "authkey", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken"),
+}
 # ... behind one of these ("api_keys", "hf_tokens") ...
-_OWNERS = frozenset(
-    {
-        *("api", "access", "account", "app", "auth", "authorization", "bearer", "client", "csrf"),
-        *("encryption", "github", "hf", "hub", "id", "identity", "license", "login", "master"),
-        *("oauth", "openai", "anthropic", "private", "refresh", "secret", "security", "service"),
-        *("session", "shared", "signing", "ssh", "subscription", "user", "wandb"),
-    }
-)
+_OWNERS = {
+    *("api", "access", "account", "app", "auth", "authorization", "bearer", "client", "csrf"),
+    *("encryption", "github", "hf", "hub", "id", "identity", "license", "login", "master"),
+    *("oauth", "openai", "anthropic", "private", "refresh", "secret", "security", "service"),
+    *("session", "shared", "signing", "ssh", "subscription", "user", "wandb"),
+}
 # ... and before which "token" is a word of a language.
-_OF_TEXT = frozenset(
-    {
-        *("additional", "audio", "begin", "bos", "cls", "decoder", "delimiter", "each", "end"),
-        *("eos", "eot", "extra", "first", "image", "last", "mask", "max", "new", "next", "pad"),
-        *("per", "separator", "sep", "special", "start", "stop", "think", "tool", "turn", "unk"),
-        *("video", "vision", "whole", "word"),
-    }
-)
+_OF_TEXT = {
+    *("additional", "audio", "begin", "bos", "cls", "decoder", "delimiter", "each", "end"),
+    *("eos", "eot", "extra", "first", "image", "last", "mask", "max", "new", "next", "pad"),
+    *("per", "separator", "sep", "special", "start", "stop", "think", "tool", "turn", "unk"),
+    *("video", "vision", "whole", "word"),
+}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LOOKS = re.compile(
     r"""

@@ -26,17 +26,14 @@ def described(run: Plan, rollout: Any) -> list[tuple[str, str, str]]:
         run: what is planned.
         rollout: who plays its episodes; None where that could not be decided.
     """
-    return [
-        (section, name, value)
-        for section, part in (
-            ("run", _run_rows(run, rollout)),
-            ("one rollout", _batch_rows(run)),
-            ("in all", _total_rows(run)),
-            ("memory", memory_rows(run.setup, run.launch.engine)),
-            ("to load", _download_rows(run)),
-        )
-        for name, value in part
-    ]
+    parts = {
+        "run": _run_rows(run, rollout),
+        "one rollout": _batch_rows(run),
+        "in all": _total_rows(run),
+        "memory": memory_rows(run.setup, run.launch.engine),
+        "to load": _download_rows(run),
+    }
+    return [(section, *row) for section, rows in parts.items() for row in rows]
 
 
 def planned_run(run: Plan, rollout: Any = None) -> Description:

@@ -44,23 +44,14 @@ _HARMLESS = {
 # Values of the remaining fields that change nothing; besides them None does not, for any field.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_implementation": ("dynamic", "hybrid"),
-    "diversity_penalty": (0.0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "guidance_scale": (1.0,),
-    "is_assistant": (False,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "no_repeat_ngram_size": (0,),
-    "num_beam_groups": (1,),
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "remove_invalid_values": (False,),
-    "token_healing": (False,),
-    "typical_p": (1.0,),
-    "use_mtp": (False,),
+    **dict.fromkeys(
+        ("is_assistant", "remove_invalid_values", "token_healing", "use_mtp"), (False,)
+    ),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("min_length", "min_new_tokens"), (0,)),
+    **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff"), (0.0,)),
+    **dict.fromkeys(("num_beam_groups", "num_beams", "num_return_sequences"), (1,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), (1.0,)),
 }
 
 

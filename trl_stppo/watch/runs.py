@@ -22,14 +22,12 @@ STATE_FILE = "trainer_state.json"
 MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
 # Settings that runs may differ in and still be repetitions of each other.
-PLACES = frozenset(
-    {
-        *("seed", "data_seed", "output_dir", "run_name", "project", "hub_model_id", "logging_dir"),
-        *("report_to", "resume_from_checkpoint", "live_view", "disable_tqdm", "full_determinism"),
-        *("save_strategy", "save_steps", "save_total_limit", "push_to_hub", "trace_episodes"),
-        *("trackio_static_space_id", "log_level"),
-    }
-)
+PLACES = {
+    *("seed", "data_seed", "output_dir", "run_name", "project", "hub_model_id", "logging_dir"),
+    *("report_to", "resume_from_checkpoint", "live_view", "disable_tqdm", "full_determinism"),
+    *("save_strategy", "save_steps", "save_total_limit", "push_to_hub", "trace_episodes"),
+    *("trackio_static_space_id", "log_level"),
+}
 # Written down beside the settings: what is trained on what. Their values speak for themselves.
 TASK = ("model", "environment", "dataset")
 

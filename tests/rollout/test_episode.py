@@ -53,7 +53,7 @@ def test_writing_into_the_tokens_is_noticed(write, then):
         then(episode)
 
 
-@pytest.mark.parametrize("name", ["action_mask", "logprobs", "turn_index"])
+@pytest.mark.parametrize("name", ["action_mask", "logprobs"])
 def test_writing_into_the_other_lists_is_noticed(name):
     episode = an_episode()
     getattr(episode, name).append(1)

@@ -81,6 +81,8 @@ class Episode:
         terminated: whether nothing can follow, so that the state after the episode is worth nothing.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
+        policy_versions: per turn the optimizer steps that the policy had taken which sampled it; empty
+            while one policy plays all of a rollout.
     """
 
     row: int
@@ -110,6 +112,7 @@ class Episode:
     tool_calls: int = 0
     tool_failures: int = 0
     has_logprobs: bool = True
+    policy_versions: list[int] = field(default_factory=list)
     _fingerprint: int = hash(())
 
     def __repr__(self) -> str:

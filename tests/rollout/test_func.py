@@ -82,7 +82,6 @@ def test_adjacent_spans_stay_two_turns():
     adjacent = [[(0, 2), (2, 5)], [(0, 1), (1, 2), (2, 3)]]
     options = {"turn_spans": adjacent, "env_mask": [[1] * 5, [1] * 3]}
     assert spans(**options) == adjacent
-    assert read(**options)[0][1].turn_index == [0, 1, 2]
     assert masks(**options) == [[1] * 5, [1] * 3]
 
 

@@ -199,11 +199,15 @@ def base_of(records: Records, task: str, arm: str) -> float:
 
 
 def first(records: Records, task: str) -> list[Trial]:
-    """All rivals at both levels; each seed of all of them before the next."""
-    at = levels(records, task)
+    """All rivals at both levels; each seed of all of them before the next, the best so far first."""
+    at, arms = levels(records, task), [*REFERENCES, *CANDIDATES]
+    if task != TASKS[0]:
+        before = {line["arm"]: line["cells"] for line in table_of(records)}
+        own = {a: [x for c, x in cells.items() if task not in c] for a, cells in before.items()}
+        arms.sort(key=lambda arm: -sum(own.get(arm, [])))
     return [
         trial("first", task, arm, name, at[name], seed, base_of(records, task, arm))
-        for seed, name, arm in itertools.product(TUNE_SEEDS, LEVELS, (*REFERENCES, *CANDIDATES))
+        for seed, name, arm in itertools.product(TUNE_SEEDS, LEVELS, arms)
     ]
 
 
@@ -267,7 +271,9 @@ def price(arm: str) -> tuple[int, int]:
 
 def survivors(table: Iterable[dict[str, Any]]) -> list[str]:
     """The best candidates, one of a family; of those that tie with the best left, the cheapest."""
-    left = [line for line in table if line["arm"] in CANDIDATES]
+    table = list(table)
+    most = max((line["runs"] for line in table), default=0)
+    left = [line for line in table if line["arm"] in CANDIDATES and line["runs"] == most]
     chosen: list[str] = []
     while left and len(chosen) < SURVIVORS:
         best = max(line["score"] for line in left)

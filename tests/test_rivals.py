@@ -347,9 +347,11 @@ def test_who_goes_on(study, tmp_path):
     records = records_of(study, tmp_path / "rows.jsonl.gz", finals)
     table = study.stages.table_of(records)
     assert table[0] == {**table[0], "arm": "token", "worst": 0.95, "collapsed": 0, "runs": 4}
-    # The cheaper of two that tie, one of a family, no reference.
+    job = study.stages.trial("first", "demo", "sapo", "extreme", ("both", 1e-3), 200)
+    records.add(job, rows_of_a_run(0.99))
+    # The cheaper of two that tie, one of a family, no reference, nobody who lacks runs.
     expected = ["episodes+share-logits", "kl-0.03", "vtrace+share"]
-    assert sorted(study.stages.survivors(table)) == sorted(expected)
+    assert sorted(study.stages.survivors(study.stages.table_of(records))) == sorted(expected)
 
 
 def test_levels_of_the_corridor_are_those_of_the_stability_study(study, tmp_path):
@@ -376,3 +378,11 @@ def test_levels_of_the_corridor_are_those_of_the_stability_study(study, tmp_path
     for job in pilots:
         records.add(job, rows_of_a_run(0.1 if job.cell.pressure == "stale" else 0.8))
     assert stages.levels(records, "demo")["threshold"][0] == "stale"
+    for job in stages.on_policy(records, "demo"):
+        rows = rows_of_a_run(0.9)
+        records.add(
+            job, [row | {"study/ess_episodes": 0.8, "study/ess_turns": 0.9} for row in rows]
+        )
+    job = stages.trial("first", "corridor", "m2po", "extreme", ("both", 1e-3), 200)
+    records.add(job, rows_of_a_run(0.9))
+    assert [job.arm for job in stages.first(records, "demo")][:3] == ["m2po", "token", "turn"]

@@ -35,7 +35,7 @@ from rich.table import Table as Grid
 from stability import run_all
 
 # Between them they have every hook.
-QUICK = ("episodes+vtrace+share", "decoupled+turns+share-logits", "ess+tis")
+QUICK = ("episodes+vtrace+share", "decoupled+turns+ess")
 
 
 def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:

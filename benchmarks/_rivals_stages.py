@@ -126,7 +126,7 @@ class Records:
         record["test"] = [row[SUCCESS] for row in rows if row["phase"] == "test"]
         record["curves"] = {name: [_short(row.get(name)) for row in updates] for name in names}
         record["error"] = next((row["error"] for row in rows if row["phase"] == "failed"), None)
-        record["seconds"] = round(rows[-1]["seconds"], 1)
+        record |= {name: round(rows[-1][name], 1) for name in ("seconds", "cpu")}
         self.rows.append(record)
         with open(self.path, "ab") as file:
             file.write(gzip.compress(json.dumps(record).encode() + b"\n", mtime=0))

@@ -45,7 +45,10 @@ def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:
         task if updates is None else replace(task, updates=updates, test=task.test.select(range(8)))
     )
     make = partial(RivalTrainer, arm=job.arm, base=job.base)
-    return run(job.cell, task, make, (*FIGURES, *OWN_FIGURES), **settings_of(job.arm))
+    started = time.process_time()  # who waits for a busy machine is no slower a method
+    rows = run(job.cell, task, make, (*FIGURES, *OWN_FIGURES), **settings_of(job.arm))
+    rows[-1]["cpu"] = time.process_time() - started
+    return rows
 
 
 def print_table(table: list[dict[str, Any]]) -> None:

@@ -311,7 +311,7 @@ def rows_of_a_run(final):
     tests = [
         {"phase": "test", "update": u, "episode/success_rate": s} for u, s in ((0, 0.2), (4, final))
     ]
-    return [tests[0], *curve, tests[1] | {"seconds": 1.0}]
+    return [tests[0], *curve, tests[1] | {"seconds": 1.0, "cpu": 1.0}]
 
 
 def records_of(study, path, finals):

@@ -98,6 +98,11 @@ def episode_weights(kept: Tensor, clipped: Tensor, power: float = 4.0) -> Tensor
     return kept_share(kept.sum(1, keepdim=True), clipped.sum(1, keepdim=True), power)
 
 
+def winners(advantages: Tensor, mask: Tensor) -> Tensor:
+    """1 for episodes whose advantages add up to more than nothing, else 0, [B, 1]."""
+    return (advantages.masked_fill(~mask, 0.0).sum(1, keepdim=True) > 0).double()
+
+
 def turn_weights(kept: Tensor, clipped: Tensor, index: Tensor, power: float = 4.0) -> Tensor:
     """The same of each turn, at its tokens, [B, T]."""
     return at_tokens(kept_share(turn_sums(kept, index), turn_sums(clipped, index), power), index)
@@ -264,6 +269,7 @@ def kernel_terms(
         cispo  sg(min(w_k, 5)) A_t log p_t
         vespo  sg(phi(W_k)) A_t log p_t,   phi(W) = e^l W^k e^(-l W),   k, l = 2, 3 where A_t >= 0, else 3, 2
         tis    sg(min(W, 8)) A_t log p_t,   W of the whole episode
+        topr   the same with min(W, 1) where A_t < 0 and 1 elsewhere
 
     Args:
         name: one of these.
@@ -275,8 +281,8 @@ def kernel_terms(
     Returns:
         [B, T], 0 with zero gradient outside turns.
 
-    Source: arXiv:2511.20347, 2506.13585, 2602.10693, 2602.17616; all but the last as in TRL 1.16, with
-        turns for its sequences.
+    Source: arXiv:2511.20347, 2506.13585, 2602.10693, 2602.17616, 2503.14286; the first three as in
+        TRL 1.16, with turns for its sequences.
     """
     inside = index >= 0
     logprobs, old = (x.masked_fill(~inside, 0.0) for x in (logprobs, old))
@@ -294,8 +300,10 @@ def kernel_terms(
         up = advantages >= 0
         k, rate = torch.where(up, 2.0, 3.0), torch.where(up, 3.0, 2.0)
         weight = (rate + k * log_w - rate * log_w.exp()).exp()
-    elif name == "tis":
-        weight = fixed.sum(1, keepdim=True).clamp(-MOST, MOST).exp().clamp(max=8.0)
+    elif name in ("tis", "topr"):
+        whole = fixed.sum(1, keepdim=True).clamp(-MOST, MOST).exp()
+        limited = whole.clamp(max=1.0).expand_as(fixed).masked_fill(advantages >= 0, 1.0)
+        weight = whole.clamp(max=8.0) if name == "tis" else limited
     else:
-        raise ValueError(f"no kernel {name!r}: sapo, cispo, vespo, tis")
+        raise ValueError(f"no kernel {name!r}: sapo, cispo, vespo, tis, topr")
     return weight * advantages * logprobs

@@ -29,7 +29,7 @@ CLIP_RANGES = {"corridor": 0.08, "demo": 0.2}  # of turn ratios; tokens have 0.2
 REFERENCES = ("token", "turn", "share")
 CANDIDATES = (
     *("episodes", "episodes+share", "episodes+share-logits", "share-logits"),
-    *("turns", "turns+share"),
+    *("turns", "turns+share", "winners", "winners+share", "topr"),
     *("vtrace", "vtrace+share", "vtrace-mean+share", "turn-gae+share", "token-gae+share"),
     *("critic-lambda+share", "episodes+vtrace+share"),
     *("mask", "mask+share", "m2po", "m2po+share", "decoupled", "decoupled+share"),
@@ -222,8 +222,9 @@ def reproduce(records: Records, task: str) -> list[Trial]:
     }
     return [
         trial("reproduce", task, arm, pressure, (pressure, rate), seed)
-        for seed in (200, 201)
+        for seed in (200, 201, 202, 300, 301)
         for pressure, rate, arm in cells[task]
+        if seed < 202 or (task, rate) == ("corridor", 1e-3)
     ]
 
 

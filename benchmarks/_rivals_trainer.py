@@ -19,7 +19,7 @@ from trl_stppo.core import ClippedSurrogate, token_gae, whiten
 from trl_stppo.trainer.estimate import Estimates
 from trl_stppo.trainer.loop.batch import Batch, join
 
-KERNELS = ("sapo", "cispo", "vespo", "tis")
+KERNELS = ("sapo", "cispo", "vespo", "tis", "topr")
 PARTS = {  # part -> what it changes
     "turn": "nothing: the ratio alone",
     "token": "the ratio is of tokens",
@@ -27,6 +27,7 @@ PARTS = {  # part -> what it changes
     "share-logits": "the same, of norms in the space of the logits",
     "episodes": "weights per episode",
     "turns": "weights per turn",
+    "winners": "which episodes train: those whose advantages add up to more than nothing",
     "vtrace": "advantages and targets, by V-trace over turns, anew every epoch",
     "vtrace-mean": "the same with geometric means",
     "turn-gae": "advantages, by GAE over turns, once",
@@ -44,6 +45,7 @@ RATES = (1e-5, 1e-2)  # bounds of "kl"
 DELTA = 0.2  # of "mask"
 FIGURES = (
     *("study/movement", "study/scale", "study/weight_mean", "study/weight_min"),
+    "study/weight_losers",
     *("study/ess_episodes", "study/ess_turns", "study/divergence", "study/token_kl"),
 )
 
@@ -178,7 +180,7 @@ class RivalTrainer(STPPOTrainer):
     ) -> None:
         surrogate = self._in_place_of(surrogate, logprobs)
         self._watch(logprobs)
-        if {"episodes", "turns"} & set(self._arm):
+        if {"episodes", "turns", "winners"} & set(self._arm):
             weights = self._weights(surrogate, share, logprobs, entropies, loss_mask)
             surrogate = surrogate._replace(kept=surrogate.kept * weights.to(surrogate.kept.dtype))
         self._surrogate = surrogate
@@ -221,6 +223,9 @@ class RivalTrainer(STPPOTrainer):
         entropies: Tensor,
         loss_mask: Tensor,
     ) -> Tensor:
+        winners = rival.winners(self._inputs["advantages"], loss_mask)
+        if "winners" in self._arm:
+            return winners
         squares = []
         for terms in (surrogate.kept, surrogate.clipped):
             (coefficient,) = torch.autograd.grad((terms * share).sum(), logprobs, retain_graph=True)
@@ -231,6 +236,8 @@ class RivalTrainer(STPPOTrainer):
         else:
             weights = rival.episode_weights(*squares)
             counted = weights[loss_mask.any(dim=1)]
+            if (losers := (winners == 0) & loss_mask.any(1, keepdim=True)).any():
+                self._batch_metrics.add_scalar("study/weight_losers", weights[losers].mean())
         if counted.numel():
             self._batch_metrics.add_scalar("study/weight_mean", counted.mean())
             self._batch_metrics.add_scalar("study/weight_min", counted.min())

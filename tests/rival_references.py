@@ -131,6 +131,8 @@ def kernel_gradient(name, logprobs, old, advantages, index):
                 values[t] = min(ratio, 5.0) * a
             elif name == "tis":
                 values[t] = min(math.exp(whole), 8.0) * a
+            elif name == "topr":
+                values[t] = (min(math.exp(whole), 1.0) if a < 0 else 1.0) * a
             elif name == "vespo":
                 power, rate = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
                 values[t] = math.exp(rate) * product**power * math.exp(-rate * product) * a

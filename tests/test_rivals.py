@@ -15,7 +15,7 @@ from tests import references
 from tests import rival_references as loops
 from tests.scripted import Float64Trainer, assert_same, logged, scripted_trainer, train
 
-KERNELS = ("sapo", "cispo", "vespo", "tis")
+KERNELS = ("sapo", "cispo", "vespo", "tis", "topr")
 SPANS = [[(0, 2), (2, 5), (6, 9)], [(1, 4)], [], [(0, 1), (3, 4), (4, 9)]]
 LENGTH = 10
 PLAIN = {"variant": None, "importance_sampling_level": "turn"}
@@ -98,6 +98,15 @@ def test_limits_of_weights(study, case):
         torch.testing.assert_close(
             weights(factor * kept, factor * clipped), weights(kept, clipped), rtol=1e-12, atol=0
         )
+
+
+def test_winners_are_episodes_with_more_to_gain_than_to_lose(study, case):
+    sums = [
+        sum(a for a, k in zip(row, index, strict=True) if k >= 0)
+        for row, index in zip(case.advantages.tolist(), case.index.tolist(), strict=True)
+    ]
+    actual = study.math.winners(case.advantages, case.mask)
+    assert actual.squeeze(1).tolist() == [float(total > 0) for total in sums]
 
 
 @pytest.mark.parametrize("mean", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,8 +22,8 @@ from trl_stppo.watch import ProgressLines
 GROUP = 4  # episodes per prompt where there is no critic
 
 
-def config_of(cell: Cell, task: Task, folder: str) -> STPPOConfig:
-    """The trainer's configuration: the task's, and the cell's."""
+def config_of(cell: Cell, task: Task, folder: str, **others: Any) -> STPPOConfig:
+    """The trainer's configuration: the task's, the cell's, and then what `others` say."""
     level, _, critic = METHODS[cell.method]
     epochs, mini_batches, staleness = PRESSURES[cell.pressure]
     settings: dict[str, Any] = {
@@ -53,6 +54,7 @@ def config_of(cell: Cell, task: Task, folder: str) -> STPPOConfig:
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
+        **others,
     }
     if not critic:
         for name in ("critic_learning_rate", "lam", "gamma"):
@@ -61,8 +63,21 @@ def config_of(cell: Cell, task: Task, folder: str) -> STPPOConfig:
     return STPPOConfig(**settings)
 
 
-def run(cell: Cell, task: Task) -> list[dict[str, Any]]:
+def run(
+    cell: Cell,
+    task: Task,
+    make: Callable[..., Any] | None = None,
+    names: Iterable[str] = FIGURES,
+    **others: Any,
+) -> list[dict[str, Any]]:
     """Train one cell.
+
+    Args:
+        cell: what to train.
+        task: on which task.
+        make: of the trainer, in place of the package's class.
+        names: figures of the log that go into the rows.
+        others: settings that the cell does not know.
 
     Returns:
         One row per update, and one each for the held-out episodes before and after; a row of the
@@ -72,9 +87,9 @@ def run(cell: Cell, task: Task) -> list[dict[str, Any]]:
     transformers.utils.logging.set_verbosity_error()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        config = config_of(cell, task, folder)
+        config = config_of(cell, task, folder, **others)
         kind = STPPOTrainer if METHODS[cell.method][2] else STGRPOTrainer
-        trainer = kind(
+        trainer = (make or kind)(
             model=str(task.agent),
             args=config,
             train_dataset=task.train,
@@ -89,7 +104,7 @@ def run(cell: Cell, task: Task) -> list[dict[str, Any]]:
             rows.append({"phase": "failed", "update": task.updates, "error": repr(error)[:200]})
         lines = [line for line in trainer.state.log_history if SUCCESS in line]
         for update, line in enumerate(lines, start=1):
-            figures = {name: line.get(name) for name in FIGURES}
+            figures = {name: line.get(name) for name in names}
             rows.append({"phase": "train", "update": update, **figures})
         rows.append(held_out(trainer, task.updates) | {"seconds": time.perf_counter() - started})
     return rows

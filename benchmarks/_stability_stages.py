@@ -52,15 +52,15 @@ def cells_of(
     return cells
 
 
-def pilot(table: Table) -> list[Cell]:
+def pilot(table: Table, task: str = "corridor") -> list[Cell]:
     """Token PPO at all pressures and learning rates."""
     return [
-        Cell("pilot", "corridor", "ppo", pressure, rate, seed)
+        Cell("pilot", task, "ppo", pressure, rate, seed)
         for seed, pressure, rate in itertools.product(PILOT_SEEDS, PRESSURES, LEARNING_RATES)
     ]
 
 
-def levels(table: Table) -> dict[str, tuple[str, float]]:
+def levels(table: Table, task: str = "corridor") -> dict[str, tuple[str, float]]:
     """Pressure and learning rate of the test's levels, from the pilots alone.
 
     `none`: at the rate at which token PPO then ends best. `threshold`: from that rate upward, the first
@@ -69,7 +69,7 @@ def levels(table: Table) -> dict[str, tuple[str, float]]:
     found = {
         (entry["pressure"], float(entry["learning_rate"])): entry
         for entry in summaries(table)
-        if entry["stage"] == "pilot"
+        if (entry["stage"], entry["task"]) == ("pilot", task)
     }
     best = max(LEARNING_RATES, key=lambda rate: found["none", rate]["final"])
     result = {"none": ("none", best)}

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -40,14 +41,20 @@ def work(cell: Cell, folder: str, updates: int | None) -> list[dict[str, Any]]:
     return run(cell, task if updates is None else replace(task, updates=updates))
 
 
-def run_all(cells: list[Cell], table: Table, args: argparse.Namespace, deadline: float) -> int:
+def run_all(
+    cells: Sequence[Any],
+    table: Any,
+    args: argparse.Namespace,
+    deadline: float,
+    work: Callable[..., list[dict[str, Any]]] = work,
+) -> int:
     """Run what is not in the table yet; returns how many runs the deadline left out."""
     todo = [cell for cell in cells if cell.key not in table.keys]
     if not todo:
         return 0
     build_corridor_agent(args.output, **({"steps": 20} if args.quick else {}))
     spawn = multiprocessing.get_context("spawn")
-    waiting, running = iter(todo), dict[Future[Any], Cell]()
+    waiting, running = iter(todo), dict[Future[Any], Any]()
     done = 0
     with ProcessPoolExecutor(args.workers, mp_context=spawn) as pool:
         while True:
@@ -63,7 +70,10 @@ def run_all(cells: list[Cell], table: Table, args: argparse.Namespace, deadline:
                 rows = future.result()
                 table.add(cell, rows)
                 done += 1
-                print(f"{done}/{len(todo)} {cell.title} {rows[-1]['episode/success_rate']:.2f}")
+                print(
+                    f"{done}/{len(todo)} {cell.title} {rows[-1]['episode/success_rate']:.2f}",
+                    flush=True,
+                )
 
 
 def main() -> None:

@@ -136,7 +136,8 @@ HEAVY = {
 
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
 BENCHMARKS = (
-    *("import_time", "memory", "retrieval", "rollout", "scaling", "soak", "stability", "update"),
+    *("import_time", "memory", "retrieval", "rivals"),
+    *("rollout", "scaling", "soak", "stability", "update"),
 )
 
 

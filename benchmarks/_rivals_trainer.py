@@ -1,0 +1,312 @@
+"""Prototypes: STPPOTrainer with any of the study's corrections, as hooks around what it does anyway.
+
+A rival is named by its parts, joined by `+`, on turn ratios: "episodes+share". The parts are those of
+`PARTS` and of `_rivals_math.kernel_terms`; a number belongs to what stands before it, as in "kl-0.01".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import _rivals_math as rival
+import torch
+from _stability_grid import SUCCESS
+from torch import Tensor, nn
+
+from trl_stppo import STPPOTrainer
+from trl_stppo.core import ClippedSurrogate, token_gae, whiten
+from trl_stppo.trainer.estimate import Estimates
+from trl_stppo.trainer.loop.batch import Batch, join
+
+KERNELS = ("sapo", "cispo", "vespo", "tis", "topr")
+PARTS = {  # part -> what it changes
+    "turn": "nothing: the ratio alone",
+    "token": "the ratio is of tokens",
+    "share": "the step, by (g / (g + C))^4 of exact norms",
+    "share-logits": "the same, of norms in the space of the logits",
+    "episodes": "weights per episode",
+    "turns": "weights per turn",
+    "winners": "which episodes train: those whose advantages add up to more than nothing",
+    "vtrace": "advantages and targets, by V-trace over turns, anew every epoch",
+    "vtrace-mean": "the same with geometric means",
+    "turn-gae": "advantages, by GAE over turns, once",
+    "token-gae": "advantages and targets, by GAE over tokens, anew every epoch",
+    "critic-lambda": "the critic's targets, by lambda 1",
+    "mask": "which turns train: the trust region, in place of the clip",
+    "m2po": "which turns train: the second moment, in place of the clip",
+    "decoupled": "the anchor: the policy at the start of the update, with the player in weights",
+    "ess": "the step, by the effective share of episodes",
+    "ess-turns": "the step, by that of turns",
+    "kl": "the learning rate, towards this KL",
+    "target-kl": "when the update ends",
+}
+RATES = (1e-5, 1e-2)  # bounds of "kl"
+DELTA = 0.2  # of "mask"
+FIGURES = (
+    *("study/movement", "study/scale", "study/weight_mean", "study/weight_min"),
+    "study/weight_losers",
+    *("study/ess_episodes", "study/ess_turns", "study/divergence", "study/token_kl"),
+)
+
+
+def parts_of(arm: str) -> dict[str, float | None]:
+    """Parts and their numbers.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    parts: dict[str, float | None] = {}
+    for word in arm.split("+"):
+        name, _, number = word.rpartition("-")
+        if number.replace(".", "").isdigit():
+            parts[name] = float(number)
+        else:
+            parts[word] = None
+    if unknown := set(parts) - {*PARTS, *KERNELS}:
+        raise ValueError(f"{arm!r}: there is no {sorted(unknown)}; parts are {[*PARTS, *KERNELS]}")
+    return parts
+
+
+def settings_of(arm: str) -> dict[str, Any]:
+    """What the parts set of the trainer's own configuration."""
+    parts = parts_of(arm)
+    shares = "share" in parts or "share-logits" in parts
+    return {
+        "clip_bias_normalization": "share" if shares else "none",
+        "clip_bias_estimator": "logits" if "share-logits" in parts else "exact" if shares else None,
+        "advantage_level": "turn" if "turn-gae" in parts else "token",
+        "target_kl": parts.get("target-kl"),
+    }
+
+
+class RivalTrainer(STPPOTrainer):
+    """STPPOTrainer with a rival's parts.
+
+    Args:
+        arm: the rival.
+        base: effective share at which a step is whole, of "ess" and "ess-turns".
+    """
+
+    def __init__(self, *args: Any, arm: str, base: float = 1.0, **kwargs: Any) -> None:
+        self._arm, self._base = parts_of(arm), base
+        self._factor, self._before, self._movements = 1.0, [], []  # type: ignore[var-annotated]
+        self._drifts: list[tuple[Tensor, Tensor, Tensor]] = []
+        super().__init__(*args, **kwargs)
+
+    # --------------------------------------------------------------- advantages and targets
+
+    @property
+    def _reestimates(self) -> bool:
+        return bool({"vtrace", "vtrace-mean", "token-gae"} & set(self._arm))
+
+    def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        upstream, steps = self._upstream, int(self.args.steps_per_generation or 1)
+        later_epoch = upstream.step % steps == 0 and upstream.step % (steps * self.num_iterations)
+        if self.model.training and self._reestimates and later_epoch and upstream.buffer:
+            with torch.no_grad():
+                batch = join(upstream.buffer)
+                values, _ = self._rollout_values(batch)
+                raw, returns = self._estimated(batch, values)
+                batch["values"], batch["returns"] = values, returns
+                batch["advantages"] = self._whitened(raw, batch)
+            upstream.buffer = [batch]
+        return super()._prepare_inputs(generation_batch)
+
+    def _advantages(self, batch: Batch, *args: Any) -> Estimates:
+        """The present policy's part is here: the policy that has played is gone."""
+        first = super()._advantages(batch, *args)
+        if "decoupled" in self._arm:
+            batch["proximal_logps"] = self._logprobs_under(self.model, batch)  # type: ignore[typeddict-unknown-key]
+        if "critic-lambda" in self._arm:
+            mask = batch["turn_index"] >= 0
+            _, returns = token_gae(first.rewards, first.values, mask, self.args.gamma, 1.0)
+            return Estimates(**{**vars(first), "returns": returns})
+        if not self._reestimates:
+            return first
+        batch["rewards"] = first.rewards  # type: ignore[typeddict-unknown-key]
+        raw, returns = self._estimated(batch, first.values)
+        mask = batch["loss_mask"]
+        if "token-gae" not in self._arm:
+            index = batch["turn_index"]
+            mask = mask & (index != torch.nn.functional.pad(index[:, :-1], (1, 0), value=-1))
+        return Estimates(
+            first.rewards, raw, self._whitened(raw, batch), first.values, returns, mask
+        )
+
+    def _estimated(self, batch: Batch, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and targets, from these values and the present policy."""
+        rewards, index = batch["rewards"], batch["turn_index"]  # type: ignore[typeddict-item]
+        factors = self.args.gamma, self.args.lam
+        if "token-gae" in self._arm:
+            return token_gae(rewards, values, index >= 0, *factors)
+        drift = self._logprobs_under(self.model, batch) - batch["old_per_token_logps"]
+        mean = "vtrace-mean" in self._arm
+        return rival.vtrace(rewards, values, drift, index, *factors, mean=mean)
+
+    def _whitened(self, raw: Tensor, batch: Batch) -> Tensor:
+        mask = batch["loss_mask"]
+        return whiten(raw, mask, reduce=self._sum_over_processes).masked_fill(~mask, 0.0)
+
+    # ------------------------------------------------------------------------ terms of a step
+
+    def _policy_loss(self, model: nn.Module, inputs: Batch, totals: Tensor) -> Tensor:
+        self._inputs = inputs
+        return super()._policy_loss(model, inputs, totals)
+
+    def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+        if "decoupled" in self._arm:
+            proximal = inputs["proximal_logps"]  # type: ignore[typeddict-item]
+            inputs = {**inputs, "old_per_token_logps": proximal}  # type: ignore[assignment]
+        self._level = super()._log_ratio(inputs, logprobs)
+        return self._level
+
+    def _sample_weights(self, inputs: Batch, logprobs: Tensor) -> Tensor | None:
+        if "decoupled" not in self._arm:
+            return super()._sample_weights(inputs, logprobs)
+        proximal = inputs["proximal_logps"]  # type: ignore[typeddict-item]
+        return rival.behaviour_weights(proximal, inputs["old_per_token_logps"], self._index(inputs))
+
+    def _index(self, inputs: Batch) -> Tensor:
+        return inputs["turn_index"].masked_fill(~inputs["loss_mask"], -1)
+
+    def _observe(
+        self,
+        surrogate: ClippedSurrogate,
+        share: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> None:
+        surrogate = self._in_place_of(surrogate, logprobs)
+        self._watch(logprobs)
+        if {"episodes", "turns", "winners"} & set(self._arm):
+            weights = self._weights(surrogate, share, logprobs, entropies, loss_mask)
+            surrogate = surrogate._replace(kept=surrogate.kept * weights.to(surrogate.kept.dtype))
+        self._surrogate = surrogate
+        super()._observe(surrogate, share, logprobs, entropies, loss_mask)
+
+    def _combine(
+        self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
+    ) -> Tensor:
+        return super()._combine(inputs, self._surrogate, share, extra)
+
+    def _in_place_of(self, surrogate: ClippedSurrogate, logprobs: Tensor) -> ClippedSurrogate:
+        """The clipped surrogate, or what a part has instead of the clip."""
+        old, advantages = self._inputs["old_per_token_logps"], self._inputs["advantages"]
+        index = self._index(self._inputs)
+        for name in KERNELS:
+            if name in self._arm:
+                terms = rival.kernel_terms(name, logprobs, old, advantages, index)
+                nothing = torch.zeros_like(surrogate.is_clipped)
+                return surrogate._replace(
+                    kept=terms, clipped=torch.zeros_like(terms), is_clipped=nothing
+                )
+        if "mask" in self._arm:
+            gone = rival.outside_trust_region(logprobs, old, advantages, index, DELTA)
+        elif "m2po" in self._arm:
+            gone = rival.beyond_second_moment(logprobs - old, index)
+        else:
+            return surrogate
+        terms = surrogate.kept + surrogate.clipped
+        return surrogate._replace(
+            kept=terms.masked_fill(gone, 0.0),
+            clipped=terms.masked_fill(~gone, 0.0),
+            is_clipped=gone & (advantages != 0),
+        )
+
+    def _weights(
+        self,
+        surrogate: ClippedSurrogate,
+        share: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        loss_mask: Tensor,
+    ) -> Tensor:
+        winners = rival.winners(self._inputs["advantages"], loss_mask)
+        if "winners" in self._arm:
+            return winners
+        squares = []
+        for terms in (surrogate.kept, surrogate.clipped):
+            (coefficient,) = torch.autograd.grad((terms * share).sum(), logprobs, retain_graph=True)
+            squares.append(rival.token_squares(coefficient, logprobs, entropies, loss_mask))
+        if "turns" in self._arm:
+            weights = rival.turn_weights(*squares, self._index(self._inputs))
+            counted = weights[loss_mask]
+        else:
+            weights = rival.episode_weights(*squares)
+            counted = weights[loss_mask.any(dim=1)]
+            if (losers := (winners == 0) & loss_mask.any(1, keepdim=True)).any():
+                self._batch_metrics.add_scalar("study/weight_losers", weights[losers].mean())
+        if counted.numel():
+            self._batch_metrics.add_scalar("study/weight_mean", counted.mean())
+            self._batch_metrics.add_scalar("study/weight_min", counted.min())
+        return weights
+
+    # --------------------------------------------------------------------- size of the step
+
+    def _start_mini_batch(self, *, empty: bool = False) -> None:
+        super()._start_mini_batch(empty=empty)
+        self._drifts = []
+
+    def _watch(self, logprobs: Tensor) -> None:
+        """Take in a micro-batch's drift away from the player."""
+        inputs, index = self._inputs, self._index(self._inputs)
+        inside = index >= 0
+        now = logprobs.detach().masked_fill(~inside, 0.0)
+        old = inputs["old_per_token_logps"].masked_fill(~inside, 0.0)
+        drift = now - old
+        turns = rival.turn_means(drift, index)[rival.turn_counts(index) > 0]
+        self._drifts.append((drift.sum(1)[inside.any(1)], turns, drift[inside]))
+        figures = self._batch_metrics
+        figures.add_scalar("study/divergence", (now.exp() - old.exp()).abs().max())
+
+    def _before_optimizer_step(self) -> None:
+        super()._before_optimizer_step()
+        if not self._drifts:
+            return
+        episodes, turns, tokens = (torch.cat(d) for d in zip(*self._drifts, strict=True))
+        token_kl = float((tokens.exp() - 1.0 - tokens).mean()) if tokens.numel() else 0.0
+        shares = [float(rival.effective_share(drift)) for drift in (episodes, turns)]
+        scale = None
+        for name, share in zip(("ess", "ess-turns"), shares, strict=True):
+            if name in self._arm:
+                scale = rival.share_scale(share, self._arm[name] or self._base)
+        target = self._arm.get("kl")
+        if target is not None:
+            bounds = [rate / self.args.learning_rate for rate in RATES]
+            kl = token_kl if math.isfinite(token_kl) else math.inf
+            scale = self._factor = rival.adapted(self._factor, kl, target, *bounds)
+        if scale is not None:
+            self._optimizers.scale_update(scale)
+            self._batch_metrics.add_scalar("study/scale", scale)
+        for name, value in zip(("ess_episodes", "ess_turns"), shares, strict=True):
+            self._batch_metrics.add_scalar(f"study/{name}", value)
+        self._batch_metrics.add_scalar("study/token_kl", token_kl)
+
+    # -------------------------------------------------------------------------- movement
+
+    def _generate_and_score_completions(self, inputs: Any) -> Batch:
+        if self.model.training:
+            self._mark()
+        return super()._generate_and_score_completions(inputs)
+
+    def _mark(self) -> None:
+        """How far, in the L2 norm, the policy has moved since the last rollout batch."""
+        now = [p.detach().clone() for p in self.model.parameters() if p.requires_grad]
+        if self._before:
+            squares = [
+                (a - b).double().square().sum() for a, b in zip(now, self._before, strict=True)
+            ]
+            self._movements.append(float(torch.stack(squares).sum().sqrt()))
+        self._before = now
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever; afterwards the log's lines say how far each update has moved the policy."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self._mark()
+            lines = [line for line in self.state.log_history if SUCCESS in line]
+            for line, movement in zip(lines, self._movements, strict=False):
+                line["study/movement"] = movement

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import ClippedSurrogate, token_gae, whiten
-from trl_stppo.trainer.estimate import Estimates
 from trl_stppo.trainer.loop.batch import Batch, join
+from trl_stppo.trainer.loop.mini_batches import Totals
+from trl_stppo.trainer.loop.targets import Targets
 
 KERNELS = ("sapo", "cispo", "vespo", "tis", "topr")
 PARTS = {  # part -> what it changes
@@ -113,15 +114,15 @@ class RivalTrainer(STPPOTrainer):
             upstream.buffer = [batch]
         return super()._prepare_inputs(generation_batch)
 
-    def _advantages(self, batch: Batch, *args: Any) -> Estimates:
+    def _advantages(self, batch: Batch, *args: Any) -> Targets:
         """The present policy's part is here: the policy that has played is gone."""
         first = super()._advantages(batch, *args)
         if "decoupled" in self._arm:
-            batch["proximal_logps"] = self._logprobs_under(self.model, batch)  # type: ignore[typeddict-unknown-key]
+            batch["proximal_logps"] = self._comparison.under(self.model, batch)  # type: ignore[typeddict-unknown-key]
         if "critic-lambda" in self._arm:
             mask = batch["turn_index"] >= 0
             _, returns = token_gae(first.rewards, first.values, mask, self.args.gamma, 1.0)
-            return Estimates(**{**vars(first), "returns": returns})
+            return Targets(**{**vars(first), "returns": returns})
         if not self._reestimates:
             return first
         batch["rewards"] = first.rewards  # type: ignore[typeddict-unknown-key]
@@ -130,9 +131,7 @@ class RivalTrainer(STPPOTrainer):
         if "token-gae" not in self._arm:
             index = batch["turn_index"]
             mask = mask & (index != torch.nn.functional.pad(index[:, :-1], (1, 0), value=-1))
-        return Estimates(
-            first.rewards, raw, self._whitened(raw, batch), first.values, returns, mask
-        )
+        return Targets(first.rewards, raw, self._whitened(raw, batch), first.values, returns, mask)
 
     def _estimated(self, batch: Batch, values: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and targets, from these values and the present policy."""
@@ -140,17 +139,17 @@ class RivalTrainer(STPPOTrainer):
         factors = self.args.gamma, self.args.lam
         if "token-gae" in self._arm:
             return token_gae(rewards, values, index >= 0, *factors)
-        drift = self._logprobs_under(self.model, batch) - batch["old_per_token_logps"]
+        drift = self._comparison.under(self.model, batch) - batch["old_per_token_logps"]
         mean = "vtrace-mean" in self._arm
         return rival.vtrace(rewards, values, drift, index, *factors, mean=mean)
 
     def _whitened(self, raw: Tensor, batch: Batch) -> Tensor:
         mask = batch["loss_mask"]
-        return whiten(raw, mask, reduce=self._sum_over_processes).masked_fill(~mask, 0.0)
+        return whiten(raw, mask, reduce=self.accelerator.reduce).masked_fill(~mask, 0.0)
 
     # ------------------------------------------------------------------------ terms of a step
 
-    def _policy_loss(self, model: nn.Module, inputs: Batch, totals: Tensor) -> Tensor:
+    def _policy_loss(self, model: nn.Module, inputs: Batch, totals: Totals) -> Tensor:
         self._inputs = inputs
         return super()._policy_loss(model, inputs, totals)
 
@@ -161,9 +160,12 @@ class RivalTrainer(STPPOTrainer):
         self._level = super()._log_ratio(inputs, logprobs)
         return self._level
 
-    def _sample_weights(self, inputs: Batch, logprobs: Tensor) -> Tensor | None:
-        if "decoupled" not in self._arm:
-            return super()._sample_weights(inputs, logprobs)
+    def _install_loop(self, *args: Any) -> None:
+        super()._install_loop(*args)
+        if "decoupled" in self._arm:
+            self._comparison.token_factors = self._behaviour_weights  # type: ignore[method-assign]
+
+    def _behaviour_weights(self, inputs: Batch, logprobs: Tensor) -> Tensor:
         proximal = inputs["proximal_logps"]  # type: ignore[typeddict-item]
         return rival.behaviour_weights(proximal, inputs["old_per_token_logps"], self._index(inputs))
 
@@ -237,10 +239,10 @@ class RivalTrainer(STPPOTrainer):
             weights = rival.episode_weights(*squares)
             counted = weights[loss_mask.any(dim=1)]
             if (losers := (winners == 0) & loss_mask.any(1, keepdim=True)).any():
-                self._batch_metrics.add_scalar("study/weight_losers", weights[losers].mean())
+                self._mini_batches.metrics.add_scalar("study/weight_losers", weights[losers].mean())
         if counted.numel():
-            self._batch_metrics.add_scalar("study/weight_mean", counted.mean())
-            self._batch_metrics.add_scalar("study/weight_min", counted.min())
+            self._mini_batches.metrics.add_scalar("study/weight_mean", counted.mean())
+            self._mini_batches.metrics.add_scalar("study/weight_min", counted.min())
         return weights
 
     # --------------------------------------------------------------------- size of the step
@@ -258,7 +260,7 @@ class RivalTrainer(STPPOTrainer):
         drift = now - old
         turns = rival.turn_means(drift, index)[rival.turn_counts(index) > 0]
         self._drifts.append((drift.sum(1)[inside.any(1)], turns, drift[inside]))
-        figures = self._batch_metrics
+        figures = self._mini_batches.metrics
         figures.add_scalar("study/divergence", (now.exp() - old.exp()).abs().max())
 
     def _before_optimizer_step(self) -> None:
@@ -279,10 +281,10 @@ class RivalTrainer(STPPOTrainer):
             scale = self._factor = rival.adapted(self._factor, kl, target, *bounds)
         if scale is not None:
             self._optimizers.scale_update(scale)
-            self._batch_metrics.add_scalar("study/scale", scale)
+            self._mini_batches.metrics.add_scalar("study/scale", scale)
         for name, value in zip(("ess_episodes", "ess_turns"), shares, strict=True):
-            self._batch_metrics.add_scalar(f"study/{name}", value)
-        self._batch_metrics.add_scalar("study/token_kl", token_kl)
+            self._mini_batches.metrics.add_scalar(f"study/{name}", value)
+        self._mini_batches.metrics.add_scalar("study/token_kl", token_kl)
 
     # -------------------------------------------------------------------------- movement
 

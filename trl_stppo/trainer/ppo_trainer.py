@@ -177,7 +177,7 @@ class PPOTrainer(AgentTrainer):
         targets: Targets,
         seconds: float,
     ) -> None:
-        """Write the rollout down; `all_rewards` rewards are those of all processes, [W * B, F]."""
+        """Write the rollout down; `all_rewards` are those of all processes, [W * B, F]."""
         log, gather = self._rollout_log, self.accelerator.gather
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         # Without a critic, advantages are made of the spread of rewards, and tell it themselves.

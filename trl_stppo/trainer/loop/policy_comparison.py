@@ -34,7 +34,7 @@ class PolicyComparison:
         per_rollout = (args.steps_per_generation or 1) * host.num_iterations
         moves = args.gradient_accumulation_steps % per_rollout
         if moves or self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness:
-            batch["old_per_token_logps"] = self._under(host.model, batch)
+            batch["old_per_token_logps"] = self.under(host.model, batch)
 
     def add_reference(self, batch: Batch) -> None:
         """Those of the reference policy, where a KL is measured."""
@@ -42,14 +42,15 @@ class PolicyComparison:
         if host.args.kl_coef == 0.0 and host.args.beta == 0.0:
             return
         if host.ref_model is not None:
-            batch["ref_per_token_logps"] = self._under(host.ref_model, batch)
+            batch["ref_per_token_logps"] = self.under(host.ref_model, batch)
             return
         policy = host.accelerator.unwrap_model(host.model)
         # A fresh adapter is switched off; of one that has learnt, upstream or we have made a copy.
         with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
-            batch["ref_per_token_logps"] = self._under(host.model, batch)
+            batch["ref_per_token_logps"] = self.under(host.model, batch)
 
-    def _under(self, model: nn.Module, batch: Batch) -> Tensor:
+    def under(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Log-probabilities of a batch's tokens under a model, [B, T] nats, without a gradient."""
         ids, mask, length = full_sequence(batch)
         args = self._host.args
         kwargs, size = args.gradient_checkpointing_kwargs, args.per_device_train_batch_size

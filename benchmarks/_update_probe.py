@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-MARK = ""  # a line of a worker's output that is meant for the parent
+MARK = "@@"  # a line of a worker's output that is meant for the parent
 
 
 def send(message: dict[str, Any]) -> None:

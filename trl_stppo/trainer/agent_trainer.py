@@ -123,9 +123,7 @@ class AgentTrainer(GRPOTrainer):
                 rollout_func=rollout_func,
                 environment_factory=rollout.tool_environments,
             )
-        self.beta = (
-            args.beta
-        )  # during the constructor it said whether upstream is to make the reference
+        self.beta = args.beta  # until here it said whether upstream is to make the reference
         with given.in_place(args):
             models.check_sharding(self, given.model, reference, turn_reward_funcs)
         self._upstream = Upstream(self)

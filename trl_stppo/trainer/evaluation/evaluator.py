@@ -120,14 +120,15 @@ class Evaluator:
         prefix: str,
     ) -> Any:
         """Upstream's loop over the batches; the figures are made at its end."""
+        host = self._host
+        surroundings: AbstractContextManager[None] = nullcontext()
         if self.prefix is None:  # `predict` comes here by itself
             self._open_trackers()
-        alone = undisturbed(self._host, self._upstream) if self.prefix is None else nullcontext()
-        host = self._host
+            surroundings = undisturbed(host, self._upstream)
         process = host.accelerator.process_index, host.accelerator.num_processes
         self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
         try:
-            with alone, evaluation_settings(host):
+            with surroundings, evaluation_settings(host):
                 output = wrapped(dataloader, description, True, ignore_keys, prefix)
         finally:
             self.run = None

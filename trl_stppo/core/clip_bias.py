@@ -68,7 +68,8 @@ def normalization_scale(
 
     Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Eqs. 7-8,
         as far as known), with a guard where nothing is clipped; "floor", "relative" and
-        "share" are this package's own.
+        "share" are this package's own signals. To scale the step by how far off policy a batch is has
+        a precedent in VCPO (arXiv:2602.17616), whose signal is the effective sample size.
     """
     check_choice("mode", mode, NORMALIZATION_MODES)
     if not 0 < power < math.inf:
@@ -124,7 +125,8 @@ def logit_space_square(
     Raises:
         ValueError: wrong dtypes, or shapes that differ from `loss_mask`'s.
 
-    Source: this package's own.
+    Source: the logit-gradient proxy 1 - 2 p + sum p^2 of OTB (arXiv:2602.07078); exp(-entropy) for
+        sum p^2 is this package's own.
     """
     check_mask("loss_mask", loss_mask)
     tensors = {"coefficient": coefficient, "logprobs": logprobs, "entropies": entropies}

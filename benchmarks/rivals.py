@@ -25,6 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from _outcome import finish
 from _rivals_stages import LEVELS, STAGES, TASKS, Records, Trial, survivors, table_of, trial
+from _rivals_test import sweep, test, tuning, verdict
 from _rivals_trainer import FIGURES as OWN_FIGURES
 from _rivals_trainer import RivalTrainer, settings_of
 from _stability_grid import FIGURES
@@ -34,6 +35,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 from stability import run_all
 
+LATER = {"tuning": tuning, "test": test, "sweep": sweep}  # than the first stage has been judged
+ALL_STAGES = {**STAGES, **LATER}
 # Between them they have every hook.
 QUICK = ("episodes+vtrace+share", "decoupled+turns+ess")
 
@@ -64,6 +67,18 @@ def print_table(table: list[dict[str, Any]]) -> None:
     Console(width=120).print(grid)
 
 
+def run_stage(stage: str, task: str, records: Records, args: Any, deadline: float) -> int:
+    """All runs of a stage, asked again after each round; returns how many the deadline left out."""
+    if stage in LATER and len(survivors(table_of(records))) < 2:
+        return 0
+    jobs_of = ALL_STAGES.get(stage, quick_jobs)
+    while True:
+        jobs = jobs_of(records, task)
+        left_out = run_all(jobs, records, args, deadline, work)
+        if left_out or stage != "tuning" or not jobs:
+            return left_out
+
+
 def quick_jobs(*_: Any) -> list[Trial]:
     """Two updates of a few."""
     return [trial("quick", "corridor", arm, "epochs", ("epochs", 1e-3), 200) for arm in QUICK]
@@ -72,7 +87,7 @@ def quick_jobs(*_: Any) -> list[Trial]:
 def main() -> None:
     """Run the stages, print the table, then the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--stages", nargs="+", choices=list(ALL_STAGES), default=list(ALL_STAGES))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--budget_hours", type=float, default=24.0, help="no run starts after it")
     parser.add_argument("--jobs", dest="workers", type=int, default=1, help="runs at the same time")
@@ -89,15 +104,16 @@ def main() -> None:
     records = Records(args.data)
     deadline = time.monotonic() + 3600 * args.budget_hours
     left_out = {}
-    for task in args.tasks:
-        for stage in args.stages:
-            jobs = STAGES.get(stage, quick_jobs)(records, task)
-            left_out[f"{stage} {task}"] = run_all(jobs, records, args, deadline, work)
+    for stage in args.stages:  # the test looks at the first stage of all tasks
+        for task in args.tasks:
+            left_out[f"{stage} {task}"] = run_stage(stage, task, records, args, deadline)
     table = table_of(records)
     print_table(table)
     died = [{"error": r["error"]} for r in records.rows if args.quick and r["error"]]
     outcome = {"quick": args.quick, "left_out": left_out, "runs": len(records.rows), "died": died}
-    finish({**outcome, "rivals": table, "survivors": survivors(table)})
+    tested = [task for task in args.tasks if records.of("test", task)]
+    judged = verdict(records, tested) if tested else None
+    finish({**outcome, "rivals": table, "survivors": survivors(table), "verdict": judged})
 
 
 if __name__ == "__main__":

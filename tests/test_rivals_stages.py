@@ -76,6 +76,7 @@ def test_levels_of_the_corridor_are_those_of_the_stability_study(study, tmp_path
     stages = study.stages
     records = stages.Records(tmp_path / "rows.jsonl.gz")
     expected = {"none": ("none", 3e-4), "threshold": ("epochs", 5.5e-4), "extreme": ("both", 1e-3)}
+    expected["overlap"] = ("overlap", 3e-4)
     assert stages.levels(records, "corridor") == expected
     assert stages.pilot(records, "corridor") == []
     for job in stages.on_policy(records, "corridor"):

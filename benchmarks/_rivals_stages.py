@@ -39,7 +39,7 @@ CANDIDATES = (
     *("target-kl-0.01", "target-kl-0.03"),
     *("sapo", "cispo", "vespo"),
 )
-SURVIVORS, TIE = 3, 0.01
+SURVIVORS, TIE, BEST = 3, 0.01, 12
 Record = dict[str, Any]
 
 
@@ -208,12 +208,13 @@ def base_of(records: Records, task: str, arm: str) -> float:
 
 
 def first(records: Records, task: str) -> list[Trial]:
-    """All rivals at both levels; each seed of all of them before the next, the best so far first."""
+    """All rivals at both levels, on other tasks the first one's best; each seed of all before the next."""
     at, arms = levels(records, task), [*REFERENCES, *CANDIDATES]
     if task != TASKS[0]:
         before = {line["arm"]: line["cells"] for line in table_of(records)}
         own = {a: [x for c, x in cells.items() if task not in c] for a, cells in before.items()}
-        arms.sort(key=lambda arm: -sum(own.get(arm, [])))
+        best = sorted(CANDIDATES, key=lambda arm: -sum(own.get(arm, [])))[:BEST]
+        arms = sorted([*REFERENCES, *best], key=lambda arm: -sum(own.get(arm, [])))
     return [
         trial("first", task, arm, name, at[name], seed, base_of(records, task, arm))
         for seed, name, arm in itertools.product(TUNE_SEEDS, LEVELS, arms)

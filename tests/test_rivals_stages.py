@@ -104,4 +104,7 @@ def test_levels_of_the_corridor_are_those_of_the_stability_study(study, tmp_path
         )
     job = stages.trial("first", "corridor", "m2po", "extreme", ("both", 1e-3), 200)
     records.add(job, rows_of_a_run(0.9))
-    assert [job.arm for job in stages.first(records, "demo")][:3] == ["m2po", "token", "turn"]
+    arms = [job.arm for job in stages.first(records, "demo")]
+    # Who did best on the corridor, and the references.
+    assert arms[:3] == ["m2po", "token", "turn"]
+    assert len(set(arms)) == stages.BEST + len(stages.REFERENCES)

@@ -12,6 +12,8 @@ is JSON.
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import os
 import shutil
 import time
@@ -24,7 +26,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from _outcome import finish
-from _rivals_stages import LEVELS, STAGES, TASKS, Records, Trial, survivors, table_of, trial
+from _rivals_signals import signals
+from _rivals_stages import (
+    LEVELS,
+    RECORDED,
+    STAGES,
+    TASKS,
+    Records,
+    Trial,
+    survivors,
+    table_of,
+    trial,
+)
 from _rivals_test import sweep, test, tuning, verdict
 from _rivals_trainer import FIGURES as OWN_FIGURES
 from _rivals_trainer import RivalTrainer, settings_of
@@ -113,7 +126,10 @@ def main() -> None:
     outcome = {"quick": args.quick, "left_out": left_out, "runs": len(records.rows), "died": died}
     tested = [task for task in args.tasks if records.of("test", task)]
     judged = verdict(records, tested) if tested else None
-    finish({**outcome, "rivals": table, "survivors": survivors(table), "verdict": judged})
+    with gzip.open(RECORDED, "rt", newline="") as file:
+        ahead = signals(csv.DictReader(file))
+    outcome |= {"rivals": table, "survivors": survivors(table), "verdict": judged}
+    finish({**outcome, "signals": ahead})
 
 
 if __name__ == "__main__":

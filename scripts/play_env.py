@@ -1,4 +1,4 @@
-r"""Play an environment in the terminal: `trl-stppo env play`.
+r"""Play an environment in the terminal: `trl-stppo env play`, without a --config the demo's.
 
 python scripts/play_env.py
 python scripts/play_env.py --environment trl_stppo.envs.adapters:FrozenLakeEnv \
@@ -9,5 +9,8 @@ import sys
 
 from trl_stppo.cli import run_here
 
+DEMO = ["--environment", "trl_stppo.recipes.search:StdlibSearchEnv"]
+
 if __name__ == "__main__":
-    sys.exit(run_here("env play", sys.argv[1:]))
+    words = sys.argv[1:]
+    sys.exit(run_here("env play", words if "--config" in words else [*DEMO, *words]))

@@ -1,4 +1,4 @@
-"""Show the tokens of a few episodes: `trl-stppo show`, by default with the demo's first agent.
+"""Show the tokens of a few episodes: `trl-stppo show`, without a --config with the demo's first agent.
 
 python scripts/show_rollout.py
 python scripts/show_rollout.py --model_name_or_path runs/demo --index 3 --episodes 2 --logprobs
@@ -11,6 +11,9 @@ from pathlib import Path
 from trl_stppo.cli import run_here
 
 AGENT = Path(__file__).parent / "assets" / "search-agent"
+DEMO = ["--model_name_or_path", str(AGENT)]
+DEMO += ["--environment", "trl_stppo.recipes.search:StdlibSearchEnv"]
 
 if __name__ == "__main__":
-    sys.exit(run_here("show", ["--model_name_or_path", str(AGENT), *sys.argv[1:]]))
+    words = sys.argv[1:]
+    sys.exit(run_here("show", words if "--config" in words else [*DEMO, *words]))

@@ -153,8 +153,8 @@ def launcher_flags() -> set[str]:
 
 def argument_classes() -> list[type]:
     """The dataclasses from which our commands read flags."""
-    from trl_stppo.cli.agents import types_of
     from trl_stppo.cli.arguments import ARGUMENTS
+    from trl_stppo.cli.flag_types import types_of
 
     return [kind for command in ARGUMENTS for kind in types_of(command)]
 
@@ -162,7 +162,7 @@ def argument_classes() -> list[type]:
 @cache
 def flags_of_command(name: str) -> set[str]:
     """All flags of a command of `trl-stppo`, with dashes."""
-    from trl_stppo.cli.agents import types_of
+    from trl_stppo.cli.flag_types import types_of
     from trl_stppo.cli.main import MODULES, PARSED
 
     if name in PARSED:

@@ -113,7 +113,8 @@ def test_tools_are_listed_called_and_paid(play) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--environment", "none"), "--environment is none"),
+        ((), "`--environment` is missing, so there is nothing to play"),
+        (("--environment", "none"), "`--environment` is missing, so there is nothing to play"),
         ((*ECHO[:2], "--row", "[1]"), r"`row=\[1\]` is no JSON object"),
         (("--model_name_or_path", "a"), "gone since 0.2. `trl-stppo show` prints the tokens"),
     ],
@@ -127,7 +128,8 @@ def test_wrong_flags_are_explained(play, flags, message) -> None:
 def test_a_row_is_taken_from_a_dataset_or_a_stream(play, streaming, tmp_path) -> None:
     rows = question_rows(["nq"] * 3, "train")
     Dataset.from_dict(rows).to_json(str(tmp_path / "train.jsonl"))
-    flags = ("--dataset_name", str(tmp_path), "--dataset_streaming", streaming)
+    flags = ("--environment", "trl_stppo.recipes.search:StdlibSearchEnv")
+    flags += ("--dataset_name", str(tmp_path), "--dataset_streaming", streaming)
     out = play(":q\n", *flags, "--index", "2")
     assert rows["question"][2] in out
     assert rows["question"][1] not in out
@@ -136,7 +138,7 @@ def test_a_row_is_taken_from_a_dataset_or_a_stream(play, streaming, tmp_path) ->
 
 
 @pytest.mark.slow
-def test_as_a_command_on_the_default_environment_and_dataset() -> None:
+def test_the_script_plays_the_demo() -> None:
     pytest.importorskip("bm25s")
     result = warm.run(
         [sys.executable, "scripts/play_env.py", "--index", "3"],

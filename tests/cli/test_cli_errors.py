@@ -90,8 +90,10 @@ def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
             pass
 
     monkeypatch.setattr(train, "make_trainer", lambda *parsed: Stopped())
-    words = f"train --output_dir {tmp_path} --use_cpu --bf16 false"
-    assert main(words.split()) == 143
+    words = (
+        "train --model_name_or_path a --dataset_name b --reward_funcs c:d --use_cpu --bf16 false"
+    )
+    assert main([*words.split(), "--output_dir", str(tmp_path)]) == 143
 
 
 def test_a_reader_that_goes_away_is_no_error():

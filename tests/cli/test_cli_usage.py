@@ -8,6 +8,9 @@ from tests.script_kit import DEMO
 from trl_stppo.cli.main import main
 from trl_stppo.wording import GONE, RENAMED
 
+RUN = "--model_name_or_path a --dataset_name b --reward_funcs c:d"
+SEARCH = "--environment trl_stppo.recipes.search:SearchEnv"
+
 
 def said(capsys, *words: str) -> str:
     """What a command line with a mistake prints."""
@@ -48,33 +51,33 @@ def said(capsys, *words: str) -> str:
             "train run.yaml",
             "`run.yaml` belongs to no flag. Name a file of settings by `--config run.yaml`.",
         ),
-        ("train --multi_gpu run.yaml", "`run.yaml` belongs to no flag."),
+        (f"train {RUN} --multi_gpu run.yaml", "`run.yaml` belongs to no flag."),
         ("train --max_turns x", "`--max_turns`: invalid int value: 'x'."),
         ("train --variant so-ppo", "`variant='so-ppo'`: allowed are 'ppo'"),
         ("train --config", "`--config` needs the path of a YAML file"),
         ("train --config nowhere.yaml", "`--config nowhere.yaml` cannot be read: No such file"),
         ("train --config a --config b", "`--config` is given twice"),
         (
-            "train --scale_rewards batch --use_cpu --bf16 false",
+            f"train {RUN} --scale_rewards batch --use_cpu --bf16 false",
             "`scale_rewards='batch'` is not supported",
         ),
         (
-            "train --accelerate_config zero4",
+            f"train {RUN} --accelerate_config zero4",
             "accelerate launch: `--accelerate_config`: `zero4` is no file, and no name of one. Did you",
         ),
-        ("train --mixed_precision bf61", "Did you mean `bf16`"),
+        (f"train {RUN} --mixed_precision bf61", "Did you mean `bf16`"),
         (
-            "train --num_processes two",
+            f"train {RUN} --num_processes two",
             "accelerate launch: `--num_processes`: invalid int value: 'two'.",
         ),
         (
-            "evaluate --max_rows 0 --use_cpu --bf16 false --model_name_or_path a",
+            f"evaluate --max_rows 0 --use_cpu --bf16 false --model_name_or_path a {SEARCH}",
             "`max_rows=0`: must satisfy",
         ),
         ("train --live_view true", "one line per rollout batch"),
         ("train --live_lines false", "are always printed"),
         ("env play --learning_rate 1", "`--learning_rate`: not known here."),
-        ("env play --row [1]", "`row=[1]` is no JSON object"),
+        (f"env play {SEARCH} --row [1]", "`row=[1]` is no JSON object"),
         ("env play --environment nowhere:Env", "`nowhere:Env`: there is no module nowhere"),
         ("env check", "the following arguments are required: MODULE:CLASS"),
         ("env check a:b --row {}", "there is no module a"),
@@ -132,7 +135,7 @@ def test_a_file_that_makes_no_sense_is_named(text, message, capsys, tmp_path):
 
 
 def test_todays_names_exist_and_former_ones_do_not():
-    from trl_stppo.cli.agents import types_of
+    from trl_stppo.cli.flag_types import types_of
     from trl_stppo.cli.flags import FlagParser
     from trl_stppo.cli.usage import names_of
 

@@ -58,7 +58,7 @@ def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):
     assert agents.load_splits(args)[0][0] == {"prompt": "mine"}
 
 
-@pytest.mark.parametrize("environment", [f"{HERE}:Silent", "none", f"{HERE}:missing"])
+@pytest.mark.parametrize("environment", [f"{HERE}:Silent", None, "none"])
 def test_without_any_the_error_says_what_to_name(environment):
     with pytest.raises(
         UsageError, match=f"`dataset_name` is not set, and environment={environment}"
@@ -66,9 +66,17 @@ def test_without_any_the_error_says_what_to_name(environment):
         agents.load_splits(arguments(environment))
 
 
-def test_names_of_the_default_environment_are_known_to_all():
-    train, held_out = agents.load_splits(arguments("none", dataset_name="stdlib-search"))
-    assert {"prompt", "answers"} <= {*train.column_names} & {*held_out.column_names}
+def test_a_wrong_environment_is_told_before_rows_that_it_would_offer():
+    with pytest.raises(UsageError, match="has no attribute 'missing'"):
+        agents.load_splits(arguments(f"{HERE}:missing", dataset_name="few"))
+
+
+def test_the_demos_environments_offer_both():
+    for name in ("StdlibSearchEnv", "SearchEnv"):
+        path = f"trl_stppo.recipes.search:{name}"
+        train, held_out = agents.load_splits(arguments(path, dataset_name="stdlib-search"))
+        assert {"prompt", "answers"} <= {*train.column_names} & {*held_out.column_names}
+        assert [f.__name__ for f in objects.offered_by(path, "figures")] == ["f1_reward"]
 
 
 def test_a_row_to_play_is_the_environments_first_or_empty():
@@ -79,17 +87,11 @@ def test_a_row_to_play_is_the_environments_first_or_empty():
 def test_figures_are_the_environments_own_unless_others_are_named():
     args = arguments(f"{HERE}:Offering")
     assert evaluate.reported_functions(args) == [f"{HERE}:shout"]
-    assert evaluate.titles_of(args) == {"shout": "LOUD"}
+    played = evaluate.Evaluation(None, None, (), [shout], [0.0])
+    assert evaluate.titles_of(played) == {"shout": "LOUD"}
     assert evaluate.reported_functions(arguments(f"{HERE}:Offering", figures=["none"])) == []
     assert evaluate.reported_functions(arguments(f"{HERE}:Silent")) == []
     counted = arguments(f"{HERE}:Offering", reward_funcs=[f"{HERE}:shout"])
     assert evaluate.reported_functions(counted) == [], "it is in the score already"
     other = arguments(f"{HERE}:Silent", eval_environment=f"{HERE}:Offering")
     assert evaluate.reported_functions(other) == [f"{HERE}:shout"]
-
-
-def test_the_default_environment_is_there_and_offers_both():
-    default = objects.default_environment()
-    assert agents.AgentArguments().environment == default
-    assert list(objects.offered_by(default, "datasets")) == ["stdlib-search"]
-    assert [f.__name__ for f in objects.offered_by(default, "figures")] == ["f1_reward"]

@@ -10,6 +10,7 @@ import yaml
 
 from tests.script_kit import DEMO
 from trl_stppo.cli import agents, plan_rows, train
+from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.trainer.publishing.describe import describe
 
 LORA = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "all-linear"]
@@ -42,7 +43,7 @@ def test_a_planned_run_and_its_trainer_are_described_alike(flags, critic, traini
         *flags,
     ]
     words += ["--use_cpu", "true", "--bf16", "false"]
-    parsed = agents.parse_flags(agents.TrainArguments, words)
+    parsed = agents.parse_flags(TrainArguments, words)
     trainer = train.make_trainer(*parsed)
     built = describe(trainer, trainer._evaluator._rollout_plan)
     run = plan_rows.Plan(*parsed, train=trainer.train_dataset)

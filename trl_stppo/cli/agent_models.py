@@ -9,7 +9,7 @@ from trl import ModelConfig
 
 from ..hub.loading import load_tokenizer
 from .arguments import TrainArguments
-from .names import check_name
+from .names import NO_MODEL, check_name
 from .usage import UsageError
 
 
@@ -49,9 +49,7 @@ def local_config(name: str | None, revision: str | None = None, *, fetch: bool =
 def check_policy(model_args: ModelConfig) -> None:
     """Refuse a policy that is not named, is not there, or cannot be trained."""
     if model_args.model_name_or_path is None:
-        raise UsageError(
-            "`model_name_or_path` is missing. Name a checkpoint, or a model of the Hub."
-        )
+        raise UsageError(NO_MODEL)
     check_name("model_name_or_path", model_args.model_name_or_path)
     if (model_args.load_in_4bit or model_args.load_in_8bit) and not model_args.use_peft:
         raise UsageError(

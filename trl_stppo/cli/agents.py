@@ -1,47 +1,33 @@
 """What commands share: flags of an agent's task, and what they stand for.
 
 The trainer follows from `variant`, environments and reward functions are named as `module:name`, data
-is the demo's, a file of rows, a folder of such, or a dataset of the Hub.
+is the environment's, a file of rows, a folder of such, a dataset of the Hub, or a mixture.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
-from trl import ModelConfig
+from trl import ModelConfig, get_dataset
 
-from ..trainer.stgrpo_config import GROUP_VARIANTS, STGRPOConfig
-from ..trainer.stppo_config import VARIANTS, STPPOConfig
-from .arguments import ARGUMENTS, TRAINERS, AgentArguments, TrainArguments
-from .early import peeked
+from ..trainer.stgrpo_config import STGRPOConfig
+from .arguments import AgentArguments
+from .flag_types import flag_types
 from .flags import read_flags
-from .names import ROWS, check_name
-from .objects import default_environment, factory_of, offered_by
+from .names import ROWS, check_name, no_rows
+from .objects import factory_of, load_reward, offered_by
 from .usage import UsageError
+
+logger = logging.getLogger(__name__)
 
 FIND_DATA = "Check the path; scripts/prepare_data.py writes data/search and data/medical"
 
 
 # ------------------------------------------------------------------ flags and trainers
-
-
-def config_of(variant: str | None) -> type:
-    """The configuration that knows a variant.
-
-    Raises:
-        UsageError: nobody knows it.
-    """
-    if variant is None or variant in VARIANTS:
-        return STPPOConfig
-    if variant in GROUP_VARIANTS:
-        return STGRPOConfig
-    with_critic, without = (", ".join(map(repr, names)) for names in (VARIANTS, GROUP_VARIANTS))
-    raise UsageError(
-        f"`variant={variant!r}`: allowed are {with_critic}, and without a critic {without}."
-    )
 
 
 def trainer_of(config: type) -> type:
@@ -50,20 +36,6 @@ def trainer_of(config: type) -> type:
     from ..trainer.stppo_trainer import STPPOTrainer
 
     return STGRPOTrainer if config is STGRPOConfig else STPPOTrainer
-
-
-def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
-    """The dataclasses whose fields are the flags of a training or an evaluation."""
-    return arguments, config_of(peeked(words, "variant", "st-ppo")), ModelConfig
-
-
-def types_of(command: str) -> list[type]:
-    """The dataclasses of all flags of a command."""
-    own = ARGUMENTS[command]
-    if command not in TRAINERS:
-        return [own]
-    task = own if issubclass(own, AgentArguments) else TrainArguments
-    return list(dict.fromkeys((own, *flag_types(task, []))))
 
 
 def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
@@ -83,6 +55,19 @@ def load_environment(
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
 
 
+def played_environment(
+    args: AgentArguments, count_tokens: Callable[[str], int] | None = None
+) -> Callable[[], Any]:
+    """The same, where nothing else can be played."""
+    factory = load_environment(args, count_tokens)
+    if factory is None:
+        raise UsageError(
+            "`--environment` is missing, so there is nothing to play. Name one as module:factory, or the "
+            "--config of a run that has one."
+        )
+    return factory
+
+
 def load_eval_environment(
     args: AgentArguments, count_tokens: Callable[[str], int] | None = None
 ) -> Callable[[], Any] | None:
@@ -94,33 +79,38 @@ def load_eval_environment(
     return factory_of(path, arguments, count_tokens, flag="eval_environment_kwargs")
 
 
+def load_rewards(args: AgentArguments) -> list[Any]:
+    """The reward model's name, if there is one, and the reward functions; TRL weighs them in this order."""
+    check_name("reward_model_name_or_path", args.reward_model_name_or_path)
+    models = [args.reward_model_name_or_path] if args.reward_model_name_or_path else []
+    return [*models, *(load_reward(path, "reward_funcs") for path in args.reward_funcs or [])]
+
+
 # ----------------------------------------------------------------------------- data
 
 
-def own_datasets(args: AgentArguments) -> dict[str, Callable[[str], Any]]:
-    """Names that stand for rows, of the default environment and of the one that is named."""
-    paths = (default_environment(), args.environment)
-    return {k: v for path in paths for k, v in (offered_by(path, "datasets") or {}).items()}
+def rows_are_here(args: AgentArguments) -> bool:
+    """Whether nothing has to be fetched for them, as far as can be told."""
+    own = offered_by(args.environment, "datasets") or {}
+    return all(name in own or Path(name).exists() for name in args.row_sources)
 
 
 def load_splits(args: AgentArguments) -> tuple[Any, Any]:
-    """Training rows, and held-out rows where the dataset has them; streams with `dataset_streaming`."""
-    own = own_datasets(args)
-    if args.dataset_name is None:
-        args.dataset_name = next(iter(offered_by(args.environment, "datasets") or ()), None)
-    if args.dataset_name is None:
-        raise UsageError(
-            f"`dataset_name` is not set, and environment={args.environment} has no rows of its own. "
-            f"Name a file or a folder of rows, or a data set of the Hub."
-        )
-    if args.dataset_name in own:
+    """Training rows, and held-out rows where the data has them; streams where flags ask for one."""
+    own = offered_by(args.environment, "datasets") or {}
+    if args.dataset_name is None and not args.datasets:
+        args.dataset_name = next(iter(own), None)
+    if args.datasets:
+        loaded = mixed(args)
+    elif args.dataset_name is None:
+        raise no_rows(args.environment)
+    elif args.dataset_name in own:
         return own[args.dataset_name]("train"), own[args.dataset_name]("test")
-    loaded = loaded_dataset(args)
-    if not isinstance(loaded, dict):
-        return loaded, None
+    else:
+        loaded = loaded_dataset(args)
     if args.dataset_train_split not in loaded:
         raise UsageError(
-            f"`dataset_train_split={args.dataset_train_split!r}`: {args.dataset_name} has "
+            f"`dataset_train_split={args.dataset_train_split!r}`: {args.rows_name} has "
             f"{', '.join(map(repr, loaded))}. Name one of them."
         )
     return loaded[args.dataset_train_split], loaded.get(args.dataset_test_split)
@@ -135,13 +125,13 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
     ):
         if value != off and held_out is None:
             raise UsageError(
-                f"`{name}={value}`, but {args.dataset_name} has no split {args.dataset_test_split!r}. Set "
+                f"`{name}={value}`, but {args.rows_name} has no split {args.dataset_test_split!r}. Set "
                 f"dataset_test_split, or {name} to {off}."
             )
     if not hasattr(train, "__len__") and config.max_steps <= 0:
+        name = "streaming" if args.datasets else "dataset_streaming"
         raise UsageError(
-            f"`dataset_streaming={args.dataset_streaming}` leaves the length of the training open. Set "
-            f"max_steps or total_episodes."
+            f"`{name}=True` leaves the length of the training open. Set max_steps or total_episodes."
         )
 
 
@@ -149,6 +139,20 @@ def drawn(rows: Any, number: int) -> Any:
     """A few rows, drawn with a fixed seed; of a stream out of its first, and kept."""
     few = rows.shuffle(seed=0).take(number)
     return few if hasattr(few, "__len__") else Dataset.from_list(list(few))
+
+
+def mixed(args: AgentArguments) -> Any:
+    """The mixture that `datasets` describes, as TRL makes it."""
+    if args.dataset_name is not None:
+        logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
+        args.dataset_name = None  # and named nowhere
+    for name in args.row_sources:
+        check_name("datasets", name)
+    if args.streaming and args.test_split_size is not None:
+        raise UsageError(
+            f"`test_split_size={args.test_split_size}` cannot be cut off a stream. Set streaming to false."
+        )
+    return get_dataset(args)
 
 
 def loaded_dataset(args: AgentArguments) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import get_args, get_type_hints
 
-from trl import ScriptArguments
+from trl import DatasetMixtureConfig, ScriptArguments
 
 from ..trainer.config.names import option
-from .objects import default_environment
+from .usage import UsageError
 
 
 @dataclass
-class AgentArguments(ScriptArguments):
+class AgentArguments(DatasetMixtureConfig, ScriptArguments):
     """An agent's task, and how to look at it."""
 
     dataset_name: str | None = option(
@@ -19,14 +21,19 @@ class AgentArguments(ScriptArguments):
         "A file or folder of rows (.jsonl, .json, .csv, .parquet), a Hub id, or a name that "
         "the environment knows; default the environment's own rows.",
     )
-    environment: str | None = field(
-        default_factory=default_environment,
-        metadata={"help": "module:factory of an environment, with tools or text; 'none' for none."},
+    environment: str | None = option(
+        None,
+        "module:factory of an environment, with tools or text; default (or 'none') plain prompts.",
     )
     environment_kwargs: str | None = option(
         None, "JSON object of arguments for the environment's factory."
     )
-    reward_funcs: list[str] | None = option(None, "module:function ... of reward functions.")
+    reward_model_name_or_path: str | None = option(
+        None, "A sequence-classification model that pays, before the reward functions."
+    )
+    reward_funcs: list[str] | None = option(
+        None, "Reward functions: names that `trl grpo` knows, module:function or module.function."
+    )
     eval_episodes: int = option(
         0,
         "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
@@ -38,6 +45,30 @@ class AgentArguments(ScriptArguments):
     eval_environment_kwargs: str | None = option(
         None, "JSON object of arguments for eval_environment."
     )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reward_funcs, str):  # of a file
+            self.reward_funcs = [self.reward_funcs]
+        (kind,) = get_args(get_type_hints(DatasetMixtureConfig)["datasets"])
+        try:
+            super().__post_init__()
+            if not all(isinstance(part, kind) for part in self.datasets):
+                raise TypeError(repr(self.datasets))
+        except TypeError as error:
+            known = ", ".join(spec.name for spec in fields(kind))
+            raise UsageError(
+                f"`datasets`: {error}. It is a list of data sets. Each has {known}; only path is needed."
+            ) from error
+
+    @property
+    def row_sources(self) -> list[str]:
+        """Names of what the rows are from: data sets, files, folders."""
+        return [part.path for part in self.datasets] or [str(self.dataset_name)]
+
+    @property
+    def rows_name(self) -> str:
+        """What lines and tables call the rows."""
+        return "+".join(Path(name).name for name in self.row_sources)
 
 
 @dataclass
@@ -73,8 +104,8 @@ class EvaluateArguments(AgentArguments):
     max_rows: int | None = option(None, "Rows of each data set at most, drawn with a fixed seed.")
     figures: list[str] | None = option(
         None,
-        "module:function of reward functions to report, which do not count in the score; none "
-        "for none; default the environment's.",
+        "Reward functions to report, which do not count in the score; none for none; default the "
+        "environment's.",
     )
 
 

@@ -37,17 +37,18 @@ from .agents import (
     check_splits,
     load_environment,
     load_eval_environment,
+    load_rewards,
     load_splits,
-    own_datasets,
     parse_flags,
+    rows_are_here,
 )
 from .arguments import TrainArguments
 from .early import peeked
 from .launches import Launch, launched_as, launcher
-from .names import looks_like_path
-from .objects import load_object
+from .names import UNPAID, looks_like_path
 from .plan_rows import described, plan_table
 from .planned import Plan, loaded_options, planned_setup
+from .usage import UsageError
 
 FAILED: Any = object()
 # Attention -> modules of which one must be there.
@@ -184,9 +185,7 @@ def check_task(
 ) -> None:
     """Check that something pays, and the rows against what plays their episodes."""
     if not rollout.pays and not rewards:
-        found.problems.append(
-            "Nothing pays a reward: `environment=none` without `reward_funcs`. Name one as module:name."
-        )
+        found.problems.append(f"Nothing pays a reward: {UNPAID}")
     if run.train is None:
         return
     if factory is not None:
@@ -211,7 +210,7 @@ def check_episodes(factory: Any, rows: Any, found: Findings) -> None:
 
 def check_rewards(run: Plan) -> list[Any]:
     """The reward functions; refuse weights of others."""
-    functions = [load_object(path) for path in run.args.reward_funcs or []]
+    functions = load_rewards(run.args)
     check_reward_weights(run.config, len(functions))
     # No flag names functions that score turns.
     turn_rewards.check_lengths(0, turn_reward_weights=run.config.turn_reward_weights)
@@ -224,9 +223,8 @@ def find_data(run: Plan, found: Findings) -> Any:
     try:
         run.train, held_out = load_splits(args)
     except Exception as error:
-        name = str(args.dataset_name)
-        here = name in ("None", *own_datasets(args)) or Path(name).exists()
-        if here or looks_like_path(name):
+        wrong = isinstance(error, UsageError) or any(map(looks_like_path, args.row_sources))
+        if wrong or rows_are_here(args):
             found.problems.append(str(error))
             return None
         found.notes.append(f"data could not be loaded, and is not checked: {error}")

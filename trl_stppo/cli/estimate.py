@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,10 +21,11 @@ from rich.table import Table
 from ..models.memory import FITS, GIB, Estimate, Setup, estimate
 from ..trainer.watching.memory import hints, longest_prompt
 from .agent_models import check_policy
-from .agents import flag_types, load_splits, own_datasets
+from .agents import load_splits, rows_are_here
 from .arguments import EstimateArguments, TrainArguments
 from .dry_run import Findings, local_tokenizer, parsed
 from .early import peeked
+from .flag_types import flag_types
 from .flags import FlagParser, divided
 from .launches import launched_as, launcher
 from .names import check_name
@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
         planned = parsed(own, launch, Findings())
         check_policy(planned.model_args)
         check_name("value_model_name_or_path", planned.config.value_model_name_or_path)
-        planned.prompt = prompt_tokens(planned, own)
+        planned.prompt = prompt_tokens(planned)
         setup = planned_setup(planned, fetch=True)
     if isinstance(setup, str):
         raise ValueError(f"The memory of this run is not known: {setup}.")
@@ -90,17 +90,13 @@ def _size(said: str) -> float:
     raise UsageError(f"`--card {said}`: write its memory in GB, as in --card 24.")
 
 
-def prompt_tokens(planned: Plan, words: Sequence[str]) -> int:
-    """Tokens of the longest prompt where a dataset is named and here, else 0."""
-    data = peeked(words, "dataset_name", None)
-    if (
-        data not in own_datasets(planned.args) and not Path(str(data)).exists()
-    ):  # nothing is fetched for it
-        return 0
+def prompt_tokens(planned: Plan) -> int:
+    """Tokens of the longest prompt where the rows are here, else 0: nothing is fetched for it."""
     model_args = planned.model_args
     tokenizer = local_tokenizer(model_args.model_name_or_path, model_args.model_revision)
     with contextlib.suppress(Exception):
-        return longest_prompt(load_splits(planned.args)[0], tokenizer)
+        if rows_are_here(planned.args):
+            return longest_prompt(load_splits(planned.args)[0], tokenizer)
     return 0
 
 

@@ -46,8 +46,8 @@ from .evaluation_tables import (
     with_averages,
     write_files,
 )
-from .names import check_name
-from .objects import load_object, offered_by
+from .names import UNPAID, check_name
+from .objects import load_reward, offered_by
 from .usage import UsageError
 
 logger = logging.getLogger(__name__)
@@ -103,13 +103,13 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(
-            f"`dataset_name={args.dataset_name}` has no split {args.dataset_test_split!r} to evaluate on. "
-            f"Set dataset_test_split to one that it has (a file of rows is the split 'train'), or name a "
-            f"folder with train.jsonl and test.jsonl."
+            f"{args.rows_name} has no split {args.dataset_test_split!r} to evaluate on. Set "
+            f"dataset_test_split to one that it has (a file of rows is the split 'train'), or name a folder "
+            f"with train.jsonl and test.jsonl."
         )
-    if args.dataset_streaming:
+    if not hasattr(rows, "__len__"):
         rows = Dataset.from_list(list(rows))  # all of them are played anyway
-    parts = {Path(str(args.dataset_name)).name: rows}
+    parts = {args.rows_name: rows}
     if "dataset" in rows.column_names:
         names = rows["dataset"]
         where: dict[str, list[int]] = {}
@@ -129,14 +129,14 @@ def reported_functions(args: EvaluateArguments) -> list[str]:
     if wanted is None:
         offers = offered_by(args.eval_environment or args.environment, "figures") or []
         wanted = [f"{function.__module__}:{function.__qualname__}" for function in offers]
-    return [path for path in wanted if path not in ("none", *(args.reward_funcs or []))]
+    counting = [path.replace(":", ".") for path in args.reward_funcs or []]
+    return [path for path in wanted if path.replace(":", ".") not in ("none", *counting)]
 
 
-def titles_of(args: EvaluateArguments) -> dict[str, str]:
+def titles_of(evaluation: Evaluation) -> dict[str, str]:
     """Reward function -> its column: its attribute `title`, or its name."""
-    paths = [*(args.reward_funcs or []), *reported_functions(args)]
-    names = {path: path.partition(":")[2] for path in paths}
-    return {name: getattr(load_object(path), "title", name) for path, name in names.items()}
+    named = zip(evaluation.names, evaluation.reward_funcs, strict=True)
+    return {name: getattr(function, "title", name) for name, function in named}
 
 
 def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
@@ -195,12 +195,12 @@ def evaluate(
     """Figures of one agent by data set."""
     agent, counter = load_agent(folder, config, model_args), TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
-    counting, reported = list(args.reward_funcs or []), reported_functions(args)
-    functions = [load_object(path) for path in (*counting, *reported)]
+    counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
+    reported = [load_reward(path, "figures") for path in reported_functions(args)]
+    functions = [*counting, *reported]
+    weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
     if factory is None and not functions:
-        raise UsageError(
-            "`environment=none` without `reward_funcs`: nothing would be scored. Set one of them."
-        )
+        raise UsageError(f"Nothing would be scored: {UNPAID}")
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
     on_env_error, price = failure_price(config.on_env_error)
     options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
@@ -211,14 +211,14 @@ def evaluate(
             agent.sampling(config.eval_settings.get("temperature") == 0.0),
             (config.seed, EVALUATION),
             functions,
-            [*(config.reward_weights or [1.0] * len(counting)), *[0.0] * len(reported)],
+            [*weights, *[0.0] * len(reported)],
             missing_eos_penalty=config.missing_eos_penalty,
             repetitions=config.num_generations_eval or 1,
             parallel=min(size, config.generation_slots or size),
         )
         for data, rows in sets.items():
             set_seed(config.seed + config.process_index)  # of what draws from everybody's numbers
-            parts[data] = figures_of(evaluation.figures(rows), titles_of(args))
+            parts[data] = figures_of(evaluation.figures(rows), titles_of(evaluation))
     return with_averages(parts)
 
 
@@ -234,7 +234,10 @@ def compare(words: Sequence[str]) -> Results:
     agents, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in agents.values():
         check_name(flag, name)
-    check_reward_weights(config, len(args.reward_funcs or []))
+    models = 0 if args.reward_model_name_or_path is None else 1
+    check_reward_weights(config, models + len(args.reward_funcs or []))
+    if models:  # docs/compatibility.md
+        logger.warning("`reward_model_name_or_path`: not asked here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
     folders = {k: policy_folder(name, revision, code=trust) for k, name in agents.items()}

@@ -7,8 +7,8 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..trainer.config.names import IGNORED, OLD_NAMES, renamed, without_ignored
 from .arguments import EvaluateArguments, TrainArguments
 from .early import with_config
 from .launch import LAUNCHED, as_words, launch_arguments, launch_flags, shipped, told
+from .sources import configs
 from .usage import Parser, UsageError, flag_name, names_of, refuse
 
 # Module and name of a dataclass, from the most derived on -> heading of what it adds or changes.
@@ -119,20 +120,54 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     Raises:
         UsageError: names or values that are not known, or a file that cannot be read.
     """
+    parser, *_ = known_words(types, words)
     flags, path, settings = with_config(words)
-    parser = FlagParser(types)
-    try:
-        flags = under_new_names(flags, settings)
-        unknown = parser.parse_known_args(flags)[1]
-        refuse(unknown, names_of(parser), strange_keys(parser, settings), path)
+    with told_where(flags, path, settings):
+        flags = under_new_names(flags, settings, warns=False)
         given = flags if path is None else ["--config", path, *flags]
         return list(parser.parse_args_and_config(given, return_remaining_strings=True)[:-1])
+
+
+def known_words(
+    types: Sequence[type], words: Sequence[str], others: Collection[str] = (), *, warns: bool = True
+) -> tuple[FlagParser, argparse.Namespace, list[str]]:
+    """A parser of some dataclasses, what it reads, and the words that it leaves to others.
+
+    Args:
+        types: the dataclasses.
+        words: flags and their values.
+        others: flags that it leaves, without dashes.
+        warns: of old names, and refuses those that contradict a new one.
+
+    Raises:
+        UsageError: names or values that nobody knows.
+    """
+    flags, path, settings = with_config(words)
+    parser = FlagParser(types)
+    with told_where(flags, path, settings):
+        flags = under_new_names(flags, settings, warns=warns)
+        unknown = parser.parse_known_args(flags)[1]
+        known = names_of(parser)
+        refuse(unknown, known | set(others), strange_keys(parser, settings), path)
+        TrlParser.set_defaults_with_config(parser, **settings)
+        # As words, of which argparse looks at the choices too.
+        texts = [f"--{k}={v}" for k, v in settings.items() if k in known and isinstance(v, str)]
+        return parser, parser.parse_known_args([*texts, *flags])[0], unknown
+
+
+@contextmanager
+def told_where(
+    flags: Sequence[str], path: str | None, settings: Mapping[str, Any]
+) -> Iterator[None]:
+    """Name the file that a wrong value is from; what a configuration refuses are wrong words, too."""
+    try:
+        yield
     except UsageError as error:
         flag = re.match(r"`--(\w+)`", str(error))
         if flag and flag[1] in settings and not any(flag_name(f) == flag[1] for f in flags):
             raise UsageError(f"In {path}: {error}") from error
         raise
-    except ValueError as error:  # what a configuration refuses
+    except ValueError as error:
         raise UsageError(str(error)) from error
 
 
@@ -145,9 +180,8 @@ def strange_keys(parser: FlagParser, settings: Mapping[str, Any]) -> list[str]:
     strange = set(settings) - {action.dest for action in parser._actions} - {"env"}
     strange -= {*OLD_NAMES, *IGNORED}
     if strange:
-        from ..trainer.stgrpo_config import STGRPOConfig  # it knows PPO's and STPPO's too
-
-        owners = (TrainArguments, EvaluateArguments, ModelConfig, STGRPOConfig)
+        owners: list[type] = [TrainArguments, EvaluateArguments, ModelConfig]
+        owners += [config for config, _ in configs(whole=False)]
         strange -= {spec.name for owner in owners for spec in fields(owner)} | launch_flags()
     return [key for key in settings if key in strange]
 
@@ -162,10 +196,7 @@ def divided(types: Sequence[type], words: Sequence[str]) -> tuple[list[str], lis
     Raises:
         UsageError: nobody knows one of them, or there is a launcher already.
     """
-    flags, path, settings = with_config(words)
-    parser = FlagParser(types)
-    unknown = parser.parse_known_args(under_new_names(flags, settings, warns=False))[1]
-    refuse(unknown, names_of(parser) | launch_flags(), strange_keys(parser, settings), path)
+    parser, _, unknown = known_words(types, words, launch_flags(), warns=False)
     if told():
         if unknown:
             raise UsageError(
@@ -173,7 +204,7 @@ def divided(types: Sequence[type], words: Sequence[str]) -> tuple[list[str], lis
                 f"that one, or leave that one out."
             )
         return list(words), []
-    names = launch_flags() - {action.dest for action in parser._actions}
+    names, settings = launch_flags() - {a.dest for a in parser._actions}, with_config(words)[2]
     filed = [w for key, value in settings.items() if key in names for w in as_words(key, value)]
     launch_arguments([*filed, *unknown], [LAUNCHED])  # refuses wrong values
     return without(words, unknown), [*filed, *unknown]
@@ -246,4 +277,5 @@ def _renamed(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, An
     """Settings under today's names; Python shows its warnings of old ones to programmers alone."""
     with warnings.catch_warnings():
         warnings.simplefilter("default", DeprecationWarning)
-        return renamed(without_ignored(settings), stacklevel=2 if warns else None)
+        kept = without_ignored(settings, warns=warns)
+        return renamed(kept, stacklevel=2 if warns else None)

@@ -10,6 +10,7 @@ import argparse
 import functools
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..wording import did_you_mean
-from .usage import UsageError, names_of, worded
+from .usage import UsageError, worded
 
 REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/distributed.md)
 LAUNCHED = "trl_stppo.cli.launched"
@@ -49,9 +50,18 @@ def _refuse(message: str) -> NoReturn:
     raise UsageError(f"accelerate launch: {worded(message)}")
 
 
-def launch_flags() -> set[str]:
-    """Flags that are handed to the launcher, without dashes."""
-    return names_of(launch_parser()) - {"help"}
+@functools.cache
+def launch_flags() -> frozenset[str]:
+    """Flags that are handed to the launcher, without dashes: read, as its import takes seconds."""
+    spec = importlib.util.find_spec("accelerate")
+    text = (
+        Path(str(spec and spec.origin))
+        .with_name("commands")
+        .joinpath("launch.py")
+        .read_text("utf-8")
+    )
+    names = re.findall(r'add_argument\((?:\s*"-\w",)?\s*"--(\w+)"', text)
+    return frozenset({*names, "accelerate_config"} - {"help"})
 
 
 def as_words(name: str, value: Any) -> list[str]:

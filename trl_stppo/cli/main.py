@@ -119,19 +119,17 @@ def _run(command: str, words: list[str], *, launches: bool) -> int:
     from .early import quieten, wants_dry_run
 
     quieten([] if asked else words)
-    from .arguments import ARGUMENTS, TRAINERS
-    from .flags import divided, read_flags
-
     if asked:
         return _explain(command, whole=not asked <= SHORT_HELP)
-    if command not in TRAINERS:
-        read_flags([ARGUMENTS[command]], words)  # a mistake is told before seconds of imports
+    from .flag_types import check_words, types_of
+
+    check_words(command, words)  # a mistake is told before seconds of imports
     if not launches or command not in LAUNCHED:
         return int(_module(command).run(words))
-    from .agents import flag_types
+    from .flags import divided
     from .launch import launched, starts_one
 
-    own, launcher = divided(flag_types(ARGUMENTS[command], words), words)
+    own, launcher = divided(types_of(command, words, whole=False), words)
     if command == "train" and wants_dry_run(own):
         from .dry_run import dry_run
 
@@ -144,13 +142,10 @@ def _run(command: str, words: list[str], *, launches: bool) -> int:
 def _explain(command: str, *, whole: bool) -> int:
     """Print the help of a command; the whole of it has the flags whose classes take seconds to import."""
     from .arguments import ARGUMENTS, TRAINERS
+    from .flag_types import types_of
     from .flags import help_of
 
-    types = [ARGUMENTS[command]]
-    if whole and command in TRAINERS:
-        from .agents import types_of
-
-        types = types_of(command)
+    types = types_of(command) if whole else [ARGUMENTS[command]]
     about, examples = _documented(command)[1:]
     texts = {"prog": f"{PROGRAM} {command}", "description": about, "epilog": examples}
     print(help_of(types, launched=command in TRAINERS, **texts), end="")
@@ -235,7 +230,7 @@ def is_told(error: BaseException) -> bool:
 
 
 def _said(words: Sequence[str]) -> str:
-    commands = (" ".join(words[:size]) for size in (1, 2))
+    commands = dict.fromkeys(" ".join(words[:size]) for size in (1, 2))
     return " ".join([PROGRAM, *(name for name in commands if name in MODULES)])
 
 

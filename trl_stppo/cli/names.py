@@ -8,8 +8,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .usage import UsageError
+
 # Endings of files with rows -> the loader that datasets has for them.
 ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+NO_MODEL = "`--model_name_or_path` is missing. Name a checkpoint, or a model of the Hub."
+
+UNPAID = "there is neither `environment` nor `reward_funcs`. Name one of them."
+
+
+def no_rows(environment: str | None) -> UsageError:
+    """What is wrong where neither flags nor an environment name rows."""
+    return UsageError(
+        f"`dataset_name` is not set, and environment={environment} has no rows of its own. Name a file or a "
+        f"folder of rows, or a data set of the Hub."
+    )
 
 
 def looks_like_path(name: str) -> bool:

@@ -1,7 +1,8 @@
-"""Objects that flags name as `module:name`, and factories of environments with arguments bound."""
+"""Objects that flags name as `module:name`, reward functions of TRL, and factories of environments."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib
@@ -11,24 +12,24 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ..redaction import redacted
 from ..wording import did_you_mean
+from .sources import source
 from .usage import UsageError
 
 
 def load_object(path: str) -> Any:
-    """The object behind `module:name`; modules in the current folder are found, as by `python -m`.
+    """The object behind `module:name` or `module.name`.
+
+    Modules in the current folder are found, as by `python -m`.
 
     Raises:
         UsageError: there is none.
     """
-    module, _, name = path.partition(":")
-    if not name:
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module or not name:
         raise UsageError(f"`{path}` does not name an object; write it as module:name.")
     # Python shows it to whoever imports only; here a flag or a file has an old name.
     warnings.filterwarnings("default", category=DeprecationWarning, message=r"trl_stppo\.")
@@ -51,10 +52,44 @@ def load_object(path: str) -> Any:
     raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}. {proposal}")
 
 
-def default_environment() -> str | None:
-    """What is played where nobody names an environment: the recipes say it; None without any."""
-    path = Path(__file__).parents[1] / "recipes" / "default.yaml"
-    return yaml.safe_load(path.read_text())["environment"] if path.exists() else None
+# ------------------------------------------------------------------------ reward functions
+
+
+def trl_rewards() -> dict[str, ast.expr]:
+    """Names by which `trl grpo` knows reward functions, and what each stands for in its script.
+
+    The table is a local of that script, so it is read from there.
+    """
+    table = source("trl.scripts.grpo").statements["reward_funcs_registry"].value
+    return {ast.literal_eval(k): v for k, v in zip(table.keys, table.values, strict=True)}
+
+
+def load_reward(path: str, key: str) -> Any:
+    """The reward function behind one of TRL's names, or a path as `load_object` takes it.
+
+    Args:
+        path: or name.
+        key: of the flag that gives it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = trl_rewards()
+    if path in known:
+        from trl import rewards
+
+        names = {node.id for node in ast.walk(known[path]) if isinstance(node, ast.Name)}
+        code = compile(ast.Expression(known[path]), path, "eval")
+        return eval(code, {name: getattr(rewards, name) for name in names})
+    try:
+        return load_object(path)
+    except UsageError as error:
+        parts = [f"`{key}`: {error}", did_you_mean(path, known)]
+        parts += [f"Allowed are module:name, module.name, and TRL's {', '.join(known)}."]
+        raise UsageError(" ".join(filter(None, parts))) from error
+
+
+# ---------------------------------------------------------------------------- environments
 
 
 def offered_by(path: str | None, name: str) -> Any:
@@ -65,14 +100,12 @@ def offered_by(path: str | None, name: str) -> Any:
         name: of the method: `datasets` or `figures` (docs/environments.md).
 
     Returns:
-        what the method does; None where there is none, or no such class: `factory_of` says why.
+        what the method does; None where there is none.
     """
     if path in (None, "none"):
         return None
-    with contextlib.suppress(UsageError):
-        method = getattr(load_object(str(path)), name, None)
-        return method() if inspect.ismethod(method) else None
-    return None
+    method = getattr(load_object(str(path)), name, None)
+    return method() if inspect.ismethod(method) else None
 
 
 def factory_of(

@@ -138,7 +138,7 @@ def _download_rows(run: Plan) -> Iterator[tuple[str, str]]:
         known = known_size(name, model_args.model_revision)
         size = "size not known" if known is None else f"about {known / GIB:.1f} GiB"
         yield name, "in the cache" if is_cached(name) else f"from the Hub, {size} in 16 bits"
-    data = str(run.args.dataset_name)
+    data = run.args.rows_name
     if run.train is None:
         yield data, "not here"
     elif hasattr(run.train, "__len__"):

@@ -6,7 +6,7 @@ One line is one turn; a backslash at its end continues it on the next line. `:q`
 stops. A call of a tool is written `name {"argument": "value"}`.
 
 Examples:
-    trl-stppo env play
+    trl-stppo env play --config run.yaml --index 3
     trl-stppo env play --environment my_env:MyEnv --row '{"prompt": "Go."}'
 """
 
@@ -24,7 +24,7 @@ from transformers.utils import get_json_schema
 from ..envs._check_values import check_number, check_opening, check_step
 from ..envs.base import is_text_environment, tool_names
 from ..rollout.chat import with_opening
-from .agents import load_environment, load_splits
+from .agents import load_splits, played_environment
 from .arguments import PlayArguments
 from .flags import read_flags
 from .objects import offered_by, parsed_object
@@ -135,9 +135,7 @@ def run(words: list[str]) -> int:
 
 def play(args: PlayArguments) -> None:
     """Play until the episode or the input ends."""
-    factory = load_environment(args)
-    if factory is None:
-        raise UsageError("--environment is none; name one as module:factory.")
+    factory = played_environment(args)
     row = pick_row(args)
     with asyncio.Runner() as runner:
 

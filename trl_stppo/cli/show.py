@@ -6,7 +6,7 @@ unlikely (below 10 %) are underlined. The same text is shown without colours whe
 terminal.
 
 Examples:
-    trl-stppo show --model_name_or_path runs/demo --index 3 --episodes 2 --logprobs
+    trl-stppo show --config run.yaml --model_name_or_path runs/mine --index 3 --logprobs
     trl-stppo show --model_name_or_path runs/mine --environment my_env:MyEnv --row '{"prompt": "Go."}'
 """
 
@@ -21,7 +21,7 @@ from rich.text import Text
 from ..agent import Agent, AgentEpisode
 from ..trace.pieces import TokenPieces
 from .agent_models import TokenCounter
-from .agents import load_environment
+from .agents import played_environment
 from .arguments import ShowArguments
 from .flags import read_flags
 from .names import check_name
@@ -39,7 +39,7 @@ def play(args: ShowArguments) -> tuple[list[AgentEpisode], Any]:
     """Episodes, and the tokenizer that reads them."""
     name = str(args.model_name_or_path)
     check_name("model_name_or_path", name)
-    rows = []
+    factory, rows = played_environment(args, TokenCounter(name)), []
     for _ in range(args.episodes):
         rows.append(pick_row(args))
         args.index += 1
@@ -51,7 +51,6 @@ def play(args: ShowArguments) -> tuple[list[AgentEpisode], Any]:
         sampling["temperature"] = args.temperature
     known = LIMITS if agent.settings.trainer is None else {}
     agent.settings = agent.settings.changed(**{**known, **given, "sampling": sampling})
-    factory = load_environment(args, TokenCounter(name))
     return agent.run_many(factory, rows, seed=args.seed, greedy=args.greedy), agent.tokenizer
 
 

@@ -40,13 +40,13 @@ from .agents import (
     drawn,
     load_environment,
     load_eval_environment,
+    load_rewards,
     load_splits,
     parse_flags,
 )
 from .arguments import TrainArguments
 from .early import wants_dry_run
 from .evaluation_tables import figures_of, print_tables
-from .objects import load_object
 
 
 def make_trainer(
@@ -57,7 +57,7 @@ def make_trainer(
     check_value_model(args, training_args, model_args, trainer_class)
     train, held_out = load_splits(args)
     check_splits(args, training_args, train, held_out)
-    train.info.dataset_name = Path(str(args.dataset_name)).name  # metrics.jsonl names it
+    train.info.dataset_name = args.rows_name  # metrics.jsonl names it
     if held_out is not None and args.eval_episodes:
         held_out = drawn(held_out, args.eval_episodes)
     training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
@@ -66,7 +66,7 @@ def make_trainer(
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
-        reward_funcs=[load_object(path) for path in args.reward_funcs or []] or None,
+        reward_funcs=load_rewards(args) or None,
         train_dataset=train,
         eval_dataset=held_out,
         quantization_config=get_quantization_config(model_args),

@@ -124,13 +124,13 @@ def renamed(given: Mapping[str, Any], *, stacklevel: int | None = None) -> dict[
     return result
 
 
-def without_ignored(given: Mapping[str, Any]) -> dict[str, Any]:
+def without_ignored(given: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
     """Settings without those that change nothing, and without those that have gone and were off.
 
-    Says so where one was meant to.
+    Says so where one was meant to, unless it `warns` of none.
     """
     for name in IGNORED.keys() & given.keys():
-        if given[name] not in (None, 0):
+        if warns and given[name] not in (None, 0):
             logger.warning("`%s=%s` is ignored: %s.", name, given[name], IGNORED[name])
     return {name: v for name, v in given.items() if name not in IGNORED and not _was_off(name, v)}
 

@@ -1,0 +1,240 @@
+"""A file that was written for `trl grpo` trains as it is: rewards by name, mixtures, no environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.script_kit import AGENT
+from trl_stppo.cli import agents, arguments, evaluate, objects, train
+from trl_stppo.cli.main import main
+from trl_stppo.cli.usage import UsageError
+
+HERE = __name__
+REGISTERED = {
+    *("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"),
+    "get_soft_overlong_punishment",
+}
+
+
+def long_answers(completions, **columns):
+    return [float(len(str(completion))) for completion in completions]
+
+
+def write_rows(folder: Path, split: str, count: int = 8, **columns: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"prompt": [{"role": "user", "content": f"say {folder.name} {i}"}], **columns}
+        for i in range(count)
+    ]
+    (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes settings, as in TRL's own examples; gives the path."""
+    write_rows(tmp_path / "a", "train")
+    write_rows(tmp_path / "b", "train", 4)
+
+    def write(**settings: object) -> str:
+        settings = {
+            "model_name_or_path": AGENT,
+            "output_dir": str(tmp_path / "run"),
+            "learning_rate": "1e-5",  # as people write it, and YAML reads as a text
+            "per_device_train_batch_size": 4,
+            "num_generations": 2,
+            "max_completion_length": 8,
+            "max_steps": 2,
+            "logging_steps": 1,
+            "use_cpu": True,
+            "bf16": False,
+            "report_to": "none",
+            **settings,
+        }
+        path = tmp_path / "grpo.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None}))
+        return str(path)
+
+    return write
+
+
+def history(tmp_path: Path) -> list[dict[str, float]]:
+    return json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+
+
+@pytest.mark.parametrize("variant", [(), ("--variant", "grpo")])
+def test_such_a_file_trains(variant, file, tmp_path):
+    path = file(dataset_name=str(tmp_path / "a"), reward_funcs=["think_format_reward"])
+    assert main(["train", "--config", path, *variant]) == 0
+    log = [entry for entry in history(tmp_path) if "reward" in entry]
+    assert "rewards/think_format_reward/mean" in log[-1]
+    assert json.loads((tmp_path / "run" / "trainer_state.json").read_text())["global_step"] == 2
+    assert main(["evaluate", "--config", path]) == 2, "there is no split to evaluate on"
+
+
+def test_a_reward_model_comes_first_as_in_trl(file, tmp_path):
+    config = AutoConfig.from_pretrained(AGENT, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "judge")
+    AutoTokenizer.from_pretrained(AGENT).save_pretrained(tmp_path / "judge")
+    path = file(
+        dataset_name=str(tmp_path / "a"),
+        reward_model_name_or_path=str(tmp_path / "judge"),
+        reward_funcs=[f"{HERE}.long_answers"],
+        reward_weights=[0.0, 2.0],
+    )
+    assert main(["train", "--config", path, "--dry_run"]) == 0
+    assert main(["train", "--config", path]) == 0
+    entry = next(entry for entry in history(tmp_path) if "reward" in entry)
+    model, function = (entry[f"rewards/{name}/mean"] for name in ("judge", "long_answers"))
+    assert model != 0.0
+    assert entry["reward"] == pytest.approx(2.0 * function)
+
+
+def test_a_reward_model_that_is_not_there_is_refused(file, tmp_path, capsys):
+    path = file(dataset_name=str(tmp_path / "a"), reward_model_name_or_path="./judge")
+    assert main(["train", "--config", path]) == 1
+    assert "`reward_model_name_or_path=./judge` is no file" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------ reward functions
+
+
+def test_the_registered_names_are_those_of_trls_script():
+    assert set(objects.trl_rewards()) == REGISTERED
+    loaded = {name: objects.load_reward(name, "reward_funcs") for name in REGISTERED}
+    assert loaded["think_format_reward"].__name__ == "think_format_reward"
+    # A factory, which TRL's script has called: nothing is paid up to 1024 tokens, -1 from 1280 on.
+    punished = loaded["get_soft_overlong_punishment"]
+    assert punished(completion_ids=[[0] * 1000, [0] * 1300]) == [0.0, -1.0]
+
+
+def test_dotted_paths_and_colons_name_the_same():
+    assert arguments_of(reward_funcs="a.b").reward_funcs == ["a.b"], "one alone needs no list"
+    for path in (f"{HERE}:long_answers", f"{HERE}.long_answers"):
+        assert objects.load_reward(path, "reward_funcs") is long_answers
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("think_fromat_reward", "Did you mean `think_format_reward`?"),
+        ("nowhere.f", "there is no module nowhere"),
+        (f"{HERE}.long_answer", "Did you mean `long_answers`"),
+    ],
+)
+@pytest.mark.parametrize("dry", [(), ("--dry_run",)])
+def test_an_unknown_one_names_the_key_and_what_is_allowed(value, said, dry, file, tmp_path, capsys):
+    path = file(dataset_name=str(tmp_path / "a"), reward_funcs=[value])
+    assert main(["train", "--config", path, *dry]) != 0
+    shown = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
+    assert f"`reward_funcs`: `{value}`" in shown
+    for part in (said, *REGISTERED, "module:name", "module.name"):
+        assert part in shown
+
+
+def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, caplog):
+    write_rows(tmp_path / "a", "test", 2)
+    path = file(
+        dataset_name=str(tmp_path / "a"),
+        reward_model_name_or_path="judge",
+        reward_funcs=["think_format_reward", f"{HERE}.long_answers"],
+        reward_weights=[1.0, 0.0, 2.0],
+    )
+    words = ["evaluate", "--config", path, "--output", str(tmp_path / "table")]
+    assert main(words) == 0
+    assert "`reward_model_name_or_path`: not asked here" in caplog.text
+    (figures,) = json.loads((tmp_path / "table.json").read_text())["results"].values()
+    parts = figures["a"]
+    assert parts["score"] == pytest.approx(2.0 * parts["long_answers"])
+    assert "think_format_reward" in parts
+
+
+# ---------------------------------------------------------------------------------- rows
+
+
+def test_a_mixture_trains_and_its_split_is_played(file, tmp_path):
+    parts = [{"path": str(tmp_path / name)} for name in "ab"]
+    path = file(
+        datasets=parts,
+        test_split_size=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        reward_funcs=["think_format_reward"],
+    )
+    assert main(["train", "--config", path]) == 0
+    assert any("eval_reward" in entry for entry in history(tmp_path))
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["settings"]["dataset"].split(",")[0] == "a+b"
+
+
+def arguments_of(**options):
+    return arguments.TrainArguments(**options)
+
+
+def test_fractions_columns_and_the_single_name_are_trls(tmp_path, caplog):
+    for name, count in (("a", 8), ("b", 4)):
+        write_rows(tmp_path / name, "train", count, other="x")
+    parts = [{"path": str(tmp_path / n), "fraction": 0.5, "columns": ["prompt"]} for n in "ab"]
+    rows, held_out = agents.load_splits(arguments_of(datasets=parts, dataset_name="ignored"))
+    assert (len(rows), held_out, rows.column_names) == (8, None, ["prompt"])
+    assert "`dataset_name=ignored` is ignored" in caplog.text
+
+
+def test_a_mixture_streams(tmp_path):
+    write_rows(tmp_path / "a", "train")
+    args = arguments_of(datasets=[{"path": str(tmp_path / "a")}], streaming=True)
+    rows, _ = agents.load_splits(args)
+    assert len(list(rows)) == 8
+    config = type("C", (), {"eval_strategy": "no", "max_steps": -1})
+    with pytest.raises(UsageError, match=r"`streaming=True` leaves the length .* open. Set max_st"):
+        agents.check_splits(args, config, rows, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"datasets": [{"pth": "x"}]}, r"`datasets`: .*'pth'.*Each has path, name, .*fraction"),
+        ({"datasets": [{"name": "x"}]}, r"`datasets`: .*'path'"),
+        ({"datasets": "rows.jsonl"}, "`datasets`: "),
+        ({"datasets": [{"path": "./nowhere"}]}, "`datasets: ./nowhere`|`datasets=./nowhere` is no"),
+        ({"streaming": True, "test_split_size": 2}, "`test_split_size=2` .*streaming"),
+        ({"datasets": [{"path": "a", "fraction": 0.5}], "streaming": True}, "`fraction`"),
+        ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: a has 'train'"),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(settings, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("a"), "train")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        agents.load_splits(arguments_of(**{"datasets": [{"path": "a"}], **settings}))
+
+
+def test_the_rows_of_a_mixture_are_told_in_a_dry_run(file, tmp_path, capsys):
+    parts = [{"path": str(tmp_path / name)} for name in "ab"]
+    path = file(datasets=parts, reward_funcs=["think_format_reward"])
+    assert main(["train", "--config", path, "--dry_run"]) == 0
+    assert "12 rows" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------- environment
+
+
+def test_nothing_is_played_where_no_environment_is_named():
+    assert arguments.AgentArguments().environment is None
+    assert agents.load_environment(arguments_of()) is None
+    assert agents.load_environment(arguments_of(environment="none")) is None
+
+
+def test_a_plain_run_without_rewards_says_what_to_name(file, tmp_path, capsys):
+    path = file(dataset_name=str(tmp_path / "a"))
+    assert main(["train", "--config", path, "--dry_run"]) == 1
+    assert "neither `environment` nor `reward_funcs`" in " ".join(capsys.readouterr().out.split())
+    *parsed, _ = agents.parse_flags(arguments.EvaluateArguments, ["--config", path])
+    args = parsed[0]
+    with pytest.raises(UsageError, match="neither `environment` nor `reward_funcs`"):
+        evaluate.evaluate(Path(AGENT), args, parsed[1], parsed[2], {})
+    assert train.load_rewards(args) == []

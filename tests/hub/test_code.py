@@ -19,7 +19,7 @@ from trl_stppo.cli.agent_models import local_config
 from trl_stppo.cli.evaluate import check_agent, load_agent
 from trl_stppo.hub.fetching import policy_folder
 from trl_stppo.hub.loading import load_tokenizer
-from trl_stppo.models.critic import critic_from_checkpoint
+from trl_stppo.models.critic_models import critic_from_checkpoint
 from trl_stppo.trainer.setup import continuing
 
 CODE = """

@@ -8,10 +8,15 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+)
 
 from tests.builders import build
-from tests.fakes import CountEnv
+from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
 from tests.hub.hub_server import TOKEN
 from trl_stppo import Agent
@@ -161,6 +166,29 @@ def test_an_adapter_with_its_shared_critic(hub, undrawn, tmp_path):
     onward.save_model()
     assert mine.read_bytes() == written
     assert not (tmp_path / "onward" / "ref").exists()
+
+
+def test_a_critic_that_transformers_has_no_class_for(hub, undrawn, tmp_path):
+    settings = tiny_config(char_tokenizer()).to_dict()
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id", "eos_token_id")
+    torch.manual_seed(0)
+    model = Cohere2ForCausalLM(
+        Cohere2Config(
+            **{name: settings[name] for name in sizes},
+            intermediate_size=32,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+        )
+    )
+    trainer = run(tmp_path / "run", arguments={"model": model})
+    torch.nn.init.normal_(trainer.critic.model.score.weight)
+    trainer.train()
+    trainer.push_to_hub()
+    onward = run(
+        tmp_path / "onward", arguments={"model": REPO, "value_model": REPO}, hub_model_id=None
+    )
+    assert values(onward).abs().max() > 0
+    torch.testing.assert_close(values(onward), values(trainer), rtol=0, atol=0)
 
 
 def test_a_shared_critic_needs_a_policy_with_an_adapter(hub, undrawn, tmp_path):

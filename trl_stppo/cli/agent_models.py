@@ -85,7 +85,7 @@ def load_value_model(args: TrainArguments, training_args: Any, model_args: Model
     """The critic that is trained through adapters; None where the trainer makes its own."""
     if args.value_model_lora_r is None:
         return None
-    from ..models.critic import critic_from_checkpoint
+    from ..models.critic_models import critic_from_checkpoint
     from ..trainer.sharding.runtime import unpartitioned
 
     name = training_args.value_model_name_or_path or model_args.model_name_or_path

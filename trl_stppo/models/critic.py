@@ -8,17 +8,17 @@ skipped by its name.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from . import adapters
+from .weights import INDEX, SINGLE, load_converted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -250,14 +250,16 @@ class SeparateCritic(Critic):
 
             set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
             return
-        if (folder / "model.safetensors.index.json").exists():
+        if load_converted(self.model, folder):
+            return
+        if (folder / INDEX).exists():
             from transformers.trainer_utils import load_sharded_checkpoint
 
             load_sharded_checkpoint(self.model, str(folder))
             return
-        if not (folder / "model.safetensors").exists():
+        if not (folder / SINGLE).exists():
             raise missing_critic(folder)
-        self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        self.model.load_state_dict(load_file(folder / SINGLE), strict=False)
 
 
 def missing_critic(folder: Path) -> FileNotFoundError:
@@ -267,34 +269,3 @@ def missing_critic(folder: Path) -> FileNotFoundError:
         f"checkpoint that this trainer wrote with the same kind of critic, or start a new run from "
         f"the policy alone (without resume_from_checkpoint)."
     )
-
-
-def critic_from_policy(
-    policy: PreTrainedModel, *, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """A second backbone with the policy's present weights and a fresh scalar head."""
-    from transformers import AutoModelForSequenceClassification
-
-    config = copy.deepcopy(policy.config)
-    config.num_labels = 1
-    config.pad_token_id = policy.config.get_text_config().pad_token_id
-    model = AutoModelForSequenceClassification.from_config(
-        config, trust_remote_code=trust_remote_code
-    ).to(device=policy.device, dtype=policy.dtype)
-    getattr(model, model.base_model_prefix).load_state_dict(policy.base_model.state_dict())
-    nn.init.zeros_(model.score.weight)
-    return model
-
-
-def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
-    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
-    from transformers import AutoModelForSequenceClassification
-
-    # Left unset, transformers asks in a terminal whether to run a repository's code.
-    options = {"trust_remote_code": False, **model_init_kwargs}
-    model, info = AutoModelForSequenceClassification.from_pretrained(
-        path, num_labels=1, output_loading_info=True, **options
-    )
-    if any(key.startswith("score.") for key in info["missing_keys"]):
-        nn.init.zeros_(model.score.weight)
-    return model

@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from . import adapters
 from .critic import Critic, SeparateCritic
+from .critic_models import critic_from_config
 from .memory import Geometry, Setup
 
 if TYPE_CHECKING:
@@ -80,14 +81,8 @@ def policy_shape(
 
 def critic_shape(config: Any, dtype: str) -> Any:
     """The model of a separate critic, without its weights; `config` and `dtype` as of a policy."""
-    from transformers import AutoModelForSequenceClassification
-
-    config = copy.deepcopy(config)
-    config.num_labels = 1
     with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(
-            config, dtype=dtype, trust_remote_code=False
-        )
+        return critic_from_config(config, dtype=dtype)
 
 
 # -------------------------------------------------------------------------- reading

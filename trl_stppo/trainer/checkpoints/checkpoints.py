@@ -13,7 +13,6 @@ from transformers.trainer_utils import TrainOutput
 
 from ...errors import CheckpointError, CheckpointWriteError
 from ...hub.description import Description
-from ...hub.settings import CRITIC_FOLDER
 from ...models.critic import SharedCritic
 from .._trl import close_other_trackio
 from ..host import Host, Wrapped
@@ -21,7 +20,7 @@ from ..processes import done_by
 from ..watching.reporting import named_run, names_runs
 from . import disk, files, same_run
 from .run_lock import RunLock
-from .run_state import RunState, load_beside_policy
+from .run_state import RunState, load_beside_policy, load_models
 
 
 class Checkpoints:
@@ -188,7 +187,7 @@ class Checkpoints:
     def load_best(self, wrapped: Wrapped) -> None:
         """Upstream's loading of the best policy, and its critic."""
         wrapped()
-        self._host.critic.load(Path(self._host.state.best_model_checkpoint) / CRITIC_FOLDER)
+        load_models(self._host, Path(str(self._host.state.best_model_checkpoint)))
 
     # ----------------------------------------------------------------------- saving
 

@@ -18,12 +18,14 @@ from transformers import TrainerCallback
 
 from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
+from ...models.weights import load_converted
 from ..gradients.optimizers import Optimizers
 from ..guards.guards import Guards
 from ..host import Host, Upstream
 from ..loop.batch import Batch
 from ..loop.stale import StalePolicies
 from ..recording.recorder import TraceRecorder
+from ..sharding.runtime import unpartitioned
 from . import files, new_settings
 
 logger = logging.getLogger(__name__)
@@ -80,9 +82,17 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
     return state
 
 
+def load_models(host: Host, folder: Path) -> None:
+    """The critic, and of the policy what upstream, which goes by names, has passed over."""
+    if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
+        load_converted(host.model, folder)
+    with unpartitioned():
+        host.critic.load(folder / CRITIC_FOLDER)
+
+
 def load_beside_policy(host: Host, folder: Path) -> None:
-    """The critic and a reference that follows the policy, from a checkpoint."""
-    host.critic.load(folder / CRITIC_FOLDER)
+    """The models, and a reference that follows the policy, from a checkpoint that upstream has loaded."""
+    load_models(host, folder)
     reference = folder / REFERENCE
     if host.args.sync_ref_model and reference.is_file():
         host.accelerator.unwrap_model(host.ref_model).load_state_dict(loaded(reference))

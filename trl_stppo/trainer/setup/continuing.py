@@ -131,7 +131,7 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
 
 
 def _with_adapters(folder: Path, kwargs: dict[str, Any]) -> Any:
-    from ...models.critic import critic_from_checkpoint
+    from ...models.critic_models import critic_from_checkpoint
     from ..sharding.runtime import unpartitioned
 
     base, revision = base_of(folder)

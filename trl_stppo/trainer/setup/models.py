@@ -11,14 +11,8 @@ import torch
 from torch import nn
 
 from ...models import adapter_checks, adapters
-from ...models.critic import (
-    Critic,
-    NoCritic,
-    SeparateCritic,
-    SharedCritic,
-    critic_from_checkpoint,
-    critic_from_policy,
-)
+from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
+from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from .._trl import (
     SyncRefModelCallback,
     disable_dropout_in_model,

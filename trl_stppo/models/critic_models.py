@@ -1,0 +1,193 @@
+"""The models of separate critics: the policy's architecture with a scalar head.
+
+Where transformers, or a repository's own code, has the architecture as a sequence-classification model with a
+`score` head, that is the one. For all other architectures one is made of the causal model's own backbone, in
+the same form on the disk: the backbone under its usual prefix, and `score.weight`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.modeling_layers import GenericForSequenceClassification
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
+# What says where on the Hub a configuration is, among the arguments of `from_pretrained`.
+PLACE = ("cache_dir", "code_revision", "local_files_only", "revision", "subfolder", "token")
+
+
+class _BackboneWithScore(GenericForSequenceClassification):
+    """transformers' own recipe, but for the backbone, which is the causal model's also in remote code."""
+
+    backbone_class: ClassVar[type[PreTrainedModel]]
+    has_own_code: ClassVar[bool]
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super(GenericForSequenceClassification, self).__init__(config)
+        self.num_labels = config.num_labels
+        setattr(self, self.base_model_prefix, self.backbone_class(config))
+        hidden = config.get_text_config().hidden_size
+        self.score = nn.Linear(hidden, config.num_labels, bias=False)
+        self.post_init()  # takes over what sharding and loading need to know of the backbone
+
+    @classmethod
+    def fresh(cls, config: PretrainedConfig, dtype: Any) -> PreTrainedModel:
+        """What `from_config` of transformers' classes gives."""
+        return cls._from_config(config, dtype=dtype)
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """As upstream, and the code that a repository has brought."""
+        super().save_pretrained(save_directory, **kwargs)
+        if self.has_own_code:
+            custom_object_save(self, save_directory)
+
+
+def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
+    """The sequence-classification model of an architecture that comes without one.
+
+    Args:
+        causal: a model of that architecture; its weights are not looked at.
+
+    Raises:
+        ValueError: it does not say which part of it is the backbone.
+    """
+    backbone, kind = causal.base_model, type(causal)
+    if backbone is causal or not isinstance(backbone, PreTrainedModel):
+        raise ValueError(
+            f"No critic can be made of a {kind.__name__}: its `base_model_prefix` is "
+            f"{causal.base_model_prefix!r}, which names no backbone of it. Pass `value_model` (or set "
+            f"value_model_name_or_path), use a LoRA policy, whose critic shares its layers, or use "
+            f"STGRPOTrainer, which has none."
+        )
+    family = next(
+        cls
+        for cls in kind.__mro__
+        if issubclass(cls, PreTrainedModel) and isinstance(backbone, cls)
+    )
+    name = re.sub("(ForCausalLM|LMHeadModel|ForConditionalGeneration)$", "", kind.__name__)
+    own_code = kind.__module__.startswith("transformers_modules.")
+    return type(
+        f"{name}ForSequenceClassification",
+        (_BackboneWithScore, family),
+        {
+            "__module__": kind.__module__,
+            "config_class": type(backbone.config),
+            "base_model_prefix": causal.base_model_prefix,
+            "backbone_class": type(backbone),
+            "has_own_code": own_code,
+        },
+    )
+
+
+def _has_scored_class(config: PretrainedConfig) -> bool:
+    """Whether there is a sequence-classification model of this configuration with a `score` head."""
+    if AUTO_CLASS in (getattr(config, "auto_map", None) or {}):
+        return True
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        return False
+    known = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    if issubclass(known, GenericForSequenceClassification):
+        return True
+    with torch.device("meta"):
+        return hasattr(known(copy.deepcopy(config)), "score")
+
+
+def critic_from_config(
+    config: PretrainedConfig,
+    causal: PreTrainedModel | None = None,
+    *,
+    dtype: Any = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """A separate critic with fresh weights.
+
+    Args:
+        config: of the policy; it is copied.
+        causal: a model of that configuration, if there is one already.
+        dtype: of the weights, as `from_config` takes it.
+        trust_remote_code: run a repository's code.
+
+    Raises:
+        ValueError: the architecture does not say which part of it is the backbone.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    config.pad_token_id = config.get_text_config().pad_token_id
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    if _has_scored_class(config):
+        return AutoModelForSequenceClassification.from_config(config, **options)
+    if causal is None:
+        with torch.device("meta"):
+            causal = AutoModelForCausalLM.from_config(config, **options)
+        config = causal.config  # of its text part, where it has several
+    return _class_like(causal).fresh(config, dtype)
+
+
+def critic_from_policy(
+    policy: PreTrainedModel, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """A second backbone with the policy's present weights and a fresh scalar head."""
+    model = critic_from_config(
+        policy.config, policy, dtype=policy.dtype, trust_remote_code=trust_remote_code
+    ).to(policy.device)
+    backbone = model.base_model
+    for name, weight in policy.base_model.named_parameters():
+        own = backbone.get_parameter(name)
+        own.data = own.data.to(weight.dtype)  # an architecture may keep some in full precision
+    backbone.load_state_dict(policy.base_model.state_dict())
+    nn.init.zeros_(model.score.weight)
+    return model
+
+
+def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
+    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero.
+
+    Raises:
+        ValueError: what is there has a head of another name, or no backbone for one.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    # Left unset, transformers asks in a terminal whether to run a repository's code.
+    options = {"trust_remote_code": False, **model_init_kwargs}
+    own = _own_class_of(path, options)
+    model, info = (own or AutoModelForSequenceClassification).from_pretrained(
+        path, num_labels=1, output_loading_info=True, **options
+    )
+    if any(key.startswith("score.") for key in info["missing_keys"]):
+        saved = (model.config.architectures or [""])[0]
+        if own is not None and saved.endswith("ForSequenceClassification"):
+            raise ValueError(
+                f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost. "
+                f"Name a checkpoint with a `score` head of one output, or a causal model to start a new one."
+            )
+        nn.init.zeros_(model.score.weight)
+    return model
+
+
+def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore] | None:
+    """The class made for a checkpoint's architecture; None where there is one without us."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place = {name: options[name] for name in PLACE if name in options}
+    trust = options["trust_remote_code"]
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **place)
+    except (OSError, ValueError):  # an adapter, or what cannot be loaded: transformers says why
+        return None
+    if _has_scored_class(config):
+        return None
+    with torch.device("meta"):
+        causal = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    return _class_like(causal)

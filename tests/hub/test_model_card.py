@@ -10,6 +10,7 @@ import re
 import pytest
 from huggingface_hub import ModelCard, ModelCardData
 from markdown_it import MarkdownIt
+from peft import LoraConfig
 
 from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, letters, run, saved_base
@@ -228,6 +229,39 @@ def test_only_a_trainers_card_is_overwritten(hub, tmp_path, caplog, text, writte
     assert (path.read_text() == text) is not written
     assert hub.repos[REPO].files["README.md"].decode() == path.read_text()
     assert caplog.text.count(f"`{path}` was not written by a trainer") == (not written)
+
+
+def test_an_adapters_card_goes_on_being_the_runs(hub, undrawn, tmp_path, caplog):
+    """PEFT takes the tags out of every card that it finds where it saves."""
+    lora = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}
+    steps = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = run(tmp_path / "run", arguments=lora, **steps)
+    path = tmp_path / "run" / "README.md"
+    trainer.train()
+    trainer.save_model(str(tmp_path / "run"))  # the usual last line of a script
+    assert "was not written by a trainer" not in caplog.text
+    assert cards.GENERATED in ModelCard.load(path).data.tags
+    trainer.evaluate(letters(2))  # a later result gets into it
+    trainer.save_model(str(tmp_path / "run"))
+    card = ModelCard.load(path)
+    assert card.data.eval_results
+    trainer.push_to_hub()
+    sent = ModelCard(hub.repos[REPO].files["README.md"].decode())
+    assert {cards.GENERATED, "lora", "trl"} <= set(sent.data.tags)
+
+
+def test_a_card_from_which_peft_has_taken_the_tag_is_still_the_runs(tmp_path):
+    """As runs of earlier versions have it; a card from which its user has taken the tag is the user's."""
+    lora = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}
+    trainer = run(tmp_path / "run", arguments=lora)
+    trainer.save_model()
+    folder, path = tmp_path / "run", tmp_path / "run" / "README.md"
+    written = path.read_text()
+    trainer.model.create_or_update_model_card(str(folder))
+    assert cards.GENERATED not in ModelCard.load(path).data.tags
+    assert cards.may_be_written(folder)
+    path.write_text(written.replace(f"- {cards.GENERATED}\n", ""))
+    assert not cards.may_be_written(folder)
 
 
 def test_a_form_counts_as_no_card_until_somebody_fills_it_in(tmp_path):

@@ -30,6 +30,8 @@ PICTURE = "assets/curves.png"
 GENERATED = "generated_from_trainer"  # upstream's tag on every card that it writes
 # What PEFT adds to the Hub's form for cards, which it leaves beside an adapter.
 ADDED_TO_FORM = re.compile(r"### Framework versions|- PEFT \S+")
+# ... and to a card of ours, from which it takes the tag.
+ADDED_TO_OURS = re.compile(r"^### Framework versions\n\n- PEFT \S+\n- trl-stppo: ", re.M)
 # Figures that say how a run went; without two of them there is no curve to draw.
 CURVES = ("episode/score", "episode/success_rate", "reward", "loss")
 
@@ -46,7 +48,8 @@ def may_be_written(folder: Path) -> bool:
         tags = header.get("tags")
         if isinstance(tags, list) and GENERATED in tags:
             return True
-        return _is_blank(ModelCard.load(path).text)
+        text = ModelCard.load(path).text
+        return _is_blank(text) or ADDED_TO_OURS.search(text) is not None
     except Exception:  # whatever is wrong with its header, somebody has written it
         return False
 
@@ -60,11 +63,11 @@ def _is_blank(text: str) -> bool:
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
-    """Give a user's card back its words: PEFT adds its own to any that is there when it saves."""
-    if may_be_written(folder):
+    """Give a card back its words and tags: PEFT changes both in any that is there when it saves."""
+    path = (folder / CARD).resolve()
+    if not path.exists():
         yield
         return
-    path = (folder / CARD).resolve()
     aside = path.with_name(f"_{CARD}")  # upstream leaves out of an upload what begins like this
     shutil.copy2(path, aside)  # now: there may be no room for it when saving has failed
     try:

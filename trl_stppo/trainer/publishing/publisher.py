@@ -103,12 +103,12 @@ class Publisher:
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
         """Upstream's files of the policy, with those of a whole agent."""
         folder = Path(output_dir or self._run_dir)
+        if not self._host.args.should_save:
+            wrapped(output_dir, state_dict)
+            return
         with card.kept(folder):
             wrapped(output_dir, state_dict)
-            if self._host.args.should_save:
-                self._host.critic.save(folder / CRITIC_FOLDER)
-        if not self._host.args.should_save:
-            return
+            self._host.critic.save(folder / CRITIC_FOLDER)
         agent_files.agent_settings(self._host, self._describe(), self._limits).save(folder)
         # Only from a checkpoint does a run go on with the same reference.
         if self._checkpoints.staging is None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..core.layout import Part
 from ..models.critic import Critic
+from . import old_names
 from ._trl import GRPOTrainer, reference_needed, small_tiles
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
@@ -49,12 +50,13 @@ class AgentTrainer(GRPOTrainer):
 
     config_class: type[PPOConfig]
     has_critic = True
+    __getattr__ = old_names.attribute  # asked for what is not there
     _scales_updates: Callable[[], bool]  # of subclasses, as is the next one
     _after_optimizer: Callable[[torch.optim.Optimizer], None]
 
     def __init__(
         self,
-        model: Any,
+        model: Any = None,
         reward_funcs: Any = None,
         args: PPOConfig | None = None,
         train_dataset: Any = None,
@@ -76,7 +78,9 @@ class AgentTrainer(GRPOTrainer):
         turn_reward_funcs: Any = None,
         turn_reward_processing_classes: Any = None,
         eval_environment_factory: Any = None,
+        **unknown: Any,
     ) -> None:
+        old_names.check_arguments(type(self), model, unknown)
         if args is None:
             args = plan.default_config(self.config_class, model, self._name)
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
@@ -284,10 +288,7 @@ class AgentTrainer(GRPOTrainer):
     # ------------------------------------------------------------- optimizers and engines
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Upstream's optimizer for the policy, plus one group for the critic.
-
-        With DeepSpeed or FSDP2 the critic has an optimizer of its own.
-        """
+        """Upstream's for the policy, plus a group for the critic, or with an engine one of its own."""
         return self._optimizers.create(super().create_optimizer, *args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:

@@ -65,6 +65,29 @@ def test_ppo_tldr(extra, ppo_words, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["STPPO", "STGRPO"])
+def test_gspo_with_the_flags_of_its_docstring(kind, tmp_path, monkeypatch):
+    """But for ZeRO-3, lengths and batches; its reward by math-verify is not installed here."""
+    model = agent_model(tmp_path / "model", ["<think>\nOne.\n</think>\nTwo.", "Two."])
+    for split in ("train", "test"):
+        rows = {"problem": texts(400), "solution": texts(400), "messages": texts(400)}
+        save_split(tmp_path / "AI-MO" / "NuminaMath-TIR", split, rows)
+    monkeypatch.setattr(
+        "trl.rewards.accuracy_reward", lambda completions, **_: [1.0] * len(completions)
+    )
+    words = f"""
+        --model_name_or_path {model} --output_dir out --learning_rate 1e-5 --dtype float32
+        --max_completion_length 16 --use_peft --lora_target_modules q_proj v_proj --log_completions
+        --per_device_train_batch_size 4 --num_generations 8 --importance_sampling_level sequence
+        --epsilon 3e-4 --epsilon_high 4e-4 --beta 0.0 --loss_type grpo
+        --gradient_accumulation_steps 2 --steps_per_generation 8 --max_steps 4
+    """.split()
+    trainer = run(FOLDER / "gspo.py", words, tmp_path, monkeypatch, with_ours(kind), **SHORT)
+    assert trainer.state.global_step == 4
+    assert trainer.args.variant == (None if kind == "STPPO" else "gspo")
+    assert trainer.importance_sampling_level == "sequence"
+
+
+@pytest.mark.parametrize("kind", ["STPPO", "STGRPO"])
 def test_tools(kind, tmp_path, monkeypatch):
     condition = "Aliases_Interactor_A = 'ABC1'"
     asked = call("query_biogrid", sql_command=f"SELECT * FROM interactions WHERE {condition}")

@@ -45,7 +45,7 @@ REFUSED = {
     "level": (
         r"`importance_sampling_level=.* contradicts",
         "migration.md",
-        "`importance_sampling_level` | the same, also `turn` | chosen by `variant`",
+        "`importance_sampling_level` | the same, also `turn` | set by `variant`",
     ),
     "accumulation": (
         r"`steps_per_generation=\d+` must be a multiple",

@@ -7,12 +7,13 @@ import re
 
 import pytest
 from transformers.training_args import OptimizerNames
+from trl import TrlParser
 
-from trl_stppo import STPPOConfig
+from trl_stppo import STGRPOConfig, STPPOConfig
 
 
-def config(**options) -> STPPOConfig:
-    return STPPOConfig(output_dir="out", use_cpu=True, bf16=False, report_to="none", **options)
+def config(kind=STPPOConfig, **options) -> STPPOConfig:
+    return kind(output_dir="out", use_cpu=True, bf16=False, report_to="none", **options)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,57 @@ def test_st_ppo_is_the_default():
 def test_a_field_that_contradicts_the_variant_raises_with_both(variant, options, named):
     with pytest.raises(ValueError, match=f"`{named}.*contradicts `variant='{variant}'`"):
         config(variant=variant, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "variant", "mode"),
+    [
+        (STPPOConfig, "token", "s-ppo", "share"),
+        (STPPOConfig, "turn", "st-ppo", "share"),
+        (STPPOConfig, "sequence", None, "none"),
+        (STGRPOConfig, "token", "grpo", "none"),
+        (STGRPOConfig, "sequence", "gspo", "none"),
+        (STGRPOConfig, "turn", "st-grpo", "share"),
+    ],
+)
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_level_alone_chooses_the_variant(kind, level, variant, mode, typed):
+    """From the command line too, where the parser hands the default of `variant` on."""
+    if typed:
+        words = f"--output_dir out --use_cpu --bf16 false --importance_sampling_level {level}"
+        (args,) = TrlParser((kind,)).parse_args_and_config(words.split())
+    else:
+        args = config(kind, importance_sampling_level=level)
+    found = args.variant, args.importance_sampling_level, args.clip_bias_normalization
+    assert found == (variant, level, mode)
+    assert type(args.variant) in (str, type(None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "mode", "variant"),
+    [
+        (STPPOConfig, "token", "none", "ppo"),
+        (STPPOConfig, "turn", "none", "turn-ppo"),
+        (STPPOConfig, "token", "relative", "s-ppo"),
+        (STPPOConfig, "sequence", "share", None),
+        (STGRPOConfig, "token", "share", "s-grpo"),
+        (STGRPOConfig, "turn", "none", "turn-grpo"),
+    ],
+)
+def test_a_level_and_a_correction_choose_it_together(kind, level, mode, variant):
+    args = config(kind, importance_sampling_level=level, clip_bias_normalization=mode)
+    found = args.variant, args.importance_sampling_level, args.clip_bias_normalization
+    assert found == (variant, level, mode)
+
+
+def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
+    words = "--output_dir out --use_cpu --bf16 false --variant st-ppo --importance_sampling_level"
+    with pytest.raises(ValueError, match="`importance_sampling_level='token'` contradicts"):
+        TrlParser((STPPOConfig,)).parse_args_and_config([*words.split(), "token"])
+    with pytest.raises(ValueError, match="`clip_bias_normalization='none'` contradicts"):
+        config(clip_bias_normalization="none")
+    with pytest.raises(ValueError, match=r"`importance_sampling_level='word'`: allowed are"):
+        config(importance_sampling_level="word")
 
 
 def test_unknown_variants_and_modes_list_what_is_allowed():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
-from .config.names import option, takes_old_names
+from .config.names import Preset, option, takes_old_names
 from .stppo_config import STPPOConfig
 
 GROUP_VARIANTS = {
@@ -16,6 +16,7 @@ GROUP_VARIANTS = {
     "s-grpo": ("token", True),
     "st-grpo": ("turn", True),
 }
+BY_LEVEL = {"token": "grpo", "turn": "st-grpo", "sequence": "gspo"}
 # Options that say how a critic is trained, or how its values become advantages.
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
@@ -37,10 +38,11 @@ class STGRPOConfig(STPPOConfig):
 
     _TRAINER: ClassVar[str] = "STGRPOTrainer"
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = GROUP_VARIANTS
+    _BY_LEVEL: ClassVar[dict[str, str]] = BY_LEVEL
     _HONOURS: ClassVar[tuple[str, ...]] = ("scale_rewards",)
 
     variant: str | None = option(
-        "st-grpo", f"One of {', '.join(GROUP_VARIANTS)}, or None: free choice."
+        Preset("st-grpo"), f"One of {', '.join(GROUP_VARIANTS)}, or None: free choice."
     )
     num_generations: int | None = option(8, "Episodes per prompt, at least 2.")
     num_iterations: int = option(1, "Epochs over each rollout batch.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.clip_bias import NORMALIZATION_MODES as MODES
-from .config.names import option, takes_old_names
+from .config.names import Preset, option, takes_old_names
 from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
 
@@ -18,6 +18,8 @@ VARIANTS = {
     "s-ppo": ("token", True),
     "st-ppo": ("turn", True),
 }
+# What a level means that is set alone.
+BY_LEVEL = {"token": "s-ppo", "turn": "st-ppo"}
 # Modes whose scale has the unit of one over a gradient, so that they cannot multiply an update.
 GRADIENT_UNIT_MODES = ("triggered", "floor")
 ESTIMATORS = ("auto", "exact", "logits")
@@ -48,7 +50,7 @@ class STPPOConfig(PPOConfig):
     """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the two pieces of the paper.
 
     `variant` sets `importance_sampling_level` and `clip_bias_normalization`; setting one of them to a value
-    that contradicts the variant is an error.
+    that contradicts the variant is an error. A level without a variant chooses it.
 
     Source: arXiv:2511.20718v1, Sections 4 and 5; modes `"floor"`, `"relative"`, `"share"` and the
     target `"update"` are this package's own.
@@ -57,10 +59,13 @@ class STPPOConfig(PPOConfig):
     _TRAINER: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
+    _BY_LEVEL: ClassVar[dict[str, str]] = BY_LEVEL
 
-    variant: str | None = option("st-ppo", f"One of {', '.join(VARIANTS)}, or None: free choice.")
+    variant: str | None = option(
+        Preset("st-ppo"), f"One of {', '.join(VARIANTS)}, or None: free choice."
+    )
     importance_sampling_level: str | None = option(
-        None, "'token', 'turn' or 'sequence'; set by variant."
+        None, "'token', 'turn' or 'sequence'; set by variant, or chooses it."
     )
     clip_bias_normalization: str | None = option(
         None, f"One of {', '.join(MODES)} (docs/algorithm.md); set by variant."
@@ -89,7 +94,19 @@ class STPPOConfig(PPOConfig):
         super().__post_init__()
         self._check_clip_bias()
 
+    def _variant_of_level(self, default: str) -> str | None:
+        """Which variant a level means, alone or with a correction; None where none has this name."""
+        level, mode = self.importance_sampling_level, self.clip_bias_normalization
+        if level is None:
+            return str.__str__(default)  # which is a word like any other from here on
+        if mode is None:
+            return self._BY_LEVEL.get(level)
+        wanted = level, mode != "none"
+        return next((name for name, pair in self._VARIANTS.items() if pair == wanted), None)
+
     def _resolve_variant(self) -> None:
+        if isinstance(self.variant, Preset):
+            self.variant = self._variant_of_level(self.variant)
         if self.variant is None:
             self.importance_sampling_level = self.importance_sampling_level or "turn"
             self.clip_bias_normalization = self.clip_bias_normalization or "none"

@@ -142,6 +142,13 @@ def _was_off(name: str, value: Any) -> bool:
 # ------------------------------------------------------------------------- constructors
 
 
+class Preset(str):
+    """A default that is told from the same word in somebody's hand, after argparse too, which calls `str`."""
+
+    def __str__(self) -> str:
+        return self
+
+
 def option(default: Value, meaning: str) -> Value:
     """A field with what `--help_all` and the API pages say of it; the default as type checkers see it."""
     spec: Any = field(default=default, metadata={"help": meaning})

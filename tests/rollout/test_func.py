@@ -161,7 +161,7 @@ def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
         (
             {"completion_ids": [[3]]},
             ValueError,
-            "`completion_ids` has 1 entries for 2 prompts",
+            "`rollout_func` returned 1 episodes: `completion_ids` has 1 entries for 2 prompts",
         ),
         ({"prompt_ids": [[3]]}, ValueError, "`prompt_ids` has 1 entries for 2 episodes"),
         (

@@ -35,7 +35,11 @@ class Adder:
 
 
 def lookup(word: str) -> str:
-    """Look a word up."""
+    """Look a word up.
+
+    Args:
+        word: any.
+    """
     return word
 
 

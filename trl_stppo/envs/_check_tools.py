@@ -40,7 +40,7 @@ def check_tools(
             "define at least one public method with type hints and a docstring",
         )
     for tool in names:
-        check_schema(session, f"{name}.{tool}", getattr(env, tool))
+        check_schema(session.warn, f"{name}.{tool}", getattr(env, tool))
     if "close" in names:
         session.warn(
             f"{name}.close is public, so that TRL offers it to the model. Rename it _close."
@@ -52,8 +52,14 @@ def check_tools(
         _check_sharing(session, env, rows, calls or (), repeats=repeats)
 
 
-def check_schema(session: Session, name: str, tool: Callable[..., Any]) -> None:
-    """Raise unless the method can be described to the model."""
+def check_schema(warn: Callable[[str], Any], name: str, tool: Callable[..., Any]) -> None:
+    """Raise unless the method can be described to the model.
+
+    Args:
+        warn: gets what is only untidy.
+        name: of the method, for the message.
+        tool: itself.
+    """
     helper = "or let the name of a helper start with an underscore"
     doc = inspect.getdoc(tool)
     if not doc:
@@ -90,7 +96,7 @@ def check_schema(session: Session, name: str, tool: Callable[..., Any]) -> None:
                 f"add a line `{parameter.name}: what it means` under `Args:`, {helper}",
             )
     if inspect.signature(tool).return_annotation is inspect.Signature.empty:
-        session.warn(f"{name} has no return annotation; write -> str.")
+        warn(f"{name} has no return annotation; write -> str.")
     _check_json_schema(name, tool)
 
 

@@ -138,6 +138,8 @@ class ChatRenderer:
         add_generation_prompt: bool,
         tools: list[Any] | None = None,
     ) -> list[int]:
+        if not self.template["chat_template"]:
+            check_template(self.tokenizer)
         return self.control.render(
             messages,
             tools=tools,
@@ -145,6 +147,23 @@ class ChatRenderer:
             tokenize=True,
             return_dict=False,
             **self.template,
+        )
+
+
+def check_template(tokenizer: Any, rows: str = "") -> None:
+    """Refuse a tokenizer that cannot show messages.
+
+    Args:
+        tokenizer: of the policy.
+        rows: whose prompts are messages, as the message has it.
+    """
+    # Those of other libraries may show messages without a template.
+    if not getattr(tokenizer, "chat_template", "its own"):
+        name = tokenizer.name_or_path or type(tokenizer).__name__
+        raise ValueError(
+            f"The prompts{rows} are messages, but the tokenizer ({name!r}) has no chat template to show them "
+            f"by. Take a model that has one (an Instruct model), set `tokenizer.chat_template` and pass the "
+            f"tokenizer as `processing_class`, or give prompts as text."
         )
 
 

@@ -105,8 +105,8 @@ def _check(output: dict[str, Any], count: int) -> None:
     completions = output["completion_ids"]
     if len(completions) != count:
         raise ValueError(
-            f"`completion_ids` has {len(completions)} entries for {count} prompts; return one episode "
-            f"per prompt."
+            f"`rollout_func` returned {len(completions)} episodes: `completion_ids` has "
+            f"{len(completions)} entries for {count} prompts. Return one episode per prompt, in their order."
         )
     for episode, ids in enumerate(completions):
         if len(ids) == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ from .episode import Episode
 from .record import check_reward
 
 RewardFunc = Callable[..., Any]
+# What every reward function is asked with, besides the columns of the rows.
+GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class Asked:
@@ -45,14 +47,14 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
     `None` keeps its meaning ("does not apply to this row"); upstream turns it into NaN afterwards,
     where the two could no longer be told apart. Reward models and names pass unchanged.
     """
-    if not callable(func) or isinstance(func, type) or hasattr(func, "forward"):
+    if not is_function(func):
         return func
-    name = getattr(func, "__name__", type(func).__name__)
+    name = name_of(func)
 
-    def checked(rewards: Any) -> list[float | None]:
+    def checked(rewards: Any, count: int) -> list[float | None]:
         return [
             None if reward is None else check_reward(reward, f"{name}()[{i}]")
-            for i, reward in enumerate(rewards)
+            for i, reward in enumerate(listed(rewards, name, count))
         ]
 
     if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(
@@ -61,15 +63,80 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
 
         async def asynchronous(**kwargs: Any) -> list[float | None]:
             kept, selected = _select(kwargs, asked.episodes)
-            return _spread(checked(await func(**selected)) if kept else [], kept, kwargs)
+            check_columns(func, selected, _columns(kwargs))
+            rewards = checked(await func(**selected), len(kept)) if kept else []
+            return _spread(rewards, kept, kwargs)
 
         return _named_like(asynchronous, func, name)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
         kept, selected = _select(kwargs, asked.episodes)
-        return _spread(checked(func(**selected)) if kept else [], kept, kwargs)
+        check_columns(func, selected, _columns(kwargs))
+        return _spread(checked(func(**selected), len(kept)) if kept else [], kept, kwargs)
 
     return _named_like(synchronous, func, name)
+
+
+def is_function(func: Any) -> bool:
+    """Whether it is a function, and no model or name of one."""
+    return callable(func) and not isinstance(func, type) and not hasattr(func, "forward")
+
+
+def name_of(func: RewardFunc) -> str:
+    """What a reward function is called."""
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def listed(rewards: Any, name: str, count: int) -> list[Any]:
+    """The rewards that a function has returned, which may be of any kind that can be gone through.
+
+    Raises:
+        ValueError: it is one number, or nothing.
+    """
+    try:
+        return list(rewards)
+    except TypeError:
+        raise ValueError(
+            f"The reward function `{name}` returned {rewards!r} (a {type(rewards).__name__}) for {count} "
+            f"completions. Return a list with a number for each of them, or None where it does not apply."
+        ) from None
+
+
+def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:
+    """Refuse a reward function that cannot be called with what there is, before it is.
+
+    Args:
+        func: to be called.
+        arguments: names of all that it is called with.
+        columns: of the rows, among them.
+
+    Raises:
+        TypeError: it needs an argument that there is none of, or does not take one.
+    """
+    try:
+        parameters = inspect.signature(func).parameters
+    except (TypeError, ValueError):  # of a compiled function
+        return
+    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
+    if missing:
+        raise TypeError(
+            f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`, and the rows have no "
+            f"such column: besides the prompt they have {', '.join(columns) or 'none'}. Rename the column or "
+            f"the parameter, or give the parameter a default."
+        )
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    left = [name for name in arguments if name not in named]
+    if left:
+        raise TypeError(
+            f"The reward function `{name_of(func)}` does not take `{'`, `'.join(left)}`: it gets every "
+            f"column of the rows, and {', '.join(GIVEN)}. Add `**kwargs` to its parameters."
+        )
+
+
+def _columns(kwargs: dict[str, Any]) -> list[str]:
+    return [name for name in kwargs if name not in (*GIVEN, "environments")]
 
 
 def _select(

@@ -117,7 +117,7 @@ class AgentTrainer(GRPOTrainer):
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=text_only.tokenizer_of(model, processing_class, args),
+                processing_class=text_only.tokenizer_of(model, processing_class, args, rollout),
                 reward_processing_classes=rewards.processing_classes,
                 callbacks=callbacks,
                 optimizers=optimizers,

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from ...rollout.record import check_reward
+from ...rollout.reward_funcs import check_columns, listed
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
 from ..host import Host
+from ..setup.rewards import check_scores
 from .rollout import Rollout
 
 # Columns that reward functions get under another name, or not at all.
@@ -126,6 +128,7 @@ class TurnRewardFuncs:
         self._run_async = calls.run_async
         self._tokenizers: dict[int, Any] = {}
         for i, func in enumerate(self.funcs):
+            check_scores(func, f"turn_reward_funcs[{i}]")
             if isinstance(func, str | nn.Module):
                 self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
             elif not callable(func):
@@ -186,13 +189,14 @@ class TurnRewardFuncs:
         }
         if environments is not None:
             arguments["environments"] = [environments[turn.episode] for turn in turns]
+        check_columns(func, arguments, columns)
         rewards = func(**arguments)
         if inspect.isawaitable(rewards):
             rewards = self._run_async(_wait_for(rewards))
-        count = len(rewards) if hasattr(rewards, "__len__") else f"a {type(rewards).__name__}, not"
-        if count != len(turns):
+        rewards = listed(rewards, _name(func), len(turns))
+        if len(rewards) != len(turns):
             raise ValueError(
-                f"`{_name(func)}` returned {count} rewards for {len(turns)} turns; return one "
+                f"`{_name(func)}` returned {len(rewards)} rewards for {len(turns)} turns; return one "
                 f"per entry of `completions`."
             )
         return [

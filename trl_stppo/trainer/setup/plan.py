@@ -10,9 +10,9 @@ from typing import Any
 from ...envs.base import without_prompt
 from ...rollout.environments import Factories, split_environments
 from .._trl import NOT_CALLED, get_config_model_id, overrides
-from ..loop.rows import PLACEHOLDER_PROMPT
+from ..loop.rows import PLACEHOLDER_PROMPT, is_conversational
 from ..ppo_config import PPOConfig
-from . import text_only
+from . import shown, text_only
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ class RolloutPlan:
         probes: the instance that each factory made when it was looked at.
         standalone_tools: tools that belong to no environment.
         user_func: the caller's rollout_func, or None.
+        messages: argument whose rows have messages as prompts that we are to show; None where none have.
+        columns: of the training rows, where they are known and all that reward functions get.
     """
 
     text: Factories = field(default_factory=dict)
@@ -111,6 +113,8 @@ class RolloutPlan:
     probes: dict[str | None, Any] = field(default_factory=dict)
     standalone_tools: list[Any] = field(default_factory=list)
     user_func: Callable[..., dict[str, Any]] | None = None
+    messages: str | None = None
+    columns: tuple[str, ...] | None = None
 
     @property
     def uses_engine(self) -> bool:
@@ -162,6 +166,7 @@ def plan_rollout(
         )
     if not plan.uses_engine:
         _check_unused_limits(args)
+    shown.check_tools(plan.standalone_tools, {name: probes[name] for name in tool_environments})
     return plan
 
 
@@ -194,10 +199,14 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
                 "training is unknown: set `max_steps` or `total_episodes`."
             )
         rows = args.generation_batch_size // args.num_generations
+        rollout.messages = "train_dataset"
         return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
     if not isinstance(dataset, Dataset):
         return dataset  # streams have no length; GRPOTrainer checks the type
     _check_rows(dataset, "train_dataset", rollout)
+    if rollout.user_func is None:
+        hidden = ("prompt", "completion", "completion_ids")
+        rollout.columns = tuple(name for name in dataset.column_names if name not in hidden)
     needed = args.generation_batch_size // args.num_generations
     if len(dataset) < needed:
         raise ValueError(
@@ -231,6 +240,10 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
             f"`{name}` has the columns {dataset.column_names}, but neither `prompt` (a string or a list "
             f"of messages) nor `input_ids` (token ids). Rename or map one of them."
         )
+    if "prompt" in columns:
+        shown.check_prompt(dataset[0]["prompt"], f"The `prompt` of the first row of `{name}`")
+    if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
+        rollout.messages = rollout.messages or name
     said = without_prompt(name, dataset.column_names) if owns_prompt else None
     if said is not None:
         logger.warning(said)

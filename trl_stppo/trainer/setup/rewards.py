@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...rollout.reward_funcs import Asked, guarded, paid_by, turn_sums
+from transformers import PreTrainedModel
+
+from ...rollout.reward_funcs import (
+    GIVEN,
+    Asked,
+    check_columns,
+    guarded,
+    is_function,
+    paid_by,
+    turn_sums,
+)
 from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
@@ -51,6 +61,16 @@ class RewardPlan:
         return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]
 
 
+def check_scores(model: Any, name: str) -> None:
+    """Refuse a model that says words in place of a score."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if isinstance(base, PreTrainedModel) and base.can_generate():
+        raise ValueError(
+            f"`{name}` is a {type(base).__name__}, which gives a logit for each word and no score. Pass one "
+            f"from AutoModelForSequenceClassification.from_pretrained(..., num_labels=1), or a function."
+        )
+
+
 def check_reward_weights(args: PPOConfig, number: int) -> None:
     """Refuse weights that are not one for each of so many reward functions."""
     weights = args.reward_weights
@@ -87,6 +107,12 @@ def plan_rewards(
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
     classes = [None] * len(funcs) if processing_classes is None else list(classes)
     check_reward_weights(args, len(funcs))
+    check_scores(reward_model, "reward_model")
+    for i, func in enumerate(funcs):
+        check_scores(func, f"reward_funcs[{i}]")
+        if rollout.columns is not None and is_function(func):
+            environments = ["environments"] if rollout.tools else []
+            check_columns(func, [*GIVEN, *environments, *rollout.columns], rollout.columns)
     if reward_model is not None:
         funcs.append(reward_model)
         classes.append(tokenizer)

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoProcessor, ProcessorMixin
 
-from ...rollout.chat import has_image
+from ...rollout.chat import check_template, has_image
 from .._trl import get_config_model_id
 from ..ppo_config import PPOConfig
 
@@ -25,8 +25,15 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
         )
 
 
-def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig) -> Any:
-    """The tokenizer that was given; else what GRPOTrainer would load, but before the weights."""
+def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: Any) -> Any:
+    """The tokenizer that was given; else what GRPOTrainer would load, but before the weights.
+
+    Args:
+        model: the trainer's argument.
+        processing_class: likewise.
+        args: configuration.
+        rollout: its plan, which knows whether there are messages to show.
+    """
     if processing_class is None:
         by_name = isinstance(model, str)
         processing_class = AutoProcessor.from_pretrained(
@@ -37,6 +44,8 @@ def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig) -> Any:
             trust_remote_code=args.trust_remote_code,
         )
         check_tokenizer(processing_class, model)
+    if rollout.messages is not None:
+        check_template(processing_class, f" of `{rollout.messages}`")
     return processing_class
 
 

@@ -1,0 +1,61 @@
+"""What a model is shown: prompts and tools, looked at before weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...envs._check_tools import check_schema
+from ...envs.base import tool_names
+
+
+def check_prompt(prompt: Any, name: str) -> None:
+    """Refuse a row's prompt that is neither text nor messages; None is an environment's to fill."""
+    if prompt is None or isinstance(prompt, str):
+        return
+    messages = isinstance(prompt, list | tuple)
+    if messages and all(isinstance(m, Mapping) and "role" in m for m in prompt):
+        return
+    fix = "Write it as [prompt]" if isinstance(prompt, Mapping) else "Map the column to one of them"
+    raise ValueError(
+        f"{name} is a {type(prompt).__name__}, {_short(prompt)}; allowed are text, or a list of messages "
+        f"({{'role': 'user', 'content': ...}}). {fix}."
+    )
+
+
+def check_tools(tools: Sequence[Any], environments: Mapping[Any, Any]) -> None:
+    """Refuse tools that cannot be described to a model.
+
+    Args:
+        tools: functions.
+        environments: instances whose public methods are tools, by name.
+
+    Raises:
+        EnvironmentContractError: by name of the function.
+    """
+    named = {f"`tools[{i}]` ({_name(tool)})": tool for i, tool in enumerate(tools)}
+    for env in environments.values():
+        kind = type(env).__name__
+        named |= {f"`environment_factory`: {kind}.{m}": getattr(env, m) for m in tool_names(env)}
+    for name, tool in named.items():
+        if callable(tool) and not _is_described(tool):
+            check_schema(lambda warning: None, name, tool)
+
+
+def _is_described(tool: Callable[..., Any]) -> bool:
+    from transformers.utils import get_json_schema
+
+    try:
+        get_json_schema(tool)
+    except Exception:  # whatever is the matter, our own check says it
+        return False
+    return True
+
+
+def _name(tool: Any) -> str:
+    return getattr(tool, "__name__", type(tool).__name__)
+
+
+def _short(value: Any, length: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."

@@ -166,6 +166,8 @@ def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     resumed, _ = scripted_trainer(tmp_path, **run)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert same(weights(resumed), weights(trainer))
+    names = resumed.model.config.name_or_path, resumed.critic.model.config.name_or_path
+    assert names == ("", ""), "what a model is called stays"
 
 
 def test_the_best_weights_are_taken_back_whole(tmp_path):

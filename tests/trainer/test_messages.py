@@ -127,8 +127,13 @@ def test_a_reward_function_without_room_for_the_rest(no_weights, tmp_path):
         build(tmp_path / "run", arguments={"model": no_weights, "reward_funcs": takes_little})
 
 
+@functools.wraps(needs_answer)
+def decorated(**kwargs):
+    return needs_answer(answer=None, **kwargs)
+
+
 def test_functions_that_fit_are_called(tmp_path):
-    funcs = [has_default, functools.partial(needs_answer, answer=None), share_of_a]
+    funcs = [has_default, functools.partial(needs_answer, answer=None), decorated, share_of_a]
     trainer = build(tmp_path, arguments={"reward_funcs": funcs})
     trainer.train()
     assert trainer.state.global_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from functools import reduce
 from pathlib import Path
@@ -31,7 +32,8 @@ def load_converted(model: Any, folder: Path) -> bool:
         return False
     # Wide enough for all: what is copied into narrower weights comes from them.
     dtype = reduce(torch.promote_types, (p.dtype for p in model.parameters()))
-    saved = type(model).from_pretrained(folder, config=model.config, dtype=dtype)
+    config = copy.deepcopy(model.config)  # which is given the folder's name
+    saved = type(model).from_pretrained(folder, config=config, dtype=dtype)
     model.load_state_dict(saved.state_dict())
     return True
 

@@ -114,8 +114,9 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
         TypeError: it needs an argument that there is none of, or does not take one.
     """
     try:
-        parameters = inspect.signature(func).parameters
-    except (TypeError, ValueError):  # of a compiled function
+        # A decorator may add what the function below it needs.
+        parameters = inspect.signature(func, follow_wrapped=False).parameters
+    except (TypeError, ValueError):  # a compiled function tells none
         return
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]

@@ -245,6 +245,11 @@ def test_an_adapters_card_goes_on_being_the_runs(hub, undrawn, tmp_path, caplog)
     trainer.save_model(str(tmp_path / "run"))
     card = ModelCard.load(path)
     assert card.data.eval_results
+    other = tmp_path / "other" / "README.md"  # where no new one is written
+    other.parent.mkdir()
+    other.write_bytes(path.read_bytes())
+    trainer.save_model(str(other.parent))
+    assert other.read_bytes() == path.read_bytes()
     trainer.push_to_hub()
     sent = ModelCard(hub.repos[REPO].files["README.md"].decode())
     assert {cards.GENERATED, "lora", "trl"} <= set(sent.data.tags)

@@ -65,7 +65,7 @@ class Source:
 
     def _class(self, node: ast.ClassDef) -> Any:
         bases = tuple(self._value(base) for base in node.bases)
-        if any(issubclass(base, Enum) for base in bases):
+        if any(issubclass(base, Enum | str) for base in bases):
             return self._executed(node)
         is_data = any("dataclass" in ast.unparse(mark) for mark in node.decorator_list)
         own = [

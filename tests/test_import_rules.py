@@ -21,7 +21,7 @@ ENV_PACKAGES = {
     *("datasets", "packaging", "transformers"),
     *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld"),
 }
-RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers"}
+RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers", "textworld"}
 
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {

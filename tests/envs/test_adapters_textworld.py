@@ -1,8 +1,11 @@
 """TextWorld: scores, text and odd commands with a stand-in, then a generated game."""
 
+import contextlib
 import functools
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -30,6 +33,9 @@ class StandIn:
             feedback=feedback,
             moves=self.moves,
             won=self.score == 3,
+            max_score=3,
+            description="-= Attic =-\nDusty.",
+            inventory="You carry a lamp.\n",
             admissible_commands=["look", "win"],
         )
 
@@ -74,6 +80,38 @@ def test_banner_and_status_line_are_gone(game) -> None:
     assert TextWorldEnv(game[1]).reset()[0] == "Find the key.\n\n-= Attic =-\nDusty."
 
 
+@pytest.mark.parametrize(
+    ("reward", "expected"), [("score", [1, 0, 1, 1]), ("dense", [1 / 3, 0, 1 / 3, 1 / 3])]
+)
+def test_growth_is_paid_as_it_is_or_as_a_share_of_all_points(game, reward, expected) -> None:
+    env = TextWorldEnv(game[1], reward=reward)
+    env.reset()
+    assert [env.step(action)[1] for action in ("win", "look", "win", "win")] == expected
+
+
+def test_sparse_pays_the_turn_that_wins(game) -> None:
+    env = TextWorldEnv(game[1], reward="sparse", invalid_reward=-0.5)
+    env.reset()
+    rewards = [env.step(action)[1] for action in ("win", "dance", "win", "win")]
+    assert rewards == [0.0, -0.5, 0.0, 1.0]
+
+
+def test_an_observation_shows_what_was_asked_for_in_this_order_and_nothing_twice(game) -> None:
+    env = TextWorldEnv(game[1], show=("description", "feedback", "inventory"))
+    assert env.reset()[0] == "Find the key.\n\n-= Attic =-\nDusty.\n\nYou carry a lamp."
+    assert env.step("look")[0] == "-= Attic =-\nDusty.\n\nYou look.\n\nYou carry a lamp."
+    env = TextWorldEnv(game[1], show=["inventory", "description"])
+    assert env.reset()[0] == "You carry a lamp.\n\n-= Attic =-\nDusty."
+
+
+@pytest.mark.parametrize(
+    "settings", [{"reward": "all"}, {"show": ["score"]}, {"show": []}], ids=str
+)
+def test_a_setting_that_does_not_exist_is_refused(settings) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} is .*(sparse|inventory)"):
+        TextWorldEnv(**settings)
+
+
 def test_commands_are_listed_on_request(game) -> None:
     env = TextWorldEnv(game[1], admissible_commands=True)
     assert env.reset()[0].endswith("Dusty.\n\nCommands: look; win")
@@ -112,6 +150,32 @@ def test_too_many_turns_truncate(game) -> None:
     assert env.step("?")[1:] == (0.0, False, True, {"valid_action": False, "success": False})
     with pytest.raises(RuntimeError, match="call reset before step"):
         env.step("look")
+
+
+def test_the_row_limits_turns_where_the_constructor_does_not(game) -> None:
+    for settings, turns in (({}, 1), ({"max_steps": 2}, 2)):
+        env = TextWorldEnv(game[1], **settings)
+        env.reset(max_turns=1)
+        assert [env.step("look")[3] for _ in range(turns)] == [False] * (turns - 1) + [True]
+
+
+def test_games_are_read_one_at_a_time(game, monkeypatch) -> None:
+    """TextWorld's parser is one for all: two threads in it pop from each other's stack."""
+    inside, most = [0], [0]
+    entered = threading.Barrier(2)
+
+    def start(path, wanted):
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        with contextlib.suppress(threading.BrokenBarrierError):
+            entered.wait(0.2)  # for as long as it takes another to come in, were it let in
+        inside[0] -= 1
+        return game[0]
+
+    monkeypatch.setattr(sys.modules["textworld"], "start", start)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: TextWorldEnv(game[1]).reset(), range(2)))
+    assert most == [1]
 
 
 @pytest.mark.parametrize("path", [None, "nowhere.z8", __file__])

@@ -1,0 +1,192 @@
+"""Games of the TextWorld recipe: made as asked for, played as demonstrated, paid as described."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from trl_stppo.envs import check_env
+from trl_stppo.envs.adapters import TextWorldEnv
+from trl_stppo.recipes.textworld import GameKind, demonstration, game_rows, games, make_games
+
+KIND = GameKind(rooms=2, objects=3, quest_length=3, step_points=True, theme="basic")
+PARTS = ("description", "feedback", "inventory")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    pytest.importorskip("textworld")
+    return tmp_path_factory.mktemp("games")
+
+
+@pytest.fixture(scope="module")
+def made(folder):
+    return make_games(folder, KIND, range(3))
+
+
+def manifest(folder):
+    return [json.loads(line) for line in (folder / games.MANIFEST).read_text().splitlines()]
+
+
+def test_a_folder_has_a_row_per_game_and_no_game_is_made_twice(folder, made, monkeypatch):
+    assert [row["game"] for row in manifest(folder)] == [
+        f"w2-o3-q3-points-basic-s{s}.z8" for s in range(3)
+    ]
+    assert {path.suffix for path in folder.iterdir()} == {".z8", ".json", ".jsonl"}
+    monkeypatch.setattr(games, "_make", lambda *_: pytest.fail("made again"))
+    assert make_games(folder, KIND, [2, 0]) == [made[2], made[0]]
+
+
+def test_the_same_seed_makes_the_same_game_in_another_process(folder, made):
+    code = (
+        "import json\nfrom trl_stppo.recipes.textworld import GameKind, games\n"
+        f"made = [games._generate({KIND!r}, seed)[1].serialize() for seed in (2, 1, 0)]\n"
+        "print(json.dumps(made[::-1]))"
+    )
+    words = [sys.executable, "-c", code]
+    again = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    stored = [
+        json.loads((folder / row["game"].replace(".z8", ".json")).read_text())
+        for row in manifest(folder)
+    ]
+    assert json.loads(again) == stored
+
+
+def test_games_differ(made):
+    tasks = [demonstration(row, TextWorldEnv())[1]["content"] for row in game_rows(made)]
+    assert len(set(tasks)) == 3
+
+
+def test_a_quest_takes_as_many_steps_as_it_says(folder, made):
+    from textworld.generator.game import Game
+
+    for row in made:
+        assert len(row["walkthrough"]) == row["steps"] == 3
+        game = Game.load(row["game"].replace(".z8", ".json"))
+        rules = [rule for rule in game.kb.rules.values() if not rule.name.startswith("examine")]
+        constants = game.kb.types.constants_mapping
+        last = game.quests[-1].win_events[0]
+        states = [game.world.state]
+        for _ in range(2):  # one step fewer than the walkthrough, whatever they are
+            assert not any(last.is_triggering(state) for state in states)
+            after = []
+            for state in states:
+                for action in state.all_applicable_actions(rules, constants):
+                    after.append(state.copy())
+                    after[-1].apply(action)
+            states = after
+        assert not any(last.is_triggering(state) for state in states)
+
+
+@pytest.mark.parametrize("reward", ["sparse", "dense"])
+def test_the_walkthrough_wins_and_is_paid_one_in_all(made, reward):
+    for row in game_rows(made):
+        env = TextWorldEnv(reward=reward, show=PARTS)
+        env.reset(**row)
+        steps = [env.step(command) for command in row["walkthrough"]]
+        rewards = [step[1] for step in steps]
+        points = row["max_score"]
+        assert sum(rewards) == pytest.approx(1.0)
+        assert steps[-1][2:] == (True, False, {"valid_action": True, "success": True})
+        if reward == "sparse":
+            assert rewards == [0.0, 0.0, 1.0]
+        else:
+            assert sorted({*rewards} - {0.0}) == [pytest.approx(1 / points)]
+            assert points >= 2
+        env.close()
+
+
+def test_a_lost_episode_keeps_the_share_of_its_points(made):
+    row = next(row for row in game_rows(made, turns_per_step=1) if row["max_score"] == 3)
+    env = TextWorldEnv(reward="dense")
+    env.reset(**row)
+    steps = [env.step(command) for command in (row["walkthrough"][0], "look", "look")]
+    assert [step[1] for step in steps] == [pytest.approx(1 / 3), 0.0, 0.0]
+    assert steps[-1][2:] == (False, True, {"valid_action": True, "success": False})
+
+
+def test_the_last_step_alone_is_paid_unless_every_step_has_a_point(folder):
+    kind = GameKind(rooms=2, objects=3, quest_length=3, theme="basic")
+    row = make_games(folder, kind, [0])[0]
+    assert row["max_score"] == 1
+    env = TextWorldEnv(row["game"])
+    env.reset()
+    assert [env.step(command)[1] for command in row["walkthrough"]] == [0.0, 0.0, 1.0]
+
+
+def test_rows_give_twice_as_many_turns_as_needed(made):
+    (row, *_) = game_rows(made)
+    assert row["max_turns"] == 6
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+    assert game_rows(made, system=None, turns_per_step=1.5)[0]["max_turns"] == 4
+    with pytest.raises(ValueError, match="below 1 no game is won"):
+        game_rows(made, turns_per_step=0.9)
+
+
+def test_the_games_keep_the_contract(made):
+    rows = game_rows(made)
+    factory = partial(TextWorldEnv, show=PARTS, reward="dense")
+    found = check_env(factory, rows=rows[:1], actions=["look", *rows[0]["walkthrough"]])
+    assert [message for message in found if "at its slowest" not in message] == []
+
+
+@pytest.mark.parametrize("after", ["generation", "compilation"])
+def test_what_is_interrupted_leaves_nothing_half(tmp_path, monkeypatch, after):
+    textworld = pytest.importorskip("textworld.generator")
+
+    def interrupted(game, options):
+        if after == "compilation":
+            compiled(game, options)
+        raise KeyboardInterrupt
+
+    compiled = textworld.compile_game
+    monkeypatch.setattr(textworld, "compile_game", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_games(tmp_path, KIND, [0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_game_without_a_row_is_made_anew(tmp_path, monkeypatch):
+    pytest.importorskip("textworld")
+    with monkeypatch.context() as patch:
+        patch.setattr(games, "_replace", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            make_games(tmp_path, KIND, [0])
+    assert not (tmp_path / games.MANIFEST).exists()
+    assert len(make_games(tmp_path, KIND, [0])) == len(manifest(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rooms": 0}, "rooms is 0"),
+        ({"theme": "space"}, "theme is 'space'; allowed are house, basic"),
+    ],
+)
+def test_a_kind_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        GameKind(**settings)
+
+
+def test_a_quest_that_no_world_has_is_refused(tmp_path, monkeypatch):
+    textworld = pytest.importorskip("textworld.generator")
+
+    def no_quest(options):
+        seeds.append(options.seeds["map"])
+        raise textworld.QuestGenerationError
+
+    seeds = []
+    monkeypatch.setattr(textworld, "make_game", no_quest)
+    with pytest.raises(ValueError, match=r"none of 100 worlds .* quest_length=3 steps"):
+        make_games(tmp_path, KIND, [0])
+    assert len(set(seeds)) > 95
+    with pytest.raises(ValueError, match="seed is -1"):
+        make_games(tmp_path, KIND, [-1])
+
+
+def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "textworld.generator", None)
+    with pytest.raises(ImportError, match="pip install 'textworld"):
+        make_games(tmp_path, KIND, [0])

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from functools import cache
 from unittest import mock
 
+import trl
+
 from tests.docs_kit import ROOT
 
 # Scripts that are commands under another name.
@@ -96,6 +98,10 @@ def check(words: list[str]) -> None:
         _files(rest)
     elif name == "python" or name.startswith("scripts/"):
         _script(rest if name == "python" else words)
+    elif name == "trl" and rest[0] == "sft":
+        parts = (trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig)
+        known = {f"--{field.name}" for part in parts for field in dataclasses.fields(part)}
+        assert given_flags(rest) <= known, words
     elif name == "trl":
         assert rest[0] in ("vllm-serve",), words
     elif name == "pytest":

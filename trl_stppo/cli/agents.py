@@ -24,7 +24,10 @@ from .usage import UsageError
 
 logger = logging.getLogger(__name__)
 
-FIND_DATA = "Check the path; scripts/prepare_data.py writes data/search and data/medical"
+FIND_DATA = (
+    "Check the path; scripts/prepare_data.py writes data/search and data/medical, "
+    "scripts/make_textworld.py data/textworld"
+)
 
 
 # ------------------------------------------------------------------ flags and trainers

@@ -151,7 +151,7 @@ def test_what_is_interrupted_leaves_nothing_half(tmp_path, monkeypatch, after):
 def test_a_game_without_a_row_is_made_anew(tmp_path, monkeypatch):
     pytest.importorskip("textworld")
     with monkeypatch.context() as patch:
-        patch.setattr(games, "_replace", lambda *_: sys.exit("killed"))
+        patch.setattr(games, "write_rows", lambda *_: sys.exit("killed"))
         with pytest.raises(SystemExit):
             make_games(tmp_path, KIND, [0])
     assert not (tmp_path / games.MANIFEST).exists()

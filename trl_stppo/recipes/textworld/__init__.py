@@ -1,6 +1,14 @@
 """Agents that play generated text adventures: games, rows, demonstrations (docs/environments.md)."""
 
-from .games import GameKind, make_games
+from .games import THEMES, GameKind, make_games, write_rows
 from .rows import SYSTEM_PROMPT, demonstration, game_rows
 
-__all__ = ["SYSTEM_PROMPT", "GameKind", "demonstration", "game_rows", "make_games"]
+__all__ = [
+    "SYSTEM_PROMPT",
+    "THEMES",
+    "GameKind",
+    "demonstration",
+    "game_rows",
+    "make_games",
+    "write_rows",
+]

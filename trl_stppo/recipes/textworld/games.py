@@ -78,14 +78,17 @@ def make_games(folder: str | os.PathLike[str], kind: GameKind, seeds: Iterable[i
         name = f"{kind.name}-s{seed}.z8"
         if name not in rows:
             rows[name] = _make(folder / name, kind, seed)
-            _replace(manifest, "".join(json.dumps(row) + "\n" for row in rows.values()))
+            write_rows(manifest, rows.values())
         games.append({**rows[name], "game": str(folder / name)})
     return games
 
 
-def _replace(path: Path, text: str) -> None:
+def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
+    """A row a line, in JSON; the file is complete or as it was, its folder is made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_suffix(".incomplete")
-    staging.write_text(text)
+    staging.write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.replace(staging, path)
 
 

@@ -24,9 +24,10 @@ from _stability_stages import levels as levels_of
 from _stability_stages import pilot as pilot_cells
 
 RECORDED = Path(__file__).parents[1] / "docs/figures/stability.csv.gz"  # of the stability study
-TASKS = ("corridor", "demo")
+FIRST_TASKS = ("corridor", "demo")  # those of the first stage, whose score counts
+TASKS = (*FIRST_TASKS, "textworld")
 LEVELS = ("threshold", "extreme")
-CLIP_RANGES = {"corridor": 0.08, "demo": 0.2}  # of turn ratios; tokens have 0.2
+CLIP_RANGES = {"corridor": 0.08, "demo": 0.2, "textworld": 0.2}  # of turn ratios; tokens have 0.2
 REFERENCES = ("token", "turn", "share")
 CANDIDATES = (
     *("episodes", "episodes+share", "episodes+share-logits", "share-logits"),
@@ -63,6 +64,11 @@ class Trial:
             cell.pressure,
             *map(str, (cell.learning_rate, cell.seed)),
         )
+
+    @property
+    def task(self) -> str:
+        """What it trains on."""
+        return self.cell.task
 
     @property
     def title(self) -> str:
@@ -209,6 +215,8 @@ def base_of(records: Records, task: str, arm: str) -> float:
 
 def first(records: Records, task: str) -> list[Trial]:
     """All rivals at both levels, on other tasks the first one's best; each seed of all before the next."""
+    if task not in FIRST_TASKS:
+        return []
     at, arms = levels(records, task), [*REFERENCES, *CANDIDATES]
     if task != TASKS[0]:
         before = {line["arm"]: line["cells"] for line in table_of(records)}
@@ -223,7 +231,7 @@ def first(records: Records, task: str) -> list[Trial]:
 
 def reproduce(records: Records, task: str) -> list[Trial]:
     """Cells of the study's own pilot, which had another prototype."""
-    cells = {
+    cells: dict[str, list[tuple[str, float, str]]] = {
         "corridor": [
             *(("both", 1e-3, arm) for arm in ("share", "episodes+share")),
             *(("both", 1.4e-4, arm) for arm in ("turn", "episodes")),
@@ -233,7 +241,7 @@ def reproduce(records: Records, task: str) -> list[Trial]:
     return [
         trial("reproduce", task, arm, pressure, (pressure, rate), seed)
         for seed in (200, 201, 202, 300, 301)
-        for pressure, rate, arm in cells[task]
+        for pressure, rate, arm in cells.get(task, [])
         if seed < 202 or (task, rate) == ("corridor", 1e-3)
     ]
 
@@ -253,7 +261,7 @@ def table_of(records: Records) -> list[dict[str, Any]]:
     """One line per rival of the first stage: final success per task and level, best score first."""
     finals: dict[str, dict[str, list[float]]] = {}
     lost: dict[str, int] = {}
-    for task in TASKS:
+    for task in FIRST_TASKS:
         for record in records.of("first", task):
             arm, run = record["key"][2], judge(rows_of(record))
             finals.setdefault(arm, {}).setdefault(f"{task} {record['level']}", []).append(

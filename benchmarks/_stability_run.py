@@ -14,7 +14,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 import transformers
 from _stability_grid import FIGURES, METHODS, OVERLAP, PRESSURES, SUCCESS, Cell
-from _stability_tasks import Task
+from _task import Task
 
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.watch import ProgressLines

@@ -10,16 +10,15 @@ from __future__ import annotations
 import importlib
 import json
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from _task import BATCH, Task, warm_start
+from _textworld_task import build_textworld_agent, textworld_task
 from datasets import Dataset
 from transformers import Qwen2ForCausalLM, set_seed
-from trl import SFTConfig, SFTTrainer
 
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 from trl_stppo.recipes.search.stdlib_docs import stdlib_search_dataset
@@ -33,29 +32,6 @@ CORRIDOR_AGENT = "corridor-agent"
 MISTAKES = 0.2
 # Rows of different kinds start at different seeds, so that they share no rooms.
 TRAIN_SEED, TEST_SEED, WARM_START_SEED = 0, 10**6, 2 * 10**6
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a run trains on; `settings` are those of the trainer that belong to the task.
-
-    Attributes:
-        agent: folder of the policy.
-        train: rows.
-        test: held-out rows, all of which are played before and after.
-        environment: factory.
-        settings: of the trainer.
-        episodes: per rollout batch.
-        updates: rollout batches of a run.
-    """
-
-    agent: Path
-    train: Dataset
-    test: Dataset
-    environment: Callable[[], Any]
-    settings: dict[str, Any]
-    episodes: int
-    updates: int
 
 
 class CorridorEnv:
@@ -119,49 +95,42 @@ def demonstration(row: dict[str, Any], mistakes: float) -> list[dict[str, str]]:
 def build_corridor_agent(folder: Path, steps: int = 1000) -> None:
     """Train the corridor's agent from demonstrations, unless it is there; two minutes.
 
-    Right doors first: what a door has to do with the colour is found sooner without noise. Nothing is
-    written under the agent's name until it is ready.
+    Right doors first: what a door has to do with the colour is found sooner without noise.
     """
     folder = folder / CORRIDOR_AGENT
     if folder.is_dir():
         return
     set_seed(0)
     rows = [
-        {"messages": demonstration(row, MISTAKES if i > 0.6 * steps * 32 else 0.0)}
-        for i, row in enumerate(corridor_rows(steps * 32, WARM_START_SEED))
+        demonstration(row, MISTAKES if i > 0.6 * steps * BATCH else 0.0)
+        for i, row in enumerate(corridor_rows(steps * BATCH, WARM_START_SEED))
     ]
-    texts = [message["content"] for row in rows[:200] for message in row["messages"]]
+    texts = [message["content"] for messages in rows[:200] for message in messages]
     tokenizer = tiny_tokenizer(texts, vocab_size=320)
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4}
     model = Qwen2ForCausalLM(tiny_config(tokenizer, **sizes, num_key_value_heads=4))
-    staging = folder.with_name(folder.name + ".incomplete")
-    config = SFTConfig(
-        output_dir=str(staging),
-        per_device_train_batch_size=32,
-        num_train_epochs=1,
-        learning_rate=3e-3,
-        lr_scheduler_type="cosine",
-        warmup_steps=50,
-        assistant_only_loss=True,
-        train_sampling_strategy="sequential",
-        gradient_checkpointing=False,  # TRL's own field, whatever transformers calls it
-        bf16=False,
-        use_cpu=True,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        logging_steps=500,
-    )
-    data = Dataset.from_list(rows)
-    SFTTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer).train()
-    model.save_pretrained(staging)
-    tokenizer.save_pretrained(staging)
-    staging.rename(folder)
+    warm_start(folder, model, tokenizer, rows)
+
+
+def build_agent(task: str, folder: Path, steps: int | None = None) -> None:
+    """Train the agent of a task, unless it is there or comes with the repository.
+
+    Args:
+        task: name.
+        folder: of agents and games.
+        steps: of the warm start; None for as many as the studies take.
+    """
+    builders = {"corridor": build_corridor_agent, "demo": None}
+    builder = builders.get(task, build_textworld_agent)
+    if builder is not None:
+        builder(folder, **({} if steps is None else {"steps": steps}))
 
 
 def load_task(name: str, folder: Path) -> Task:
-    """The task of this name; `build_corridor_agent` has left its agent in the folder."""
-    return {"corridor": corridor_task, "demo": demo_task}[name](folder)
+    """The task of this name; `build_agent` has left its agent in the folder."""
+    tasks = {"corridor": corridor_task, "demo": demo_task, "textworld": textworld_task}
+    tasks["textworld-dense"] = partial(textworld_task, reward="dense")
+    return tasks[name](folder)
 
 
 def corridor_task(folder: Path) -> Task:

@@ -28,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from _outcome import finish
 from _rivals_signals import signals
 from _rivals_stages import (
+    FIRST_TASKS,
     LEVELS,
     RECORDED,
     STAGES,
@@ -69,7 +70,7 @@ def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:
 
 def print_table(table: list[dict[str, Any]]) -> None:
     """Final success of each rival, best first."""
-    cells = [f"{task} {level}" for task in TASKS for level in LEVELS]
+    cells = [f"{task} {level}" for task in FIRST_TASKS for level in LEVELS]
     grid = Grid(title="first stage, mean final success")
     for name in ("rival", *cells, "score", "worst", "collapsed"):
         grid.add_column(name)
@@ -101,7 +102,7 @@ def main() -> None:
     """Run the stages, print the table, then the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stages", nargs="+", choices=list(ALL_STAGES), default=list(ALL_STAGES))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(FIRST_TASKS))
     parser.add_argument("--budget_hours", type=float, default=24.0, help="no run starts after it")
     parser.add_argument("--jobs", dest="workers", type=int, default=1, help="runs at the same time")
     parser.add_argument("--output", type=Path, default=Path("runs/rivals"), help="of agents")

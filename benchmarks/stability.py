@@ -32,7 +32,7 @@ from _stability_grid import Cell, Table
 from _stability_report import print_tables, summaries
 from _stability_run import run
 from _stability_stages import STAGES, decisions
-from _stability_tasks import build_corridor_agent, load_task
+from _stability_tasks import build_agent, load_task
 
 
 def work(cell: Cell, folder: str, updates: int | None) -> list[dict[str, Any]]:
@@ -52,7 +52,8 @@ def run_all(
     todo = [cell for cell in cells if cell.key not in table.keys]
     if not todo:
         return 0
-    build_corridor_agent(args.output, **({"steps": 20} if args.quick else {}))
+    for task in {cell.task for cell in todo}:
+        build_agent(task, args.output, 20 if args.quick else None)
     spawn = multiprocessing.get_context("spawn")
     waiting, running = iter(todo), dict[Future[Any], Any]()
     done = 0

@@ -35,7 +35,7 @@ def rows_of_a_run(final):
 def records_of(study, path, finals):
     records = study.stages.Records(path)
     for arm, final in finals.items():
-        for task in study.stages.TASKS:
+        for task in study.stages.FIRST_TASKS:
             for level in study.stages.LEVELS:
                 pressure = {"threshold": "epochs", "extreme": "both"}[level]
                 job = study.stages.trial("first", task, arm, level, (pressure, 1e-3), 200)
@@ -108,3 +108,21 @@ def test_levels_of_the_corridor_are_those_of_the_stability_study(study, tmp_path
     # Who did best on the corridor, and the references.
     assert arms[:3] == ["m2po", "token", "turn"]
     assert len(set(arms)) == stages.BEST + len(stages.REFERENCES)
+
+
+def test_the_third_task_has_pilots_of_its_own_and_no_part_in_the_first_stage(study, tmp_path):
+    stages = study.stages
+    assert stages.TASKS == ("corridor", "demo", "textworld")
+    records = stages.Records(tmp_path / "rows.jsonl.gz")
+    pilots = stages.pilot(records, "textworld")
+    assert {job.task for job in pilots} == {"textworld"}
+    for job in pilots:
+        best = 0.9 if job.cell.learning_rate == 1e-4 else 0.8
+        records.add(job, rows_of_a_run(0.1 if job.cell.pressure == "both" else best))
+    levels = stages.levels(records, "textworld")
+    assert levels["none"] == ("none", 1e-4)
+    assert levels["overlap"] == ("overlap", 1e-4)
+    assert levels["threshold"] == ("both", 1e-4)
+    assert len(stages.on_policy(records, "textworld")) == 3
+    assert stages.first(records, "textworld") == stages.reproduce(records, "textworld") == []
+    assert stages.table_of(records) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import random
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,41 @@ def test_the_corridor_keeps_the_contract(study):
     check_env(tasks.CorridorEnv, tasks.corridor_rows(2, 0))
     train = {row["seed"] for row in tasks.corridor_rows(4096, tasks.TRAIN_SEED)}
     assert not train & {row["seed"] for row in tasks.corridor_rows(256, tasks.TEST_SEED)}
+
+
+def test_demonstrations_of_text_adventures_get_there_in_the_end(script):
+    task, dice = script("_textworld_task"), random.Random(0)
+    steps = ["go north", "take key", "open box"]
+    assert task.with_mistakes(steps, 0.0, dice) == [f" {step}" for step in steps]
+    played = [task.with_mistakes(steps, 0.5, dice) for _ in range(200)]
+    mistakes = sum(len(commands) - 3 for commands in played)
+    assert 500 < mistakes < 700  # one for each step, on average
+    for commands in played:
+        assert {command.strip() for command in commands} == {*steps}
+        assert commands[-1] == " open box"
+    assert task.with_mistakes(["look"], 0.9, dice) == [" look"]
+
+
+def test_the_adventures_agent_is_warmed_up_on_games_and_tested_on_others(
+    script, tmp_path, monkeypatch
+):
+    pytest.importorskip("textworld")
+    task, tasks = script("_textworld_task"), script("_stability_tasks")
+    monkeypatch.setattr(task, "TRAIN_SEEDS", range(2))
+    monkeypatch.setattr(task, "TEST_SEEDS", range(2, 3))
+    tasks.build_agent("textworld", tmp_path, steps=1)
+    sparse, dense = (tasks.load_task(name, tmp_path) for name in ("textworld", "textworld-dense"))
+    assert (sparse.agent / "config.json").is_file()
+    assert sparse.train.to_list() == dense.train.to_list()
+    assert not {*sparse.train["game"]} & {*sparse.test["game"]}
+    assert {*sparse.train["max_turns"]} == {sparse.settings["max_turns"]} == {6}
+    paid = []
+    for env in (sparse.environment(), dense.environment()):
+        env.reset(**sparse.test[0])
+        paid.append([env.step(command)[1] for command in sparse.test[0]["walkthrough"]])
+    assert paid[0] == [0.0, 0.0, 0.0, 1.0]
+    assert sum(paid[1]) == pytest.approx(1.0)
+    assert len([reward for reward in paid[1] if reward]) > 1
 
 
 @pytest.mark.parametrize(

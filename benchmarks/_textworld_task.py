@@ -1,4 +1,4 @@
-"""The studies' third task: TextWorld games that nobody has played before, by an agent of 0.4M parameters.
+"""The studies' third task: TextWorld games that an agent of 0.4M parameters has not seen before.
 
 Worlds of three rooms, quests of four steps in six turns, in the words of TextWorld's "basic" theme. The first
 message lists what to do, so the agent has to find out where it stands, to copy names, and not to try what

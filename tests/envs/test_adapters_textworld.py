@@ -21,6 +21,8 @@ STATUS = "\n\n>" + " " * 30 + "-= Attic =-0/1"
 class StandIn:
     """A game whose score rises with `win`, and whose parser knows `look` and `win`."""
 
+    most = 3
+
     def __init__(self) -> None:
         self.heard: list[str] = []
 
@@ -33,7 +35,7 @@ class StandIn:
             feedback=feedback,
             moves=self.moves,
             won=self.score == 3,
-            max_score=3,
+            max_score=self.most,
             description="-= Attic =-\nDusty.",
             inventory="You carry a lamp.\n",
             admissible_commands=["look", "win"],
@@ -87,6 +89,13 @@ def test_growth_is_paid_as_it_is_or_as_a_share_of_all_points(game, reward, expec
     env = TextWorldEnv(game[1], reward=reward)
     env.reset()
     assert [env.step(action)[1] for action in ("win", "look", "win", "win")] == expected
+
+
+@pytest.mark.parametrize("most", [0, float("inf")])
+def test_there_is_no_share_of_no_points_or_endless_ones(game, most) -> None:
+    game[0].most = most
+    with pytest.raises(ValueError, match=r"no shares of that\. Take reward='score'"):
+        TextWorldEnv(game[1], reward="dense").reset()
 
 
 def test_sparse_pays_the_turn_that_wins(game) -> None:

@@ -73,10 +73,15 @@ class TextWorldEnv:
 
         Raises:
             ImportError: `textworld` is not installed.
-            ValueError: there is no such `.z8` file.
+            ValueError: there is no such `.z8` file, or no points in it to take shares of.
         """
         self._load(os.fspath(row.get("game") or self._game or ""))
         self._state, self._score, self._steps = self._env.reset(), 0.0, 0
+        if self._reward == "dense" and not 0 < self._state.max_score < float("inf"):
+            raise ValueError(
+                f"reward is 'dense', and {self._loaded} gives {self._state.max_score} points: there are "
+                f"no shares of that. Take reward='score' or 'sparse'."
+            )
         self._limit = self._max_steps or row.get("max_turns")
         return self._text(self._state), {}
 

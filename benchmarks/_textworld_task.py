@@ -25,7 +25,7 @@ KIND = GameKind(rooms=3, objects=4, quest_length=4, step_points=True, theme="bas
 TURNS_PER_STEP = 1.5
 TRAIN_SEEDS, TEST_SEEDS = range(400), range(400, 528)
 # Before a step of the demonstrations comes, so often, another of the same quest, at the wrong time.
-MISTAKES = 0.25
+MISTAKES = 0.35
 PLAYS = 3  # with mistakes, per game
 
 
@@ -47,10 +47,10 @@ def with_mistakes(walkthrough: list[str], share: float, dice: random.Random) -> 
     return [f" {command}" for command in commands]
 
 
-def build_textworld_agent(folder: Path, steps: int = 400) -> None:
+def build_textworld_agent(folder: Path, steps: int = 600) -> None:
     """Make the games and train the agent, each unless it is there; a quarter of an hour.
 
-    Half of the steps are without mistakes: what a command has to do with the quest is found sooner so.
+    Three steps in five are without mistakes: what a command has to do with the quest is found sooner so.
     """
     agent, rows = folder / AGENT, rows_of(folder, TRAIN_SEEDS)
     rows_of(folder, TEST_SEEDS)  # now, by one process
@@ -70,10 +70,8 @@ def build_textworld_agent(folder: Path, steps: int = 400) -> None:
     texts = [message["content"] for messages in right for message in messages]
     tokenizer = tiny_tokenizer(texts, vocab_size=512)
     model = Qwen2ForCausalLM(tiny_config(tokenizer))
-    lessons = [
-        *dice.choices(right, k=steps * BATCH // 2),
-        *dice.choices(mixed, k=steps * BATCH - steps * BATCH // 2),
-    ]
+    count = 3 * steps * BATCH // 5
+    lessons = [*dice.choices(right, k=count), *dice.choices(mixed, k=steps * BATCH - count)]
     warm_start(agent, model, tokenizer, lessons)
 
 

@@ -102,7 +102,7 @@ def main() -> None:
     """Run the stages, print the table, then the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stages", nargs="+", choices=list(ALL_STAGES), default=list(ALL_STAGES))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(FIRST_TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--budget_hours", type=float, default=24.0, help="no run starts after it")
     parser.add_argument("--jobs", dest="workers", type=int, default=1, help="runs at the same time")
     parser.add_argument("--output", type=Path, default=Path("runs/rivals"), help="of agents")
@@ -125,7 +125,7 @@ def main() -> None:
     print_table(table)
     died = [{"error": r["error"]} for r in records.rows if args.quick and r["error"]]
     outcome = {"quick": args.quick, "left_out": left_out, "runs": len(records.rows), "died": died}
-    tested = [task for task in args.tasks if records.of("test", task)]
+    tested = [task for task in TASKS if records.of("test", task)]
     judged = verdict(records, tested) if tested else None
     with gzip.open(RECORDED, "rt", newline="") as file:
         ahead = signals(csv.DictReader(file))

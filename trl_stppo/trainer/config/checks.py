@@ -55,16 +55,21 @@ LIMITS = frozenset(
 
 
 def check_finite(config: GRPOConfig) -> None:
-    """Raise ValueError for a field that holds NaN or infinity, whatever else its range is."""
+    """Raise ValueError for a number that is NaN, infinity or text, whatever else its range is."""
     for spec in fields(config):
-        value = getattr(config, spec.name)
+        value, kind = getattr(config, spec.name), str(spec.type)
         for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, str) and "str" not in kind and ("int" in kind or "float" in kind):
+                raise ValueError(
+                    f"`{spec.name}={value!r}`: must be a number, and is text. Write it without quotes; in "
+                    f"YAML with a point, 1.0e-5 for 1e-5."
+                )
             if not isinstance(number, float) or math.isfinite(number):
                 continue
             if spec.name in LIMITS and number == math.inf:
                 continue
             also = ", or inf for no limit" if spec.name in LIMITS else ""
-            also += ", or None" if "None" in str(spec.type) else ""
+            also += ", or None" if "None" in kind else ""
             raise ValueError(f"`{spec.name}={value!r}`: must be a finite number{also}.")
 
 
@@ -125,14 +130,17 @@ def check_refused(config: GRPOConfig) -> None:
 
 OPTIONAL_COUNTS = (
     *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
-    "num_generations_eval",
+    *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
 TIMEOUTS = ("env_timeout_seconds", "episode_timeout_seconds")
 # What a field may hold: field -> (check, the rule in words).
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "num_iterations": (lambda v: v >= 1, "num_iterations >= 1"),
-    "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon < 1"),
-    "epsilon_high": (lambda v: v is None or v >= 0, "epsilon_high >= 0 or None"),
+    "num_iterations": (lambda v: v >= 1, "num_iterations (num_ppo_epochs) >= 1"),
+    "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon (cliprange) < 1"),
+    "max_completion_length": (
+        lambda v: v is None or v >= 1,
+        "max_completion_length (response_length) >= 1 or None",
+    ),
     "gamma": (lambda v: 0 < v <= 1, "0 < gamma <= 1"),
     "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
     "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
@@ -147,6 +155,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
+    **{
+        name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None")
+        for name in ("epsilon_high", "critic_max_grad_norm", "stop_token_id")
+    },
     **{
         name: (lambda v: v is None or v > 0, f"{name} > 0 or None")
         for name in ("target_kl", *TIMEOUTS)
@@ -179,7 +191,10 @@ def check_values(config: GRPOConfig) -> None:
             )
     for name, (valid, rule) in RANGES.items():
         if not valid(getattr(config, name)):
-            raise ValueError(f"`{name}={getattr(config, name)}`: must satisfy {rule}.")
+            raise ValueError(
+                f"`{name}={getattr(config, name)}`: must satisfy {rule}. Change it, or leave it out "
+                f"(default: {getattr(type(config), name)})."
+            )
     failure_price(config.on_env_error)
     _check_eval_kwargs(config)
     _check_combinations(config)

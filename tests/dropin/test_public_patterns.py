@@ -1,0 +1,349 @@
+"""Patterns of scripts that people have published for TRL, each written anew in a few lines, with our classes.
+
+The seventh, PPO of TRL 0.12 by `config=`, `policy=`, `ref_policy=` and `tokenizer=`, is refused with the
+names of today: tests/trainer/test_old_names.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from torch.utils.data import Sampler
+from transformers import TrainerCallback
+from trl import RewardConfig, RewardTrainer
+from trl.trainer.utils import RepeatSampler
+
+from tests.builders import build, logs, prompts, share_of_a, train
+from tests.dropin_models import agent_model
+from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.hub.hub_kit import saved_base
+from tests.tool_model import call
+from trl_stppo import PPOTrainer, STPPOTrainer
+
+ADAPTER = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
+
+
+def lora() -> LoraConfig:
+    """Made anew: PEFT writes the name of the base into it."""
+    return LoraConfig(**ADAPTER, task_type="CAUSAL_LM")
+
+
+def shown(trainer: Any, prompt: Any) -> list[int]:
+    """The prompt as the model reads it."""
+    tokenizer = trainer.processing_class
+    return list(
+        tokenizer.apply_chat_template(
+            prompt, tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+    )
+
+
+def says(trainer: Any, ids: list[int], **options: Any) -> list[int]:
+    """What the policy says next, sampled by `generate` as scripts do it."""
+    given = torch.tensor([ids])
+    with torch.no_grad():
+        out = trainer.model.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=4,
+            do_sample=True,
+            tokenizer=trainer.processing_class,
+            **options,
+        )
+    return out[0, len(ids) :].tolist()
+
+
+# ------------------------------------------------------------------------------- calculator
+
+
+def test_a_calculator_agent_by_a_rollout_function(tmp_path):
+    stopped = []
+
+    def calculate(prompts, trainer, **kwargs):
+        tokenizer, output = trainer.processing_class, {"logprobs": None}
+        for prompt in prompts:
+            asked = shown(trainer, prompt)
+            ask = says(trainer, asked, stop_strings=list("abcdefghijklmnopqrstuvwxyz"))
+            stopped.append(tokenizer.decode(ask))
+            result = tokenizer(" = 7 ", add_special_tokens=False)["input_ids"]
+            answer = says(trainer, asked + ask + result)
+            mask = [1] * len(ask) + [0] * len(result) + [1] * len(answer)
+            for key, value in (
+                ("prompt_ids", asked),
+                ("completion_ids", ask + result + answer),
+                ("env_mask", mask),
+            ):
+                output.setdefault(key, []).append(value)
+        return output
+
+    name = saved_base(tmp_path / "base")
+    arguments = {"model": name, "peft_config": lora(), "rollout_func": calculate}
+    arguments["reward_funcs"] = share_of_a
+    trainer = train(tmp_path / "run", STPPOTrainer, arguments=arguments, learning_rate=0.05)
+    assert any(re.fullmatch(r"[^a-z]{0,3}[a-z]", text) for text in stopped)
+    assert logs(trainer)["turns/mean"] == 2
+    trainer.save_model(str(tmp_path / "adapter"))
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    trained = {n: p for n, p in trainer.model.named_parameters() if ".default." in n}
+    assert trained
+    for n, p in loaded.named_parameters():
+        if ".default." in n:
+            assert torch.equal(p, trained[n])
+            assert not n.endswith("lora_B.default.weight") or p.any()
+
+
+# -------------------------------------------------------------------------------- word game
+
+
+class Guess:
+    """A word in two guesses."""
+
+    def reset(self, word: str, **row: Any) -> str:
+        self.word, self.reward, self.guesses = word, 0.0, 0
+        return "Guess the word."
+
+    def guess(self, word: str) -> str:
+        """
+        Guess.
+
+        Args:
+            word: Five letters.
+
+        Returns:
+            Which of them are right.
+        """
+        self.guesses += 1
+        self.reward = max(
+            self.reward, sum(a == b for a, b in zip(word, self.word, strict=True)) / 5
+        )
+        return "".join("G" if a == b else "X" for a, b in zip(word, self.word, strict=True))
+
+
+class Remembers(TrainerCallback):
+    """What a callback is handed, and how often."""
+
+    def __init__(self) -> None:
+        self.steps, self.given = 0, set()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps += 1
+        self.given |= {name for name, value in kwargs.items() if value is not None}
+
+
+def test_a_word_game_as_environments_with_lora_and_a_callback(tmp_path):
+    guesses, remembers = [], Remembers()
+
+    def best(environments, **kwargs):
+        guesses.extend(env.guesses for env in environments)
+        return [env.reward for env in environments]
+
+    words = [call("guess", word=word) for word in ("crane", "stone")]
+    arguments = {
+        "model": agent_model(tmp_path / "model", [*words, *words, "I am done."]),
+        "processing_class": None,
+        "environment_factory": Guess,
+        "reward_funcs": best,
+        "peft_config": lora(),
+        "callbacks": [remembers],
+        "train_dataset": prompts(8, word=["crate", "store"] * 4),
+    }
+    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    limits = {"max_tool_calling_iterations": 2, "max_completion_length": 256}
+    trainer = train(tmp_path, STPPOTrainer, arguments=arguments, **sizes, **limits)
+    assert remembers.steps == trainer.state.global_step == 2
+    assert {"model", "optimizer", "train_dataloader"} <= remembers.given
+    assert len(guesses) == 4
+    assert max(guesses) <= 2
+    assert 0 < logs(trainer)["rewards/best/mean"] < 1
+    assert trainer.uses_shared_critic
+
+
+# ------------------------------------------------------------------------------- curriculum
+
+
+class InOrder(Sampler):
+    """Rows of a sampler's, by another order."""
+
+    def __init__(self, order: list[int], **options: Any) -> None:
+        self.order = order
+        self.positions = RepeatSampler(order, shuffle=False, **options)
+
+    def __iter__(self):
+        return (self.order[i] for i in self.positions)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+class Curriculum(STPPOTrainer):
+    """Easy rows first."""
+
+    def _get_train_sampler(self, dataset=None):
+        levels = self.train_dataset["level"]
+        return InOrder(
+            sorted(range(len(levels)), key=lambda row: levels[row]),
+            mini_repeat_count=self.num_generations,
+            batch_size=self.args.generation_batch_size // self.num_generations,
+            repeat_count=self.num_iterations * self.args.steps_per_generation,
+        )
+
+
+def test_a_curriculum_by_a_sampler_of_ones_own(tmp_path):
+    asked = []
+
+    def maze(prompts, trainer, **kwargs):
+        asked.append([int(re.search(r"\d+", prompt[-1]["content"])[0]) for prompt in prompts])
+        ids = [shown(trainer, prompt) for prompt in prompts]
+        return {
+            "prompt_ids": ids,
+            "completion_ids": [[5, 6, 7, 8]] * len(ids),
+            "logprobs": None,
+            "env_mask": [[1, 0, 0, 1]] * len(ids),
+            "env_reward": [0.25 * number for number in asked[-1]],
+        }
+
+    def from_environment(completions, env_reward, level, log_metric, **kwargs):
+        log_metric("curriculum/level", sum(level) / len(level))
+        return env_reward
+
+    arguments = {
+        "rollout_func": maze,
+        "reward_funcs": from_environment,
+        "train_dataset": prompts(8, level=[7 - i for i in range(8)]),
+    }
+    trainer = train(
+        tmp_path, Curriculum, arguments=arguments, num_mini_batches=1, gradient_accumulation_steps=1
+    )
+    assert asked == [[7, 6, 5, 4], [3, 2, 1, 0]]
+    levels = [e["curriculum/level"] for e in trainer.state.log_history if "curriculum/level" in e]
+    assert levels == [1.5, 5.5]
+    assert logs(trainer)["reward"] == pytest.approx(0.25 * 1.5)
+    assert logs(trainer)["turns/mean"] == 2
+
+
+# ------------------------------------------------------------------------- prompts of turns
+
+
+def test_a_template_that_concatenates_the_prompts_of_its_turns(tmp_path):
+    def play(prompts, trainer=None, **kwargs):
+        output = {"prompt_ids": [], "completion_ids": [], "logprobs": None, "won": []}
+        for prompt in prompts:
+            seen, said, talk = [], [], list(prompt)
+            for turn in range(2):
+                ids = shown(trainer, talk)
+                answer = says(trainer, ids)
+                seen.extend(ids)
+                said.extend(answer)
+                talk += [
+                    {"role": "assistant", "content": trainer.processing_class.decode(answer)},
+                    {"role": "user", "content": f"turn {turn}"},
+                ]
+            output["prompt_ids"].append(seen)
+            # One of each batch ends by itself.
+            ends = [trainer.processing_class.eos_token_id] if not output["won"] else []
+            output["completion_ids"].append(said + ends)
+            output["won"].append(float(len(output["won"]) % 2))
+        return output
+
+    def won(completions, **kwargs):
+        return kwargs["won"]
+
+    trainer = train(
+        tmp_path,
+        STPPOTrainer,
+        arguments={"rollout_func": play, "reward_funcs": won, "peft_config": lora()},
+        num_generations=2,
+        mask_truncated_completions=True,
+        loss_type="dapo",
+        beta=0.01,
+        kl_coef=0.0,
+    )
+    log = logs(trainer)
+    assert trainer.state.global_step == 2
+    assert log["reward"] == 0.5
+    assert "kl" in log
+    assert 0 < log["completions/clipped_ratio"] < 1
+
+
+# -------------------------------------------------------------------- PPO with two adapters
+
+
+def with_adapters() -> dict[str, Any]:
+    """Policy and critic with LoRA, and a reward model, in bfloat16."""
+    tokenizer = char_tokenizer()
+    scores = LoraConfig(**ADAPTER, task_type="SEQ_CLS", modules_to_save=["score"])
+    models = [
+        make(tokenizer, seed) for seed, make in enumerate((tiny_policy, *[tiny_value_model] * 2))
+    ]
+    policy, critic, reward = (model.to(torch.bfloat16) for model in models)
+    return {
+        "processing_class": tokenizer,
+        "model": get_peft_model(policy, lora()),
+        "value_model": get_peft_model(critic, scores),
+        "reward_model": reward,
+    }
+
+
+def test_ppo_with_an_adapter_for_each_in_bfloat16(tmp_path):
+    arguments = with_adapters()
+    models = arguments["model"], arguments["value_model"]
+    before = [{n: p.clone() for n, p in model.named_parameters()} for model in models]
+    # A rollout of 8 episodes is two optimizer steps.
+    trainer = train(tmp_path / "agree", arguments=arguments, max_steps=2, total_episodes=8)
+    assert trainer.state.global_step == 2
+    for model, old in zip(models, before, strict=True):
+        now = dict(model.named_parameters())  # a copy of the adapter, for the KL, among them
+        moved = {n for n, p in old.items() if not torch.equal(p, now[n])}
+        assert moved
+        assert moved <= {n for n, p in now.items() if p.requires_grad}
+        assert all("lora_" in n or "modules_to_save" in n for n in moved)
+    assert any("score.modules_to_save" in n for n in moved)
+    said = r"`total_episodes=8` means 2 optimizer steps and contradicts `max_steps=3`. Set only one"
+    with pytest.raises(ValueError, match=said):
+        build(tmp_path / "not", arguments=with_adapters(), max_steps=3, total_episodes=8)
+
+
+# --------------------------------------------------------------------------------- RLHF demo
+
+
+class Terminates(TrainerCallback):
+    """What a time limit of a cluster does amid the first step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_reward_model_is_trained_and_then_ppo_on_it_until_a_signal(tmp_path):
+    tokenizer = char_tokenizer()
+    pairs = {"chosen": ["say a: aaa"] * 4, "rejected": ["say a: bbb"] * 4}
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
+    rewards = RewardTrainer(
+        model=tiny_value_model(tokenizer),
+        args=RewardConfig(
+            output_dir=str(tmp_path / "reward"),
+            max_steps=1,
+            per_device_train_batch_size=4,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+            **settings,
+        ),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_dict(pairs),
+    )
+    rewards.train()
+    arguments = {"reward_model": rewards.model, "value_model": tiny_value_model(tokenizer, seed=2)}
+    arguments |= {"callbacks": [Terminates()], "processing_class": tokenizer}
+    trainer = build(tmp_path / "ppo", PPOTrainer, arguments=arguments)
+    trainer.train()
+    assert trainer.stop_signal == signal.SIGTERM
+    assert trainer.state.global_step == 1
+    assert (tmp_path / "ppo" / "checkpoint-1").is_dir()
+    assert rewards.state.global_step == 1

@@ -77,7 +77,36 @@ class TextArenaEnv:
 class TextArenaAction:
     def __init__(self, message): self.message = message
 """
-PACKAGES = {"echo_env": ECHO, "openspiel_env": CATCH, "textarena_env": WORDLE}
+CARLA = """
+from types import SimpleNamespace as Record
+
+
+class CarlaEnv:
+    def __init__(self, base_url, connect_timeout_s, message_timeout_s): pass
+
+    def reset(self, scenario_name):
+        self.time, self.lane = 0, 0
+        return self.seen()
+
+    def step(self, action):
+        self.time += 1
+        if action.action_type == "lane_change":
+            self.lane += 1 if action.lane_direction == "right" else -1
+        return self.seen()
+
+    def seen(self):
+        ahead = [{"type": "pedestrian", "distance": 30 - self.time}] if self.time < 30 else []
+        hit, reward = self.lane == 0 and not ahead, float(self.lane != 0)
+        seen = Record(speed_kmh=40.0, nearby_actors=ahead, collision_detected=hit, collided_with=None)
+        seen.rubric_reward = reward
+        return Record(observation=seen, done=not ahead)
+
+
+class CarlaAction:
+    def __init__(self, action_type, lane_direction=None):
+        self.action_type, self.lane_direction = action_type, lane_direction
+"""
+PACKAGES = {"echo_env": ECHO, "openspiel_env": CATCH, "textarena_env": WORDLE, "carla_env": CARLA}
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

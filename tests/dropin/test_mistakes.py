@@ -39,7 +39,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no-generation": ({"num_generations": 0}, "num_generations", "0", "1 or more"),
     "several-rollouts-a-step": (
         {"steps_per_generation": 1, "gradient_accumulation_steps": 16},
-        *("steps_per_generation", "1", "Raise steps_per_generation"),
+        *("steps_per_generation", "1", "or set gradient_accumulation_steps=1"),
     ),
     "three-sizes-that-disagree": (
         {

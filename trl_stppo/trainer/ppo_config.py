@@ -307,7 +307,8 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
             raise ValueError(
                 f"`steps_per_generation={steps}` must be a multiple of "
                 f"`gradient_accumulation_steps={accumulation}`: an optimizer step may not span two "
-                f"rollouts. Raise steps_per_generation (or generation_batch_size)."
+                f"rollouts. Leave steps_per_generation (or generation_batch_size) out, raise it, or set "
+                f"gradient_accumulation_steps={math.gcd(steps, accumulation)}."
             )
         if parts is not None and steps != accumulation * parts:
             raise ValueError(

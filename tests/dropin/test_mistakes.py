@@ -162,10 +162,10 @@ def read(message: str, field: str, value: str, fix: str) -> None:
 @pytest.mark.parametrize("case", SETTINGS)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have bfloat16")
 def test_a_setting(case):
-    options, field, *said = SETTINGS[case]
+    options, field, *parts = SETTINGS[case]
     with pytest.raises((TypeError, ValueError)) as caught:
         settings(**options)
-    read(str(caught.value), f"`{field}", *said)
+    read(str(caught.value), f"`{field}", *parts)
 
 
 # Ours, where less than nothing means something: a price may be paid, a weight may be a fine.
@@ -240,7 +240,7 @@ def untold(word: str) -> str:
 
 
 class ThreeValues(CountEnv):
-    """`step` as in old gym, less one."""
+    """What `step` returns has neither truncated nor info."""
 
     def step(self, action):
         return "more", 0.0, True
@@ -299,7 +299,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     ),
     "limit-without-episodes": ({}, {"max_turns": 3}, "max_turns", "3", "Leave it unset"),
     "tool-without-docstring": ({"tools": [untold]}, {}, "tools[0]", "untold", "docstring"),
-    # seen in a rollout
+    # that shows in a rollout only
     "reward-of-nan": ({"reward_funcs": nan_reward}, {}, "nan_reward()[0]", "nan", "finite"),
     "reward-of-a-word": ({"reward_funcs": word_reward}, {}, "word_reward()[0]", "'good'", "number"),
     "reward-of-one-number": ({"reward_funcs": one_reward}, {}, "one_reward", "0.5", "a list"),
@@ -332,11 +332,11 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
 
 @pytest.mark.parametrize("case", ARGUMENTS)
 def test_an_argument(case, tmp_path):
-    arguments, options, *said = ARGUMENTS[case]
-    made = {name: make() if name in LAZY else make for name, make in arguments.items()}
+    arguments, options, *parts = ARGUMENTS[case]
+    fresh = {name: make() if name in LAZY else make for name, make in arguments.items()}
     with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
-        build(tmp_path, STPPOTrainer, arguments=made, **options).train()
-    read(str(caught.value), *said)
+        build(tmp_path, STPPOTrainer, arguments=fresh, **options).train()
+    read(str(caught.value), *parts)
 
 
 @pytest.mark.parametrize("wanted", [True, "nowhere"])
@@ -382,6 +382,6 @@ def test_a_command(case, tmp_path, capsys):
         (tmp_path / "run.yaml").write_text(yaml.safe_dump({**plain, **words}))
         words = ["train", "--config", str(tmp_path / "run.yaml")]
     assert main(words) != 0
-    shown = " ".join(capsys.readouterr().err.split())
-    assert all(part in shown for part in (key, value, fix)), shown
-    assert "Traceback" not in shown
+    message = " ".join(capsys.readouterr().err.split())
+    assert all(part in message for part in (key, value, fix)), message
+    assert "Traceback" not in message

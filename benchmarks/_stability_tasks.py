@@ -7,23 +7,21 @@ enough to fail, and nothing says so before the end.
 
 from __future__ import annotations
 
-import importlib
-import json
 import random
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from _task import BATCH, Task, warm_start
 from _textworld_task import build_textworld_agent, textworld_task
 from datasets import Dataset
 from transformers import Qwen2ForCausalLM, set_seed
 
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
+from trl_stppo.recipes.search.env import StdlibSearchEnv
 from trl_stppo.recipes.search.stdlib_docs import stdlib_search_dataset
 
-ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "pink", "gold")
 DOORS = ("left", "middle", "right")
 ROOMS = 7
@@ -154,18 +152,22 @@ def corridor_task(folder: Path) -> Task:
 
 
 def demo_task(folder: Path) -> Task:
-    """The demo's agent, as its configuration has it but for the size of the run."""
-    demo = yaml.safe_load((ROOT / "scripts/configs/demo.yaml").read_text())
-    names = ("max_turns", "max_turn_tokens", "max_completion_length", "temperature", "gamma", "lam")
-    settings = {name: demo[name] for name in names}
-    settings |= {"critic_learning_rate": 1e-3, "per_device_eval_batch_size": 100}
-    module, _, factory = demo["environment"].partition(":")
-    make = getattr(importlib.import_module(module), factory)
+    """The demo as it was at version 0.1.0, agent and settings, so that figures stay comparable."""
+    settings = {
+        "max_turns": 6,
+        "max_turn_tokens": 24,
+        "max_completion_length": 280,
+        "temperature": 1.0,
+        "gamma": 1.0,
+        "lam": 0.95,
+        "critic_learning_rate": 1e-3,
+        "per_device_eval_batch_size": 100,
+    }
     return Task(
-        ROOT / demo["model_name_or_path"],
+        HERE / "assets/search-agent",
         stdlib_search_dataset("train"),
         stdlib_search_dataset("test").shuffle(seed=0).select(range(200)),
-        partial(make, **json.loads(demo["environment_kwargs"])),
+        partial(StdlibSearchEnv, invalid_reward=-0.1),
         settings,
         episodes=32,
         updates=12,

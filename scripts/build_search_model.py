@@ -52,7 +52,7 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output_dir", type=Path, default=DEFAULT_OUTPUT)
-    parser.add_argument("--steps", type=int, default=3000, help=f"batches of {BATCH_SIZE}")
+    parser.add_argument("--steps", type=int, default=8000, help=f"batches of {BATCH_SIZE}")
     parser.add_argument("--learning_rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="20 steps, to see that it runs")
@@ -66,8 +66,11 @@ def parse_args() -> argparse.Namespace:
 def curriculum(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Drills, then right behaviour, then the mixture, under one learning-rate schedule.
 
-    The mixture has to begin while the rate is still high: a model that is certain of the right
-    behaviour by then loses its copying when the mixture contradicts it.
+    Right behaviour has to last: which of its two places a question about a method asks for is a
+    matter of chance to the model for a thousand batches, and then, within a few hundred, it is not.
+    What the warm start cannot tell apart, reinforcement has not taught it either. The mixture has to
+    begin while the rate is still high: a model that is certain of the right behaviour by then loses
+    its copying when the mixture contradicts it.
     """
 
     def rows_of(share: float) -> int:

@@ -29,7 +29,7 @@ from trl_stppo.cli import evaluation_tables as tables
 from trl_stppo.models.small import tiny_config
 
 local_hub = hub_fixtures.hub
-NAMES = ["nq", "hotpotqa", "nq"] * 4
+NAMES = ["nq", "nq", "hotpotqa"] * 4
 FLAGS = [
     *("--use_cpu", "true", "--bf16", "false", "--max_turns", "4", "--max_turn_tokens", "24"),
     *("--max_completion_length", "160", "--per_device_eval_batch_size", "16"),

@@ -82,8 +82,8 @@ def is_function(func: Any) -> bool:
     return callable(func) and not isinstance(func, type) and not hasattr(func, "forward")
 
 
-def name_of(func: RewardFunc) -> str:
-    """What a reward function is called."""
+def name_of(func: Callable[..., Any]) -> str:
+    """What a function of the user's is called: a reward, or a tool."""
     return getattr(func, "__name__", type(func).__name__)
 
 

@@ -52,8 +52,9 @@ class STPPOConfig(PPOConfig):
     `variant` sets `importance_sampling_level` and `clip_bias_normalization`; setting one of them to a value
     that contradicts the variant is an error. A level without a variant chooses it.
 
-    Source: arXiv:2511.20718v1, Sections 4 and 5; modes `"floor"`, `"relative"`, `"share"` and the
-    target `"update"` are this package's own.
+    Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of the modes `"floor"`, `"relative"`
+    and `"share"` are this package's own. To scale the step, as the target `"update"` does, is VCPO's
+    (arXiv:2602.17616).
     """
 
     _TRAINER: ClassVar[str] = "STPPOTrainer"

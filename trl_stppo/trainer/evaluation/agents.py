@@ -16,7 +16,7 @@ from transformers import TrainerState
 from ...errors import EnvironmentFailureError, NonFiniteError
 from ...generation.sampling import SamplingSettings
 from ...rollout.episode import Episode
-from ...rollout.reward_funcs import Asked, guarded
+from ...rollout.reward_funcs import Asked, guarded, name_of
 from ..loop.player import raise_first
 from ..loop.turn_rewards import RESERVED
 from ..play import Player
@@ -52,7 +52,7 @@ class Evaluation:
     @property
     def names(self) -> list[str]:
         """Of the reward functions."""
-        return [getattr(func, "__name__", type(func).__name__) for func in self.reward_funcs]
+        return [name_of(func) for func in self.reward_funcs]
 
     def figures(self, rows: Any) -> dict[str, float]:
         """What docs/evaluation.md lists, without prefix; the same on all processes."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...rollout.record import check_reward
-from ...rollout.reward_funcs import check_columns, listed
+from ...rollout.reward_funcs import check_columns, listed, name_of
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
 from ..host import Host
@@ -247,7 +247,7 @@ def _text(tokenizer: Any, turn: Turn, host: Host) -> str:
 def _name(func: Callable[..., Any]) -> str:
     if isinstance(func, nn.Module):
         return get_config_model_id(func.config).split("/")[-1] or type(func).__name__
-    return getattr(func, "__name__", type(func).__name__)
+    return name_of(func)
 
 
 async def _wait_for(awaitable: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...envs._check_tools import check_schema
 from ...envs.base import tool_names
+from ...rollout.reward_funcs import name_of
 
 
 def check_prompt(prompt: Any, name: str) -> None:
@@ -33,7 +34,7 @@ def check_tools(tools: Sequence[Any], environments: Mapping[Any, Any]) -> None:
     Raises:
         EnvironmentContractError: by name of the function.
     """
-    named = {f"`tools[{i}]` ({_name(tool)})": tool for i, tool in enumerate(tools)}
+    named = {f"`tools[{i}]` ({name_of(tool)})": tool for i, tool in enumerate(tools)}
     for env in environments.values():
         kind = type(env).__name__
         named |= {f"`environment_factory`: {kind}.{m}": getattr(env, m) for m in tool_names(env)}
@@ -50,10 +51,6 @@ def _is_described(tool: Callable[..., Any]) -> bool:
     except Exception:  # whatever is the matter, our own check says it
         return False
     return True
-
-
-def _name(tool: Any) -> str:
-    return getattr(tool, "__name__", type(tool).__name__)
 
 
 def _short(value: Any, length: int = 80) -> str:

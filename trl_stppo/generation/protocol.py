@@ -37,11 +37,13 @@ class TurnResult:
         key: as in the request.
         ids: the sampled tokens, at least one, the end-of-turn token included where there is one.
         logprobs: of the sampled tokens in nats, one each, or None if the backend does not tell.
+        error: why the turn could not be sampled, which ends its episode; `ids` is empty then.
     """
 
     key: int
     ids: list[int]
     logprobs: list[float] | None
+    error: str | None = None
 
 
 class Backend(Protocol):

@@ -77,12 +77,13 @@ class Episode:
         error: message of what went wrong in the environment.
         trains: False for an episode that must not teach anything.
         counted: False for one that is left out of the metrics of its rollout too.
-        lost: whether its environment failed, or was given up in the middle of a call.
+        lost: whether its environment failed or was given up in the middle of a call, or its next turn could
+            not be sampled.
         terminated: whether nothing can follow, so that the state after the episode is worth nothing.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
         policy_versions: per turn the optimizer steps that the policy had taken which sampled it; empty
-            while one policy plays all of a rollout.
+            where the policy that is trained samples itself.
     """
 
     row: int

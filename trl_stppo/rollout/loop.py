@@ -221,6 +221,10 @@ class EpisodeLoop:
         )
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
+        if result.error is not None:  # no fault of its environment, which can be used again
+            episode.error, episode.trains, episode.lost = result.error, False, True
+            self._finish(episode, StopReason.SAMPLER_ERROR)
+            return
         if not 1 <= len(result.ids) <= episode.turn_limit(self._limits):
             raise RuntimeError(
                 f"The backend sampled {len(result.ids)} tokens for a turn of 1 to "

@@ -22,10 +22,11 @@ class StopReason(StrEnum):
     ENV_ERROR = "env_error"
     ENV_TIMEOUT = "env_timeout"  # one call took too long
     EPISODE_TIMEOUT = "episode_timeout"
+    SAMPLER_ERROR = "sampler_error"  # the server that samples turns could not be reached
 
 
-# Reasons that say something about the environment, not about the agent.
-FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
+# Reasons that say something about what the agent plays with, not about the agent.
+FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.SAMPLER_ERROR)
 # Reasons after which nothing can follow: the state is worth nothing and is never bootstrapped.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT, *FAILURES)
 # Ends at which the agent has used up what it had, whether or not its environment has judged it.

@@ -34,6 +34,7 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         *GRPOConfig._VALID_DICT_FIELDS,
         "eval_generation_kwargs",
+        "vllm_engine_kwargs",
     ]
 
     # No settings; PPO scripts read them, and may set them (`config.names.IGNORED`).
@@ -200,6 +201,16 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "turn_truncate",
         "Correction of the sampler: 'turn_truncate', 'turn_mask', or as in TRL, whose own default "
         "drops long episodes as a whole for small drifts of many tokens.",
+    )
+    vllm_engine_kwargs: dict[str, Any] | str | None = option(
+        None,
+        "Arguments of a colocated `vllm.LLM` that have no field of their own, such as dtype (default: that "
+        "of the policy's forward passes), block_size, enforce_eager, or enable_lora=False.",
+    )
+    rollout_sync_every: int = option(
+        1,
+        "A vLLM server gets the policy's weights with every n-th rollout batch. Above 1 its episodes are "
+        "up to n - 1 updates old, for which the sampler's correction is needed.",
     )
 
     # Evaluation (docs/evaluation.md) and recorded episodes (docs/trace.md).

@@ -14,6 +14,7 @@ import torch
 from ...core import KL_ESTIMATORS, LOSS_TYPES
 from ...rollout.engine import ON_ENV_ERROR
 from .._trl import GRPOConfig
+from .vllm import check_vllm
 
 # Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
 # advantages: field -> (the only value that is allowed, why, what to do instead).
@@ -112,20 +113,11 @@ def check_refused(config: GRPOConfig) -> None:
             f"computes no loss. Use 'episode/score' (the default), 'episode/success_rate', or another "
             f"figure of docs/evaluation.md."
         )
-    if config.rollout_staleness and config.use_vllm:
-        raise ValueError(
-            f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`, which "
-            f"keeps weights of its own. Set one of the two back."
-        )
     if config.stop_token not in (None, "eos"):
         raise ValueError(f"`stop_token={config.stop_token!r}`: allowed are None and 'eos'.")
     if config.stop_token is not None and config.stop_token_id is not None:
         raise ValueError("`stop_token` and `stop_token_id` contradict: set only one of them.")
-    if config.stop_token_id is not None and config.use_vllm:
-        raise ValueError(
-            "`stop_token_id` is not supported with `use_vllm=True`; set "
-            "generation_kwargs={'stop_token_ids': [...]} instead."
-        )
+    check_vllm(config)
 
 
 OPTIONAL_COUNTS = (
@@ -152,6 +144,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
     "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
+    "rollout_sync_every": (lambda v: v >= 1, "rollout_sync_every >= 1"),
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
@@ -254,12 +247,6 @@ def _check_combinations(config: GRPOConfig) -> None:
             f"{rollout_steps} optimizer steps of one rollout (epochs x mini-batches), so that no "
             f"rollout is half warm-up. Nearest: "
             f"{math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps}."
-        )
-    bounds = (config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max)
-    if config.vllm_importance_sampling_mode == "turn_truncate" and bounds == (None, None):
-        raise ValueError(
-            "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
-            "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
         )
     upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     if config.delta is not None and config.delta <= upper:

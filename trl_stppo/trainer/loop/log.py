@@ -130,7 +130,7 @@ class RolloutLog:
             logs["extra"][column_name].extend(gather_object(values))
         pending.clear()
 
-    def _means(self, sums: dict[str, tuple[float, int]]) -> None:
+    def _means(self, sums: dict[str, tuple[float, float]]) -> None:
         """Means over all processes, of sums and counts of this one by name."""
         accelerator = self._host.accelerator
         # Sorted, so that all processes reduce the same figure, also one that only some have.

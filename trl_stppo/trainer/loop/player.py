@@ -14,7 +14,7 @@ from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
 from ...rollout.record import judged
-from .._trl import profiling_context, read_message
+from .._trl import read_message
 from ..evaluation.rows import Name
 from ..host import Host, Upstream
 from .batch import Batch, collate
@@ -77,8 +77,12 @@ class EpisodePlayer:
         episodes, durations = self._play_by_engine(engine, inputs, prompts, prompt_ids, seed, names)
         for episode in episodes:  # reward functions are known by the classes of training
             episode.env_type = self.engine.drivers[episode.name].type_name
+            if self._host.use_vllm:
+                episode.policy_versions = [self._upstream.synced_step] * episode.num_turns
         logprobs = self._sampler.tells_logprobs
-        return Rollout(rows, episodes, durations, seed, logprobs, names, repeated)
+        rollout = Rollout(rows, episodes, durations, seed, logprobs, names, repeated)
+        rollout.metric_sums |= self._sampler.vllm.figures
+        return rollout
 
     def _play_by_engine(
         self,
@@ -117,11 +121,8 @@ class EpisodePlayer:
         repeated: frozenset[int],
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
-        step = host.state.global_step
-        if host.use_vllm and step != self._upstream.synced_step:  # it may generate with vLLM
-            with profiling_context(host, "sync_weights"):
-                host.vllm_generation.sync_weights()
-            self._upstream.synced_step = step
+        if host.use_vllm:  # it may generate with it
+            self._sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
         read = partial(read_message, self._upstream.tokenizer)
         episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)

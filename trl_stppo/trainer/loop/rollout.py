@@ -31,7 +31,7 @@ class Rollout:
         turn_rewards: per episode and turn, None where nobody pays turns.
         pays_turns: per episode whether its turns are paid, so that a missing score is no gap.
         earnings: per episode its score, turn rewards included.
-        metric_sums: sum and count by name, of what turn reward functions have said.
+        metric_sums: sum and count by name, of what vLLM and turn reward functions have said.
     """
 
     rows: list[Row]
@@ -45,7 +45,7 @@ class Rollout:
     turn_rewards: list[list[float]] | None = None
     pays_turns: list[bool] = field(default_factory=list)
     earnings: list[float] = field(default_factory=list)
-    metric_sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pays_turns = [episode.pays_turns for episode in self.episodes]

@@ -1,4 +1,4 @@
-"""Who samples the turns of a rollout: the training weights with our own cache, or TRL's generation call."""
+"""Who samples the turns of a rollout: our cache on the training weights, vLLM, or TRL's generation call."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ...generation.slots import supports
 from .._trl import generation_model, new_token_limit, overrides
 from ..host import Host
 from ..sharding import runtime
+from .vllm import VLLM
 
 # TRL's own call: (rows of ids, images, fields of images, completions per row) -> ids, logprobs
 GenerateTurns = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
@@ -29,10 +30,12 @@ class TurnSampler:
         host: whose weights and settings are used.
         tokenizer: of the policy.
         generate: TRL's generation call, whatever it uses.
+        vllm: keeps its weights, and samples where it may do so turn by turn.
     """
 
-    def __init__(self, host: Host, tokenizer: Any, generate: GenerateTurns) -> None:
+    def __init__(self, host: Host, tokenizer: Any, generate: GenerateTurns, vllm: VLLM) -> None:
         self._host, self._tokenizer, self._generate = host, tokenizer, generate
+        self.vllm = vllm
 
     @property
     def tells_logprobs(self) -> bool:
@@ -44,6 +47,10 @@ class TurnSampler:
         """What samples the turns of one rollout."""
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
+        if speaks_to_vllm(host):
+            with self.vllm.backend(capacity) as backend:
+                yield backend
+            return
         if is_collective(host):
             together = CollectiveBackend(self._batches(), self._exchange, end, capacity=capacity)
             yield together
@@ -104,8 +111,14 @@ def sampling_settings(host: Host) -> tuple[SamplingSettings | None, str | None]:
     return SamplingSettings.from_generation_config(host.generation_config, model.generation_config)
 
 
+def speaks_to_vllm(host: Host) -> bool:
+    """Whether turns go to vLLM one by one; where an engine runs on several GPUs they all step together."""
+    alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
+    return host.use_vllm and alone and not overrides(host, "_generate_single_turn")
+
+
 def is_collective(host: Host) -> bool:
-    """Whether a generation call involves other processes, so that all must make it together."""
+    """Whether a call of `GenerateTurns` involves other processes, so that all must make it together."""
     if host.accelerator.num_processes == 1:
         return False
     if not host.use_vllm:

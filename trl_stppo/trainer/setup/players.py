@@ -21,6 +21,7 @@ from ..host import Host, Upstream
 from ..loop.player import EpisodePlayer, renderer
 from ..loop.rows import is_conversational
 from ..loop.sampler import GenerateTurns, TurnSampler
+from ..loop.vllm import VLLM
 from .plan import RolloutPlan
 
 
@@ -44,7 +45,7 @@ def build_player(
     return EpisodePlayer(
         host,
         upstream,
-        TurnSampler(host, tokenizer, generate),
+        TurnSampler(host, tokenizer, generate, VLLM(host, upstream)),
         *build_engines(host, tokenizer, rollout, evaluation),
         environments_ask=bool(rollout.text or rollout.tools),
     )

@@ -1,0 +1,78 @@
+"""A backend over an engine in this process that batches turns by itself, which vLLM's does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from .protocol import TurnRequest, TurnResult
+from .queued import QueuedBackend, cut
+
+
+class EngineBackend(QueuedBackend):
+    """Each turn is a request of its own, with its own limit, and ends when it ends.
+
+    Args:
+        engine: vLLM's `LLMEngine`, or whatever has its `add_request`, `step` and `abort_request`.
+        options: of `add_request` for a turn: `params`, and `lora_request` where an adapter samples.
+        capacity: how many episodes may be between `add` and `release`; None is any number.
+
+    Attributes:
+        prompt_tokens, cached_tokens: of all turns so far, and how many the engine had kept of them.
+        queues: at each step, how many turns it had not begun.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        options: Callable[[TurnRequest], dict[str, Any]],
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(capacity=capacity)
+        self._engine, self._options = engine, options
+        self._numbers = itertools.count()
+        self._names: dict[int, str] = {}  # of the request that an episode has in flight
+        self._keys: dict[str, int] = {}
+        self.prompt_tokens = self.cached_tokens = 0
+        self.queues: list[int] = []
+
+    def add(self, request: TurnRequest) -> None:
+        """Hand a turn to the engine, which starts it with its next step."""
+        super().add(request)
+        name = f"turn-{next(self._numbers)}"
+        try:
+            self._engine.add_request(
+                name, {"prompt_token_ids": request.ids}, **self._options(request)
+            )
+        except BaseException:
+            super().release(request.key)
+            raise
+        self._names[request.key], self._keys[name] = name, request.key
+
+    def step(self) -> list[TurnResult]:
+        """Sample a token of each turn that the engine has begun, and return the turns that ended."""
+        if not self._queue:
+            return []
+        outputs = self._engine.step()
+        self.queues.append(self._engine.engine_core.engine_core.scheduler.get_request_counts()[1])
+        return [self._result(output) for output in outputs if output.finished]
+
+    def _result(self, output: Any) -> TurnResult:
+        key = self._keys.pop(output.request_id)
+        del self._names[key]
+        turn = output.outputs[0]
+        ids = list(turn.token_ids)
+        logprobs = [at[token].logprob for at, token in zip(turn.logprobs, ids, strict=True)]
+        self.prompt_tokens += len(output.prompt_token_ids)
+        self.cached_tokens += output.num_cached_tokens or 0
+        return cut(self._queue.pop(key), ids, logprobs)
+
+    def release(self, key: int) -> None:
+        """Forget an episode, and stop its turn if one is being sampled; unknown keys are fine."""
+        super().release(key)
+        name = self._names.pop(key, None)
+        if name is not None:
+            del self._keys[name]
+            self._engine.abort_request([name])

@@ -1,0 +1,69 @@
+"""What backends share that hand turns on to somebody else: which are in flight."""
+
+from __future__ import annotations
+
+from .protocol import TurnRequest, TurnResult
+
+
+class QueuedBackend:
+    """One turn per episode at a time, and no more episodes than allowed.
+
+    Args:
+        capacity: how many episodes may be between `add` and `release`; None is any number.
+    """
+
+    def __init__(self, *, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self._episodes: set[int] = set()
+        self._queue: dict[int, TurnRequest] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any turn is in flight."""
+        return bool(self._queue)
+
+    def add(self, request: TurnRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RuntimeError: the episode has one already, or there are `capacity` others.
+            ValueError: `max_new_tokens` is below 1.
+        """
+        key = request.key
+        if request.max_new_tokens < 1:
+            raise ValueError(
+                f"max_new_tokens of episode {key} is {request.max_new_tokens}, not >= 1."
+            )
+        if key in self._queue:
+            raise RuntimeError(f"Episode {key} already has a turn in flight.")
+        full = self.capacity is not None and len(self._episodes) >= self.capacity
+        if full and key not in self._episodes:
+            raise RuntimeError(
+                f"Episode {key} is one more than the {self.capacity} allowed at once."
+            )
+        self._episodes.add(key)
+        self._queue[key] = request
+
+    def release(self, key: int) -> None:
+        """Forget an episode, and its turn if one is in flight; unknown keys are fine."""
+        self._episodes.discard(key)
+        self._queue.pop(key, None)
+
+
+def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> TurnResult:
+    """A turn within its own limit.
+
+    Raises:
+        RuntimeError: it is empty, or has not one log-probability per token.
+    """
+    if not ids:
+        raise RuntimeError(
+            f"The turn of episode {request.key} came back empty; a turn has at least one token, "
+            "its end-of-turn token included."
+        )
+    if logprobs is not None and len(logprobs) != len(ids):
+        raise RuntimeError(
+            f"The turn of episode {request.key} has {len(ids)} tokens but {len(logprobs)} logprobs."
+        )
+    limit = request.max_new_tokens
+    return TurnResult(request.key, ids[:limit], None if logprobs is None else logprobs[:limit])

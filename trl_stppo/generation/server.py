@@ -1,0 +1,179 @@
+"""A backend over a server that may die, restart, or answer nonsense: each turn is a request of its own."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from .protocol import TurnRequest, TurnResult
+from .queued import QueuedBackend, cut
+
+logger = logging.getLogger(__name__)
+
+# How long a step waits for an answer, in seconds: meanwhile environments answer, too.
+WAIT_SECONDS = 0.005
+# How often a turn is asked for whose answer is an error, and how long is waited in between, in seconds.
+TRIES = 5
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+
+
+class ServerError(Exception):
+    """The server has not sampled a turn that it might sample when it is asked again.
+
+    Args:
+        message: what it said.
+        unreachable: whether it is not there, or too busy, rather than in trouble with this turn.
+    """
+
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
+class TurnServer(Protocol):
+    """What a server is asked for, from many threads at once; any failure is a ServerError."""
+
+    def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
+        """Ids and log-probabilities of a turn."""
+
+    def weights(self) -> str:
+        """Name of the weights that it samples with; another one after a restart."""
+
+
+class ServerBackend(QueuedBackend):
+    """Asks for each turn from a thread of its own, and asks again where that makes sense.
+
+    An answer counts if the server had the same, right weights before and after it. Who is not answered at
+    all within `patience`, or with errors alone, gets a result with an `error`.
+
+    Args:
+        server: is asked.
+        weights: name of the right weights, as `update` or `update#times`, where they may be sent again.
+        patience: how long a server may be away, in seconds.
+        send_weights: sends them once more to a server that has lost them, and returns their name; None
+            where this process cannot.
+        awaits_weights: whether anybody will, so that it is worth waiting.
+        capacity: how many episodes may be between `add` and `release`; None is any number.
+
+    Attributes:
+        asked_again: how often a turn was asked for once more.
+    """
+
+    def __init__(
+        self,
+        server: TurnServer,
+        weights: str,
+        *,
+        patience: float,
+        send_weights: Callable[[], str] | None = None,
+        awaits_weights: bool = True,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(capacity=capacity)
+        self._server, self._weights, self._patience = server, weights, patience
+        self._send_weights, self._awaits_weights = send_weights, awaits_weights
+        self._answers: queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]] = (
+            queue.SimpleQueue()
+        )
+        self._lost = threading.Event()  # the weights
+        self._away_since: float | None = None
+        self._told = False
+        self.asked_again = 0
+
+    def add(self, request: TurnRequest) -> None:
+        """Ask for a turn."""
+        super().add(request)
+        threading.Thread(target=self._work, args=(request,), name="turn", daemon=True).start()
+
+    def step(self) -> list[TurnResult]:
+        """Wait for a moment, and return the turns that have been answered.
+
+        Raises:
+            RuntimeError: the server refuses a request; asked again it would refuse it again.
+        """
+        if self._lost.is_set() and self._send_weights is not None:
+            self._restore(self._send_weights)
+        results = []
+        try:
+            request, answer = self._answers.get(timeout=WAIT_SECONDS)
+            while True:
+                if self._queue.get(request.key) is request:  # it may have been released
+                    del self._queue[request.key]
+                    if isinstance(answer, BaseException):
+                        raise answer
+                    results.append(answer)
+                request, answer = self._answers.get_nowait()
+        except queue.Empty:
+            return results
+
+    def _restore(self, send_weights: Callable[[], str]) -> None:
+        try:
+            self._weights = send_weights()
+        except ServerError as error:  # it is away again; whoever waits for it gives up in time
+            logger.debug("weights were not sent: %s", error)
+        else:
+            self._lost.clear()
+            logger.warning("The vLLM server was started anew; it has the policy's weights again.")
+
+    # ------------------------------------------------------------------ on a turn's own thread
+
+    def _work(self, request: TurnRequest) -> None:
+        answer: TurnResult | BaseException
+        try:
+            answer = self._asked(request)
+        except BaseException as error:
+            answer = error
+        self._answers.put((request, answer))
+
+    def _asked(self, request: TurnRequest) -> TurnResult:
+        pause = FIRST_PAUSE
+        for tries in itertools.count(1):
+            weights = self._weights
+            try:
+                ids, logprobs = self._server.sample(request)
+                present = self._server.weights()
+                if present == weights:
+                    self._away_since = None
+                    return cut(request, ids, logprobs)
+                error = self._other_weights(present, weights)
+            except ServerError as raised:
+                error = raised
+            if self._queue.get(request.key) is not request or self._gives_up(error, tries):
+                return TurnResult(request.key, [], None, str(error))
+            self._tell(error)
+            self.asked_again += 1
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        raise AssertionError("unreachable")
+
+    def _other_weights(self, present: str, weights: str) -> ServerError:
+        """Of a server that was started anew, or whose weights were sent again in the middle of a turn."""
+        if present.partition("#")[0] == weights.partition("#")[0]:
+            self._weights = present
+        elif self._weights == weights:
+            self._lost.set()
+        message = f"it has the weights {present!r} instead of {weights!r}: it was started anew"
+        return ServerError(message, unreachable=self._awaits_weights)
+
+    def _gives_up(self, error: ServerError, tries: int) -> bool:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        if error.unreachable:
+            return now - self._away_since > self._patience
+        return tries >= TRIES
+
+    def _tell(self, error: ServerError) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "The vLLM server has not sampled a turn (%s). Turns are asked for again, for up to %g s "
+                "where it is away; `sampling/asked_again` counts them.",
+                error,
+                self._patience,
+            )

@@ -1,0 +1,226 @@
+"""The part of `_trl.py` that concerns vLLM: what TRL's `VLLMGeneration` and `VLLMClient` keep to themselves.
+
+vLLM itself is reached through them, so that nothing is imported where it is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trl.generation import vllm_client, vllm_generation
+
+from ..generation.protocol import TurnRequest
+from ..generation.server import ServerError
+
+# How long one turn may take on a server, its time in the queue included, in seconds.
+TURN_SECONDS = 900.0
+CONNECT_SECONDS = 10.0
+# Answers of a server that is away behind a proxy, or too busy.
+AWAY = (429, 502, 503, 504)
+_STATUS = re.compile(r"Request failed: (\d+), ")
+_FIGURE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@contextmanager
+def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """Build a colocated engine with more options than TRL has arguments for."""
+    original = getattr(vllm_generation, "LLM", None)
+
+    def make(**usual: Any) -> Any:
+        assert original is not None
+        return original(**{**usual, **options()})
+
+    vllm_generation.LLM = make
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = original
+
+
+@contextmanager
+def awake(vllm: Any) -> Iterator[None]:
+    """Wake a colocated engine that sleeps between rollouts, as `VLLMGeneration.generate` does."""
+    if not vllm.enable_sleep_mode:
+        yield
+        return
+    if vllm._llm_weights_sleeping:
+        vllm.sync_weights()
+    vllm.llm.wake_up(tags=["kv_cache"])
+    try:
+        yield
+    finally:
+        vllm.llm.sleep(level=2)
+        vllm._llm_weights_sleeping = True
+
+
+def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequest], Any]:
+    """Options of the engine's `add_request`, from the settings that `VLLMGeneration.generate` reads."""
+    kwargs = {**_sampling(vllm), **vllm.generation_kwargs}
+    structure = kwargs.get("structured_outputs")
+    if vllm.structured_outputs_regex is not None:
+        structure = {"regex": vllm.structured_outputs_regex}
+    if isinstance(structure, dict):
+        kwargs["structured_outputs"] = vllm_generation.StructuredOutputsParams(**structure)
+
+    def options(request: TurnRequest) -> dict[str, Any]:
+        own = {**kwargs, "max_tokens": request.max_new_tokens}
+        if seeded:
+            own.setdefault("seed", number(request.seed))
+        return {"params": vllm_generation.SamplingParams(**own), "lora_request": adapter}
+
+    return options
+
+
+def _sampling(vllm: Any) -> dict[str, Any]:
+    names = ("repetition_penalty", "temperature", "top_p", "top_k", "logprobs")
+    return {"n": 1, "min_p": vllm.min_p or 0.0, **{name: getattr(vllm, name) for name in names}}
+
+
+def number(seed: tuple[int, ...]) -> int:
+    """A turn's seed as vLLM takes it, below 2**63."""
+    text = ",".join(map(str, seed)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def has_adapters(vllm: Any) -> bool:
+    """Whether a colocated engine takes the policy's adapter in place of whole weights."""
+    return vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None
+
+
+def adapter(number: int, folder: str) -> Any:
+    """A version of the policy's adapter, as requests name it."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"policy-{number}", number, folder)
+
+
+# ------------------------------------------------------------------------------- a server
+
+
+def new_client(vllm: Any, patience: float) -> Any:
+    """A client of TRL's for turns, in any process: it gives up in time and does not ask again by itself.
+
+    Args:
+        vllm: whose server it is.
+        patience: how long to wait for it to be up, in seconds.
+
+    Raises:
+        ConnectionError: it is not there.
+    """
+    url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
+    client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
+
+    for scheme in ("http://", "https://"):  # without the retries of TRL's own
+        client.session.mount(scheme, vllm_client.HTTPAdapter(pool_maxsize=1024))
+    timeout = (CONNECT_SECONDS, TURN_SECONDS)
+    client.session.request = functools.partial(client.session.request, timeout=timeout)  # type: ignore[method-assign]
+    return client
+
+
+def rejoin(vllm: Any) -> None:
+    """Meet a server that was started anew, so that weights can be sent to it again."""
+    vllm.vllm_client.close_communicator()
+    vllm.vllm_client.init_communicator(device=vllm.accelerator.device)
+
+
+class TurnClient:
+    """TRL's client as a server of turns, for many threads at once.
+
+    Args:
+        client: as `new_client` makes it.
+
+    Attributes:
+        names_weights: whether the server can name its weights, which vLLM could not always.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.names_weights = False
+        self._settings: dict[str, Any] = {}
+        self._further: dict[str, Any] = {}
+        # vLLM's samplers on other devices refuse the seed of a turn whose row is read in parts.
+        self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
+
+    def prepare(self, vllm: Any) -> None:
+        """Sample as `VLLMGeneration` would do now."""
+        regex = vllm.structured_outputs_regex
+        self._settings = {**_sampling(vllm), "structured_outputs_regex": regex}
+        self._further = vllm.generation_kwargs
+
+    def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
+        """Ids and log-probabilities of a turn.
+
+        Raises:
+            ServerError: it might be sampled if it were asked for again.
+            RuntimeError: the server refuses it.
+        """
+        further = {"seed": number(request.seed)} if self._seeded else {}
+        settings = {**self._settings, "max_tokens": request.max_new_tokens}
+        settings["generation_kwargs"] = {**further, **self._further}
+        with failures():
+            output = self.client.generate([request.ids], **settings)
+            (ids,), logprobs = output["completion_ids"], output["logprobs"]
+            return ids, None if logprobs is None else [at[0] for at in logprobs[0]]
+
+    def weights(self) -> str:
+        """Name of the server's weights, "" if it cannot name them.
+
+        Raises:
+            ServerError: it does not tell.
+        """
+        if not self.names_weights:
+            return ""
+        with failures():
+            url = f"{self.client.base_url}/weight_info"
+            return str(self.client._get(url)["weight_version"])
+
+    def name_weights(self, name: str) -> str:
+        """Give the server's weights a name, which it loses with them; returns what they are called now."""
+        try:
+            url = f"{self.client.base_url}/update_weight_version"
+            self.client._post(url, json={"new_version": name})
+        except Exception as error:
+            if _status(error) != 404:
+                raise
+            name = ""
+        self.names_weights = bool(name)
+        return name
+
+    def figures(self) -> dict[str, float]:
+        """What the server counts, by name, over all of its engines."""
+        with failures():
+            text = self.client.session.get(f"{self.client.base_url}/metrics").text
+        sums: dict[str, float] = {}
+        for name, value in _FIGURE.findall(text):
+            sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Raise a failure that may pass as a ServerError, a refusal as a RuntimeError."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        message = f"its answer cannot be read ({type(error).__name__}: {error})"
+        raise ServerError(message) from error
+    except OSError as error:  # those of `requests` among them
+        raise ServerError(f"{type(error).__name__}: {error}", unreachable=True) from error
+    except Exception as error:
+        status = _status(error)
+        if status is None:
+            raise
+        if status < 500 and status not in AWAY:
+            raise RuntimeError(f"The vLLM server refuses a turn: {error}") from error
+        raise ServerError(str(error), unreachable=status in AWAY) from error
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status in an error of TRL's client, which has no class of its own."""
+    found = _STATUS.match(str(error))
+    return int(found[1]) if found else None

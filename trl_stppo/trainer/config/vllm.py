@@ -1,0 +1,77 @@
+"""Checks of the options that concern vLLM."""
+
+from __future__ import annotations
+
+from trl import GRPOConfig
+
+# Arguments of `vllm.LLM` -> the option that says it, None where nobody may.
+TAKEN = {
+    "model": None,
+    "distributed_executor_backend": None,
+    "logprobs_mode": None,
+    "seed": None,
+    "enable_sleep_mode": "vllm_enable_sleep_mode",
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "max_model_len": "vllm_max_model_length",
+    "model_impl": "vllm_model_impl",
+    "tensor_parallel_size": "vllm_tensor_parallel_size",
+    "trust_remote_code": "trust_remote_code",
+}
+
+
+def check_vllm(config: GRPOConfig) -> None:
+    """Raise ValueError for options that vLLM cannot honour, or that contradict each other."""
+    if config.rollout_staleness and config.use_vllm:
+        raise ValueError(
+            f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`, which "
+            f"keeps weights of its own. Set it to 0; `rollout_sync_every` lets a vLLM server be behind."
+        )
+    if config.stop_token_id is not None and config.use_vllm:
+        raise ValueError(
+            "`stop_token_id` is not supported with `use_vllm=True`; set "
+            "generation_kwargs={'stop_token_ids': [...]} instead."
+        )
+    bounds = (config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max)
+    if config.vllm_importance_sampling_mode == "turn_truncate" and bounds == (None, None):
+        raise ValueError(
+            "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
+            "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
+        )
+    if config.rollout_sync_every > 1:
+        _check_sync_every(config)
+    if config.vllm_engine_kwargs is not None:
+        _check_engine_kwargs(config)
+
+
+def _check_sync_every(config: GRPOConfig) -> None:
+    said = f"`rollout_sync_every={config.rollout_sync_every}`"
+    if not config.use_vllm or config.vllm_mode != "server":
+        raise ValueError(
+            f"{said} is about a vLLM server: set `use_vllm=True` and `vllm_mode='server'`, or leave it at 1. "
+            f"`rollout_staleness` makes other runs as far off-policy."
+        )
+    if not config.vllm_importance_sampling_correction:
+        raise ValueError(
+            f"{said} with `vllm_importance_sampling_correction=False`: episodes of earlier policies would be "
+            f"taken for the present one's. Leave the correction on, by turn "
+            f"(`vllm_importance_sampling_mode='turn_truncate'`, 'turn_mask') or as TRL does it, or set "
+            f"rollout_sync_every=1."
+        )
+
+
+def _check_engine_kwargs(config: GRPOConfig) -> None:
+    told = config.vllm_engine_kwargs
+    if not isinstance(told, dict):
+        raise ValueError(
+            f"`vllm_engine_kwargs={told!r}`: must be a dictionary, such as {{'dtype': 'bfloat16'}}."
+        )
+    if not config.use_vllm or config.vllm_mode != "colocate":
+        raise ValueError(
+            f"`vllm_engine_kwargs={told!r}` is about a colocated engine (`use_vllm=True`, "
+            f"`vllm_mode='colocate'`). A server has flags of its own, such as `vllm serve --dtype`."
+        )
+    for name in told:
+        if name in TAKEN:
+            field = TAKEN[name]
+            instead = f"Set `{field}`." if field else "It is not free; leave it out."
+            raise ValueError(f"`vllm_engine_kwargs` has {name}={told[name]!r}. {instead}")

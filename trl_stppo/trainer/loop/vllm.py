@@ -1,0 +1,190 @@
+"""vLLM as the sampler of a rollout: which weights it has, and a backend that speaks to it turn by turn."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from ...generation.engine import EngineBackend
+from ...generation.protocol import Backend
+from ...generation.server import ServerBackend, ServerError
+from .. import _trl_vllm as door
+from .._trl import profiling_context
+from ..host import Host, Upstream
+from ..sharding import runtime
+
+# Between two looks at a server's queue, in seconds.
+LOOK_SECONDS = 1.0
+QUEUE, HITS = "num_requests_waiting", "prefix_cache_hits_total"
+QUERIES = "prefix_cache_queries_total"
+
+
+class VLLM:
+    """What is asked of vLLM, by all processes at the same places.
+
+    Args:
+        host: whose policy samples.
+        upstream: its private side.
+
+    Attributes:
+        figures: sum and count by name, of the last rollout.
+    """
+
+    def __init__(self, host: Host, upstream: Upstream) -> None:
+        self._host, self._upstream = host, upstream
+        self.figures: dict[str, tuple[float, float]] = {}
+        self._clients: list[door.TurnClient] = []
+        self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
+        self._name = ""  # of the server's weights
+        self._rollouts = 0  # of training, with the weights that vLLM has
+        self._adapter: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    # --------------------------------------------------------------------------- weights
+
+    def sync(self) -> None:
+        """Give vLLM the policy's weights if they are due, or lost. All processes do it together."""
+        host, step = self._host, self._host.state.global_step
+        due = step != self._upstream.synced_step
+        if (
+            host.model.training and self._upstream.synced_step >= 0
+        ):  # evaluation: the policy as it is
+            due = due and self._rollouts >= host.args.rollout_sync_every
+        lost = host.vllm_mode == "server" and self._has_lost()
+        if not due and not lost:
+            return
+        with profiling_context(host, "sync_weights"):
+            if door.has_adapters(host.vllm_generation):
+                self._write_adapter()
+            else:
+                host.vllm_generation.sync_weights()
+        self._upstream.synced_step, self._rollouts = step, 0
+        if host.vllm_mode == "server":
+            self._name_weights(f"{self._run}-{step}")
+
+    def _write_adapter(self) -> None:
+        """A new version under a new name: the engine's prefix cache goes by it."""
+        folder = tempfile.TemporaryDirectory(prefix="trl-stppo-adapter-")
+        policy = self._host.accelerator.unwrap_model(self._host.model)
+        policy.save_pretrained(folder.name, selected_adapters=["default"])
+        self._adapter = door.adapter(next(self._numbers), folder.name)
+        self._folder = folder  # the one before goes
+
+    @property
+    def _client(self) -> door.TurnClient:
+        if not self._clients:
+            patience = self._host.args.vllm_server_timeout
+            self._clients.append(
+                door.TurnClient(door.new_client(self._host.vllm_generation, patience))
+            )
+        return self._clients[0]
+
+    def _has_lost(self) -> bool:
+        """Whether the server was started anew; the main process has met it again then."""
+        lost = [False]
+        if self._host.accelerator.is_main_process and self._name:
+            self._client.client.check_server(self._host.args.vllm_server_timeout)
+            if self._client.weights() != self._name:
+                door.rejoin(self._host.vllm_generation)
+                lost = [True]
+        return bool(broadcast_object_list(lost)[0])
+
+    def _name_weights(self, update: str) -> None:
+        names = [""]
+        if self._host.accelerator.is_main_process:
+            names = [self._client.name_weights(f"{update}#{next(self._numbers)}")]
+        self._name = str(broadcast_object_list(names)[0])
+        self._client.names_weights = bool(self._name)
+
+    def _send_again(self) -> str:
+        """To a server that was started anew in the middle of a rollout.
+
+        Raises:
+            ServerError: it is away again.
+        """
+        with door.failures():
+            door.rejoin(self._host.vllm_generation)
+            self._host.vllm_generation.sync_weights()
+            update = self._name.partition("#")[0]
+            self._name = self._client.name_weights(f"{update}#{next(self._numbers)}")
+        return self._name
+
+    # --------------------------------------------------------------------------- turns
+
+    @contextmanager
+    def backend(self, capacity: int | None) -> Iterator[Backend]:
+        """What samples the turns of one rollout, with the weights that are due."""
+        self.sync()
+        training = self._host.model.training
+        self.figures = {"sampling/staleness": (self._rollouts, 1)} if training else {}
+        play = self._colocated if self._host.vllm_mode == "colocate" else self._served
+        with play(capacity) as backend:
+            yield backend
+        self._rollouts += training
+
+    @contextmanager
+    def _colocated(self, capacity: int | None) -> Iterator[Backend]:
+        vllm = self._host.vllm_generation
+        # vLLM's sampler on the CPU refuses the seed of a turn whose row it reads in parts.
+        seeded = self._host.accelerator.device.type == "cuda"
+        options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
+        with door.awake(vllm):
+            backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
+            yield backend
+        self._count(backend.cached_tokens, backend.prompt_tokens, backend.queues)
+
+    @contextmanager
+    def _served(self, capacity: int | None) -> Iterator[Backend]:
+        host, client = self._host, self._client
+        client.prepare(host.vllm_generation)
+        main = host.accelerator.is_main_process
+        # The weights of an earlier update are not there any more, sharded ones not without the others.
+        can_send = not self._rollouts and not runtime.shards_weights(host.accelerator)
+        backend = ServerBackend(
+            client,
+            self._name,
+            patience=host.args.vllm_server_timeout,
+            send_weights=self._send_again if can_send and main else None,
+            awaits_weights=can_send,
+            capacity=capacity,
+        )
+        with self._looking(client) if main else nullcontext():
+            yield backend
+        self.figures["sampling/asked_again"] = (backend.asked_again, int(main))
+
+    @contextmanager
+    def _looking(self, client: door.TurnClient) -> Iterator[None]:
+        """Count what the server has cached and who waits there, of all processes' turns."""
+        ended, queues, before = threading.Event(), list[float](), _figures(client)
+
+        def look() -> None:
+            while not ended.wait(LOOK_SECONDS):
+                queues.extend(v for k, v in _figures(client).items() if k == QUEUE)
+
+        threading.Thread(target=look, name="queue", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+        after = _figures(client)
+        cached, asked = (after.get(name, 0) - before.get(name, 0) for name in (HITS, QUERIES))
+        self._count(cached, asked, queues)
+
+    def _count(self, cached: float, asked: float, queues: Sequence[float]) -> None:
+        if self._host.model.training:
+            self.figures["sampling/prefix_cache_hit_rate"] = (cached, asked)
+            self.figures["sampling/queue"] = (sum(queues), len(queues))
+
+
+def _figures(client: door.TurnClient) -> dict[str, float]:
+    try:
+        return client.figures()
+    except ServerError:
+        return {}

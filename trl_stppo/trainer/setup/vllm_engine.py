@@ -1,0 +1,74 @@
+"""What a colocated vLLM engine is built with, besides what TRL tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...models.adapter_checks import NEUTRAL_INITS, is_lora
+from .. import _trl_vllm as door
+from ..loop.sampler import speaks_to_vllm
+from ..ppo_config import PPOConfig
+from ..sharding import runtime
+
+# What vLLM does not read in an adapter, and the ranks that it makes room for.
+SPECIAL = (
+    *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"),
+    *("trainable_token_indices", "target_parameters", "lora_bias"),
+)
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@contextmanager
+def colocated_engine(trainer: Any, args: PPOConfig, *, loaded_by_name: bool) -> Iterator[None]:
+    """Surrounds upstream's constructor, which builds the engine where there is to be one.
+
+    Args:
+        trainer: is being built, and has its model by then.
+        args: its settings.
+        loaded_by_name: whether the policy's base weights are those that its name stands for.
+    """
+    if not args.use_vllm or args.vllm_mode != "colocate":
+        yield
+        return
+
+    def options() -> dict[str, Any]:
+        told = args.vllm_engine_kwargs or {}
+        assert isinstance(told, dict)
+        alone = loaded_by_name and trainer.rollout_func is None and speaks_to_vllm(trainer)
+        rank = adapter_rank(trainer) if alone else None
+        lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
+        return {"dtype": _dtype(args, trainer.model), **lora, **told}
+
+    with door.engine_options(options):
+        yield
+
+
+def _dtype(args: PPOConfig, model: Any) -> str:
+    """That of the policy's forward passes; TRL passes none, and vLLM makes bfloat16 of float32."""
+    if args.bf16 or args.fp16:
+        return "bfloat16" if args.bf16 else "float16"
+    return str(model.dtype).removeprefix("torch.")
+
+
+def adapter_rank(trainer: Any) -> int | None:
+    """Rank to make room for where vLLM can have the policy's adapter beside the base, None where not.
+
+    Merged weights go everywhere, but they are rounded once more, and whole.
+    """
+    model, args = trainer.model, trainer.args
+    if args.vllm_enable_sleep_mode or runtime.shards_weights(trainer.accelerator):
+        return None
+    if not hasattr(model, "peft_config"):
+        return None
+    config = model.peft_config[model.active_adapter]
+    if not is_lora(config) or config.init_lora_weights not in (*NEUTRAL_INITS, False):
+        return None
+    if config.bias != "none" or any(getattr(config, name, None) for name in SPECIAL):
+        return None
+    base = model.get_base_model()
+    outside = [base.get_input_embeddings(), base.get_output_embeddings()]
+    if any(hasattr(module, "lora_A") for module in outside):
+        return None
+    return next((rank for rank in RANKS if rank >= config.r), None)

@@ -175,7 +175,7 @@ def through_server(folder: Path, world: int, pause: float) -> dict[str, Any]:
     trainer = trainer_for(folder, world, RowEnv, pause, max_steps=1)
     server = CompletionsServer(own_letter) if rank == 0 else None
     attach(trainer, server)
-    assert sampler.is_collective(trainer) is (world > 1)
+    assert sampler.speaks_to_vllm(trainer)
     started = time.monotonic()
     trainer.train()
     result = seen(trainer)

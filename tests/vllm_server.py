@@ -1,9 +1,9 @@
 """A stand-in for `vllm serve`, and TRL's own client classes in front of it.
 
-What is real: `VLLMClient.generate` with its request and its reading of the answer, and all of
-`VLLMGeneration` but the start-up: the gathering over processes, the slices, the collecting of the
-weights. What is not: vLLM, the transport of the weights (NCCL; here they are copied), and `requests`
-with its retries, in whose place the standard library talks HTTP.
+What is real: `VLLMClient.generate` with its request and its reading of the answer, all of
+`VLLMGeneration` but the start-up (the collecting of the weights among it), and our own client for turns.
+What is not: vLLM, the transport of the weights (NCCL; here they are copied), and `requests`, in whose
+place the standard library talks HTTP.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from threading import Thread
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.waiting import PATIENCE
 from trl_stppo import PPOTrainer
+from trl_stppo.trainer._trl_vllm import TurnClient
 
 # (ids of the prompt, the request) -> sampled ids, their log-probabilities
 Sample = Callable[[list[int], dict[str, Any]], tuple[list[int], list[float]]]
@@ -62,7 +64,10 @@ class CompletionsServer:
     Attributes:
         requests: all that have been asked, as dicts.
         answers: all that have been given: (prompt ids, sampled ids, logprobs).
-        faults: for the next requests: "500" or "drop", which closes the connection; None for none.
+        faults: for the next requests: a status, "drop", which closes the connection, or "garbage"; None
+            for none.
+        weights: what they are called; "default" is that of a server that has just been started.
+        joined: how often a trainer has met it.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -70,15 +75,24 @@ class CompletionsServer:
         self.requests: list[dict[str, Any]] = []
         self.answers: list[tuple[list[int], list[int], list[float]]] = []
         self.faults: list[str | None] = []
+        self.weights, self.joined = "default", 0
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             disable_nagle_algorithm = True
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/update_weight_version":
+                    server.weights = body["new_version"]
+                    server.reply(self, 200, {"success": True})
+                    return
                 assert self.path == "/v1/completions"
-                server.answer(self, json.loads(body))
+                server.answer(self, body)
+
+            def do_GET(self) -> None:
+                assert self.path == "/weight_info"
+                server.reply(self, 200, {"weight_version": server.weights})
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -93,15 +107,20 @@ class CompletionsServer:
         if fault == "drop":
             handler.connection.close()
             return
-        status, answer = 200, {}
-        if fault == "500":
-            status, answer = 500, {"error": "out of memory"}
+        if fault == "garbage":
+            self.reply(handler, 200, {"choices": [{"token_ids": [7]}]})
+        elif fault is not None:
+            self.reply(handler, int(fault), {"error": "out of memory"})
         else:
-            answer["choices"] = [
+            choices = [
                 self._choice(prompt, request)
                 for prompt in request["prompt"]
                 for _ in range(request["n"])
             ]
+            self.reply(handler, 200, {"choices": choices})
+
+    @staticmethod
+    def reply(handler: BaseHTTPRequestHandler, status: int, answer: dict[str, Any]) -> None:
         body = json.dumps(answer).encode()
         handler.send_response(status)
         handler.send_header("Content-Length", str(len(body)))
@@ -138,7 +157,15 @@ class Session:
     """In place of `requests.Session`."""
 
     def post(self, url: str, json: dict[str, Any]) -> Response:
-        request = urllib.request.Request(url, data=_encoded(json))
+        return self._answer(urllib.request.Request(url, data=_encoded(json)))
+
+    def get(self, url: str) -> Response:
+        if url.endswith("/metrics"):
+            raise ConnectionError("this server counts nothing")
+        return self._answer(urllib.request.Request(url))
+
+    @staticmethod
+    def _answer(request: urllib.request.Request) -> Response:
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return Response(answer.status, answer.read().decode())
@@ -151,13 +178,29 @@ def _encoded(value: dict[str, Any]) -> bytes:
 
 
 class LocalClient(VLLMClient):
-    """Upstream's client without start-up; weights are copied into the server's model."""
+    """Upstream's client without start-up; weights are copied into the server's model.
 
-    def __init__(self, server: CompletionsServer) -> None:
-        self.base_url, self.model, self.session = server.url, "policy", Session()
-        self.server, self.syncs = server, 0
+    Args:
+        url: of the server.
+        server: itself, where weights are to be sent.
+    """
+
+    def __init__(self, url: str, server: CompletionsServer | None = None) -> None:
+        self.base_url, self.model, self.session = url, "policy", Session()
+        self.server, self.syncs, self.communicator = server, 0, None
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"device_config": {"device": "cpu"}}
+
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
+        self._get(f"{self.base_url}/weight_info")
+
+    def init_communicator(self, device: Any = 0) -> None:
+        assert self.server is not None
+        self.server.joined += 1
 
     def update_named_params(self, metadata: Any, named: Any) -> None:
+        assert self.server is not None
         weights = {name: tensor.clone() for name, tensor in named}
         assert [name for name, *_ in metadata] == list(weights)
         if isinstance(self.server.sample, ModelSampler):
@@ -187,7 +230,9 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
         trainer: gets what GRPOTrainer's constructor would have made.
         server: on the main process; None on others.
     """
-    client = None if server is None else LocalClient(server)
+    client = None if server is None else LocalClient(server.url, server)
+    url = broadcast_object_list([server and server.url])[0]
+    trainer._player._sampler.vllm._clients.append(TurnClient(LocalClient(url)))
     trainer.use_vllm, trainer.vllm_mode = True, "server"
     trainer._last_loaded_step = -1
     trainer.vllm_generation = ServerGeneration(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
+import itertools
 import time
 
 import pytest
@@ -10,12 +10,14 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from tests.builders import LIMITS, TEXT, Kept, build, logs
+from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.tiers import quick
 from tests.vllm_server import ModelSampler, attach, serving
 from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
+from trl_stppo.errors import EnvironmentFailureError
+from trl_stppo.generation import server as server_backend
 from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
 
 
@@ -36,10 +38,11 @@ def setting(**options):
     return {**LIMITS, **sizes, **options}
 
 
-def served(folder, *, change=None, arguments=None, sample=None, **options):
+def served(folder, *, change=None, arguments=None, sample=None, sync_every=1, **options):
     """A trained trainer, its server and its client; `change` alters the server's model at syncs."""
     arguments = {"environment_factory": ThreeTurns, **(arguments or {})}
     trainer = build(folder, Kept, arguments=arguments, **setting(**options))
+    trainer.args.rollout_sync_every = sync_every  # which is refused where there is no vLLM
     model = tiny_policy(char_tokenizer(), seed=1)  # until the first sync
     with serving(sample or ModelSampler(model, trainer.eos_token_ids)) as server:
         client = attach(trainer, server)
@@ -103,10 +106,10 @@ def test_requests_are_what_the_trainer_is_set_to(trained):
     assert all(r["logprobs"] == 0 and r["n"] == 1 for r in server.requests)
     assert all(r["temperature"] == trainer.args.temperature for r in server.requests)
     assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
-    assert max(len(r["prompt"]) for r in server.requests) > 1, "turns are sampled together"
+    assert all(len(r["prompt"]) == 1 for r in server.requests), "each turn is a request"
 
 
-def test_the_largest_limit_is_asked_for_and_each_turn_cut_to_its_own(tmp_path):
+def test_each_turn_has_its_own_limit(tmp_path):
     """The budget leaves the last turns less than a whole turn."""
 
     def talkative(prompt, request):
@@ -116,9 +119,9 @@ def test_the_largest_limit_is_asked_for_and_each_turn_cut_to_its_own(tmp_path):
     trainer, server, _ = served(
         tmp_path, sample=talkative, max_steps=1, max_turn_tokens=9, max_completion_length=29
     )
-    limits = {r["max_tokens"] for r in server.requests}
-    assert max(limits) == 9
-    assert min(limits) < 9
+    assert [r["max_tokens"] for r in server.requests].count(9) >= 4
+    rests = [r["max_tokens"] for r in server.requests if r["max_tokens"] < 9]
+    assert len(rests) == 4, "the last turn of each episode"
     batch = trainer.kept[0][1]
     assert all(len(completion) <= 29 for _, completion, _ in rows_of(batch))
     assert logs(trainer)["stop_reason/token_budget"] == 1.0
@@ -245,26 +248,180 @@ def test_tokens_the_server_cannot_score_are_not_corrected(tmp_path):
     assert all(value == value for value in logs(trainer).values() if isinstance(value, float))
 
 
-FAULTS = [
-    ("500", Exception, "Request failed: 500, .*out of memory"),
-    ("drop", http.client.RemoteDisconnected, "closed connection"),
-]
+# ------------------------------------------------------------------- a server in trouble
+
+
+def played(folder, faults=(), *, during=None, **options):
+    """A trainer after its training; `during` is called with the server at each request."""
+    trainer = build(folder, Kept, arguments={**TEXT, "environment_factory": ThreeTurns}, **options)
+    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
+        attach(trainer, server)
+        server.faults = list(faults)
+        sample, asked = server.sample, itertools.count(1)
+
+        def sampled(prompt, request):
+            if during is not None:
+                during(server, next(asked))
+            return sample(prompt, request)
+
+        # The model stays in sight of the client, which copies weights into it.
+        server.sample = Sampled(sample.model, sample.ends, sampled)
+        trainer.train()
+        return trainer, server
+
+
+class Sampled(ModelSampler):
+    def __init__(self, model, ends, call):
+        super().__init__(model, ends)
+        self.call = call
+
+    def __call__(self, prompt, request):
+        return self.call(prompt, request)
+
+
+def episodes(trainer):
+    return [sorted((tuple(p), tuple(c)) for p, c, _ in rows_of(kept[1])) for kept in trainer.kept]
 
 
 @pytest.mark.parametrize(
-    ("turn", "fault", "error", "message"),
-    quick(
-        [(turn, *fault) for turn in (0, 2) for fault in FAULTS], (0, *FAULTS[0]), (2, *FAULTS[1])
-    ),
+    "fault", quick(["500", "503", "429", "drop", "garbage"], "500", "drop", "garbage")
 )
-def test_an_error_of_the_server_ends_the_training_at_once(tmp_path, fault, error, message, turn):
-    trainer = build(tmp_path, Kept, arguments=TEXT, **setting())
+def test_what_the_server_fails_at_is_asked_for_again_and_nothing_changes(
+    tmp_path, monkeypatch, fault
+):
+    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
+    expected, _ = played(tmp_path / "expected", **setting())
+    trainer, server = played(tmp_path / "got", [None, fault, fault, None, None, fault], **setting())
+    assert server.faults == []
+    assert episodes(trainer) == episodes(expected)
+    for one, other in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    asked = [e["sampling/asked_again"] for e in trainer.state.log_history if "loss" in e]
+    assert sum(asked) == 3
+
+
+def test_a_turn_that_the_server_always_fails_at_ends_its_episode_alone(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.001)
+
+    trainer = build(
+        tmp_path,
+        Kept,
+        arguments={**TEXT, "environment_factory": ThreeTurns},
+        **setting(max_steps=1),
+    )
     with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
         attach(trainer, server)
-        server.faults = [None] * turn + [fault]
-        started = time.monotonic()
-        with pytest.raises(error, match=message):
+        answer, poisoned = server.answer, []
+
+        def answered(handler, request):
+            if not poisoned:
+                poisoned.append(request["prompt"])
+            if request["prompt"] in poisoned:
+                server.reply(handler, 500, {"error": "out of memory"})
+            else:
+                answer(handler, request)
+
+        server.answer = answered
+        trainer.train()
+    failed = [e for e in trainer.episodes if e.stop_reason == "sampler_error"]
+    assert {e.stop_reason for e in trainer.episodes} == {"sampler_error", "terminated"}
+    assert all(e.num_turns == 0 and "out of memory" in e.error for e in failed)
+    assert logs(trainer)["stop_reason/sampler_error"] == len(failed) / 4
+    masks = trainer.kept[0][1]["loss_mask"].any(1)
+    assert [bool(m) for m in masks] == [e not in failed for e in trainer.episodes]
+    assert caplog.text.count("Turns are asked for again") == 1
+
+
+def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"refuses a turn: Request failed: 400, .*out of memory"):
+        played(tmp_path, [None, "400"], **setting())
+    assert time.monotonic() - started < PATIENCE
+
+
+@pytest.mark.parametrize("moment", ["within a turn", "between rollouts"])
+def test_a_server_that_was_started_anew_gets_the_weights_before_any_turn_counts(tmp_path, moment):
+    """It forgets weights and their name, as vLLM does."""
+
+    def restart(server, number):
+        if number == (2 if moment == "within a turn" else 12):
+            server.sample.model.load_state_dict(tiny_policy(char_tokenizer(), seed=9).state_dict())
+            server.weights = "default"
+
+    trainer, server = played(tmp_path, during=restart, **setting())
+    assert server.joined == 1
+    gaps = [
+        e["sampling/sampling_logp_difference/max"] for e in trainer.state.log_history if "loss" in e
+    ]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4, "no token of the forgotten weights is trained on"
+    assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
+
+
+def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
+    options = setting(vllm_server_timeout=0.2, max_steps=30)
+    trainer = build(
+        tmp_path, Kept, arguments={**TEXT, "environment_factory": ThreeTurns}, **options
+    )
+    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
+        client = attach(trainer, server)
+        server.faults = [None] * 5 + ["503"] * 10_000
+        with pytest.raises(EnvironmentFailureError, match="Request failed: 503"):
             trainer.train()
-        assert time.monotonic() - started < PATIENCE
-        assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
+    assert client.syncs >= 2
+    assert {e.stop_reason for e in trainer.episodes} == {"sampler_error"}
     assert trainer._player.engine.calls._running == {}
+
+
+def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
+    trainer = build(
+        tmp_path, Kept, arguments={**TEXT, "environment_factory": ThreeTurns}, **setting()
+    )
+    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
+        attach(trainer, server)
+        (client,) = trainer._player._sampler.vllm._clients
+        post = client.client._post
+
+        def old(url, **options):
+            if url.endswith("update_weight_version"):
+                raise Exception("Request failed: 404, not found")
+            return post(url, **options)
+
+        client.client._post = old
+        trainer.train()
+    assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
+    assert server.weights == "default"
+
+
+# ------------------------------------------------------------------- weights that are behind
+
+
+def test_every_second_rollout_is_one_update_old_and_its_record_says_so(tmp_path):
+    trainer, _, client = served(tmp_path, sync_every=2, max_steps=4, learning_rate=0.01)
+    entries = [e for e in trainer.state.log_history if "loss" in e]
+    assert client.syncs == 2
+    assert [e["sampling/staleness"] for e in entries] == [0, 1, 0, 1]
+    gaps = [e["sampling/sampling_logp_difference/max"] for e in entries]
+    assert max(gaps[0], gaps[2]) < 1e-4 < min(gaps[1], gaps[3])
+    ratios = [kept[1]["importance_sampling_ratio"] for kept in trainer.kept]
+    assert (ratios[1] != 1).any()
+    assert [e.policy_versions for e in trainer.episodes] == [[2, 2, 2]] * 4
+
+
+def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
+    rows = {"eval_dataset": prompts(3)}
+    trainer, _, client = served(
+        tmp_path,
+        arguments=rows,
+        sync_every=4,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    assert client.syncs == 3
+    entries = [e for e in trainer.state.log_history if "loss" in e]
+    assert [e["sampling/staleness"] for e in entries] == [0, 0]
+    assert not any("eval_sampling" in name for e in trainer.state.log_history for name in e)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import threading
@@ -58,6 +57,7 @@ class ServerBackend(QueuedBackend):
         send_weights: sends them once more to a server that has lost them, and returns their name; None
             where this process cannot.
         awaits_weights: whether anybody will, so that it is worth waiting.
+        told: whether the log knows already that turns are asked for again.
         capacity: how many episodes may be between `add` and `release`; None is any number.
 
     Attributes:
@@ -72,6 +72,7 @@ class ServerBackend(QueuedBackend):
         patience: float,
         send_weights: Callable[[], str] | None = None,
         awaits_weights: bool = True,
+        told: bool = False,
         capacity: int | None = None,
     ) -> None:
         super().__init__(capacity=capacity)
@@ -82,7 +83,7 @@ class ServerBackend(QueuedBackend):
         )
         self._lost = threading.Event()  # the weights
         self._away_since: float | None = None
-        self._told = False
+        self._told = told
         self.asked_again = 0
 
     def add(self, request: TurnRequest) -> None:
@@ -131,8 +132,8 @@ class ServerBackend(QueuedBackend):
         self._answers.put((request, answer))
 
     def _asked(self, request: TurnRequest) -> TurnResult:
-        pause = FIRST_PAUSE
-        for tries in itertools.count(1):
+        pause, failures = FIRST_PAUSE, 0
+        while True:
             weights = self._weights
             try:
                 ids, logprobs = self._server.sample(request)
@@ -143,13 +144,13 @@ class ServerBackend(QueuedBackend):
                 error = self._other_weights(present, weights)
             except ServerError as raised:
                 error = raised
-            if self._queue.get(request.key) is not request or self._gives_up(error, tries):
+            failures += not error.unreachable
+            if self._queue.get(request.key) is not request or self._gives_up(error, failures):
                 return TurnResult(request.key, [], None, str(error))
             self._tell(error)
             self.asked_again += 1
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        raise AssertionError("unreachable")
 
     def _other_weights(self, present: str, weights: str) -> ServerError:
         """Of a server that was started anew, or whose weights were sent again in the middle of a turn."""
@@ -160,13 +161,13 @@ class ServerBackend(QueuedBackend):
         message = f"it has the weights {present!r} instead of {weights!r}: it was started anew"
         return ServerError(message, unreachable=self._awaits_weights)
 
-    def _gives_up(self, error: ServerError, tries: int) -> bool:
+    def _gives_up(self, error: ServerError, failures: int) -> bool:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
         if error.unreachable:
             return now - self._away_since > self._patience
-        return tries >= TRIES
+        return failures >= TRIES
 
     def _tell(self, error: ServerError) -> None:
         if not self._told:

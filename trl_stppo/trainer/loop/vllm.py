@@ -43,6 +43,7 @@ class VLLM:
         self._clients: list[door.TurnClient] = []
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         self._name = ""  # of the server's weights
+        self._told = False  # that turns are asked for again
         self._rollouts = 0  # of training, with the weights that vLLM has
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -153,11 +154,14 @@ class VLLM:
             patience=host.args.vllm_server_timeout,
             send_weights=self._send_again if can_send and main else None,
             awaits_weights=can_send,
+            told=self._told,
             capacity=capacity,
         )
         with self._looking(client) if main else nullcontext():
             yield backend
-        self.figures["sampling/asked_again"] = (backend.asked_again, int(main))
+        self._told = self._told or backend.asked_again > 0
+        if host.model.training:
+            self.figures["sampling/asked_again"] = (backend.asked_again, int(main))
 
     @contextmanager
     def _looking(self, client: door.TurnClient) -> Iterator[None]:

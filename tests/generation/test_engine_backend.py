@@ -1,0 +1,127 @@
+"""The backend over an engine that batches by itself, with a stand-in for vLLM's `LLMEngine`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from trl_stppo.generation.engine import EngineBackend
+from trl_stppo.generation.protocol import TurnRequest, TurnResult
+
+
+class Engine:
+    """Samples one token of each request in a step: the last one of its row plus one, and so on.
+
+    At most two requests run at a time; the others queue.
+    """
+
+    def __init__(self) -> None:
+        self.requests, self.aborted, self.steps = {}, [], 0
+        scheduler = SimpleNamespace(get_request_counts=self.counts)
+        self.engine_core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
+
+    def counts(self):
+        running = min(2, len(self.requests))
+        return running, len(self.requests) - running
+
+    def add_request(self, name, prompt, *, params, lora_request):
+        if params["limit"] == 13:
+            raise ValueError("unlucky")
+        assert name not in self.requests
+        self.requests[name] = (prompt["prompt_token_ids"], params["limit"], lora_request, [])
+
+    def step(self):
+        self.steps += 1
+        outputs = []
+        for name in list(self.requests)[:2]:
+            row, limit, _, ids = self.requests[name]
+            ids.append(row[-1] + len(ids) + 1)
+            done = len(ids) == limit
+            logprobs = [{i: SimpleNamespace(logprob=-float(i)), 0: None} for i in ids]
+            turn = SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs)
+            outputs.append(
+                SimpleNamespace(
+                    request_id=name,
+                    finished=done,
+                    outputs=[turn],
+                    prompt_token_ids=row,
+                    num_cached_tokens=len(row) - 1,
+                )
+            )
+            if done:
+                del self.requests[name]
+        return outputs
+
+    def abort_request(self, names):
+        for name in names:
+            self.aborted.append(name)
+            del self.requests[name]
+
+
+def backend(capacity=None):
+    engine = Engine()
+
+    def make(request):
+        return {"params": {"limit": request.max_new_tokens}, "lora_request": "policy-3"}
+
+    return engine, EngineBackend(engine, make, capacity=capacity)
+
+
+def test_turns_end_when_they_end_and_others_begin_in_between() -> None:
+    engine, turns = backend()
+    assert not turns.busy
+    assert turns.step() == []
+    assert engine.steps == 0, "nothing to do"
+    turns.add(TurnRequest(4, [1, 20], 3, (0, 4)))
+    turns.add(TurnRequest(2, [50], 1, (0, 2)))
+    assert [entry[2] for entry in engine.requests.values()] == ["policy-3"] * 2
+    assert turns.step() == [TurnResult(2, [51], [-51.0])]
+    turns.add(TurnRequest(2, [50, 51, 60], 2, (0, 2)))
+    assert turns.step() == []
+    assert turns.busy
+    assert sorted(turns.step(), key=lambda r: r.key) == [
+        TurnResult(2, [61, 62], [-61.0, -62.0]),
+        TurnResult(4, [21, 22, 23], [-21.0, -22.0, -23.0]),
+    ]
+    assert not turns.busy
+    assert (turns.prompt_tokens, turns.cached_tokens) == (2 + 1 + 3, 1 + 0 + 2)
+
+
+def test_the_queue_is_what_the_engine_has_not_begun() -> None:
+    _, turns = backend()
+    for key in range(4):
+        turns.add(TurnRequest(key, [key], 2, (key,)))
+    while turns.busy:
+        turns.step()
+    assert turns.queues == [2, 0, 0, 0]
+
+
+def test_a_released_turn_stops_and_its_episode_may_ask_again() -> None:
+    engine, turns = backend(capacity=1)
+    turns.add(TurnRequest(7, [1], 5, (0,)))
+    turns.step()
+    turns.release(7)
+    turns.release(7)
+    assert engine.aborted == ["turn-0"]
+    assert not turns.busy
+    turns.add(TurnRequest(8, [30], 1, (0,)))
+    assert turns.step() == [TurnResult(8, [31], [-31.0])]
+    turns.release(8)
+    assert engine.aborted == ["turn-0"], "there was nothing to stop"
+
+
+def test_more_episodes_than_allowed_a_second_turn_and_a_refusal() -> None:
+    engine, turns = backend(capacity=1)
+    turns.add(TurnRequest(1, [1], 2, (0,)))
+    with pytest.raises(RuntimeError, match="Episode 1 already has a turn in flight"):
+        turns.add(TurnRequest(1, [1], 2, (0,)))
+    with pytest.raises(RuntimeError, match="Episode 2 is one more than the 1 allowed"):
+        turns.add(TurnRequest(2, [1], 2, (0,)))
+    turns.release(1)
+    with pytest.raises(ValueError, match="unlucky"):
+        turns.add(TurnRequest(3, [1], 13, (0,)))
+    assert not turns.busy
+    assert not engine.requests
+    turns.add(TurnRequest(4, [1], 1, (0,)))
+    assert turns.step() == [TurnResult(4, [2], [-2.0])]

@@ -16,7 +16,7 @@ from trl_stppo import STPPOTrainer
 
 PACKAGE = Path(__file__).resolve().parents[1] / "trl_stppo"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-DOOR = PACKAGE / "trainer" / "_trl.py"  # the one file that may look inside TRL
+DOORS = [PACKAGE / "trainer" / name for name in ("_trl.py", "_trl_vllm.py")]
 ALLOWED = 20
 
 

@@ -23,6 +23,8 @@ import transformers
 import trl
 from packaging.version import Version
 from trl import GRPOTrainer
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +32,7 @@ if __name__ == "__main__":  # pytest sets the path itself
     sys.path.insert(0, str(ROOT))
 
 from tests.builders import build, logs
-from trl_stppo.trainer import _trl
+from trl_stppo.trainer import _trl, _trl_vllm
 from trl_stppo.trainer.host import Upstream, _Borrowed
 from trl_stppo.trainer.stppo_trainer import STPPOTrainer
 
@@ -46,8 +48,10 @@ TODO = (
 
 
 def upstream(name: str) -> Any:
-    """The plain function behind an upstream method."""
-    return inspect.unwrap(getattr(GRPOTrainer, name))
+    """The plain function behind a method of GRPOTrainer's, or of a class of vLLM's that is named."""
+    owner, _, method = name.rpartition(".")
+    vllm = {"VLLMGeneration": VLLMGeneration, "VLLMClient": VLLMClient}
+    return inspect.unwrap(getattr(vllm.get(owner, GRPOTrainer), method))
 
 
 def package(name: str) -> str:
@@ -141,7 +145,7 @@ def written_by_upstream() -> set[str]:
 
 
 def snapshot() -> dict[str, Any]:
-    names = sorted({*_trl.OVERRIDDEN, *_trl.READ, *borrowed_methods()})
+    names = sorted({*_trl.OVERRIDDEN, *_trl.READ, *_trl_vllm.READ, *borrowed_methods()})
     return {
         "bodies": {
             module.__name__: {
@@ -178,7 +182,9 @@ def test_wrapped_methods_call_super(name):
     assert any(re.search(rf"super\(\)\.{name}\b", body) for body in bodies)
 
 
-@pytest.mark.parametrize("name", sorted({*_trl.OVERRIDDEN, *_trl.READ, *borrowed_methods()}))
+@pytest.mark.parametrize(
+    "name", sorted({*_trl.OVERRIDDEN, *_trl.READ, *_trl_vllm.READ, *borrowed_methods()})
+)
 def test_bodies_of_methods_that_we_override_or_borrow_are_those_we_read(name, recorded):
     module = sys.modules[package(name)]
     versions = recorded["bodies"][module.__name__]
@@ -192,7 +198,9 @@ def test_bodies_of_methods_that_we_override_or_borrow_are_those_we_read(name, re
     )
 
 
-@pytest.mark.parametrize("name", sorted({*_trl.OVERRIDDEN, *called_methods(), *borrowed_methods()}))
+@pytest.mark.parametrize(
+    "name", sorted({*_trl.OVERRIDDEN, *_trl_vllm.READ, *called_methods(), *borrowed_methods()})
+)
 def test_signatures_of_methods_that_we_wrap_or_call(name, recorded):
     known = recorded["bodies"].get(package(name), {})
     versions = [Version(version) for version in known]

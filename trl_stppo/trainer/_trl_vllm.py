@@ -17,6 +17,13 @@ from trl.generation import vllm_client, vllm_generation
 from ..generation.protocol import TurnRequest
 from ..generation.server import ServerError
 
+# The bodies that we have read, held by the contract test: what we call, or do in their place.
+READ = (
+    *("VLLMGeneration._init_vllm", "VLLMGeneration.generate", "VLLMGeneration.sync_weights"),
+    *("VLLMClient.__init__", "VLLMClient._get", "VLLMClient._post", "VLLMClient.check_server"),
+    *("VLLMClient.get_server_info", "VLLMClient.generate"),
+    *("VLLMClient.init_communicator", "VLLMClient.close_communicator"),
+)
 # How long one turn may take on a server, its time in the queue included, in seconds.
 TURN_SECONDS = 900.0
 CONNECT_SECONDS = 10.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trl import GRPOConfig
+from .._trl import GRPOConfig
 
 # Arguments of `vllm.LLM` -> the option that says it, None where nobody may.
 TAKEN = {

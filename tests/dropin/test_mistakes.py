@@ -121,7 +121,36 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "stale-with-vllm": (
         {"rollout_staleness": 2, "use_vllm": True},
-        *("rollout_staleness", "2", "Set one of the two back"),
+        *("rollout_staleness", "2", "Set it to 0"),
+    ),
+    "late-weights-without-a-server": (
+        {"rollout_sync_every": 3},
+        *("rollout_sync_every", "3", "`vllm_mode='server'`"),
+    ),
+    "late-weights-uncorrected": (
+        {
+            "rollout_sync_every": 3,
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_importance_sampling_correction": False,
+        },
+        *("rollout_sync_every", "3", "Leave the correction on"),
+    ),
+    "no-sync-at-all": (
+        {"rollout_sync_every": 0, "use_vllm": True, "vllm_mode": "server"},
+        *("rollout_sync_every", "0", "rollout_sync_every >= 1"),
+    ),
+    "engine-argument-with-a-field": (
+        {
+            "vllm_engine_kwargs": {"max_model_len": 512},
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+        },
+        *("vllm_engine_kwargs", "512", "Set `vllm_max_model_length`"),
+    ),
+    "engine-argument-of-a-server": (
+        {"vllm_engine_kwargs": {"dtype": "float32"}, "use_vllm": True, "vllm_mode": "server"},
+        *("vllm_engine_kwargs", "float32", "`vllm serve --dtype`"),
     ),
     "other-stop-token": ({"stop_token": "period"}, "stop_token", "'period'", "'eos'"),
     "metric-that-cannot-be-read": (

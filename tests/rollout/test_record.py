@@ -86,4 +86,5 @@ def test_stop_reasons_are_these():
         "env_error",
         "env_timeout",
         "episode_timeout",
+        "sampler_error",
     ]

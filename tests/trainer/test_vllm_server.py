@@ -18,6 +18,7 @@ from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server as server_backend
+from trl_stppo.trace.files import read_trace
 from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
 
 
@@ -409,6 +410,8 @@ def test_every_second_rollout_is_one_update_old_and_its_record_says_so(tmp_path)
     ratios = [kept[1]["importance_sampling_ratio"] for kept in trainer.kept]
     assert (ratios[1] != 1).any()
     assert [e.policy_versions for e in trainer.episodes] == [[2, 2, 2]] * 4
+    versions = {tuple(e.policy_versions) for e in read_trace(tmp_path)}
+    assert versions == {(0, 0, 0), (2, 2, 2)}
 
 
 def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):

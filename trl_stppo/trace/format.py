@@ -114,6 +114,8 @@ class TracedEpisode:
         advantages: as they enter the loss.
         values, returns: of the critic, before the update, and what it was to learn.
         clipped: whether the clip stopped the token's gradient in the last pass over it.
+        policy_versions: per turn the optimizer steps that the policy had taken which sampled it; None
+            where the policy that is trained samples itself.
         steps: passes over the episode by outcome, as in `TracedUpdate.steps`.
         turn_rewards: what each turn earned; None where turns are not paid.
         rewards: of each reward function.
@@ -121,7 +123,7 @@ class TracedEpisode:
         success: None where the environment does not say.
         terminated, truncated: the task's own end, or a cut-off.
         stop_reason: in words; None where the rollout engine did not play.
-        error: what went wrong in the environment.
+        error: what went wrong in the environment, or where turns are sampled.
         trains: whether the episode may teach.
         prompt, messages: the conversation before and after the first turn begins.
     """
@@ -146,6 +148,7 @@ class TracedEpisode:
     values: Figures = None
     returns: Figures = None
     clipped: list[bool | None] | None = None
+    policy_versions: list[int] | None = None
     steps: dict[str, int] = field(default_factory=dict)
     turn_rewards: list[float] | None = None
     rewards: dict[str, float | None] = field(default_factory=dict)

@@ -53,11 +53,15 @@ COLUMNS = (
     Column("‖C‖", "clip_bias/norm", ".3g", 9, "clipping bias"),
     Column("scale", "clip_bias/scale", ".2f", 7, "of the update"),
     Column("tokens/s", "perf/update_tokens_per_second", ",.0f", 10, "of the update"),
+    # With vLLM alone.
+    Column("stale", "sampling/staleness", ".1f", 7, "updates by which vLLM's weights are behind"),
+    Column("cached", "sampling/prefix_cache_hit_rate", ".2f", 8, "of the rows' tokens, by vLLM"),
+    Column("queue", "sampling/queue", ".1f", 7, "turns that wait in vLLM"),
 )
 # What a narrow terminal gets first; the score stands in for success that nobody judges.
 IMPORTANCE = (
     *("success", "valid", "clip", "KL", "scale", "‖C‖"),
-    *("turns", "score", "entropy", "tokens/s"),
+    *("turns", "score", "entropy", "tokens/s", "stale", "cached", "queue"),
 )
 # Running totals of guards -> what to say when one has grown.
 GUARDS = {

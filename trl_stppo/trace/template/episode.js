@@ -35,7 +35,7 @@ function warningsOf(row, episode) {
   }
   if (!row.of.complete) found.push("The training ended before this update was over.");
   if (!episode.trains) found.push("The episode does not train (on_env_error).");
-  if (episode.error) found.push(`Error of the environment: ${episode.error}`);
+  if (episode.error) found.push(`Error: ${episode.error}`);
   return found.map((text) => make("div", { class: "warning", dir: "auto" }, ...visible(text)));
 }
 

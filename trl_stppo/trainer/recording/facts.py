@@ -82,6 +82,7 @@ def _ending(rollout: Rollout, number: int) -> dict[str, Any]:
     episode, paid = rollout.episodes[number], rollout.turn_rewards
     return {
         "turn_spans": [list(span) for span in episode.turn_spans],
+        "policy_versions": episode.policy_versions or None,
         "turn_rewards": None if paid is None else paid[number],
         "success": episode.success,
         "terminated": episode.terminated,

@@ -18,12 +18,9 @@ class Engine:
 
     def __init__(self) -> None:
         self.requests, self.aborted, self.steps = {}, [], 0
-        scheduler = SimpleNamespace(get_request_counts=self.counts)
-        self.engine_core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
 
-    def counts(self):
-        running = min(2, len(self.requests))
-        return running, len(self.requests) - running
+    def waiting(self):
+        return max(0, len(self.requests) - 2)
 
     def add_request(self, name, prompt, *, params, lora_request):
         if params["limit"] == 13:
@@ -65,7 +62,7 @@ def backend(capacity=None):
     def make(request):
         return {"params": {"limit": request.max_new_tokens}, "lora_request": "policy-3"}
 
-    return engine, EngineBackend(engine, make, capacity=capacity)
+    return engine, EngineBackend(engine, make, waiting=engine.waiting, capacity=capacity)
 
 
 def test_turns_end_when_they_end_and_others_begin_in_between() -> None:

@@ -16,11 +16,12 @@ class EngineBackend(QueuedBackend):
     Args:
         engine: vLLM's `LLMEngine`, or whatever has its `add_request`, `step` and `abort_request`.
         options: of `add_request` for a turn: `params`, and `lora_request` where an adapter samples.
+        waiting: how many turns the engine has not begun.
         capacity: how many episodes may be between `add` and `release`; None is any number.
 
     Attributes:
         prompt_tokens, cached_tokens: of all turns so far, and how many the engine had kept of them.
-        queues: at each step, how many turns it had not begun.
+        queues: what `waiting` has said after each step.
     """
 
     def __init__(
@@ -28,10 +29,11 @@ class EngineBackend(QueuedBackend):
         engine: Any,
         options: Callable[[TurnRequest], dict[str, Any]],
         *,
+        waiting: Callable[[], int] = lambda: 0,
         capacity: int | None = None,
     ) -> None:
         super().__init__(capacity=capacity)
-        self._engine, self._options = engine, options
+        self._engine, self._options, self._waiting = engine, options, waiting
         self._numbers = itertools.count()
         self._names: dict[int, str] = {}  # of the request that an episode has in flight
         self._keys: dict[str, int] = {}
@@ -56,7 +58,7 @@ class EngineBackend(QueuedBackend):
         if not self._queue:
             return []
         outputs = self._engine.step()
-        self.queues.append(self._engine.engine_core.engine_core.scheduler.get_request_counts()[1])
+        self.queues.append(self._waiting())
         return [self._result(output) for output in outputs if output.finished]
 
     def _result(self, output: Any) -> TurnResult:

@@ -94,6 +94,11 @@ def number(seed: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
+def waiting(vllm: Any) -> int:
+    """Turns that the engine of this process has not begun."""
+    return int(vllm.llm.llm_engine.engine_core.engine_core.scheduler.get_request_counts()[1])
+
+
 def has_adapters(vllm: Any) -> bool:
     """Whether a colocated engine takes the policy's adapter in place of whole weights."""
     return vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -137,7 +138,8 @@ class VLLM:
         seeded = self._host.accelerator.device.type == "cuda"
         options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
         with door.awake(vllm):
-            backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
+            queue = partial(door.waiting, vllm)
+            backend = EngineBackend(vllm.llm.llm_engine, options, waiting=queue, capacity=capacity)
             yield backend
         self._count(backend.cached_tokens, backend.prompt_tokens, backend.queues)
 

@@ -26,6 +26,8 @@ from trl.generation.vllm_client import VLLMClient
 from vllm import SamplingParams
 
 from tests.real_vllm import server_side  # noqa: F401 (keeps weights as they are)
+from tests.real_vllm.server import answers
+from tests.waiting import wait_until
 from trl_stppo import STPPOConfig
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
@@ -120,7 +122,8 @@ def colocated_logprobs(llm: Any) -> list[float]:
 
 
 def served_logprobs(url: str) -> list[float]:
-    """Those of a server."""
+    """Those of a server, which may have to come back first."""
+    wait_until(lambda: answers(url))
     body = {"prompt": SEQUENCE, "max_tokens": 1, "prompt_logprobs": 0}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(

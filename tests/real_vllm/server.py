@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -33,6 +32,13 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def answers(url: str) -> bool:
+    """Whether the server there is up."""
+    with contextlib.suppress(OSError):
+        return urllib.request.urlopen(f"{url}/health", timeout=10).status == 200
+    return False
 
 
 class Server:
@@ -64,16 +70,11 @@ class Server:
                 **{"cwd": ROOT, "env": environment, "stdout": log, "stderr": log},
                 start_new_session=True,
             )
-        over = wait_until(lambda: self.answers() or self._process.poll() is not None, START_SECONDS)
-        if not over or self._process.poll() is not None:
+        process = self._process
+        wait_until(lambda: answers(self.url) or process.poll() is not None, START_SECONDS)
+        if not answers(self.url):
             self.kill()
             raise RuntimeError(f"vLLM did not start:\n{self.log.read_text('utf-8')[-4000:]}")
-
-    def answers(self) -> bool:
-        """Whether it is up."""
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            return urllib.request.urlopen(f"{self.url}/health", timeout=10).status == 200
-        return False
 
     def kill(self) -> None:
         """End it and its workers at once; one that has ended is fine."""

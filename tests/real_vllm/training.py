@@ -26,7 +26,7 @@ class Training:
         folder: gets the settings, what is printed, and the results.
         processes: how many trainers.
         engine: settings of a colocated engine.
-        environment: further variables.
+        variables: of the environment, besides those that it needs.
         **flags: of `trl-stppo train`.
     """
 
@@ -35,7 +35,7 @@ class Training:
         folder: Path,
         processes: int = 1,
         engine: dict[str, Any] | None = None,
-        environment: dict[str, str] | None = None,
+        variables: dict[str, str] | None = None,
         **flags: Any,
     ) -> None:
         self._folder, self._processes = folder, processes
@@ -48,7 +48,7 @@ class Training:
             self._process = subprocess.Popen(
                 [*words, "-m", "tests.real_vllm.run", str(path)],
                 **{"cwd": ROOT, "stdout": log, "stderr": log},
-                env={**os.environ, **SURROUNDINGS, **place, **(environment or {})},
+                env={**os.environ, **SURROUNDINGS, **place, **(variables or {})},
                 start_new_session=True,
             )
 

@@ -12,7 +12,7 @@ PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSE
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo docs test test-docs test-slow test-matrix mutants lint format check clean
+.PHONY: install demo docs test test-docs test-slow test-vllm test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -44,6 +44,25 @@ test-docs: install
 test-slow: install
 	$(OFFLINE) $(BIN)/python -m pytest -m slow
 
+# Trainings with a real vLLM on the CPU, in an environment of 4 GB that pip fills in five minutes. The pins are all there is
+# to install, fewer than what vLLM's packages ask for: hence --no-deps.
+VLLM_VENV ?= .venv-vllm
+VLLM_FLAGS ?=
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --no-deps
+$(VLLM_VENV)/.pins: constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) -r constraints-vllm.txt
+	touch $@
+
+test-vllm:
+	@if $(MAKE) $(VLLM_VENV)/.pins; then \
+		$(VLLM_PIP) --no-build-isolation -e . && \
+		$(OFFLINE) $(VLLM_VENV)/bin/python -m pytest -m vllm --durations=0 tests/real_vllm $(VLLM_FLAGS); \
+	else \
+		echo "test-vllm: SKIPPED, nothing was run. Needed are Linux on x86_64, the packages of constraints-vllm.txt, and" \
+			"PyTorch's index for one of them: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test-vllm"; \
+	fi
+
 # The oldest and the newest versions that setup.cfg allows, each in an environment of its own.
 MATRIX_FLAGS ?=
 test-matrix:
@@ -69,4 +88,4 @@ format: install
 check: lint test test-docs
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs docs/_build
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info runs docs/_build

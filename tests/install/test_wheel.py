@@ -23,7 +23,7 @@ FILES = (
     "CHANGELOG.md",
     "Makefile",
 )
-FILES += ("constraints.txt", "constraints-oldest.txt", "ruff.toml")
+FILES += ("constraints.txt", "constraints-oldest.txt", "constraints-vllm.txt", "ruff.toml")
 
 pytestmark = pytest.mark.slow
 

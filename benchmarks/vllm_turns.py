@@ -9,8 +9,8 @@ Random weights of 87M parameters, 32 episodes of three turns, prompts and observ
     python benchmarks/vllm_turns.py            # half an hour on two cores
     python benchmarks/vllm_turns.py --quick    # 8 episodes and 2M parameters
 
-It needs vLLM (`make test-vllm` makes an environment that has it). Each figure comes from a process of its own,
-all ways in turn. The last line is JSON.
+It needs vLLM (`make test-vllm` makes an environment that has it). Each figure comes from a process of its
+own, all ways in turn. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ and `engine`, of `vllm.LLM` where that is colocated.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import sys
@@ -28,7 +27,6 @@ from vllm import SamplingParams
 from tests.real_vllm import server_side  # noqa: F401 (keeps weights as they are)
 from tests.real_vllm.server import answers
 from tests.waiting import wait_until
-from trl_stppo import STPPOConfig
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.cli.train import make_trainer
@@ -112,11 +110,14 @@ def own_logprobs(trainer: Any) -> list[float]:
     return logprobs[0].tolist()
 
 
-def colocated_logprobs(llm: Any) -> list[float]:
-    """Those of an engine in this process."""
+def colocated_logprobs(trainer: Any) -> list[float]:
+    """Those of the engine in this process, with the adapter that it samples with."""
+    llm, adapter = trainer.vllm_generation.llm, trainer._player._sampler.vllm._adapter
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
     prompt = {"prompt_token_ids": SEQUENCE}
-    (output,) = llm.generate([prompt], sampling_params=sampling, use_tqdm=False)
+    (output,) = llm.generate(
+        [prompt], sampling_params=sampling, use_tqdm=False, lora_request=adapter
+    )
     told = zip(SEQUENCE[1:], output.prompt_logprobs[1:], strict=True)
     return [logprobs[token].logprob for token, logprobs in told]
 
@@ -153,10 +154,8 @@ def build(settings: dict[str, Any], folder: Path) -> tuple[Any, Observer]:
     flags = {**FLAGS, "output_dir": folder / "run", **settings.get("flags", {})}
     engine = {"enforce_eager": True, **settings.get("engine", {})}
     vllm_generation.VLLMClient = FileClient
-    if "vllm_engine_kwargs" in {field.name for field in dataclasses.fields(STPPOConfig)}:
+    if flags["vllm_mode"] == "colocate":
         flags["vllm_engine_kwargs"] = json.dumps(engine)
-    else:
-        vllm_generation.LLM = functools.partial(vllm_generation.LLM, **engine)
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     args, training_args, model_args, trainer_class = parse_flags(TrainArguments, words)
 
@@ -169,7 +168,7 @@ def build(settings: dict[str, Any], folder: Path) -> tuple[Any, Observer]:
     probe: Logprobs | None = None
     if trainer.vllm_mode == "colocate":
         record_names(trainer.vllm_generation.llm)
-        probe = functools.partial(colocated_logprobs, trainer.vllm_generation.llm)
+        probe = functools.partial(colocated_logprobs, trainer)
     elif trainer.accelerator.is_main_process:
         probe = functools.partial(served_logprobs, training_args.vllm_server_base_url)
     observer = Observer(trainer, probe)

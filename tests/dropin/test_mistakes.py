@@ -146,7 +146,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
             "use_vllm": True,
             "vllm_mode": "colocate",
         },
-        *("vllm_engine_kwargs", "512", "Set `vllm_max_model_length`"),
+        *("vllm_engine_kwargs", "512", "`vllm_max_model_length`"),
     ),
     "engine-argument-of-a-server": (
         {"vllm_engine_kwargs": {"dtype": "float32"}, "use_vllm": True, "vllm_mode": "server"},

@@ -428,3 +428,28 @@ def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
     entries = [e for e in trainer.state.log_history if "loss" in e]
     assert [e["sampling/staleness"] for e in entries] == [0, 0]
     assert not any("eval_sampling" in name for e in trainer.state.log_history for name in e)
+
+
+def test_a_rollout_func_finds_the_weights_of_every_step(tmp_path):
+    gaps = []
+
+    def play(prompts, trainer):
+        server, own = trainer.server.sample.model, trainer.model
+        pairs = zip(server.parameters(), own.parameters(), strict=True)
+        gaps.append(max((a - b).abs().max().item() for a, b in pairs))
+        ids = [[5, 6]] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-1.0, -1.0]] * len(ids)}
+
+    trainer = build(
+        tmp_path,
+        arguments={
+            "rollout_func": play,
+            "reward_funcs": lambda prompts, **_: [*range(len(prompts))],
+        },
+        **{**setting(), "max_turns": None, "max_turn_tokens": None, "learning_rate": 0.01},
+    )
+    with serving(ModelSampler(tiny_policy(char_tokenizer()), [2])) as server:
+        client, trainer.server = attach(trainer, server), server
+        trainer.train()
+    assert client.syncs == len(gaps) == 2
+    assert max(gaps) == 0

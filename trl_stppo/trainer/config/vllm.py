@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from .._trl import GRPOConfig
 
-# Arguments of `vllm.LLM` -> the option that says it, None where nobody may.
-TAKEN = {
-    "model": None,
-    "distributed_executor_backend": None,
-    "logprobs_mode": None,
-    "seed": None,
-    "enable_sleep_mode": "vllm_enable_sleep_mode",
-    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "max_model_len": "vllm_max_model_length",
-    "model_impl": "vllm_model_impl",
-    "tensor_parallel_size": "vllm_tensor_parallel_size",
-    "trust_remote_code": "trust_remote_code",
-}
+# Arguments of `vllm.LLM` that TRL gives, most of them from options of its own.
+TAKEN = (
+    *("model", "seed", "distributed_executor_backend", "logprobs_mode", "tensor_parallel_size"),
+    *("gpu_memory_utilization", "max_model_len", "enable_sleep_mode", "model_impl"),
+    "trust_remote_code",
+)
 
 
 def check_vllm(config: GRPOConfig) -> None:
@@ -70,8 +63,8 @@ def _check_engine_kwargs(config: GRPOConfig) -> None:
             f"`vllm_engine_kwargs={told!r}` is about a colocated engine (`use_vllm=True`, "
             f"`vllm_mode='colocate'`). A server has flags of its own, such as `vllm serve --dtype`."
         )
-    for name in told:
-        if name in TAKEN:
-            field = TAKEN[name]
-            instead = f"Set `{field}`." if field else "It is not free; leave it out."
-            raise ValueError(f"`vllm_engine_kwargs` has {name}={told[name]!r}. {instead}")
+    for name in {*told} & {*TAKEN}:
+        raise ValueError(
+            f"`vllm_engine_kwargs` has {name}={told[name]!r}, which TRL gives. Leave it out; options of "
+            f"that name, or of `vllm_` and that name, reach the engine (`vllm_max_model_length`)."
+        )

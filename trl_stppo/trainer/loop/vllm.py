@@ -45,31 +45,36 @@ class VLLM:
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         self._name = ""  # of the server's weights
         self._told = False  # that turns are asked for again
-        self._rollouts = 0  # of training, with the weights that vLLM has
+        self._staleness = 0  # updates of the policy that vLLM's weights lack
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     # --------------------------------------------------------------------------- weights
 
     def sync(self) -> None:
-        """Give vLLM the policy's weights if they are due, or lost. All processes do it together."""
-        host, step = self._host, self._host.state.global_step
-        due = step != self._upstream.synced_step
-        if (
-            host.model.training and self._upstream.synced_step >= 0
-        ):  # evaluation: the policy as it is
-            due = due and self._rollouts >= host.args.rollout_sync_every
+        """Before a rollout: give vLLM the weights that are due, or lost; all processes do it together."""
+        host, training = self._host, self._host.model.training
+        due = moved = host.state.global_step != self._upstream.synced_step
+        if training and self._upstream.synced_step >= 0:  # evaluation is about the policy as it is
+            due = moved and self._staleness + 1 >= host.args.rollout_sync_every
         lost = host.vllm_mode == "server" and self._has_lost()
-        if not due and not lost:
-            return
+        if due or lost:
+            self._push()
+            self._staleness = 0
+        elif training:
+            self._staleness = self._staleness + 1 if moved else 0
+        self.figures = {"sampling/staleness": (self._staleness, 1)} if training else {}
+
+    def _push(self) -> None:
+        host = self._host
         with profiling_context(host, "sync_weights"):
             if door.has_adapters(host.vllm_generation):
                 self._write_adapter()
             else:
                 host.vllm_generation.sync_weights()
-        self._upstream.synced_step, self._rollouts = step, 0
+        self._upstream.synced_step = host.state.global_step
         if host.vllm_mode == "server":
-            self._name_weights(f"{self._run}-{step}")
+            self._name_weights(f"{self._run}-{host.state.global_step}")
 
     def _write_adapter(self) -> None:
         """A new version under a new name: the engine's prefix cache goes by it."""
@@ -124,12 +129,9 @@ class VLLM:
     def backend(self, capacity: int | None) -> Iterator[Backend]:
         """What samples the turns of one rollout, with the weights that are due."""
         self.sync()
-        training = self._host.model.training
-        self.figures = {"sampling/staleness": (self._rollouts, 1)} if training else {}
         play = self._colocated if self._host.vllm_mode == "colocate" else self._served
         with play(capacity) as backend:
             yield backend
-        self._rollouts += training
 
     @contextmanager
     def _colocated(self, capacity: int | None) -> Iterator[Backend]:
@@ -149,7 +151,7 @@ class VLLM:
         client.prepare(host.vllm_generation)
         main = host.accelerator.is_main_process
         # The weights of an earlier update are not there any more, sharded ones not without the others.
-        can_send = not self._rollouts and not runtime.shards_weights(host.accelerator)
+        can_send = not self._staleness and not runtime.shards_weights(host.accelerator)
         backend = ServerBackend(
             client,
             self._name,

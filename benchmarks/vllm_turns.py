@@ -64,7 +64,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     if importlib.util.find_spec("vllm") is None:
-        sys.exit("vLLM is not installed; `make test-vllm` makes an environment that has it.")
+        finish({"skipped": "vLLM is not installed; `make test-vllm` makes an environment with it"})
+        return
     repeats, episodes = (1, 8) if options.quick else (options.repeats, 32)
     figures: dict[str, Any] = {"quick": options.quick, "episodes": episodes}
     with tempfile.TemporaryDirectory() as folder:

@@ -147,7 +147,7 @@ HEAVY = {
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
 BENCHMARKS = (
     *("import_time", "memory", "retrieval", "rivals"),
-    *("rollout", "scaling", "soak", "stability", "update"),
+    *("rollout", "scaling", "soak", "stability", "update", "vllm_turns"),
 )
 
 

@@ -68,6 +68,7 @@ class CompletionsServer:
             for none.
         weights: what they are called; "default" is that of a server that has just been started.
         joined: how often a trainer has met it.
+        resets: how often it was to forget prefixes, those of running turns too.
     """
 
     def __init__(self, sample: Sample) -> None:
@@ -75,7 +76,7 @@ class CompletionsServer:
         self.requests: list[dict[str, Any]] = []
         self.answers: list[tuple[list[int], list[int], list[float]]] = []
         self.faults: list[str | None] = []
-        self.weights, self.joined = "default", 0
+        self.weights, self.joined, self.resets = "default", 0, 0
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -85,6 +86,11 @@ class CompletionsServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path == "/update_weight_version":
                     server.weights = body["new_version"]
+                    server.reply(self, 200, {"success": True})
+                    return
+                if self.path.startswith("/reset_prefix_cache"):
+                    assert self.path.endswith("?reset_running_requests=true")
+                    server.resets += 1
                     server.reply(self, 200, {"success": True})
                     return
                 assert self.path == "/v1/completions"
@@ -231,8 +237,6 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
         server: on the main process; None on others.
     """
     client = None if server is None else LocalClient(server.url, server)
-    url = broadcast_object_list([server and server.url])[0]
-    trainer._player._sampler.vllm._clients.append(TurnClient(LocalClient(url)))
     trainer.use_vllm, trainer.vllm_mode = True, "server"
     trainer._last_loaded_step = -1
     trainer.vllm_generation = ServerGeneration(
@@ -243,6 +247,9 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
         temperature=trainer.temperature,
         max_completion_length=trainer.max_completion_length,
     )
+    url = broadcast_object_list([server and server.url])[0]
+    turns = TurnClient(LocalClient(url), trainer.vllm_generation)
+    trainer._player._sampler.vllm._clients.append(turns)
     return client
 
 

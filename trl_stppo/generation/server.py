@@ -47,12 +47,12 @@ class TurnServer(Protocol):
 class ServerBackend(QueuedBackend):
     """Asks for each turn from a thread of its own, and asks again where that makes sense.
 
-    An answer counts if the server had the same, right weights before and after it. Who is not answered at
-    all within `patience`, or with errors alone, gets a result with an `error`.
+    A turn counts if the server had the right weights before and after it. Who is not answered at all within
+    `patience`, or with errors alone, gets a result with an `error`.
 
     Args:
         server: is asked.
-        weights: name of the right weights, as `update` or `update#times`, where they may be sent again.
+        weights: name of the right weights, `update#push`: they may be sent again.
         patience: how long a server may be away, in seconds.
         send_weights: sends them once more to a server that has lost them, and returns their name; None
             where this process cannot.
@@ -98,7 +98,15 @@ class ServerBackend(QueuedBackend):
             RuntimeError: the server refuses a request; asked again it would refuse it again.
         """
         if self._lost.is_set() and self._send_weights is not None:
-            self._restore(self._send_weights)
+            try:
+                self._weights = self._send_weights()
+            except ServerError as error:  # it is away again; whoever waits for it gives up in time
+                logger.debug("weights were not sent: %s", error)
+            else:
+                self._lost.clear()
+                logger.warning(
+                    "The vLLM server was started anew; it has the policy's weights again."
+                )
         results = []
         try:
             request, answer = self._answers.get(timeout=WAIT_SECONDS)
@@ -111,15 +119,6 @@ class ServerBackend(QueuedBackend):
                 request, answer = self._answers.get_nowait()
         except queue.Empty:
             return results
-
-    def _restore(self, send_weights: Callable[[], str]) -> None:
-        try:
-            self._weights = send_weights()
-        except ServerError as error:  # it is away again; whoever waits for it gives up in time
-            logger.debug("weights were not sent: %s", error)
-        else:
-            self._lost.clear()
-            logger.warning("The vLLM server was started anew; it has the policy's weights again.")
 
     # ------------------------------------------------------------------ on a turn's own thread
 
@@ -136,14 +135,14 @@ class ServerBackend(QueuedBackend):
         while True:
             weights = self._weights
             try:
+                self._check(weights)
                 ids, logprobs = self._server.sample(request)
-                present = self._server.weights()
-                if present == weights:
-                    self._away_since = None
-                    return cut(request, ids, logprobs)
-                error = self._other_weights(present, weights)
+                self._check(weights)
             except ServerError as raised:
                 error = raised
+            else:
+                self._away_since = None
+                return cut(request, ids, logprobs)
             failures += not error.unreachable
             if self._queue.get(request.key) is not request or self._gives_up(error, failures):
                 return TurnResult(request.key, [], None, str(error))
@@ -152,14 +151,16 @@ class ServerBackend(QueuedBackend):
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _other_weights(self, present: str, weights: str) -> ServerError:
-        """Of a server that was started anew, or whose weights were sent again in the middle of a turn."""
+    def _check(self, weights: str) -> None:
+        present = self._server.weights()
+        if present == weights:
+            return
         if present.partition("#")[0] == weights.partition("#")[0]:
-            self._weights = present
+            self._weights = present  # another process has sent them again
         elif self._weights == weights:
             self._lost.set()
         message = f"it has the weights {present!r} instead of {weights!r}: it was started anew"
-        return ServerError(message, unreachable=self._awaits_weights)
+        raise ServerError(message, unreachable=self._awaits_weights)
 
     def _gives_up(self, error: ServerError, failures: int) -> bool:
         now = time.monotonic()

@@ -25,7 +25,7 @@ READ = (
     *("VLLMClient.init_communicator", "VLLMClient.close_communicator"),
 )
 # How long one turn may take on a server, its time in the queue included, in seconds.
-TURN_SECONDS = 900.0
+TURN_SECONDS = 7200.0
 CONNECT_SECONDS = 10.0
 # Answers of a server that is away behind a proxy, or too busy.
 AWAY = (429, 502, 503, 504)
@@ -40,7 +40,15 @@ def engine_options(options: Callable[[], dict[str, Any]]) -> Iterator[None]:
 
     def make(**usual: Any) -> Any:
         assert original is not None
-        return original(**{**usual, **options()})
+        more = options()
+        try:
+            return original(**{**usual, **more})
+        except Exception as error:
+            if "enable_lora" in more:
+                error.add_note(
+                    "If it is about LoRA: vllm_engine_kwargs={'enable_lora': False} merges it."
+                )
+            raise
 
     vllm_generation.LLM = make
     try:
@@ -67,17 +75,16 @@ def awake(vllm: Any) -> Iterator[None]:
 
 def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequest], Any]:
     """Options of the engine's `add_request`, from the settings that `VLLMGeneration.generate` reads."""
-    kwargs = {**_sampling(vllm), **vllm.generation_kwargs}
-    structure = kwargs.get("structured_outputs")
+    structure = vllm.generation_kwargs.get("structured_outputs")
     if vllm.structured_outputs_regex is not None:
         structure = {"regex": vllm.structured_outputs_regex}
     if isinstance(structure, dict):
-        kwargs["structured_outputs"] = vllm_generation.StructuredOutputsParams(**structure)
+        structure = vllm_generation.StructuredOutputsParams(**structure)
 
     def options(request: TurnRequest) -> dict[str, Any]:
-        own = {**kwargs, "max_tokens": request.max_new_tokens}
-        if seeded:
-            own.setdefault("seed", number(request.seed))
+        own = {**_sampling(vllm), **_further(vllm, request, seeded)}
+        if structure is not None:
+            own["structured_outputs"] = structure
         return {"params": vllm_generation.SamplingParams(**own), "lora_request": adapter}
 
     return options
@@ -86,6 +93,16 @@ def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequ
 def _sampling(vllm: Any) -> dict[str, Any]:
     names = ("repetition_penalty", "temperature", "top_p", "top_k", "logprobs")
     return {"n": 1, "min_p": vllm.min_p or 0.0, **{name: getattr(vllm, name) for name in names}}
+
+
+def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
+    """What belongs to a turn, and `generation_kwargs`, which it may bound."""
+    own = {"seed": number(request.seed)} if seeded else {}
+    own |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
+    own["max_tokens"] = request.max_new_tokens
+    if "min_tokens" in own:
+        own["min_tokens"] = min(own["min_tokens"], request.max_new_tokens)
+    return own
 
 
 def number(seed: tuple[int, ...]) -> int:
@@ -145,24 +162,17 @@ class TurnClient:
 
     Args:
         client: as `new_client` makes it.
+        vllm: whose settings hold.
 
     Attributes:
         names_weights: whether the server can name its weights, which vLLM could not always.
     """
 
-    def __init__(self, client: Any) -> None:
-        self.client = client
+    def __init__(self, client: Any, vllm: Any) -> None:
+        self.client, self._vllm = client, vllm
         self.names_weights = False
-        self._settings: dict[str, Any] = {}
-        self._further: dict[str, Any] = {}
         # vLLM's samplers on other devices refuse the seed of a turn whose row is read in parts.
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
-
-    def prepare(self, vllm: Any) -> None:
-        """Sample as `VLLMGeneration` would do now."""
-        regex = vllm.structured_outputs_regex
-        self._settings = {**_sampling(vllm), "structured_outputs_regex": regex}
-        self._further = vllm.generation_kwargs
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
         """Ids and log-probabilities of a turn.
@@ -171,12 +181,15 @@ class TurnClient:
             ServerError: it might be sampled if it were asked for again.
             RuntimeError: the server refuses it.
         """
-        further = {"seed": number(request.seed)} if self._seeded else {}
-        settings = {**self._settings, "max_tokens": request.max_new_tokens}
-        settings["generation_kwargs"] = {**further, **self._further}
+        vllm = self._vllm
+        settings = {**_sampling(vllm), "structured_outputs_regex": vllm.structured_outputs_regex}
+        settings["max_tokens"] = request.max_new_tokens
+        settings["generation_kwargs"] = _further(vllm, request, self._seeded)
         with failures():
             output = self.client.generate([request.ids], **settings)
             (ids,), logprobs = output["completion_ids"], output["logprobs"]
+            if not ids:
+                raise ValueError("a turn without tokens")
             return ids, None if logprobs is None else [at[0] for at in logprobs[0]]
 
     def weights(self) -> str:
@@ -192,16 +205,34 @@ class TurnClient:
             return str(self.client._get(url)["weight_version"])
 
     def name_weights(self, name: str) -> str:
-        """Give the server's weights a name, which it loses with them; returns what they are called now."""
-        try:
-            url = f"{self.client.base_url}/update_weight_version"
-            self.client._post(url, json={"new_version": name})
-        except Exception as error:
-            if _status(error) != 404:
-                raise
-            name = ""
+        """After a push: give the weights a name, which the server loses with them.
+
+        Returns:
+            What they are called now, "" where the server cannot name them.
+
+        Raises:
+            ServerError: turns would go on with what the server remembers of the old weights.
+        """
+        url = self.client.base_url
+        with failures():
+            if not self._forget_prefixes():
+                raise ServerError("it does not let go of what it has computed with other weights")
+            try:
+                self.client._post(f"{url}/update_weight_version", json={"new_version": name})
+            except Exception as error:
+                if _status(error) != 404:
+                    raise
+                name = ""
         self.names_weights = bool(name)
         return name
+
+    def _forget_prefixes(self) -> bool:
+        """As TRL has done; but while a turn runs, perhaps one that nobody waits for, vLLM refuses that."""
+        url = f"{self.client.base_url}/reset_prefix_cache?reset_running_requests=true"
+        try:
+            return bool(self.client._post(url, json={}).get("success", True))
+        except ValueError:  # vLLM before 0.26 answers nothing
+            return True
 
     def figures(self) -> dict[str, float]:
         """What the server counts, by name, over all of its engines."""

@@ -183,11 +183,13 @@ class Checkpoints:
             # transformers before 5.23 loads the adapters in subfolders only, once it finds one there.
             policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
         load_beside_policy(host, folder)
+        self._state.forget_sync()
 
     def load_best(self, wrapped: Wrapped) -> None:
         """Upstream's loading of the best policy, and its critic."""
         wrapped()
         load_models(self._host, Path(str(self._host.state.best_model_checkpoint)))
+        self._state.forget_sync()
 
     # ----------------------------------------------------------------------- saving
 

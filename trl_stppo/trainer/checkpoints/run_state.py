@@ -135,6 +135,11 @@ class RunState(TrainerCallback):
 
     # ------------------------------------------------------------------ the place in the rows
 
+    def forget_sync(self) -> None:
+        """Other weights have been loaded than vLLM has, whatever step it got them at."""
+        if self._host.use_vllm:
+            self._upstream.synced_step = -1
+
     def notice(self, sampler: Any) -> Any:
         """A sampler of training rows, which is returned."""
         self._newest = getattr(sampler, "generator", None)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from .._trl import GRPOConfig
 
-# Arguments of `vllm.LLM` that TRL gives, most of them from options of its own.
-TAKEN = (
-    *("model", "seed", "distributed_executor_backend", "logprobs_mode", "tensor_parallel_size"),
-    *("gpu_memory_utilization", "max_model_len", "enable_sleep_mode", "model_impl"),
-    "trust_remote_code",
-)
+# Arguments of `vllm.LLM` that TRL gives -> the option that says them, if there is one.
+TAKEN = {
+    **dict.fromkeys(("model", "seed", "distributed_executor_backend", "logprobs_mode")),
+    "max_model_len": "vllm_max_model_length",
+    "trust_remote_code": "trust_remote_code",
+    **{
+        name: f"vllm_{name}"
+        for name in (
+            *("tensor_parallel_size", "gpu_memory_utilization"),
+            *("enable_sleep_mode", "model_impl"),
+        )
+    },
+}
 
 
 def check_vllm(config: GRPOConfig) -> None:
@@ -41,7 +48,7 @@ def _check_sync_every(config: GRPOConfig) -> None:
     if not config.use_vllm or config.vllm_mode != "server":
         raise ValueError(
             f"{said} is about a vLLM server: set `use_vllm=True` and `vllm_mode='server'`, or leave it at 1. "
-            f"`rollout_staleness` makes other runs as far off-policy."
+            f"Without vLLM use `rollout_staleness`."
         )
     if not config.vllm_importance_sampling_correction:
         raise ValueError(
@@ -64,7 +71,12 @@ def _check_engine_kwargs(config: GRPOConfig) -> None:
             f"`vllm_mode='colocate'`). A server has flags of its own, such as `vllm serve --dtype`."
         )
     for name in {*told} & {*TAKEN}:
+        instead = f"set `{TAKEN[name]}`" if TAKEN[name] else "leave it out"
         raise ValueError(
-            f"`vllm_engine_kwargs` has {name}={told[name]!r}, which TRL gives. Leave it out; options of "
-            f"that name, or of `vllm_` and that name, reach the engine (`vllm_max_model_length`)."
+            f"`vllm_engine_kwargs` has {name}={told[name]!r}, which TRL gives: {instead}."
+        )
+    if told.get("enable_lora"):
+        raise ValueError(
+            f"`vllm_engine_kwargs` has enable_lora={told['enable_lora']!r}: allowed is False, which merges "
+            f"adapters. Leave it out, and the engine gets them alone where it can."
         )

@@ -133,7 +133,9 @@ class EpisodePlayer:
                 elif episode.row < len(values):
                     rows[episode.row][key] = values[episode.row]
         logprobs = output["logprobs"] is not None
-        return Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
+        rollout = Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
+        rollout.metric_sums |= self._sampler.vllm.figures
+        return rollout
 
     def pad(self, rollout: Rollout) -> Batch:
         """The tokens of a rollout as tensors, on the device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -74,41 +75,64 @@ class VLLM:
                 host.vllm_generation.sync_weights()
         self._upstream.synced_step = host.state.global_step
         if host.vllm_mode == "server":
-            self._name_weights(f"{self._run}-{host.state.global_step}")
+            self._name_weights(f"{self._run}-{host.state.global_step}#{next(self._numbers)}")
 
     def _write_adapter(self) -> None:
         """A new version under a new name: the engine's prefix cache goes by it."""
         folder = tempfile.TemporaryDirectory(prefix="trl-stppo-adapter-")
         policy = self._host.accelerator.unwrap_model(self._host.model)
-        policy.save_pretrained(folder.name, selected_adapters=["default"])
+        # Left to itself, PEFT asks the Hub whether the vocabulary has grown.
+        policy.save_pretrained(
+            folder.name, selected_adapters=["default"], save_embedding_layers=False
+        )
         self._adapter = door.adapter(next(self._numbers), folder.name)
-        self._folder = folder  # the one before goes
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._folder = folder
 
     @property
     def _client(self) -> door.TurnClient:
         if not self._clients:
-            patience = self._host.args.vllm_server_timeout
-            self._clients.append(
-                door.TurnClient(door.new_client(self._host.vllm_generation, patience))
-            )
+            vllm, patience = self._host.vllm_generation, self._host.args.vllm_server_timeout
+            self._clients.append(door.TurnClient(door.new_client(vllm, patience), vllm))
         return self._clients[0]
 
     def _has_lost(self) -> bool:
-        """Whether the server was started anew; the main process has met it again then."""
-        lost = [False]
-        if self._host.accelerator.is_main_process and self._name:
-            self._client.client.check_server(self._host.args.vllm_server_timeout)
-            if self._client.weights() != self._name:
-                door.rejoin(self._host.vllm_generation)
-                lost = [True]
-        return bool(broadcast_object_list(lost)[0])
+        """Whether the server was started anew; the main process has met it again then.
 
-    def _name_weights(self, update: str) -> None:
+        Raises:
+            ServerError: of all processes, if it stays away.
+        """
+        lost: list[Any] = [False]
+        if self._host.accelerator.is_main_process and self._name:
+            until = time.monotonic() + self._host.args.vllm_server_timeout
+            try:
+                while not self._answers(until):
+                    time.sleep(LOOK_SECONDS)
+                if self._client.weights() != self._name:
+                    door.rejoin(self._host.vllm_generation)
+                    lost = [True]
+            except ServerError as error:
+                lost = [ServerError(f"The vLLM server stays away: {error}")]
+        (found,) = broadcast_object_list(lost)
+        if isinstance(found, ServerError):
+            raise found
+        return bool(found)
+
+    def _answers(self, until: float) -> bool:
+        try:
+            self._client.weights()
+        except ServerError:
+            if time.monotonic() > until:
+                raise
+            return False
+        return True
+
+    def _name_weights(self, name: str) -> None:
         names = [""]
         if self._host.accelerator.is_main_process:
-            names = [self._client.name_weights(f"{update}#{next(self._numbers)}")]
+            names = [self._client.name_weights(name)]
         self._name = str(broadcast_object_list(names)[0])
-        self._client.names_weights = bool(self._name)
 
     def _send_again(self) -> str:
         """To a server that was started anew in the middle of a rollout.
@@ -116,11 +140,14 @@ class VLLM:
         Raises:
             ServerError: it is away again.
         """
-        with door.failures():
-            door.rejoin(self._host.vllm_generation)
-            self._host.vllm_generation.sync_weights()
+        try:
+            with door.failures():
+                door.rejoin(self._host.vllm_generation)
+                self._host.vllm_generation.sync_weights()
             update = self._name.partition("#")[0]
             self._name = self._client.name_weights(f"{update}#{next(self._numbers)}")
+        except RuntimeError as error:  # of the transport
+            raise ServerError(str(error), unreachable=True) from error
         return self._name
 
     # --------------------------------------------------------------------------- turns
@@ -148,7 +175,7 @@ class VLLM:
     @contextmanager
     def _served(self, capacity: int | None) -> Iterator[Backend]:
         host, client = self._host, self._client
-        client.prepare(host.vllm_generation)
+        client.names_weights = bool(self._name)
         main = host.accelerator.is_main_process
         # The weights of an earlier update are not there any more, sharded ones not without the others.
         can_send = not self._staleness and not runtime.shards_weights(host.accelerator)
@@ -181,8 +208,10 @@ class VLLM:
             yield
         finally:
             ended.set()
-        after = _figures(client)
+        after = _figures(client)  # which begin anew with the server
         cached, asked = (after.get(name, 0) - before.get(name, 0) for name in (HITS, QUERIES))
+        if min(cached, asked) < 0:
+            cached = asked = 0
         self._count(cached, asked, queues)
 
     def _count(self, cached: float, asked: float, queues: Sequence[float]) -> None:

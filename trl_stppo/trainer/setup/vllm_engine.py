@@ -15,8 +15,13 @@ from ..sharding import runtime
 # What vLLM does not read in an adapter, and the ranks that it makes room for.
 SPECIAL = (
     *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"),
-    *("trainable_token_indices", "target_parameters", "lora_bias"),
+    *("trainable_token_indices", "target_parameters", "lora_bias", "kasa_config", "use_bdlora"),
 )
+# Of `model_init_kwargs`, what leaves the weights those that the name stands for.
+SAME_WEIGHTS = {
+    *("dtype", "torch_dtype", "attn_implementation", "device_map", "quantization_config"),
+    *("trust_remote_code", "low_cpu_mem_usage", "use_cache"),
+}
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -36,7 +41,9 @@ def colocated_engine(trainer: Any, args: PPOConfig, *, loaded_by_name: bool) -> 
     def options() -> dict[str, Any]:
         told = args.vllm_engine_kwargs or {}
         assert isinstance(told, dict)
-        alone = loaded_by_name and trainer.rollout_func is None and speaks_to_vllm(trainer)
+        plain = not {*(args.model_init_kwargs or {})} - SAME_WEIGHTS
+        alone = loaded_by_name and plain and trainer.rollout_func is None
+        alone = alone and speaks_to_vllm(trainer)
         rank = adapter_rank(trainer) if alone else None
         lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
         return {"dtype": _dtype(args, trainer.model), **lora, **told}

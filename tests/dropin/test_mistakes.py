@@ -148,6 +148,14 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         },
         *("vllm_engine_kwargs", "512", "`vllm_max_model_length`"),
     ),
+    "engine-with-adapters-by-force": (
+        {
+            "vllm_engine_kwargs": {"enable_lora": True},
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+        },
+        *("vllm_engine_kwargs", "True", "allowed is False"),
+    ),
     "engine-argument-of-a-server": (
         {"vllm_engine_kwargs": {"dtype": "float32"}, "use_vllm": True, "vllm_mode": "server"},
         *("vllm_engine_kwargs", "float32", "`vllm serve --dtype`"),

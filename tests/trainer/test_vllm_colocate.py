@@ -192,6 +192,7 @@ def test_an_adapter_goes_to_the_engine_alone_and_each_version_has_a_name(tmp_pat
 
 MERGED = {
     "a model of one's own": ({}, {}),
+    "another revision": ({"model_init_kwargs": {"revision": "main"}}, {}),
     "no room": ({"vllm_engine_kwargs": {"enable_lora": False}}, {}),
     "sleeps": ({"vllm_enable_sleep_mode": True}, {}),
     "dora": ({}, {"use_dora": True}),
@@ -219,6 +220,21 @@ def test_where_vllm_cannot_have_the_adapter_weights_are_merged(tmp_path, engine,
         trainer.train()
         assert llm.pushed
         assert not any("lora" in name for name in llm.pushed)
+
+
+def test_an_engine_that_fails_with_adapters_says_how_to_do_without(tmp_path, engine, saved):
+    class Refusing(FakeLLM):
+        def __init__(self, **options):
+            if options.get("enable_lora"):
+                raise ValueError("does not support LoRA yet")
+            super().__init__(**options)
+
+    arguments = {"model": saved, "peft_config": LoraConfig(**LORA)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm_generation, "LLM", Refusing)
+        with pytest.raises(ValueError, match="LoRA") as caught:
+            trained(tmp_path, arguments=arguments)
+    assert "{'enable_lora': False} merges it" in str(caught.value.__notes__)
 
 
 def test_an_engine_that_sleeps_is_woken_for_a_rollout_and_gets_its_weights_again(tmp_path, engine):
@@ -256,7 +272,7 @@ def test_seeds_name_the_turn_where_the_device_takes_them():
         first, again, other = (
             options(TurnRequest(0, [1], 9, seed))["params"] for seed in ((1, 2), (1, 2), (1, 3))
         )
-        vllm.generation_kwargs["seed"] = 5
+        vllm.generation_kwargs |= {"seed": 5, "min_tokens": 12, "max_tokens": 99, "logprobs": 4}
         own = _trl_vllm.turn_options(vllm, seeded=True, adapter=None)
         told = own(TurnRequest(0, [1], 9, (1, 2)))["params"]
     assert first == again
@@ -264,3 +280,5 @@ def test_seeds_name_the_turn_where_the_device_takes_them():
     assert 0 <= first["seed"] < 2**63
     assert (first["max_tokens"], first["min_p"], first["frequency_penalty"]) == (9, 0.0, 0.5)
     assert told["seed"] == 5
+    limits = (told["min_tokens"], told["max_tokens"], told["logprobs"])
+    assert limits == (9, 9, 0), "a turn's own go before"

@@ -453,3 +453,32 @@ def test_a_rollout_func_finds_the_weights_of_every_step(tmp_path):
         trainer.train()
     assert client.syncs == len(gaps) == 2
     assert max(gaps) == 0
+
+
+def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
+    """The best ones at the end, which an evaluation plays with."""
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = build(
+        tmp_path,
+        arguments={**TEXT, "environment_factory": ThreeTurns, "eval_dataset": prompts(4)},
+        **setting(max_steps=3, learning_rate=0.05, load_best_model_at_end=True, **every),
+        metric_for_best_model="episode/score",
+        greater_is_better=False,
+    )
+    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
+        attach(trainer, server)
+        trainer.train()
+        own = dict(trainer.model.named_parameters())
+
+        def gap():
+            pairs = server.sample.model.named_parameters()
+            return max((own[name] - p).abs().max().item() for name, p in pairs)
+
+        assert gap() > 0, "the last are not the best"
+        trainer.evaluate()
+        assert gap() == 0
+
+
+def test_prefixes_of_running_turns_are_forgotten_at_each_push(tmp_path):
+    _, server, client = served(tmp_path)
+    assert server.resets == client.syncs == 2

@@ -22,7 +22,7 @@ from .environments import EnvironmentPool
 from .episode import Durations, Episode, Limits
 from .loop import EpisodeLoop
 from .parts import Parts
-from .record import FAILURES
+from .record import FAILURES, culprit
 from .workers import EnvironmentCalls
 
 logger = logging.getLogger(__name__)
@@ -157,15 +157,17 @@ class RolloutEngine:
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             logger.warning(
-                "%d of %d episodes ended in a failure of their environment: %s",
+                "%d of %d episodes ended in a failure of their %s: %s",
                 len(errors),
                 len(episodes),
+                culprit(e.stop_reason for e in episodes),
                 common,
             )
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0  # who goes on counts anew
+            who = culprit(e.stop_reason for e in episodes)
             raise EnvironmentFailureError(
-                f"The last {count} episodes all ended in a failure of their "
-                f"environment, so nothing can be learned. The newest: {errors[-1].rstrip('.')}. Try the "
-                f"environment with `trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
+                f"The last {count} episodes all ended in a failure of their {who}, so nothing can be "
+                f"learned. The newest: {errors[-1].rstrip('.')}. Try an environment with "
+                f"`trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -34,6 +34,14 @@ USED_UP = (
     *(StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.TOKEN_BUDGET),
     StopReason.MALFORMED_LIMIT,
 )
+
+
+def culprit(reasons: Iterable[StopReason | None]) -> str:
+    """What has failed where episodes have ended in a failure."""
+    failures = {reason for reason in reasons if reason in FAILURES}
+    if StopReason.SAMPLER_ERROR not in failures:
+        return "environment"
+    return "sampler" if len(failures) == 1 else "environment or sampler"
 
 
 def judged(

@@ -64,7 +64,7 @@ class FailureWatch:
         said = "; ".join(f"{text.rstrip('.')} ({n}x)" for text, n in common.most_common(3))
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of the last {FAILURE_BATCHES} rollout batches "
-            f"({rate:.0%}) ended in a failure of their environment, more than "
+            f"({rate:.0%}) ended in a failure of their environment or sampler, more than "
             f"`max_env_error_rate={self._limit}` allows: {said}."
         )
 

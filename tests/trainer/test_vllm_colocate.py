@@ -175,7 +175,9 @@ def test_the_dtype_is_that_of_the_forward_passes_unless_told(tmp_path, engine, o
 
 def test_an_adapter_goes_to_the_engine_alone_and_each_version_has_a_name(tmp_path, engine, saved):
     arguments = {"model": saved, "peft_config": LoraConfig(**LORA)}
-    trainer = trained(tmp_path, STPPOTrainer, arguments, learning_rate=0.1, kl_coef=0.0)
+    usual = {"revision": "main", "trust_remote_code": False, "dtype": None}  # of the command line
+    options = {"learning_rate": 0.1, "kl_coef": 0.0, "model_init_kwargs": usual}
+    trainer = trained(tmp_path, STPPOTrainer, arguments, **options)
     (llm,) = engine
     assert (llm.options["enable_lora"], llm.options["max_lora_rank"]) == (True, 8)
     assert llm.pushed == []
@@ -192,7 +194,7 @@ def test_an_adapter_goes_to_the_engine_alone_and_each_version_has_a_name(tmp_pat
 
 MERGED = {
     "a model of one's own": ({}, {}),
-    "another revision": ({"model_init_kwargs": {"revision": "main"}}, {}),
+    "another revision": ({"model_init_kwargs": {"revision": "v2"}}, {}),
     "no room": ({"vllm_engine_kwargs": {"enable_lora": False}}, {}),
     "sleeps": ({"vllm_enable_sleep_mode": True}, {}),
     "dora": ({}, {"use_dora": True}),

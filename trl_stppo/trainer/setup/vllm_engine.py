@@ -22,6 +22,7 @@ SAME_WEIGHTS = {
     *("dtype", "torch_dtype", "attn_implementation", "device_map", "quantization_config"),
     *("trust_remote_code", "low_cpu_mem_usage", "use_cache"),
 }
+USUAL = (None, "main")  # the latter of `revision`, which TRL's ModelConfig always sets
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -41,7 +42,8 @@ def colocated_engine(trainer: Any, args: PPOConfig, *, loaded_by_name: bool) -> 
     def options() -> dict[str, Any]:
         told = args.vllm_engine_kwargs or {}
         assert isinstance(told, dict)
-        plain = not {*(args.model_init_kwargs or {})} - SAME_WEIGHTS
+        kwargs = (args.model_init_kwargs or {}).items()
+        plain = all(name in SAME_WEIGHTS or value in USUAL for name, value in kwargs)
         alone = loaded_by_name and plain and trainer.rollout_func is None
         alone = alone and speaks_to_vllm(trainer)
         rank = adapter_rank(trainer) if alone else None

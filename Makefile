@@ -12,7 +12,7 @@ PYTEST = $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSE
 # What changes with pages, shipped files, names and packaging only.
 DOCS_TESTS := tests/docs tests/dropin tests/install
 
-.PHONY: install demo docs test test-docs test-slow test-vllm test-matrix mutants lint format check clean
+.PHONY: install demo gpu-check docs test test-docs test-slow test-vllm test-matrix mutants lint format check clean
 
 # $(1): an extra of setup.cfg
 define pip_install
@@ -33,6 +33,10 @@ $(VENV)/.installed-demo: setup.cfg pyproject.toml constraints.txt
 
 demo: $(VENV)/.installed-demo
 	$(OFFLINE) OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python scripts/train_stppo.py --config scripts/configs/demo.yaml $(DEMO_FLAGS)
+
+# Installs nothing: $(PYTHON) is one that has torch for the card, and what setup.cfg asks for.
+gpu-check:
+	$(PYTHON) -m trl_stppo doctor
 
 test: install
 	$(PYTEST) $(DOCS_TESTS:%=--ignore=%)

@@ -65,7 +65,7 @@ RULES = {
             "wording",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
-        {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers"},
+        {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
     ),
     "__main__": ({"cli"}, set(), set()),
     "trace": ({"trace", "errors"}, set(), set()),

@@ -90,6 +90,7 @@ sys.exit(code)
             "`--modles`: not known here. Did you mean `--module`, `--models`",
         ),
         ("estimate --modle a", "", "`--modle`: not known here. Did you mean `--module`, `--model`"),
+        ("doctor --onyl full", "", "`--onyl`: not known here. Did you mean `--only`"),
         ("train --num_process 2", "", "Did you mean `--num_processes`"),
         ("train --max_turns x", "", "`--max_turns`: invalid int value: 'x'."),
         ("train --optim adamw_troch", "", "Did you mean `adamw_torch`"),

@@ -26,6 +26,7 @@ MODULES = {
     "train": "cli.train",
     "evaluate": "cli.evaluate",
     "estimate": "cli.estimate",
+    "doctor": "cli.doctor",
     "show": "cli.show",
     "env check": "cli.env_check",
     "env play": "cli.play",
@@ -33,7 +34,7 @@ MODULES = {
     "plot": "watch.plot_command",
 }
 # Those whose module has `add_arguments(parser)` and `run(options)` instead.
-PARSED = ("env check", "trace", "plot")
+PARSED = ("doctor", "env check", "trace", "plot")
 # Those that accelerate may start.
 LAUNCHED = ("train", "evaluate")
 DEBUG = "TRL_STPPO_DEBUG"

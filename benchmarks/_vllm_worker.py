@@ -129,7 +129,8 @@ def _engine(folder: str) -> Any:
     from vllm import SamplingParams
 
     def options(request: TurnRequest) -> dict[str, Any]:
-        own = SamplingParams(max_tokens=request.max_new_tokens, logprobs=0, ignore_eos=True)
+        limit = request.max_new_tokens  # and no text, as in training
+        own = SamplingParams(max_tokens=limit, logprobs=0, ignore_eos=True, detokenize=False)
         return {"params": own, "lora_request": None}
 
     return EngineBackend(_llm(folder).llm_engine, options)

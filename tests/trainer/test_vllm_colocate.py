@@ -277,8 +277,12 @@ def test_seeds_name_the_turn_where_the_device_takes_them():
         vllm.generation_kwargs |= {"seed": 5, "min_tokens": 12, "max_tokens": 99, "logprobs": 4}
         own = _trl_vllm.turn_options(vllm, seeded=True, adapter=None)
         told = own(TurnRequest(0, [1], 9, (1, 2)))["params"]
+        vllm.generation_kwargs["stop"] = ["."]
+        stopping = own(TurnRequest(0, [1], 9, (1, 2)))["params"]
     assert first == again
     assert first["seed"] != other["seed"]
+    assert first["detokenize"] is False
+    assert stopping["detokenize"] is True, "vLLM looks for it in the text"
     assert 0 <= first["seed"] < 2**63
     assert (first["max_tokens"], first["min_p"], first["frequency_penalty"]) == (9, 0.0, 0.5)
     assert told["seed"] == 5

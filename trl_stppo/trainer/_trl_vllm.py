@@ -83,6 +83,7 @@ def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequ
 
     def options(request: TurnRequest) -> dict[str, Any]:
         own = {**_sampling(vllm), **_further(vllm, request, seeded)}
+        own.setdefault("detokenize", bool(own.get("stop")))  # nobody else reads text
         if structure is not None:
             own["structured_outputs"] = structure
         return {"params": vllm_generation.SamplingParams(**own), "lora_request": adapter}

@@ -249,7 +249,7 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
     )
     url = broadcast_object_list([server and server.url])[0]
     turns = TurnClient(LocalClient(url), trainer.vllm_generation)
-    trainer._player._sampler.vllm._clients.append(turns)
+    trainer._player._sampler.vllm._client = turns
     return client
 
 

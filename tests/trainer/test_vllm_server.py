@@ -383,7 +383,7 @@ def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
     )
     with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
         attach(trainer, server)
-        (client,) = trainer._player._sampler.vllm._clients
+        client = trainer._player._sampler.vllm._client
         post = client.client._post
 
         def old(url, **options):

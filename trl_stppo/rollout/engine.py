@@ -154,18 +154,18 @@ class RolloutEngine:
             failed = episode.stop_reason in FAILURES
             self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
         errors = [str(e.error) for e in episodes if e.stop_reason in FAILURES]
+        who = culprit(e.stop_reason for e in episodes)
         if errors:
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             logger.warning(
                 "%d of %d episodes ended in a failure of their %s: %s",
                 len(errors),
                 len(episodes),
-                culprit(e.stop_reason for e in episodes),
+                who,
                 common,
             )
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0  # who goes on counts anew
-            who = culprit(e.stop_reason for e in episodes)
             raise EnvironmentFailureError(
                 f"The last {count} episodes all ended in a failure of their {who}, so nothing can be "
                 f"learned. The newest: {errors[-1].rstrip('.')}. Try an environment with "

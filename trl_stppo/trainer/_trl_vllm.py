@@ -6,7 +6,6 @@ vLLM itself is reached through them, so that nothing is imported where it is mis
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 from trl.generation import vllm_client, vllm_generation
 
 from ..generation.protocol import TurnRequest
+from ..generation.sampling import turn_random
 from ..generation.server import ServerError
 
 # The bodies that we have read, held by the contract test: what we call, or do in their place.
@@ -108,8 +108,7 @@ def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
 
 def number(seed: tuple[int, ...]) -> int:
     """A turn's seed as vLLM takes it, below 2**63."""
-    text = ",".join(map(str, seed)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+    return turn_random(seed).getrandbits(63)
 
 
 def waiting(vllm: Any) -> int:
@@ -184,7 +183,6 @@ class TurnClient:
         """
         vllm = self._vllm
         settings = {**_sampling(vllm), "structured_outputs_regex": vllm.structured_outputs_regex}
-        settings["max_tokens"] = request.max_new_tokens
         settings["generation_kwargs"] = _further(vllm, request, self._seeded)
         with failures():
             output = self.client.generate([request.ids], **settings)

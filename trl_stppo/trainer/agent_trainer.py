@@ -38,10 +38,9 @@ from .publishing import publisher
 from .publishing.describe import describe
 from .publishing.publisher import Publisher
 from .recording.recorder import TraceRecorder
-from .setup import continuing, models, plan, players, text_only
+from .setup import continuing, models, plan, players, text_only, vllm_engine
 from .setup.packages import check_packages
 from .setup.rewards import RewardPlan, plan_rewards
-from .setup.vllm_engine import colocated_engine
 from .sharding import runtime
 from .watching import display
 
@@ -111,7 +110,7 @@ class AgentTrainer(GRPOTrainer):
             reference_needed(args, reference.by_upstream, reference.model is not None),
             rewards.extended_weights(args),
             without_upstreams(args),
-            colocated_engine(self, args, loaded_by_name=isinstance(model, str)),
+            vllm_engine.colocated_engine(self, args, loaded_by_name=isinstance(model, str)),
         ):
             super().__init__(
                 model=model,

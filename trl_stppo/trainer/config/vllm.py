@@ -7,15 +7,12 @@ from .._trl import GRPOConfig
 # Arguments of `vllm.LLM` that TRL gives -> the option that says them, if there is one.
 TAKEN = {
     **dict.fromkeys(("model", "seed", "distributed_executor_backend", "logprobs_mode")),
+    "enable_sleep_mode": "vllm_enable_sleep_mode",
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "max_model_len": "vllm_max_model_length",
+    "model_impl": "vllm_model_impl",
+    "tensor_parallel_size": "vllm_tensor_parallel_size",
     "trust_remote_code": "trust_remote_code",
-    **{
-        name: f"vllm_{name}"
-        for name in (
-            *("tensor_parallel_size", "gpu_memory_utilization"),
-            *("enable_sleep_mode", "model_impl"),
-        )
-    },
 }
 
 

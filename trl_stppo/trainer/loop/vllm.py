@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -42,7 +42,6 @@ class VLLM:
     def __init__(self, host: Host, upstream: Upstream) -> None:
         self._host, self._upstream = host, upstream
         self.figures: dict[str, tuple[float, float]] = {}
-        self._clients: list[door.TurnClient] = []
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         self._name = ""  # of the server's weights
         self._told = False  # that turns are asked for again
@@ -90,12 +89,10 @@ class VLLM:
             self._folder.cleanup()
         self._folder = folder
 
-    @property
+    @cached_property
     def _client(self) -> door.TurnClient:
-        if not self._clients:
-            vllm, patience = self._host.vllm_generation, self._host.args.vllm_server_timeout
-            self._clients.append(door.TurnClient(door.new_client(vllm, patience), vllm))
-        return self._clients[0]
+        vllm, patience = self._host.vllm_generation, self._host.args.vllm_server_timeout
+        return door.TurnClient(door.new_client(vllm, patience), vllm)
 
     def _has_lost(self) -> bool:
         """Whether the server was started anew; the main process has met it again then.
@@ -105,13 +102,10 @@ class VLLM:
         """
         lost: list[Any] = [False]
         if self._host.accelerator.is_main_process and self._name:
-            until = time.monotonic() + self._host.args.vllm_server_timeout
             try:
-                while not self._answers(until):
-                    time.sleep(LOOK_SECONDS)
-                if self._client.weights() != self._name:
+                lost = [self._present() != self._name]
+                if lost[0]:
                     door.rejoin(self._host.vllm_generation)
-                    lost = [True]
             except ServerError as error:
                 lost = [ServerError(f"The vLLM server stays away: {error}")]
         (found,) = broadcast_object_list(lost)
@@ -119,14 +113,16 @@ class VLLM:
             raise found
         return bool(found)
 
-    def _answers(self, until: float) -> bool:
-        try:
-            self._client.weights()
-        except ServerError:
-            if time.monotonic() > until:
-                raise
-            return False
-        return True
+    def _present(self) -> str:
+        """What the server's weights are called, once it answers."""
+        until = time.monotonic() + self._host.args.vllm_server_timeout
+        while True:
+            try:
+                return self._client.weights()
+            except ServerError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(LOOK_SECONDS)
 
     def _name_weights(self, name: str) -> None:
         names = [""]

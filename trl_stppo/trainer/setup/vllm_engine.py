@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...models.adapter_checks import NEUTRAL_INITS, is_lora
@@ -26,9 +25,10 @@ USUAL = (None, "main")  # the latter of `revision`, which TRL's ModelConfig alwa
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
-@contextmanager
-def colocated_engine(trainer: Any, args: PPOConfig, *, loaded_by_name: bool) -> Iterator[None]:
-    """Surrounds upstream's constructor, which builds the engine where there is to be one.
+def colocated_engine(
+    trainer: Any, args: PPOConfig, *, loaded_by_name: bool
+) -> AbstractContextManager[None]:
+    """To surround upstream's constructor, which builds the engine where there is to be one.
 
     Args:
         trainer: is being built, and has its model by then.
@@ -36,8 +36,7 @@ def colocated_engine(trainer: Any, args: PPOConfig, *, loaded_by_name: bool) -> 
         loaded_by_name: whether the policy's base weights are those that its name stands for.
     """
     if not args.use_vllm or args.vllm_mode != "colocate":
-        yield
-        return
+        return nullcontext()
 
     def options() -> dict[str, Any]:
         told = args.vllm_engine_kwargs or {}
@@ -50,8 +49,7 @@ def colocated_engine(trainer: Any, args: PPOConfig, *, loaded_by_name: bool) -> 
         lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
         return {"dtype": _dtype(args, trainer.model), **lora, **told}
 
-    with door.engine_options(options):
-        yield
+    return door.engine_options(options)
 
 
 def _dtype(args: PPOConfig, model: Any) -> str:

@@ -100,12 +100,12 @@ def test_a_released_turn_stops_and_its_episode_may_ask_again() -> None:
     turns.step()
     turns.release(7)
     turns.release(7)
-    assert engine.aborted == ["turn-0"]
+    assert engine.aborted == ["7:0"]
     assert not turns.busy
     turns.add(TurnRequest(8, [30], 1, (0,)))
     assert turns.step() == [TurnResult(8, [31], [-31.0])]
     turns.release(8)
-    assert engine.aborted == ["turn-0"], "there was nothing to stop"
+    assert engine.aborted == ["7:0"], "there was nothing to stop"
 
 
 def test_more_episodes_than_allowed_a_second_turn_and_a_refusal() -> None:

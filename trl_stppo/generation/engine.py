@@ -36,14 +36,13 @@ class EngineBackend(QueuedBackend):
         self._engine, self._options, self._waiting = engine, options, waiting
         self._numbers = itertools.count()
         self._names: dict[int, str] = {}  # of the request that an episode has in flight
-        self._keys: dict[str, int] = {}
         self.prompt_tokens = self.cached_tokens = 0
         self.queues: list[int] = []
 
     def add(self, request: TurnRequest) -> None:
         """Hand a turn to the engine, which starts it with its next step."""
         super().add(request)
-        name = f"turn-{next(self._numbers)}"
+        name = f"{request.key}:{next(self._numbers)}"
         try:
             self._engine.add_request(
                 name, {"prompt_token_ids": request.ids}, **self._options(request)
@@ -51,7 +50,7 @@ class EngineBackend(QueuedBackend):
         except BaseException:
             super().release(request.key)
             raise
-        self._names[request.key], self._keys[name] = name, request.key
+        self._names[request.key] = name
 
     def step(self) -> list[TurnResult]:
         """Sample a token of each turn that the engine has begun, and return the turns that ended."""
@@ -62,7 +61,7 @@ class EngineBackend(QueuedBackend):
         return [self._result(output) for output in outputs if output.finished]
 
     def _result(self, output: Any) -> TurnResult:
-        key = self._keys.pop(output.request_id)
+        key = int(output.request_id.partition(":")[0])
         del self._names[key]
         turn = output.outputs[0]
         ids = list(turn.token_ids)
@@ -76,5 +75,4 @@ class EngineBackend(QueuedBackend):
         super().release(key)
         name = self._names.pop(key, None)
         if name is not None:
-            del self._keys[name]
             self._engine.abort_request([name])

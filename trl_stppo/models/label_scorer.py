@@ -57,7 +57,7 @@ class LabelTokenScorer:
         self.tokenizer: Any = tokenizer
         self._template, self._labels, self._batch_size = template, labels, batch_size
         self._max_history = max_history
-        self.__name__ = str(model.config._name_or_path).rstrip("/").split("/")[-1] or "judge"
+        self.__name__ = str(model.name_or_path).rstrip("/").split("/")[-1] or "judge"
         first = [self._ids(label)[:1] for label in labels]
         if first[0] == first[1] or [] in first:
             raise ValueError(

@@ -282,7 +282,7 @@ def test_a_causal_model_that_is_named_is_asked(tmp_path, scripted):
     assert expected.max() - expected.min() > 0.01
     torch.testing.assert_close(torch.tensor(paid(trainer)), expected, atol=1e-4, rtol=0)
     assert logs(trainer)["rewards/judge/turn_mean"] == pytest.approx(
-        expected.mean() - 0.25, abs=1e-5
+        expected.mean().item() - 0.25, abs=1e-5
     )
 
 

@@ -139,14 +139,14 @@ def titles_of(evaluation: Evaluation) -> dict[str, str]:
     return {name: getattr(function, "title", name) for name, function in named}
 
 
-def load_agent(folder: Path, name: str, config: Any, model_args: ModelConfig) -> Agent:
+def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "") -> Agent:
     """The agent, to be played as a trainer with these flags would.
 
     Args:
         folder: with the policy.
-        name: that has led there, where its critic may be, too.
         config: of the trainer.
         model_args: flags of models.
+        name: that has led to the folder, and may lead to a critic, too; default the folder's.
     """
     # `model_revision` is the agent's; a base model has the one that its adapter names.
     options = model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
@@ -174,7 +174,7 @@ def load_agent(folder: Path, name: str, config: Any, model_args: ModelConfig) ->
         half = torch.bfloat16 if config.bf16 else torch.float16
         model.forward = torch.autocast(config.device.type, half)(model.forward)
     settings = agent.settings.changed(eos_token_ids=ends)
-    published = (name, model_args.model_revision, None)
+    published = (name or str(folder), model_args.model_revision, None)
     more = {"generation_kwargs": config.generation_kwargs, "published": published}
     return Agent(model, tokenizer, settings, **more)
 
@@ -203,7 +203,7 @@ def evaluate(
     sets: dict[str, Dataset],
 ) -> dict[str, Figures]:
     """Figures of one agent by data set."""
-    agent = load_agent(folder, name, config, model_args)
+    agent = load_agent(folder, config, model_args, name)
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]

@@ -15,7 +15,9 @@ from .hub.settings import DEFAULT_LENGTH, AgentSettings
 
 if TYPE_CHECKING:
     from .generation.sampling import SamplingSettings
+    from .rollout.turns import Selection
     from .trainer.play import Player
+    from .trainer.verifiers import Verifier
 
 EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, row, repetition)
 
@@ -67,6 +69,7 @@ class Agent:
         tokenizer: its tokenizer.
         settings: limits, sampling and the like; default those of `AgentSettings`.
         generation_kwargs: of `generate`, besides the settings' sampling.
+        published: name, revision and token of where it was loaded from; its critic may be there, too.
     """
 
     def __init__(
@@ -76,10 +79,12 @@ class Agent:
         settings: AgentSettings | None = None,
         *,
         generation_kwargs: dict[str, Any] | None = None,
+        published: tuple[str, str | None, str | bool | None] | None = None,
     ) -> None:
         from .trainer.play import Speaker
 
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self._published = model, tokenizer, published
+        self._critic: Any = None
         self.settings = settings or AgentSettings()
         ends = self.settings.eos_token_ids
         self._speaker = Speaker(model, tokenizer, ends, generation_kwargs)
@@ -137,7 +142,9 @@ class Agent:
         )
         # Else 4-bit weights on the CPU are rounded otherwise than in training.
         keep_trainable(model)
-        return cls(model, load_tokenizer(folder, trust_remote_code=trust), known)
+        tokenizer = load_tokenizer(folder, trust_remote_code=trust)
+        published = (str(name_or_folder), revision, token)
+        return cls(model, tokenizer, known, published=published)
 
     # --------------------------------------------------------------------- episodes
 
@@ -148,7 +155,9 @@ class Agent:
         *,
         tools: list[Any] | None = None,
         seed: int = 0,
-        greedy: bool = True,
+        greedy: bool | None = None,
+        candidates: int = 1,
+        verifier: Verifier | None = None,
     ) -> AgentEpisode:
         """Play one episode.
 
@@ -158,9 +167,12 @@ class Agent:
             row: columns that `reset` gets, `prompt` among them unless the environment has the task.
             tools: that belong to no environment.
             seed: of the random numbers.
-            greedy: take the likeliest token; otherwise draw as the run's evaluation did.
+            greedy: as in `run_many`, as the next two.
+            candidates: likewise.
+            verifier: likewise.
         """
-        return self.run_many(env, [row or {}], tools=tools, seed=seed, greedy=greedy)[0]
+        options: dict[str, Any] = {"greedy": greedy, "candidates": candidates, "verifier": verifier}
+        return self.run_many(env, [row or {}], tools=tools, seed=seed, **options)[0]
 
     def run_many(
         self,
@@ -169,8 +181,10 @@ class Agent:
         *,
         tools: list[Any] | None = None,
         seed: int = 0,
-        greedy: bool = True,
+        greedy: bool | None = None,
         parallel: int | None = 32,
+        candidates: int = 1,
+        verifier: Verifier | None = None,
     ) -> list[AgentEpisode]:
         """Play one episode per row, several at once.
 
@@ -181,25 +195,36 @@ class Agent:
             rows: a dataset, or a list of dicts.
             tools: that belong to no environment.
             seed: of the random numbers.
-            greedy: take the likeliest token; otherwise draw as the run's evaluation did.
+            greedy: take the likeliest token; otherwise draw as the run's evaluation did. Default True
+                for one candidate.
             parallel: episodes at once; None for all of them.
+            candidates: turns that are drawn in each state; the best of them is played.
+            verifier: who says which that is: a function in the form of `turn_reward_funcs`, "critic"
+                for the one that was saved with the agent, or the name of a causal language model, which
+                becomes a `LabelTokenScorer`.
 
         Returns:
             The episodes, in the order of the rows.
+
+        Raises:
+            FileNotFoundError: no critic was saved with the agent.
+            ValueError: candidates without a verifier, or the other way round, or all the same.
         """
         if factory is None and not tools:
             raise ValueError(
                 "`factory` and `tools` are both missing, so there is nothing to play. Pass one."
             )
         every, episodes = [dict(row) for row in rows], []
-        with self.player(factory, tools=tools) as (player, shared):
+        sampling = self.sampling(candidates == 1 if greedy is None else greedy)
+        chosen = self.selection(candidates, verifier, sampling)
+        with self.player(factory, tools=tools, selection=chosen) as (player, shared):
             # Each episode of a batch has an instance of its own, and a single instance one at a time.
             size = 1 if shared else parallel or max(1, len(every))
             for start in range(0, len(every), size):
                 part = every[start : start + size]
                 names = [(start + i, 0) for i in range(len(part))]
                 seeds = (seed, EVALUATION)
-                episodes += player.play(part, self.sampling(greedy), seeds, names=names)
+                episodes += player.play(part, sampling, seeds, names=names)
         return [self._episode(episode) for episode in episodes]
 
     @contextmanager
@@ -232,6 +257,24 @@ class Agent:
             yield player, shared
         finally:
             player.close(environments=not shared)
+
+    def selection(
+        self, candidates: int, verifier: Verifier | None, sampling: SamplingSettings
+    ) -> Selection | None:
+        """What plays the best of several turns, None where there is but one; see `run_many`."""
+        from .trainer.verifiers import published_critic, selection
+
+        if verifier == "critic" and candidates > 1:
+            if self._published is None:
+                raise FileNotFoundError(
+                    "`verifier='critic'`: the agent was not loaded by `Agent.from_pretrained`, so nobody "
+                    "knows where its critic is. Load it so, or name another verifier."
+                )
+            name, revision, token = self._published
+            if self._critic is None:  # which may put an adapter onto the policy, once
+                self._critic = published_critic(name, self.model, revision, token)
+            verifier = self._critic
+        return selection(candidates, verifier, sampling)
 
     def sampling(self, greedy: bool) -> SamplingSettings:
         """How tokens are drawn: the likeliest, or as the run's evaluation did."""

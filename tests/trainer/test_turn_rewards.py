@@ -12,10 +12,11 @@ from transformers import Qwen2ForSequenceClassification
 from trl import GRPOTrainer
 
 from tests.builders import LIMITS, Kept, build, logs, prompts, share_of_a
-from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_value_model
+from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.tiers import quick
 from tests.trainer.test_rollouts_in_training import two_turns
 from tests.trainer.test_tool_environments import SCRIPTS, PayingEnv, call, tool_trainer
+from trl_stppo.models.label_scorer import LabelTokenScorer
 from trl_stppo.rollout.record import StopReason
 from trl_stppo.trainer.loop import sampler
 
@@ -262,6 +263,27 @@ def test_a_reward_model_may_be_named(tmp_path, scripted):
     TOKENIZER.save_pretrained(tmp_path / "judge")
     trainer = trained(tmp_path, [str(tmp_path / "judge"), Watch()])
     assert "rewards/judge/turn_mean" in logs(trainer)
+
+
+def test_a_causal_model_that_is_named_is_asked(tmp_path, scripted):
+    judge = tiny_policy(TOKENIZER, seed=3)
+    judge.lm_head.weight.data *= 50  # so that scores differ
+    judge.save_pretrained(tmp_path / "judge")
+    TOKENIZER.save_pretrained(tmp_path / "judge")
+    trainer = trained(tmp_path, str(tmp_path / "judge"), data=prompts(4), shuffle_dataset=False)
+    contexts = [user(f"say {i} a") for i in range(4)]
+    table = [
+        LabelTokenScorer(judge, TOKENIZER)(
+            [[first], [first, said("aa0."), user("more")]], [[said("aa0.")], [said("aa1.")]]
+        )
+        for first in contexts
+    ]
+    expected = torch.tensor(table) + 0.25
+    assert expected.max() - expected.min() > 0.01
+    torch.testing.assert_close(torch.tensor(paid(trainer)), expected, atol=1e-4, rtol=0)
+    assert logs(trainer)["rewards/judge/turn_mean"] == pytest.approx(
+        expected.mean().item() - 0.25, abs=1e-5
+    )
 
 
 def test_turn_rewards_may_be_all_there_is(tmp_path, monkeypatch):

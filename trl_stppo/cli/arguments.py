@@ -107,6 +107,12 @@ class EvaluateArguments(AgentArguments):
         "Reward functions to report, which do not count in the score; none for none; default the "
         "environment's.",
     )
+    candidates: int = option(1, "Turns drawn in each state, of which the best is played.")
+    verifier: str | None = option(
+        None,
+        "Who says which one: 'critic' for the one beside the agent, a function as module:name, or a causal "
+        "language model by name, which is asked whether the turn helps.",
+    )
 
 
 @dataclass

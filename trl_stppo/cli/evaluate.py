@@ -139,13 +139,14 @@ def titles_of(evaluation: Evaluation) -> dict[str, str]:
     return {name: getattr(function, "title", name) for name, function in named}
 
 
-def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
+def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "") -> Agent:
     """The agent, to be played as a trainer with these flags would.
 
     Args:
         folder: with the policy.
         config: of the trainer.
         model_args: flags of models.
+        name: that has led to the folder, and may lead to a critic, too; default the folder's.
     """
     # `model_revision` is the agent's; a base model has the one that its adapter names.
     options = model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
@@ -173,7 +174,9 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig) -> Agent:
         half = torch.bfloat16 if config.bf16 else torch.float16
         model.forward = torch.autocast(config.device.type, half)(model.forward)
     settings = agent.settings.changed(eos_token_ids=ends)
-    return Agent(model, tokenizer, settings, generation_kwargs=config.generation_kwargs)
+    published = (name or str(folder), model_args.model_revision, None)
+    more = {"generation_kwargs": config.generation_kwargs, "published": published}
+    return Agent(model, tokenizer, settings, **more)
 
 
 def sampling_of(config: Any) -> dict[str, Any]:
@@ -185,15 +188,23 @@ def sampling_of(config: Any) -> dict[str, Any]:
     return {name: given[name] for name in SAMPLING}
 
 
+def verifier_of(args: EvaluateArguments) -> Any:
+    """What the flag names: a function where it is written as one, otherwise 'critic' or a model."""
+    path = args.verifier
+    return load_reward(path, "verifier") if path is not None and ":" in path else path
+
+
 def evaluate(
     folder: Path,
+    name: str,
     args: EvaluateArguments,
     config: Any,
     model_args: ModelConfig,
     sets: dict[str, Dataset],
 ) -> dict[str, Figures]:
     """Figures of one agent by data set."""
-    agent, counter = load_agent(folder, config, model_args), TokenCounter(str(folder))
+    agent = load_agent(folder, config, model_args, name)
+    counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
     counting = [load_reward(path, "reward_funcs") for path in args.reward_funcs or []]
     reported = [load_reward(path, "figures") for path in reported_functions(args)]
@@ -203,12 +214,14 @@ def evaluate(
         raise UsageError(f"Nothing would be scored: {UNPAID}")
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
     on_env_error, price = failure_price(config.on_env_error)
+    sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
     options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
+    options["selection"] = agent.selection(args.candidates, verifier_of(args), sampling)
     parts = {}
     with agent.player(factory, env_workers=config.env_workers, **options) as (player, _):
         evaluation = Evaluation(
             player,
-            agent.sampling(config.eval_settings.get("temperature") == 0.0),
+            sampling,
             (config.seed, EVALUATION),
             functions,
             [*weights, *[0.0] * len(reported)],
@@ -250,7 +263,7 @@ def compare(words: Sequence[str]) -> Results:
     is_main, written = config.process_index == 0, []
     try:
         for label, folder in folders.items():
-            results[label] = evaluate(folder, args, config, model_args, sets)
+            results[label] = evaluate(folder, agents[label], args, config, model_args, sets)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HEAD_FILE = "value_head.safetensors"
+ADAPTERS = "value_model"  # folder of a critic's own adapters, in the critic's
 
 
 def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
@@ -238,7 +239,7 @@ class SeparateCritic(Critic):
 
     def _folder(self, folder: Path) -> Path:
         # transformers loads every adapter one level below a checkpoint into the policy.
-        return folder / "value_model" if hasattr(self.model, "peft_config") else folder
+        return folder / ADAPTERS if hasattr(self.model, "peft_config") else folder
 
     def load(self, folder: Path) -> None:
         """See `Critic.load`."""

@@ -90,7 +90,7 @@ class Driver(Protocol):
         ...
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
-        """The turn that was just sampled, as a message."""
+        """A turn that the episode may take, as a message."""
         ...
 
     def turn(self, episode: Episode, message: Message) -> Call | None:

@@ -23,6 +23,7 @@ from .episode import Durations, Episode, Limits
 from .loop import EpisodeLoop
 from .parts import Parts
 from .record import FAILURES, culprit
+from .turns import Selection
 from .workers import EnvironmentCalls
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class RolloutEngine:
             turn `-env_error_penalty`, `"mask"` teaches nothing, `"drop"` is left out of the batch's
             figures too.
         env_error_penalty: reward units.
+        selection: plays the best of several turns; None plays the one that is sampled.
     """
 
     def __init__(
@@ -59,10 +61,11 @@ class RolloutEngine:
         tool_suffix: Callable[[list[Message]], list[int]] | None = None,
         on_env_error: str = "mask",
         env_error_penalty: float = 1.0,
+        selection: Selection | None = None,
     ) -> None:
         self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
         self._parts = Parts(
-            drivers, pool, calls, limits, tool_suffix, on_env_error, env_error_penalty
+            drivers, pool, calls, limits, tool_suffix, on_env_error, env_error_penalty, selection
         )
         self.failures_in_a_row = 0
 

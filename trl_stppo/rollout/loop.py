@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..generation.candidates import CandidatesBackend
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..redaction import redacted
 from .calls import CallResult
@@ -17,6 +18,7 @@ from .environments import close_environment
 from .episode import Episode
 from .parts import Parts
 from .record import FINAL, StopReason
+from .turns import Turn, candidate
 
 # An observation longer than this per token of room is cut before it is tokenised, in characters.
 MAX_CHARS_PER_TOKEN = 256
@@ -40,7 +42,9 @@ class EpisodeLoop:
     ) -> None:
         self._parts, self._limits = parts, parts.limits
         self._indices = indices
-        self._renderer, self._backend = renderer, backend
+        self._renderer, self._backend, chosen = renderer, backend, parts.selection
+        if chosen is not None:
+            self._backend = CandidatesBackend(backend, chosen.candidates, self._best)
         self._seeds = seeds
         self._waiting = deque(episodes)
         self._running: dict[int, Episode] = {}
@@ -220,6 +224,19 @@ class EpisodeLoop:
             )
         )
 
+    def _best(self, asked: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
+        """Which candidate of each episode is played."""
+        assert self._parts.selection is not None
+        turns, tokenizer = list[Turn](), self._renderer.tokenizer
+        for request, results in asked:
+            episode = self._running[request.key]
+            for result in results:
+                message = self._driver(episode).message(episode, result.ids)
+                turns.append(candidate(tokenizer, episode, message, result.ids))
+        scores = iter(self._parts.selection.scores(turns))
+        each = [[next(scores) for _ in results] for _, results in asked]
+        return [of_one.index(max(of_one)) for of_one in each]
+
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
         if result.error is not None:  # no fault of its environment, which can be used again
             episode.error, episode.trains, episode.lost = result.error, False, True
@@ -230,9 +247,9 @@ class EpisodeLoop:
                 f"The backend sampled {len(result.ids)} tokens for a turn of 1 to "
                 f"{episode.turn_limit(self._limits)}."
             )
-        episode.append_turn(result.ids, result.logprobs)
         driver = self._driver(episode)
         message = driver.message(episode, result.ids)
+        episode.append_turn(result.ids, result.logprobs)
         episode.messages.append(message)
         call = driver.turn(episode, message)
         rounds = self._limits.max_tool_rounds

@@ -9,6 +9,7 @@ from .chat import Message
 from .driver import Driver
 from .environments import EnvironmentPool
 from .episode import Limits
+from .turns import Selection
 from .workers import EnvironmentCalls
 
 
@@ -23,3 +24,4 @@ class Parts:
     tool_suffix: Callable[[list[Message]], list[int]] | None
     on_env_error: str
     env_error_penalty: float
+    selection: Selection | None

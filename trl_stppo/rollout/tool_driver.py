@@ -107,8 +107,7 @@ class ToolDriver:
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
         """The turn as TRL parses it."""
-        before = episode.prompt_ids + episode.ids[: len(episode.ids) - len(ids)]
-        return self._format.parse(ids, before, self.tools)
+        return self._format.parse(ids, episode.prompt_ids + episode.ids, self.tools)
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
         """Carry out the turn's tool calls."""

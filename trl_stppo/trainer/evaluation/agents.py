@@ -17,8 +17,8 @@ from ...errors import EnvironmentFailureError, NonFiniteError
 from ...generation.sampling import SamplingSettings
 from ...rollout.episode import Episode
 from ...rollout.reward_funcs import Asked, guarded, name_of
+from ...rollout.turns import RESERVED
 from ..loop.player import raise_first
-from ..loop.turn_rewards import RESERVED
 from ..play import Player
 from ..setup import plan
 from .metrics import EvaluationRun, PlayedEpisode

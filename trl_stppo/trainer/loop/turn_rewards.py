@@ -4,43 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...hub.loading import load_tokenizer
+from ...models.label_scorer import LabelTokenScorer
 from ...rollout.record import check_reward
-from ...rollout.reward_funcs import check_columns, listed, name_of
+from ...rollout.reward_funcs import name_of
+from ...rollout.turns import Turn, scores_of
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
 from ..host import Host
 from ..setup.rewards import check_scores
 from .rollout import Rollout
-
-# Columns that reward functions get under another name, or not at all.
-RESERVED = ("prompt", "completion", "completion_ids")
-
-
-@dataclass
-class Turn:
-    """One turn and everything before it.
-
-    Attributes:
-        episode: number of its episode in the rollout.
-        number: of the turn, from 0.
-        prompt: messages or text before the turn.
-        completion: the turn, as a list of one message or as text.
-        ids: its tokens.
-        columns: of the dataset row.
-    """
-
-    episode: int
-    number: int
-    prompt: Any
-    completion: Any
-    ids: list[int]
-    columns: dict[str, Any]
 
 
 def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
@@ -66,7 +44,8 @@ def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
                 before = tokenizer.decode(ids[:start], skip_special_tokens=True)
                 text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
                 context, completion = _extended(prompt, before), _as(prompt, text)
-            turns.append(Turn(i, number, context, completion, ids[start:end], row))
+            so_far = episode.prompt_ids + ids[:start]
+            turns.append(Turn(i, number, context, completion, so_far, ids[start:end], row))
     return turns
 
 
@@ -96,7 +75,8 @@ class TurnRewardFuncs:
         host: whose device and template are used.
         calls: where asynchronous functions run.
         tokenizer: of the policy.
-        funcs: one or a list of functions, reward models, and names of reward models.
+        funcs: one or a list of functions, reward models, and names of reward models; the name of a causal
+            language model becomes a `LabelTokenScorer`.
         processing_classes: tokenizers of the reward models, None for their own.
         weights: of each, None for 1.
 
@@ -129,6 +109,8 @@ class TurnRewardFuncs:
         self._tokenizers: dict[int, Any] = {}
         for i, func in enumerate(self.funcs):
             check_scores(func, f"turn_reward_funcs[{i}]")
+            if isinstance(func, str):
+                func = self.funcs[i] = _judge(host, func, classes[i]) or func
             if isinstance(func, str | nn.Module):
                 self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
             elif not callable(func):
@@ -175,34 +157,18 @@ class TurnRewardFuncs:
     ) -> list[float | None]:
         if isinstance(func, nn.Module):
             return self._model_rewards(func, self._tokenizers[index], turns)
-        columns = [key for key in turns[0].columns if key not in RESERVED]
-        arguments: dict[str, Any] = {key: [turn.columns[key] for turn in turns] for key in columns}
-        arguments |= {
-            "prompts": [turn.prompt for turn in turns],
-            "completions": [turn.completion for turn in turns],
-            "completion_ids": [turn.ids for turn in turns],
-            "turn": [turn.number for turn in turns],
+        more = {
             "trainer_state": self._host.state,
             "log_metric": log_metric,
             # The table of completions has one row per episode, not per turn.
             "log_extra": lambda column, values: None,
         }
         if environments is not None:
-            arguments["environments"] = [environments[turn.episode] for turn in turns]
-        check_columns(func, arguments, columns)
-        rewards = func(**arguments)
-        if inspect.isawaitable(rewards):
-            rewards = self._run_async(_wait_for(rewards))
-        rewards = listed(rewards, _name(func), len(turns))
-        if len(rewards) != len(turns):
-            raise ValueError(
-                f"`{_name(func)}` returned {len(rewards)} rewards for {len(turns)} turns; return one "
-                f"per entry of `completions`."
-            )
-        return [
-            None if r is None else check_reward(r, f"{_name(func)}()[{i}]")
-            for i, r in enumerate(rewards)
-        ]
+            more["environments"] = [environments[turn.episode] for turn in turns]
+        return scores_of(func, turns, self._wait, **more)
+
+    def _wait(self, rewards: Any) -> Any:
+        return self._run_async(_awaited(rewards)) if inspect.isawaitable(rewards) else rewards
 
     def _model_rewards(self, model: Any, tokenizer: Any, turns: list[Turn]) -> list[float | None]:
         rewards: list[float | None] = []
@@ -220,6 +186,19 @@ class TurnRewardFuncs:
                 scores = model(**inputs).logits[:, 0].float()
             rewards += [check_reward(score, f"{_name(model)}()") for score in scores.tolist()]
         return rewards
+
+
+def _judge(host: Host, name: str, tokenizer: Any) -> LabelTokenScorer | None:
+    """Who is asked for words; None where the model gives scores."""
+    trust = {"trust_remote_code": host.args.trust_remote_code}
+    if not LabelTokenScorer.suits(name, **trust):
+        return None
+    return LabelTokenScorer.from_pretrained(
+        name,
+        tokenizer=load_tokenizer(name, **trust) if tokenizer is None else tokenizer,
+        device=host.accelerator.device,
+        model_init_kwargs=trust,
+    )
 
 
 def _prepared(host: Host, model: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -250,5 +229,5 @@ def _name(func: Callable[..., Any]) -> str:
     return name_of(func)
 
 
-async def _wait_for(awaitable: Any) -> Any:
+async def _awaited(awaitable: Any) -> Any:
     return await awaitable

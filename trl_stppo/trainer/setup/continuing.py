@@ -14,7 +14,7 @@ from ...hub.fetching import ADAPTER_CONFIG, critic_folder, policy_folder
 from ...hub.loading import base_of, load_tokenizer, with_adapter
 from ...hub.settings import CRITIC_FOLDER
 from ...models.adapter_checks import CRITIC, SPLIT_INITS
-from ...models.critic import HEAD_FILE, SharedCritic
+from ...models.critic import ADAPTERS, HEAD_FILE, SharedCritic
 from .._trl import create_model_from_path
 from ..ppo_config import PPOConfig
 
@@ -124,13 +124,14 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
         return GivenCritic(name=name)
     if (folder / HEAD_FILE).is_file():
         return GivenCritic(shared=folder)
-    adapter = folder / "value_model"  # where a critic with adapters of its own keeps them
+    adapter = folder / ADAPTERS
     if (adapter / ADAPTER_CONFIG).is_file():
-        return GivenCritic(model=_with_adapters(adapter, kwargs))
+        return GivenCritic(model=critic_with_adapters(adapter, kwargs))
     return GivenCritic(name=str(folder))
 
 
-def _with_adapters(folder: Path, kwargs: dict[str, Any]) -> Any:
+def critic_with_adapters(folder: Path, kwargs: dict[str, Any]) -> Any:
+    """The model of a critic with adapters of its own, from their folder; `kwargs` load the base."""
     from ...models.critic_models import critic_from_checkpoint
     from ..sharding.runtime import unpartitioned
 

@@ -94,7 +94,7 @@ def assemble(
     env_workers: int = 32,
     isolated: bool = False,
     probes_play: bool = True,
-    **on_error: Any,
+    **options: Any,
 ) -> RolloutEngine:
     """An engine with a driver for every factory, for tools alone, or for prompts that nobody answers.
 
@@ -105,25 +105,25 @@ def assemble(
         env_workers: synchronous environments that run at the same time.
         isolated: give each environment a process of its own.
         probes_play: whether the instances that were looked at may play; False where they play elsewhere.
-        on_error: `on_env_error` and `env_error_penalty` of the engine.
+        **options: `on_env_error`, `env_error_penalty` and `selection` of the engine.
     """
     calls, form = EnvironmentCalls(env_workers), tool_format(renderer)
     players = rollout.probes if probes_play else None
     pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
-    options: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
+    own: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
     drivers: dict[str | None, Driver] = {}
     for name in rollout.text:
         probe = rollout.probes[name]
         drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
     for name in rollout.tools:
         probe = rollout.probes[name]
-        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **options)
+        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **own)
     if not drivers and tools:
-        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **options)
+        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **own)
     if not drivers:
         drivers[None] = PlainDriver(lambda ids, before: form.parse(ids, before, []))
-    return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **on_error)
+    return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **options)
 
 
 def tool_format(renderer: ChatRenderer) -> ToolFormat:

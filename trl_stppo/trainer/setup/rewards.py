@@ -67,7 +67,8 @@ def check_scores(model: Any, name: str) -> None:
     if isinstance(base, PreTrainedModel) and base.can_generate():
         raise ValueError(
             f"`{name}` is a {type(base).__name__}, which gives a logit for each word and no score. Pass one "
-            f"from AutoModelForSequenceClassification.from_pretrained(..., num_labels=1), or a function."
+            f"from AutoModelForSequenceClassification.from_pretrained(..., num_labels=1), a function, or, "
+            f"for turns, a LabelTokenScorer, which asks the model."
         )
 
 

@@ -1,0 +1,80 @@
+"""A backend that samples each turn several times with another one, and answers with the best."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from .protocol import Backend, TurnRequest, TurnResult
+
+# Requests with the turns sampled for each -> per request which of them to play.
+Choose = Callable[[list[tuple[TurnRequest, list[TurnResult]]]], list[int]]
+
+
+class CandidatesBackend:
+    """Asks the other backend for so many turns where it is asked for one.
+
+    Args:
+        backend: samples them; an episode counts there as so many.
+        candidates: per turn, at least 1.
+        choose: says which one is played, for all episodes whose candidates are complete.
+
+    Attributes:
+        capacity: see `Backend`.
+    """
+
+    def __init__(self, backend: Backend, candidates: int, choose: Choose) -> None:
+        self._backend, self._candidates, self._choose = backend, candidates, choose
+        room = backend.capacity
+        self.capacity = None if room is None else max(1, room // candidates)
+        self.whole_batches = getattr(backend, "whole_batches", False)
+        self._asked: dict[int, TurnRequest] = {}
+        self._sampled: dict[int, dict[int, TurnResult]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """See `Backend`."""
+        return self._backend.busy
+
+    def add(self, request: TurnRequest) -> None:
+        """See `Backend`; each candidate has a randomness of its own."""
+        self._asked[request.key], self._sampled[request.key] = request, {}
+        for number, key in enumerate(self._keys(request.key)):
+            seed = (*request.seed, number)
+            self._backend.add(dataclasses.replace(request, key=key, seed=seed))
+
+    def step(self) -> list[TurnResult]:
+        """Turns of which all candidates are there."""
+        complete = []
+        for result in self._backend.step():
+            key, number = divmod(result.key, self._candidates)
+            self._sampled[key][number] = result
+            if len(self._sampled[key]) == self._candidates:
+                complete.append(key)
+        if not complete:
+            return []
+        turns = [(self._asked.pop(key), self._turns(key)) for key in complete]
+        return [
+            self._played(request.key, results, best)
+            for (request, results), best in zip(turns, self._choose(turns), strict=True)
+        ]
+
+    def release(self, key: int) -> None:
+        """See `Backend`."""
+        self._asked.pop(key, None)
+        self._sampled.pop(key, None)
+        for each in self._keys(key):
+            self._backend.release(each)
+
+    def _keys(self, key: int) -> range:
+        return range(key * self._candidates, (key + 1) * self._candidates)
+
+    def _turns(self, key: int) -> list[TurnResult]:
+        sampled = self._sampled.pop(key)
+        return [sampled[number] for number in range(self._candidates)]
+
+    def _played(self, key: int, results: list[TurnResult], best: int) -> TurnResult:
+        for number, each in enumerate(self._keys(key)):
+            if number != best:  # the row will not go on as that candidate did
+                self._backend.release(each)
+        return dataclasses.replace(results[best], key=key)

@@ -1,0 +1,136 @@
+"""Who says which of several turns is played: a function, a judge, or the critic that the run has trained."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..generation.sampling import SamplingSettings
+from ..hub.fetching import critic_folder
+from ..hub.loading import load_tokenizer
+from ..hub.settings import CRITIC_FOLDER
+from ..models.critic import ADAPTERS, HEAD_FILE, Critic, SeparateCritic
+from ..models.critic_models import critic_from_checkpoint
+from ..models.label_scorer import LabelTokenScorer
+from ..rollout.turns import Selection, Turn, scores_of
+from .setup.continuing import critic_with_adapters, shared_critic
+
+Verifier = str | Critic | Callable[..., Any]
+
+
+def selection(
+    candidates: int, verifier: Verifier | None, sampling: SamplingSettings
+) -> Selection | None:
+    """What plays the best of several turns, None where there is but one.
+
+    Args:
+        candidates: turns per state.
+        verifier: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal
+            model, which becomes a `LabelTokenScorer`.
+        sampling: how tokens are drawn.
+
+    Raises:
+        ValueError: one is given without the other, or all candidates would be the same.
+    """
+    if candidates < 1 or (candidates == 1) != (verifier is None):
+        raise ValueError(
+            f"`candidates={candidates}` with `verifier={verifier!r}`: several turns need somebody who "
+            f"chooses among them, and one turn nobody. Allowed are candidates=1 without a verifier, and "
+            f"candidates >= 2 with one."
+        )
+    if verifier is None:
+        return None
+    if not sampling.do_sample:
+        raise ValueError(
+            f"`candidates={candidates}` and the likeliest token each time: all would be the same turn. Draw "
+            f"them (greedy=False; eval_generation_kwargs with a temperature above 0)."
+        )
+    if isinstance(verifier, str):
+        verifier = LabelTokenScorer.from_pretrained(verifier, tokenizer=load_tokenizer(verifier))
+    if isinstance(verifier, Critic):
+        return Selection(candidates, CriticScores(verifier))
+    return Selection(candidates, _function(verifier))
+
+
+def _function(func: Callable[..., Any]) -> Callable[[list[Turn]], list[float]]:
+    if not callable(func) or inspect.iscoroutinefunction(func):
+        raise ValueError(
+            f"`verifier` is {func!r}; allowed are 'critic', the name of a causal language model, and "
+            f"functions (not asynchronous ones) that take `prompts`, `completions` and the rows' columns."
+        )
+
+    def scores(turns: list[Turn]) -> list[float]:
+        said = scores_of(func, turns, lambda value: value)
+        return [float("-inf") if score is None else score for score in said]
+
+    return scores
+
+
+class CriticScores:
+    """Values a turn by what the critic expects once it is taken.
+
+    That is the value before the turn's last token, which ends it: the last state in which the critic has
+    been trained before the environment answers.
+
+    Args:
+        critic: of the policy that plays.
+        batch_size: rows in one forward pass.
+    """
+
+    def __init__(self, critic: Critic, batch_size: int = 16) -> None:
+        self._critic, self._batch_size = critic, batch_size
+
+    def __call__(self, turns: list[Turn]) -> list[float]:
+        """One value each, in reward units."""
+        rows = [turn.before + turn.ids[: max(1, len(turn.ids) - 1)] for turn in turns]
+        order, values = sorted(range(len(rows)), key=lambda i: len(rows[i])), [0.0] * len(rows)
+        for start in range(0, len(order), self._batch_size):
+            batch = order[start : start + self._batch_size]
+            for row, value in zip(batch, self._values([rows[i] for i in batch]), strict=True):
+                values[row] = value
+        return values
+
+    @torch.no_grad()
+    def _values(self, rows: list[list[int]]) -> list[float]:
+        longest, device = max(map(len, rows)), self._critic.parameters()[0].device
+        # Padded behind, where a causal model does not look; any token will do.
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+        mask = torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in rows], device=device)
+        ends = torch.tensor([len(row) - 1 for row in rows], device=device)
+        with self._critic.active():
+            hidden = self._critic.hidden_states(ids, mask)
+            last = hidden[torch.arange(len(rows), device=device), ends]
+            return self._critic.score(last.unsqueeze(1)).squeeze(1).tolist()
+
+
+def published_critic(
+    name: str, policy: Any, revision: str | None = None, token: str | bool | None = None
+) -> Critic:
+    """The critic that was saved with a policy, for values alone.
+
+    Args:
+        name: of the folder or repository.
+        policy: loaded from there.
+        revision: of the repository.
+        token: for a repository that is not public.
+
+    Raises:
+        FileNotFoundError: none was saved with it.
+    """
+    folder = critic_folder(name, CRITIC_FOLDER, revision, token)
+    if folder is None:
+        raise FileNotFoundError(
+            f"`verifier='critic'`: there is no critic beside the policy in {name!r}. Trainers with a critic "
+            f"save one into the folder `{CRITIC_FOLDER}`; name another verifier for this agent."
+        )
+    if (folder / HEAD_FILE).is_file():
+        return shared_critic(policy, folder, None)
+    adapter, options = folder / ADAPTERS, {"dtype": policy.dtype, "trust_remote_code": False}
+    if adapter.is_dir():
+        model = critic_with_adapters(adapter, options)
+    else:
+        model = critic_from_checkpoint(str(folder), **options)
+    return SeparateCritic(model.to(policy.device).eval())

@@ -146,7 +146,7 @@ HEAVY = {
 
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
 BENCHMARKS = (
-    *("import_time", "memory", "retrieval", "rivals"),
+    *("candidates", "import_time", "memory", "retrieval", "rivals"),
     *("rollout", "scaling", "soak", "stability", "update", "vllm_turns"),
 )
 

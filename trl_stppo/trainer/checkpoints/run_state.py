@@ -199,8 +199,10 @@ class RunState(TrainerCallback):
         logs = {key: value for key, value in self._upstream.logs.items() if key != "images"}
         texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
         torch.save(texts, episodes_file(folder, process))
-        if saves and self._optimizers.critic is not None:
-            torch.save(self._optimizers.critic.state_dict(), folder / CRITIC_OPTIMIZER)
+        if self._optimizers.critic is not None:
+            state = self._optimizers.critic.state_dict()  # which all processes make together
+            if saves:
+                torch.save(state, folder / CRITIC_OPTIMIZER)
         if saves and args.rollout_staleness:
             torch.save(self._stale.state_dict(), folder / STALE_POLICIES)
         if saves and args.sync_ref_model and self._host.ref_model is not None:

@@ -112,7 +112,8 @@ class Optimizers:
                 f"checkpoint."
             )
         # DeepSpeed casts whatever lies in the policy's module, the adapter of a shared critic too.
-        inside = host.critic.parameters() if isinstance(host.critic, SharedCritic) else []
+        casts = host.is_deepspeed_enabled and isinstance(host.critic, SharedCritic)
+        inside = host.critic.parameters() if casts else []
         before = [(parameter, parameter.detach().clone()) for parameter in inside]
         yield
         for parameter, value in before:

@@ -21,7 +21,7 @@ CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO-1": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-3": {"full": ("named", "given"), "LoRA": ("named", "given")},
-    "FSDP2": {"full": ("copied", "named", "given"), "LoRA": ("named", "given")},
+    "FSDP2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
 }
 WHY_NOT = {
     "copied": "the policy's weights may be in pieces, so that none can be copied",

@@ -92,6 +92,12 @@ def _shard(critic: SharedCritic | SeparateCritic, accelerator: Any) -> None:
             plugin.transformer_cls_names_to_wrap = [name for name in own if name in kinds]
         fsdp2_prepare_model(accelerator, model)
         plugin.transformer_cls_names_to_wrap = names
+    else:
+        # Torch fails where a backward pass ends and weights that it does not use, those of the policy's
+        # head, have never been gathered.
+        for unit in (module for module in model.modules() if isinstance(module, FSDPModule)):
+            unit.unshard()
+            unit.reshard()
     # Weights that belong to no layer are gathered where the root is entered.
     setattr(model, ENTRY, critic.values)
     register_fsdp_forward_method(model, ENTRY)

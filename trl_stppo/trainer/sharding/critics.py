@@ -98,8 +98,10 @@ def _shard(critic: SharedCritic | SeparateCritic, accelerator: Any) -> None:
         for unit in (module for module in model.modules() if isinstance(module, FSDPModule)):
             unit.unshard()
             unit.reshard()
-    # Weights that belong to no layer are gathered where the root is entered.
-    setattr(model, ENTRY, critic.values)
+    # Weights that belong to no layer are gathered where the root is entered, and what leaves it gets a
+    # hook, which is not to be on a view.
+    values = critic.values
+    setattr(model, ENTRY, lambda *states: values(*states).clone())
     register_fsdp_forward_method(model, ENTRY)
     critic.values = getattr(model, ENTRY)  # type: ignore[method-assign]
 

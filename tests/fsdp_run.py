@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file
@@ -24,6 +25,8 @@ from tests.engine_run import build, engine, whole
 from tests.fakes import char_tokenizer
 from trl_stppo.hub.settings import CRITIC_FOLDER
 from trl_stppo.models.critic import HEAD_FILE
+from trl_stppo.trainer.loop import forward
+from trl_stppo.trainer.loop.batch import full_sequence
 
 STEPS = 6  # one rollout batch each
 WIDTH = 96  # of a critic that is most of what a process holds
@@ -145,6 +148,29 @@ def shared(folder: Path) -> dict[str, Any]:
         }
 
 
+def uneven(folder: Path) -> list[int]:
+    """A training whose episodes are of as many lengths on one process as they are not on the other.
+
+    Returns:
+        Passes of the critic that rows of like lengths would ask for, by rollout.
+    """
+    groups: list[int] = []
+    cheap = mock.patch.dict(forward.PASS_OVERHEAD, cpu=0.0)
+    with engine("FSDP2") as chosen, cheap:
+        options = {**options_of(chosen, max_steps=2), "critic": "given", "played": True}
+        trainer, _ = build(folder, options)
+        original = trainer._rollout_values
+
+        def values(batch: Any) -> Any:
+            ids, mask, _ = full_sequence(batch)
+            groups.append(len(trainer._forward.parts(ids, mask, None)))
+            return original(batch)
+
+        trainer._rollout_values = values
+        trainer.train()
+    return groups
+
+
 def stuck(folder: Path, how: str) -> None:
     """A training in which the second process does not come to the critic's pass of the second step."""
     with engine("FSDP2") as chosen:
@@ -175,6 +201,8 @@ def main() -> None:
             results[job] = long_run(folder / own, "FSDP2", folder / checkpoint)
         elif kind == "held":
             results[job] = held_of(folder / job)
+        elif kind == "uneven":
+            results[job] = uneven(folder / job)
         elif kind == "best":
             results[job] = best(folder / job, critic="given")
         elif kind == "shared":

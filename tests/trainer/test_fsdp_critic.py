@@ -121,6 +121,12 @@ def test_a_shared_critic_is_saved_beside_the_policy_and_pushed_nowhere(saved):
             assert value.abs().max() > 0
 
 
+def test_processes_make_as_many_passes_of_the_critic_whatever_their_episodes(tmp_path):
+    """Or they would wait for each other for ever."""
+    one, two = run(tmp_path, "uneven")
+    assert one["uneven"] != two["uneven"], "the case should be interesting"
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [("skips", "distributed collective mismatch"), ("waits", "Timed out waiting")],

@@ -233,7 +233,7 @@ def _check_critic(run: EngineRun, kind: str) -> None:
             f"A {kind} critic of a {'LoRA' if run.lora else 'fully trained'} policy",
             engine,
             WHY_NOT[kind],
-            f"Pass {ways}; or use DDP, ZeRO-1 or ZeRO-2.",
+            f"Pass {ways}; or use DDP, FSDP2, ZeRO-1 or ZeRO-2.",
         )
     if run.critic_in_pieces:
         raise _refuse(

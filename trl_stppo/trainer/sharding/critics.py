@@ -69,7 +69,7 @@ def prepare(
     """
     critic = host.critic
     if host.is_fsdp_enabled and isinstance(critic, SharedCritic | SeparateCritic):
-        _shard(critic, host.accelerator)
+        _shard(critic, host)
     parameters = critic.parameters()
     gradient = GradientBuffer(parameters)
     if any(is_in_pieces(parameter) for parameter in parameters):
@@ -77,14 +77,18 @@ def prepare(
     return gradient, CriticOptimizer(make(gradient.parameters), gradient, rate)
 
 
-def _shard(critic: SharedCritic | SeparateCritic, accelerator: Any) -> None:
+def _shard(critic: SharedCritic | SeparateCritic, host: Host) -> None:
     """Cut the critic into FSDP2's pieces, as accelerate has cut the policy."""
     model: Any = critic.model
+    accelerator = host.accelerator
     if getattr(model, "is_quantized", False):
         return  # its packed weights have to stay together
-    fully_shard(critic.head)  # by itself, as it computes in its own precision
+    if accelerator.mixed_precision != "no":
+        critic.head.float()  # as accelerate does all else that is trained, once it is cut
+    mesh = next(p.device_mesh for p in host.model.parameters() if is_in_pieces(p))
+    fully_shard(critic.head, mesh=mesh)  # by itself, as it computes in its own precision
     if isinstance(critic, SeparateCritic):
-        plugin = accelerator.state.fsdp_plugin
+        plugin: Any = accelerator.state.fsdp_plugin
         names = plugin.transformer_cls_names_to_wrap  # the policy's
         kinds = {type(module).__name__ for module in model.modules()}
         if not kinds & set(names or ()):

@@ -1,9 +1,8 @@
 """Training with sharded gradients: DeepSpeed's ZeRO and FSDP2.
 
 Both own the policy's backward pass: when it ends its gradients are reduced and in pieces, and under
-DeepSpeed the step has been taken. The critic therefore stays outside of them. It is replicated on
-every process, its gradient is reduced by us as under DDP, and it is stepped by an optimizer of its
-own (`gradients/optimizers.py`). What they cannot do with that is refused in `checks.py`.
+DeepSpeed the step has been taken. The critic is therefore stepped by an optimizer of its own
+(`critics.py`). What they cannot do is refused in `checks.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class ShardedStepHooks(UpdateScale):
 
 
 class CriticOptimizer:
-    """The optimizer of a critic that stays outside of the engine.
+    """The optimizer of a critic beside an engine.
 
     Args:
         optimizer: over the critic's parameters.

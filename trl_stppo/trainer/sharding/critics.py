@@ -92,8 +92,7 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Host) -> None:
         names = plugin.transformer_cls_names_to_wrap  # the policy's
         kinds = {type(module).__name__ for module in model.modules()}
         if not kinds & set(names or ()):
-            own = getattr(model, "_no_split_modules", None) or ()
-            plugin.transformer_cls_names_to_wrap = [name for name in own if name in kinds]
+            plugin.transformer_cls_names_to_wrap = None  # accelerate asks the model
         fsdp2_prepare_model(accelerator, model)
         plugin.transformer_cls_names_to_wrap = names
     else:

@@ -52,6 +52,7 @@ SETTINGS = {
     "lr_scheduler_type": "linear",
     "weight_decay": 0.1,
     "max_grad_norm": 0.5,
+    "critic_max_grad_norm": 0.03,  # some steps are longer
 }
 # Policy and critic, then options; "critic" is None for what the trainer makes itself.
 CASES: dict[str, dict[str, Any]] = {

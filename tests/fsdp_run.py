@@ -157,7 +157,8 @@ def uneven(folder: Path) -> list[int]:
     groups: list[int] = []
     cheap = mock.patch.dict(forward.PASS_OVERHEAD, cpu=0.0)
     with engine("FSDP2") as chosen, cheap:
-        options = {**options_of(chosen, max_steps=2), "critic": "given", "played": True}
+        steps = options_of(chosen, max_steps=2, ddp_timeout=6 * TIMEOUT)
+        options = {**steps, "critic": "given", "played": True}
         trainer, _ = build(folder, options)
         original = trainer._rollout_values
 

@@ -6,6 +6,7 @@ Started by `trainer/test_fsdp_critic.py` with a folder and the names of jobs.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ from trl_stppo.hub.settings import CRITIC_FOLDER
 from trl_stppo.models.critic import HEAD_FILE
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.loop.batch import full_sequence
+from trl_stppo.trainer.sharding.critics import ShardedGradient
 
 STEPS = 6  # one rollout batch each
 WIDTH = 96  # of a critic that is most of what a process holds
@@ -148,6 +150,21 @@ def shared(folder: Path) -> dict[str, Any]:
         }
 
 
+def poisoned(folder: Path) -> list[dict[str, Tensor]]:
+    """Weights after each step, at whose second one the critic's loss is NaN on the second process."""
+    with engine("FSDP2") as chosen:
+        trainer, weights = build(folder, {**options_of(chosen, max_steps=3), "critic": "given"})
+        add, rank = ShardedGradient.add, int(os.environ["RANK"])
+
+        def poison(self: ShardedGradient, loss: Tensor) -> None:
+            add(self, loss * (math.nan if rank and trainer.state.global_step == 1 else 1.0))
+
+        with mock.patch.object(ShardedGradient, "add", poison):
+            trainer.train()
+        assert trainer._guards.state_dict()["skipped_steps"] == 1
+        return weights.after
+
+
 def uneven(folder: Path) -> list[int]:
     """A training whose episodes are of as many lengths on one process as they are not on the other.
 
@@ -202,6 +219,8 @@ def main() -> None:
             results[job] = long_run(folder / own, "FSDP2", folder / checkpoint)
         elif kind == "held":
             results[job] = held_of(folder / job)
+        elif kind == "poisoned":
+            results[job] = poisoned(folder / job)
         elif kind == "uneven":
             results[job] = uneven(folder / job)
         elif kind == "best":

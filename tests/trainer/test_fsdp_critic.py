@@ -90,7 +90,7 @@ def test_the_whole_critic_is_saved(runs):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Of a critic of its own, and of a shared one."""
-    return run(tmp_path_factory.mktemp("saved"), "best", "shared")
+    return run(tmp_path_factory.mktemp("saved"), "best", "shared", "poisoned")
 
 
 @pytest.mark.parametrize("job", ["best", "best of it"])
@@ -119,6 +119,14 @@ def test_a_shared_critic_is_saved_beside_the_policy_and_pushed_nowhere(saved):
         for name, value in result["trained head"].items():
             assert torch.equal(result["head"][name], value)
             assert value.abs().max() > 0
+
+
+def test_a_gradient_that_is_not_finite_moves_neither(saved):
+    for rank in saved:
+        after = rank["poisoned"]
+        names = [name for name in after[0] if name.startswith("critic/")]
+        assert all(torch.equal(after[2][name], after[1][name]) for name in after[0])
+        assert norm([after[3][name] - after[2][name] for name in names]) > 0
 
 
 def test_processes_make_as_many_passes_of_the_critic_whatever_their_episodes(tmp_path):

@@ -52,6 +52,7 @@ SETTINGS = {
     "lr_scheduler_type": "linear",
     "weight_decay": 0.1,
     "max_grad_norm": 0.5,
+    "critic_max_grad_norm": 0.03,  # some steps are longer
 }
 # Policy and critic, then options; "critic" is None for what the trainer makes itself.
 CASES: dict[str, dict[str, Any]] = {
@@ -67,10 +68,14 @@ CASES: dict[str, dict[str, Any]] = {
     "tied embeddings": {"critic": "given", "tied": True},
     "checkpointed layers": {"critic": "given", "gradient_checkpointing": True, "beta": 0.1},
     "checkpointed layers, LoRA": {"critic": "given", "lora": True, "gradient_checkpointing": True},
+    "checkpointed layers, LoRA, shared": {"lora": True, "gradient_checkpointing": True},
     "fused Adam": {"critic": "given", "optim": "adamw_torch_fused"},
     "warm-up": {"critic": "given", "critic_warmup_steps": 3, "max_steps": 6},
     "played": {"critic": "given", "played": True, "num_ppo_epochs": 2, "max_steps": 4},
     "played, LoRA": {"critic": "given", "lora": True, "played": True, "max_steps": 4},
+    "played, LoRA, shared": {
+        "lora": True, "played": True, "max_steps": 6, "critic_warmup_steps": 3,
+    },
     "trained adapter, its copy as reference": {
         "critic": "given", "lora": True, "trained_adapter": True, "kl_coef": 0.1, "beta": 0.1,
     },
@@ -180,7 +185,7 @@ def whole(parameter: nn.Parameter) -> Tensor:
         with deepspeed.zero.GatheredParameters([parameter]):
             return parameter.detach().clone()
     value = parameter.detach()
-    return value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
 
 
 def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPOTrainer, Weights]:
@@ -194,6 +199,8 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
     arguments: dict[str, Any] = {"model": policy, "value_model": None}
     if critic == "given":
         arguments["value_model"] = tiny_value_model(tokenizer)
+    if isinstance(critic, nn.Module):
+        arguments["value_model"] = critic
     if critic == "named":
         settings["value_model_name_or_path"] = str(named_model(folder.parent, "critic"))
     torch.manual_seed(0)

@@ -77,18 +77,25 @@ def by_case(
 
 
 def two_processes(
-    words: list[str], timeout: float, environment: dict[str, str] | None = None
+    words: list[str], timeout: float, environment: dict[str, str] | None = None, count: int = 2
 ) -> tuple[list[int], str]:
-    """Run the module and its arguments; returns how both have ended, and what they have said."""
+    """Run the module and its arguments; returns how both have ended, and what they have said.
+
+    Args:
+        words: the module, and they.
+        timeout: seconds, after which they are killed.
+        environment: what they get besides their surroundings.
+        count: of processes, where two are not what is wanted.
+    """
     # Port 0: one that was looked for could be taken meanwhile.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = {**os.environ, **ENVIRONMENT, **(environment or {})}
     with contextlib.ExitStack() as stack:
-        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
+        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
         ranks = [
             warm.Process(
                 [sys.executable, "-m", *words],
-                **{"cwd": ROOT, "env": {**given, **environment_of(rank, 2, store.port)}},
+                **{"cwd": ROOT, "env": {**given, **environment_of(rank, count, store.port)}},
                 **{"stdout": log, "stderr": log},
             )
             for rank, log in enumerate(logs)

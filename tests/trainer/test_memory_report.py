@@ -196,16 +196,23 @@ class TestEstimate:
         one, four = FULL, memory.shared_out(FULL, engine, 4)
         n = FULL.trainable
         weights = {"DDP": 4 * n, "ZeRO-1": 3 * n, "ZeRO-2": 3 * n, "ZeRO-3": 1.5 * n, "FSDP2": n}
-        others = {"DDP": 4 * n, "ZeRO-1": 2 * n, "ZeRO-2": 0, "ZeRO-3": 2 * n, "FSDP2": 4 * n}
+        others = {"DDP": 4 * n, "ZeRO-1": 2 * n}
+        gathered = {"ZeRO-3": 2 * n, "FSDP2": 2 * n}
         assert four.weights == pytest.approx(weights[engine], rel=1e-6)
-        assert four.other == pytest.approx(others[engine], rel=1e-6)
+        assert four.other == pytest.approx(others.get(engine, 0), rel=1e-6)
+        assert four.sampler == pytest.approx(gathered.get(engine, 0), rel=1e-6)
+        assert four.sampler_sleeps == (engine in gathered), "it is held in rollouts alone"
+        assert memory.shared_out(replace(FULL, slots=0), engine, 4).sampler == 0, "vLLM plays"
         assert four.trainable == (n if engine == "DDP" else n // 4)
-        assert four.critic_weights == one.critic_weights
+        of_critic = 4 if engine == "FSDP2" else 1
+        assert four.critic_weights == one.critic_weights // of_critic
+        assert four.critic_trainable == one.critic_trainable // of_critic
         # Of adapters only the frozen weights are shared out, where an engine does that.
         four, pieces = memory.shared_out(QLORA, engine, 4), engine in ("ZeRO-3", "FSDP2")
         assert four.weights == QLORA.weights // (4 if pieces else 1)
         assert four.trainable == QLORA.trainable
-        assert four.other == (2 * RANK if engine == "DDP" else QLORA.weights * pieces)
+        assert four.other == (2 * RANK if engine == "DDP" else 0)
+        assert four.sampler == QLORA.weights * pieces
 
 
 SHAPE = shape_of(qwen25("7B"))

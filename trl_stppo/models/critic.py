@@ -42,7 +42,13 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 
 
 class Critic(ABC):
-    """State values for every completion token, from one forward pass of a backbone."""
+    """State values for every completion token, from one forward pass of a backbone.
+
+    Attributes:
+        whole: the weights that `save` is to write, where the modules hold pieces of them.
+    """
+
+    whole: dict[str, Tensor] | None = None
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
         """Values of the states around the last `num_tokens` tokens.
@@ -170,7 +176,10 @@ class SharedCritic(Critic):
         if not (folder / "adapter_config.json").exists():
             self.model.save_pretrained(folder.parent, selected_adapters=[adapters.CRITIC])
         save_file(
-            {k: v.detach().cpu().contiguous() for k, v in self.head.state_dict().items()},
+            {
+                k: v.detach().cpu().contiguous()
+                for k, v in (self.whole or self.head.state_dict()).items()
+            },
             folder / HEAD_FILE,
         )
 
@@ -215,6 +224,12 @@ class SeparateCritic(Critic):
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
 
+    @property
+    def head(self) -> nn.Module:
+        """What makes values of hidden states."""
+        head: nn.Module = self._base.score
+        return head
+
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """See `Critic.hidden_states`."""
         backbone = getattr(self._base, self._base.base_model_prefix)
@@ -235,7 +250,7 @@ class SeparateCritic(Critic):
 
     def save(self, folder: Path) -> None:
         """See `Critic.save`."""
-        self.model.save_pretrained(self._folder(folder))
+        self.model.save_pretrained(self._folder(folder), state_dict=self.whole)
 
     def _folder(self, folder: Path) -> Path:
         # transformers loads every adapter one level below a checkpoint into the policy.

@@ -113,7 +113,7 @@ class Setup:
         device: "cuda" or "cpu".
         slots_settable: `generation_slots` is allowed in this run.
         other: bytes that someone else holds, such as reward models.
-        sampler: bytes that a colocated vLLM holds, and
+        sampler: bytes that a colocated vLLM holds, or that an engine gathers for a rollout, and
         sampler_sleeps: whether it gives them back outside of the rollout.
         tile_tokens: tokens of one tile of log-probabilities.
     """

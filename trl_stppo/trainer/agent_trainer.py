@@ -190,7 +190,7 @@ class AgentTrainer(GRPOTrainer):
         self._run_state.guards = self._guards = Guards(
             self,
             upstream,
-            self._optimizers.critic_grads,
+            self._optimizers,
             last_checkpoint=lambda: self._checkpoints.last,
             save=lambda: self._save_checkpoint(self.model, trial=None),
         )

@@ -25,7 +25,7 @@ from ..host import Host, Upstream
 from ..loop.batch import Batch
 from ..loop.stale import StalePolicies
 from ..recording.recorder import TraceRecorder
-from ..sharding.runtime import unpartitioned
+from ..sharding.critics import loading
 from . import files, new_settings
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ def episodes_file(folder: Path, process: int) -> Path:
     return folder / EPISODES.replace("*", str(process))
 
 
-def loaded(path: Path) -> Any:
-    """Plain data and tensors, from a file of a checkpoint."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+def loaded(path: Path, *, mapped: bool = False) -> Any:
+    """Plain data and tensors, from a file of a checkpoint; `mapped` ones are read where they are used."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def load_episodes(folder: Path, process: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def load_models(host: Host, folder: Path) -> None:
     """The critic, and of the policy what upstream, which goes by names, has passed over."""
     if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
         load_converted(host.model, folder)
-    with unpartitioned():
+    with loading(host):
         host.critic.load(folder / CRITIC_FOLDER)
 
 
@@ -199,8 +199,10 @@ class RunState(TrainerCallback):
         logs = {key: value for key, value in self._upstream.logs.items() if key != "images"}
         texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
         torch.save(texts, episodes_file(folder, process))
-        if saves and self._optimizers.critic is not None:
-            torch.save(self._optimizers.critic.state_dict(), folder / CRITIC_OPTIMIZER)
+        if self._optimizers.critic is not None:
+            state = self._optimizers.critic.state_dict(saves)
+            if saves:
+                torch.save(state, folder / CRITIC_OPTIMIZER)
         if saves and args.rollout_staleness:
             torch.save(self._stale.state_dict(), folder / STALE_POLICIES)
         if saves and args.sync_ref_model and self._host.ref_model is not None:
@@ -253,7 +255,8 @@ class RunState(TrainerCallback):
         self._restore(saved)
         self._restore_episodes()
         if self._optimizers.critic is not None:
-            self._optimizers.critic.load_state_dict(loaded(folder / CRITIC_OPTIMIZER))
+            state = loaded(folder / CRITIC_OPTIMIZER, mapped=True)  # of which each may take a piece
+            self._optimizers.critic.load_state_dict(state)
         if (folder / STALE_POLICIES).is_file():
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
         if host.is_deepspeed_enabled:  # which loads the policy itself

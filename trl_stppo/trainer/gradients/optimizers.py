@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from ...models.critic import SharedCritic
 from ..host import Host
 from ..setup import models
-from ..sharding import runtime
+from ..sharding import critics, runtime
 from ..sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
 from .buffers import GradientBuffer, StepHooks, UpdateScale
 
@@ -30,7 +30,7 @@ class Optimizers:
         on_creation: gets the policy's optimizer when it is there, before the first step.
 
     Attributes:
-        critic_grads: the critic's gradient, until the step.
+        critic_grads: the critic's gradient, until the step; another object once an engine is set up.
         critic: the critic's own optimizer; None where the policy's steps it too.
         roles: what each group of the policy's optimizer is for.
     """
@@ -61,7 +61,7 @@ class Optimizers:
         if self._hooks is None:
             self.roles = _policy_roles(host, optimizer, is_callers)
             if is_sharded(host.accelerator):
-                self._take_critic_out()
+                host.add_callback(_EndOfMiniBatch(self))
                 self._hooks = ShardedStepHooks(optimizer)
             else:
                 if models.add_critic_group(optimizer, parameters, host.args, host.lr_scheduler):
@@ -76,6 +76,10 @@ class Optimizers:
         kind, options = host.get_optimizer_cls_and_kwargs(args)
         options |= {"lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
 
+        def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = kind(parameters, **options)
+            return optimizer
+
         def rate() -> float | Tensor:
             """Follows the policy's schedule."""
             assert host.optimizer is not None
@@ -83,10 +87,7 @@ class Optimizers:
             start = group.get("initial_lr", args.learning_rate)
             return args.critic_learning_rate * (group["lr"] / start if start else 1.0)
 
-        if host.has_critic:
-            own = kind(self.critic_grads.parameters, **options)
-            self.critic = CriticOptimizer(own, self.critic_grads, rate)
-        host.add_callback(_EndOfMiniBatch(self))
+        self.critic_grads, self.critic = critics.prepare(host, make, rate)
 
     def scale_update(self, factor: float) -> None:
         """Multiply the policy's learning rate in the coming step; others see nothing of it."""
@@ -111,13 +112,16 @@ class Optimizers:
                 f"checkpoint."
             )
         # DeepSpeed casts whatever lies in the policy's module, the adapter of a shared critic too.
-        inside = host.critic.parameters() if isinstance(host.critic, SharedCritic) else []
+        casts = host.is_deepspeed_enabled and isinstance(host.critic, SharedCritic)
+        inside = host.critic.parameters() if casts else []
         before = [(parameter, parameter.detach().clone()) for parameter in inside]
         yield
         for parameter, value in before:
             parameter.data = value.to(parameter.device)
         if host.is_deepspeed_enabled:
             runtime.pass_over_empty_steps(accelerator.deepspeed_engine_wrapped)
+        if host.has_critic:
+            self._take_critic_out()
 
 
 class _EndOfMiniBatch(TrainerCallback):

@@ -24,8 +24,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 
 from ...rollout.episode import Episode
-from ..gradients.buffers import GradientBuffer
-from ..gradients.optimizers import policy_parameters
+from ..gradients.optimizers import Optimizers, policy_parameters
 from ..host import Host, Upstream, is_warming_up
 from ..loop.batch import Batch
 from . import skipped
@@ -64,7 +63,7 @@ class Guards:
     Args:
         host: complete but for its callbacks.
         upstream: of the same trainer.
-        critic_grads: the critic's gradient.
+        optimizers: with the critic's gradient.
         last_checkpoint: gives the newest one that this run has written or come from.
         save: writes one.
 
@@ -80,7 +79,7 @@ class Guards:
         self,
         host: Host,
         upstream: Upstream,
-        critic_grads: GradientBuffer,
+        optimizers: Optimizers,
         *,
         last_checkpoint: Callable[[], Path | None],
         save: Callable[[], None],
@@ -91,7 +90,7 @@ class Guards:
                 f"inside the backward pass, before the KL of the mini-batch is known. Set "
                 f"target_kl=None, or use DDP."
             )
-        self._host, self._upstream, self._critic_grads = host, upstream, critic_grads
+        self._host, self._upstream, self._optimizers = host, upstream, optimizers
         self._policy: list[tuple[str, nn.Parameter]] | None = None
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
@@ -197,7 +196,7 @@ class Guards:
         faults = [
             _broken(self._losses, device),
             _broken((p.grad for _, p in policy), device),
-            _broken([self._critic_grads.norm()], device),
+            _broken([self._optimizers.critic_grads.norm()], device),
         ]
         own = torch.stack([*(fault.long() for fault in faults), self.ending.received()])
         *columns, signals = host.accelerator.gather(own.unsqueeze(0)).T.tolist()

@@ -19,7 +19,9 @@ class StalePolicies:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
-        self._parameters = list(parameters)
+        self._parameters = (
+            list(parameters) if staleness else []
+        )  # FSDP2 puts others in their places
         self._staleness = staleness
         self._past: deque[list[Tensor]] = deque(maxlen=staleness + 1)
 

@@ -22,6 +22,7 @@ from ...rollout.episode import Limits
 from .._trl import uploads_without
 from ..checkpoints.checkpoints import Checkpoints
 from ..host import Host, Upstream, Wrapped
+from ..sharding.critics import gathered
 from . import agent_files
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,8 @@ class Publisher:
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
             self._upstream.finish_push()  # which reads the files that are about to be written
-        wrapped(output_dir, internal)
+        with gathered(self._host):
+            wrapped(output_dir, internal)
         self._saved_for_push = True
         if own and not internal and not self._host.args.push_to_hub:
             self._host.create_model_card()

@@ -201,7 +201,8 @@ def _separate(model: Any, host: Host) -> SeparateCritic:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         if hasattr(model, "peft_config"):
             model.enable_input_require_grads()
-    if not getattr(model, "is_quantized", False):
+    # FSDP2 takes it to its device piece by piece.
+    if not getattr(model, "is_quantized", False) and not host.is_fsdp_enabled:
         model.to(host.accelerator.device)
     model.train()  # otherwise checkpointing stays off; dropout has been disabled above
     return SeparateCritic(model)

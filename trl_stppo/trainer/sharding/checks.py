@@ -21,7 +21,7 @@ CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO-1": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-3": {"full": ("named", "given"), "LoRA": ("named", "given")},
-    "FSDP2": {"full": ("copied", "named", "given"), "LoRA": ("named", "given")},
+    "FSDP2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
 }
 WHY_NOT = {
     "copied": "the policy's weights may be in pieces, so that none can be copied",
@@ -233,7 +233,7 @@ def _check_critic(run: EngineRun, kind: str) -> None:
             f"A {kind} critic of a {'LoRA' if run.lora else 'fully trained'} policy",
             engine,
             WHY_NOT[kind],
-            f"Pass {ways}; or use DDP, ZeRO-1 or ZeRO-2.",
+            f"Pass {ways}; or use DDP, FSDP2, ZeRO-1 or ZeRO-2.",
         )
     if run.critic_in_pieces:
         raise _refuse(

@@ -1,9 +1,8 @@
 """Training with sharded gradients: DeepSpeed's ZeRO and FSDP2.
 
 Both own the policy's backward pass: when it ends its gradients are reduced and in pieces, and under
-DeepSpeed the step has been taken. The critic therefore stays outside of them. It is replicated on
-every process, its gradient is reduced by us as under DDP, and it is stepped by an optimizer of its
-own (`gradients/optimizers.py`). What they cannot do with that is refused in `checks.py`.
+DeepSpeed the step has been taken. The critic is therefore stepped by an optimizer of its own
+(`critics.py`). What they cannot do is refused in `checks.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.integrations import deepspeed as hf_deepspeed
 
 from ..gradients.buffers import GradientBuffer, UpdateScale
@@ -56,7 +56,7 @@ class ShardedStepHooks(UpdateScale):
 
 
 class CriticOptimizer:
-    """The optimizer of a critic that stays outside of the engine.
+    """The optimizer of a critic beside an engine.
 
     Args:
         optimizer: over the critic's parameters.
@@ -86,13 +86,48 @@ class CriticOptimizer:
         self._optimizer.zero_grad(set_to_none=True)
         self._buffer.clear()
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `torch.optim.Optimizer.state_dict`; equal on all processes."""
-        return self._optimizer.state_dict()
+    def state_dict(self, saves: bool) -> dict[str, Any]:
+        """See `torch.optim.Optimizer.state_dict`; all processes make it together.
+
+        Args:
+            saves: this process gets all of it.
+        """
+        state = self._optimizer.state_dict()
+        moments = {
+            i: {k: whole(v, saves) for k, v in kept.items()} for i, kept in state["state"].items()
+        }
+        return {**state, "state": moments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `torch.optim.Optimizer.load_state_dict`."""
-        self._optimizer.load_state_dict(state)
+        """See `torch.optim.Optimizer.load_state_dict`; of what `state_dict` has returned."""
+        own = self._buffer.parameters
+        moments = {
+            i: {k: cut(v, own[i]) for k, v in kept.items()} for i, kept in state["state"].items()
+        }
+        self._optimizer.load_state_dict({**state, "state": moments})
+
+
+def is_in_pieces(value: Any) -> bool:
+    """Whether this process holds a piece of a tensor (FSDP2)."""
+    return isinstance(value, DTensor)
+
+
+def whole(value: Any, keep: bool) -> Any:
+    """A tensor put together, which all processes do together, for those that keep it, in main memory.
+
+    Anything else as it is.
+    """
+    if not isinstance(value, DTensor):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if keep else None
+
+
+def cut(value: Any, like: Any) -> Any:
+    """The first process's tensor cut like another one of its shape; anything else as it is."""
+    if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
 def keep_precision(accelerator: Any) -> None:

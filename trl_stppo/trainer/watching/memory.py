@@ -194,21 +194,22 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
     """The same run on one of several processes.
 
     What an engine saves is reckoned in the plainest way: what it shares out is divided by the number of
-    processes, what it gathers for a rollout is counted whole, its buffers are left out, and the critic
-    stays whole outside of it. DDP adds the buckets in which it reduces gradients.
+    processes, what it gathers for a rollout is counted whole there, and its buffers are left out. DDP
+    adds the buckets in which it reduces gradients.
     """
     trained, n = setup.trainable, processes
     if not engine.startswith(("ZeRO", "FSDP")):
         buckets = trained * setup.trainable_bytes if n > 1 else 0
         return replace(setup, other=setup.other + buckets)
+    setup = _critic_shared_out(setup, engine, n)
     if not setup.full:  # adapters are small; frozen weights are shared out by two of them
         if engine not in ("ZeRO-3", "FSDP2"):
             return replace(setup, bias_buffers=0)
         gathered = setup.weights
-        return replace(setup, bias_buffers=0, weights=gathered // n, other=setup.other + gathered)
+        return _gathering(replace(setup, bias_buffers=0, weights=gathered // n), gathered)
     if engine == "FSDP2":
-        weights, gathered, reference = setup.weights // n, setup.weights, setup.reference_weights
-        reference //= n
+        weights, reference = setup.weights // n, setup.reference_weights // n
+        gathered = setup.weights * setup.compute_bytes // setup.weight_bytes  # in bfloat16, if that
     else:
         half, masters = 2 * trained, 4 * trained // n  # computed with, and stepped
         whole = engine != "ZeRO-3"
@@ -216,16 +217,32 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
         gathered = 0 if whole else half
         reference = (half if whole else half // n) if setup.reference_weights else 0
     unreduced = 2 * trained if engine == "ZeRO-1" else 0
-    return replace(
+    setup = replace(
         setup,
         weights=weights,
         reference_weights=reference,
         trainable=trained // n,
         trainable_bytes=4,  # both step masters in float32
         bias_buffers=0,
-        other=setup.other + gathered + unreduced,
+        other=setup.other + unreduced,
         weight_bytes=setup.weight_bytes if engine == "FSDP2" else 2,
     )
+    return _gathering(setup, gathered)
+
+
+def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
+    """What is left of the critic."""
+    if engine != "FSDP2":
+        return setup
+    weights, trained = setup.critic_weights // processes, setup.critic_trainable // processes
+    return replace(setup, critic_weights=weights, critic_trainable=trained)
+
+
+def _gathering(setup: Setup, weights: int) -> Setup:
+    """With so many bytes more in a rollout, if the policy plays it."""
+    if not (weights and setup.slots):
+        return setup
+    return replace(setup, sampler=setup.sampler + weights, sampler_sleeps=True)
 
 
 def longest_prompt(rows: Any, tokenizer: Any) -> int:

@@ -102,7 +102,7 @@ def config_of(method: str, seed: int, folder: str, updates: int) -> STPPOConfig:
         "total_episodes": EPISODES * updates,
         "max_turn_tokens": 4,
         "max_completion_length": 256,
-        "learning_rate": 2e-3,
+        "learning_rate": 4e-3,
         "lr_scheduler_type": "constant",
         "num_generations_eval": 2,
         "per_device_eval_batch_size": EPISODES,
@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", nargs="+", default=["ppo", "grpo", "rebn"], help="variants")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="two updates of an untaught agent")
     parser.add_argument("--folder", help="keep the agent there")
     options = parser.parse_args()

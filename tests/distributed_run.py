@@ -17,7 +17,7 @@ from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.fakes import char_tokenizer, float64_policy
-from tests.scripted import EPISODES, logged, train
+from tests.scripted import EPISODES, Float64Groups, Float64Trainer, logged, train
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.loop.batch import full_sequence
 
@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "estimated": {"variant": "st-ppo", "clip_bias_estimator": "logits"},
     # DDP exchanges buffers in every forward pass: both ranks must make equally many.
     "groups of several lengths": {"variant": "st-ppo", "ragged": True},
+    "RLOO": {"variant": "st-rloo", "num_generations": 2},
+    "ReBN": {"variant": "st-rebn", "num_generations": 1, "gamma": 0.9},
 }  # fmt: skip
 FIGURES = (
     "loss",
@@ -82,6 +84,7 @@ def run(case: str, folder: Path) -> dict[str, Any]:
             per_device_train_batch_size=EPISODES // world,
             num_ppo_epochs=2,
             max_steps=6,
+            trainer_class=Float64Groups if "num_generations" in options else Float64Trainer,
             **options,
         )
         if ragged:
@@ -92,7 +95,10 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     assert trainer.accelerator.num_processes == world
     assert isinstance(trainer.model_wrapped, DistributedDataParallel) is (world > 1)
     assert len(recorder.after) == 6
-    figures = FIGURES if case == "estimated" else (*FIGURES, "clip_bias/cosine")
+    figures = list(FIGURES) if case == "estimated" else [*FIGURES, "clip_bias/cosine"]
+    if not trainer.has_critic:
+        figures = [n for n in figures if not n.startswith(("value/", "objective/"))]
+        figures.append("reward_std")
     return {
         "figures": {name: logged(trainer, name) for name in figures},
         "before": recorder.before,

@@ -82,6 +82,39 @@ def turn_gae(rewards, values, index, gamma, lam, bootstrap=None):
     return advantages, returns
 
 
+def return_batch_norm(rewards, index, counts, gamma):
+    returns = []  # one dict of turns per episode: those that train
+    for b, row in enumerate(index):
+        ahead, own = 0.0, {}
+        for k in reversed(range(count_turns(row))):
+            ahead = sum(rewards[b][t] for t in tokens_of(row, k)) + gamma * ahead
+            if any(counts[b][t] for t in tokens_of(row, k)):
+                own[k] = ahead
+        returns.append(own)
+    every = [g for own in returns for g in own.values()]
+    mean = sum(every) / len(every) if every else 0.0
+    deviation = math.sqrt(sum((g - mean) ** 2 for g in every) / len(every)) if every else 0.0
+    return [
+        [
+            (returns[b][k] - mean) / (deviation + 1e-9) if k >= 0 and counts[b][t] else 0.0
+            for t, k in enumerate(row)
+        ]
+        for b, row in enumerate(index)
+    ]
+
+
+def leave_one_out(scores, counts):
+    out = []
+    for row, mask in zip(scores, counts, strict=True):
+        advantages = []
+        for i, score in enumerate(row):
+            others = [s for j, s in enumerate(row) if mask[j] and j != i]
+            paid = mask[i] and others
+            advantages.append(score - sum(others) / len(others) if paid else 0.0)
+        out.append(advantages)
+    return out
+
+
 def whiten(x, mask, center=True):
     counted = [v for row, m in zip(x, mask, strict=True) for v, c in zip(row, m, strict=True) if c]
     n = len(counted)

@@ -1,6 +1,7 @@
 """Trainers that are fed scripted episodes, so that two of them see exactly the same rollouts.
 
-A row's prompt is its number; everything about its episode follows from that number. With `stale`
+A row's prompt is its number; everything about its episode follows from that number, and from how often the
+number has come up in the batch of a process. With `stale`
 the sampler is made to differ from the policy by a fixed noise, so that tokens are clipped at the very
 first optimizer step.
 """
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, float64_policy, float64_value_model
-from trl_stppo import STPPOConfig, STPPOTrainer
+from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.core.layout import Part
 
 EPISODES = 8
@@ -78,9 +79,9 @@ def play_script(prompts: list[str], trainer: Any = None) -> dict[str, Any]:
     output: dict[str, Any] = {
         key: [] for key in ("prompt_ids", "completion_ids", "turn_spans", "turn_rewards")
     }
-    for prompt in prompts:
+    for i, prompt in enumerate(prompts):
         number = int(prompt)
-        draw = torch.Generator().manual_seed(1000 + number)
+        draw = torch.Generator().manual_seed(1000 + number + 100 * prompts[:i].count(prompt))
         lengths = torch.randint(1, 5, (2 + number % 2,), generator=draw).tolist()
         spans, end = [], 0
         for turn, length in enumerate(lengths):
@@ -95,14 +96,24 @@ def play_script(prompts: list[str], trainer: Any = None) -> dict[str, Any]:
     return {**output, "logprobs": None}
 
 
-class Float64Trainer(STPPOTrainer):
-    """STPPOTrainer whose logprobs keep float64; TRL's fused head rounds them to float32."""
+class InFloat64:
+    """Keeps logprobs in float64; TRL's fused head rounds them to float32."""
+
+    temperature: float
 
     def _logprobs_of(
         self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
     ) -> tuple[Tensor, Tensor, None]:
         ids, mask = part.input_ids, part.attention_mask
         return (*plain_logprobs(model, ids, mask, keep, self.temperature), None)
+
+
+class Float64Trainer(InFloat64, STPPOTrainer):
+    """With a critic."""
+
+
+class Float64Groups(InFloat64, STGRPOTrainer):
+    """Without one."""
 
 
 def plain_logprobs(
@@ -215,11 +226,14 @@ def scripted_trainer(
     arguments = {key: options.pop(key) for key in ARGUMENTS if key in options}
     if "model" not in arguments:
         arguments["model"] = float64_policy(tokenizer)
-    if "value_model" not in arguments and "peft_config" not in arguments:
+    settings = {**DEFAULTS, **options}
+    if not trainer_class.has_critic:
+        del settings["critic_learning_rate"]
+    elif not {"value_model", "peft_config"} & {*arguments}:
         arguments["value_model"] = float64_value_model(tokenizer)
     recorder = Recorder()
     trainer = trainer_class(
-        args=STPPOConfig(output_dir=str(folder), **{**DEFAULTS, **options}),
+        args=trainer_class.config_class(output_dir=str(folder), **settings),
         processing_class=tokenizer,
         **{
             "train_dataset": numbered_rows(rows),

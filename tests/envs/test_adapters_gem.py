@@ -4,42 +4,22 @@ import functools
 import random
 import sys
 import threading
-import time
-from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
+from tests.builders import LIMITS, build, logs
+from tests.fake_gem import Dice, install
+from tests.run_log import comparable
+from tests.scripted import weights
+from trl_stppo import STGRPOTrainer
 from trl_stppo.envs import check_env
 from trl_stppo.envs.adapters import GemEnv
 
 
-class Dice:
-    """Draws from the global generator, as GEM's games do."""
-
-    def reset(self, seed=None):
-        if seed is not None:
-            random.seed(seed)
-        return f"A die shows {random.randint(1, 6)}.\n", {"suffix": "Board."}
-
-    def step(self, action):
-        if action == "?":
-            return "no", -0.1, True, True, {}
-        if action == "win":
-            return "Congratulations! All found.", 0.25, True, False, {}
-        if action == "slow":
-            random.random()
-            time.sleep(0.001)  # another thread may draw now
-        return str(random.random()), 1.0 if action == "solve" else 0.0, action == "solve", False, {}
-
-
 @pytest.fixture
 def gem(monkeypatch):
-    package, utils, constants = (ModuleType(n) for n in ("gem", "gem.utils", "gem.utils.constants"))
-    package.make = lambda env_id, **options: Dice()
-    constants.LanguageGameReward = SimpleNamespace(success_reward=1.0, format_error_reward=-0.1)
-    package.utils, utils.constants = utils, constants
-    for module in (package, utils, constants):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    install(monkeypatch)
 
 
 def test_the_global_generator_is_left_alone(gem) -> None:
@@ -105,6 +85,55 @@ def test_ends(gem, action, rest) -> None:
             env.step(action)
 
 
+class PaysAtRandom(Dice):
+    """Three turns, each paid with what the global generator says."""
+
+    def reset(self, seed=None):
+        self.turns = 0
+        return super().reset(seed)
+
+    def step(self, action):
+        self.turns += 1
+        return str(random.random()), random.random(), self.turns == 3, False, {}
+
+
+def check_that_a_resumed_run_ends_like_the_whole_one(env_id, folder):
+    """With rows that hold no seed: the trainer's own decides which games are played."""
+    options = {
+        **LIMITS, "variant": "rebn", "num_generations": 1, "gamma": 0.9, "num_mini_batches": 1,
+        "save_strategy": "steps", "save_steps": 1, "max_steps": 3, "max_completion_length": 80,
+    }  # fmt: skip
+    runs = []
+    for resume in (None, str(folder / "checkpoint-1")):
+        arguments = {"environment_factory": functools.partial(GemEnv, env_id)}
+        trainer = build(folder, STGRPOTrainer, arguments=arguments, **options)
+        trainer.train(resume_from_checkpoint=resume)
+        runs.append(trainer)
+    whole, resumed = runs
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed).items())
+    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+    return whole
+
+
+def test_a_resumed_run_ends_like_the_whole_one(gem, tmp_path) -> None:
+    sys.modules["gem"].make = lambda env_id: PaysAtRandom()
+    whole = check_that_a_resumed_run_ends_like_the_whole_one("dice", tmp_path)
+    assert logs(whole)["reward_std"] > 0
+
+
+def test_rows_hold_a_seed_each_and_no_game_twice(gem) -> None:
+    [(name, rows)] = GemEnv.datasets().items()
+    train, test = rows("train"), rows("test")
+    assert name == "gem-seeds"
+    assert (len(train), len(test)) == (10_000, 200)
+    assert not {*train["seed"]} & {*test["seed"]}
+    row = test[0]
+    assert row["prompt"] == [{"role": "user", "content": ""}]
+    opening = GemEnv("dice").reset(**row)
+    assert GemEnv("dice").reset(**row) == opening
+
+
 def test_a_missing_package_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gem", None)
     with pytest.raises(ImportError, match="pip install 'gem-llm"):
@@ -143,3 +172,9 @@ def test_a_number_is_guessed() -> None:
             break
     assert observation.startswith("Congratulations!")
     assert (reward, truncated, info) == (1.0, False, {"valid_action": True, "success": True})
+
+
+@pytest.mark.parametrize("env_id", ["game:GuessTheNumber-v0-random", "rg:leg_counting"])
+def test_a_resumed_run_of_the_package_ends_like_the_whole_one(env_id, tmp_path) -> None:
+    pytest.importorskip("gem")
+    check_that_a_resumed_run_ends_like_the_whole_one(env_id, tmp_path)

@@ -235,5 +235,5 @@ def test_what_needs_a_critic_is_refused(options, message, tmp_path):
 
 def test_a_value_model_is_refused(tmp_path):
     value_model = tiny_value_model(char_tokenizer())
-    with pytest.raises(ValueError, match=r"`value_model` is a .*group-relative advantages need no"):
+    with pytest.raises(ValueError, match=r"`value_model` is a .*but STGRPOConfig has no critic"):
         build(tmp_path, STGRPOTrainer, arguments={"value_model": value_model}, **GROUP)

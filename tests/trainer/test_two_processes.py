@@ -10,7 +10,7 @@ from tests.launch import by_case
 from tests.scripted import norm
 from tests.tiers import quick
 
-NOW = ("LoRA, shared critic", "estimated", "groups of several lengths")
+NOW = ("LoRA, shared critic", "estimated", "groups of several lengths", "RLOO", "ReBN")
 
 
 @pytest.fixture(scope="module")

@@ -109,6 +109,23 @@ def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
         config(importance_sampling_level="word")
 
 
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"importance_sampling_level": "turn"}, "fits: 'turn-grpo', 'st-grpo', 'turn-rloo'"),
+        (
+            {"clip_bias_normalization": "share"},
+            "fits: 's-grpo', 's-rloo', 's-rebn'; or set",
+        ),
+        ({"importance_sampling_level": "sequence"}, "Choose the variant that fits: 'gspo'; or set"),
+        ({"importance_sampling_level": "word"}, "means 'token'. Set variant=None."),
+    ],
+)
+def test_a_contradiction_names_the_variants_that_fit(options, advice):
+    with pytest.raises(ValueError, match=advice):
+        config(STGRPOConfig, variant="rebn", **options)
+
+
 def test_unknown_variants_and_modes_list_what_is_allowed():
     with pytest.raises(ValueError, match="`variant='sorl'`: allowed are 'ppo', 'turn-ppo'"):
         config(variant="sorl")

@@ -5,7 +5,15 @@ means "counts", and what lies under a False can never reach a result or a gradie
 goes in, float32 comes out; nothing here waits for a GPU.
 """
 
-from trl_stppo.core.advantages import GROUP_SCALES, group_advantages, token_gae, turn_gae, whiten
+from trl_stppo.core.advantages import (
+    GROUP_SCALES,
+    group_advantages,
+    leave_one_out_advantages,
+    return_batch_norm,
+    token_gae,
+    turn_gae,
+    whiten,
+)
 from trl_stppo.core.clip_bias import (
     NORMALIZATION_MODES,
     cosine,
@@ -52,6 +60,7 @@ __all__ = [
     "group_advantages",
     "importance_ratio",
     "kl_penalty",
+    "leave_one_out_advantages",
     "log_importance_ratio",
     "logit_space_square",
     "masked_mean",
@@ -59,6 +68,7 @@ __all__ = [
     "normalization_scale",
     "num_turns",
     "reduce_turns",
+    "return_batch_norm",
     "sampler_correction",
     "token_gae",
     "token_rewards",

@@ -1,6 +1,6 @@
-"""Generalised advantage estimation over agent tokens or over turns, and whitening.
+"""Advantages: GAE over agent tokens or over turns, whitening, and what serves without a critic.
 
-Both estimators step *across* observations: the successor of a turn's last token is the next
+Both forms of GAE step *across* observations: the successor of a turn's last token is the next
 turn's first token, whose value already contains the observation. Advantages are constants of the
 update; pass values without a gradient.
 """
@@ -25,6 +25,7 @@ from trl_stppo.core.turns import broadcast_turns, num_turns, reduce_turns, turn_
 
 WHITEN_EPS = 1e-8
 GROUP_EPS = 1e-4  # TRL's
+RETURN_EPS = 1e-9  # GEM's
 GROUP_SCALES = ("group", "batch", "none")
 
 
@@ -158,7 +159,21 @@ def whiten(
     check_float(x=x)
     check_like("mask", mask, x=x)
     given = upcast(x)
-    x = widest(zero_off_mask(given, mask))
+    deviations, mean, squares, count = _moments(widest(zero_off_mask(given, mask)), mask, reduce)
+    scale = torch.rsqrt(_variance(squares, count - 1) + WHITEN_EPS)
+    whitened = deviations * scale
+    if not center:
+        whitened = zero_off_mask(whitened + mean, mask)
+    return whitened.to(given.dtype)
+
+
+def _moments(
+    x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What counts less its mean, 0 elsewhere; the mean, the sum of squared deviations, the count.
+
+    `reduce` sums over processes, exactly twice; `x` is 0 where `mask` is False.
+    """
     totals = torch.stack([x.sum(), mask.sum().to(x.dtype)])
     if reduce is not None:
         totals = reduce(totals)
@@ -171,11 +186,8 @@ def whiten(
         sums = reduce(sums)
     # The mean of equal values is not quite that value, once rounded; the mean of what they miss it by is.
     rest = sums[0] / count
-    variance = _variance((sums[1] - rest * sums[0]).clamp(min=0), count)
-    whitened = zero_off_mask(deviations - rest, mask) * torch.rsqrt(variance + WHITEN_EPS)
-    if not center:
-        whitened = zero_off_mask(whitened + (mean + rest), mask)
-    return whitened.to(given.dtype)
+    squares = (sums[1] - rest * sums[0]).clamp(min=0)
+    return zero_off_mask(deviations - rest, mask), mean + rest, squares, count
 
 
 def _check_inputs(
@@ -272,7 +284,77 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
         squares, number = centred.square().sum(dim=1, keepdim=True), counts.sum(1, keepdim=True)
     else:
         squares, number = _centred(scores, counts).square().sum(), counts.sum()
-    return (centred / (_variance(squares, number).sqrt() + GROUP_EPS)).to(given.dtype)
+    return (centred / (_variance(squares, number - 1).sqrt() + GROUP_EPS)).to(given.dtype)
+
+
+def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
+    """Each episode's score against the mean of the others that share its prompt (RLOO).
+
+        A_i = score_i - mean(score_j, j != i)  =  n / (n - 1) (score_i - mean(group))
+
+    Args:
+        scores: [N, G] float, reward units: N prompts, G episodes each.
+        counts: [N, G] bool, False for an episode without a score: no mean contains it.
+
+    Returns:
+        [N, G] float, reward units, 0 where `counts` is False and for an episode without others.
+        Float32 for half precision input.
+
+    Raises:
+        ValueError: wrong dtypes or shapes.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019. TRL's RLOOTrainer with
+        normalize_advantages=False and beta=0.
+    """
+    centred = group_advantages(scores, counts, "none")
+    number = counts.sum(dim=1, keepdim=True)
+    return centred * number / (number - 1).clamp(min=1)
+
+
+def return_batch_norm(
+    rewards: Tensor,
+    turn_index: Tensor,
+    counts: Tensor,
+    gamma: float,
+    *,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Each turn's discounted return against those of all turns of the batch (ReBN).
+
+        G_k = R_k + gamma G_{k+1},    A_k = (G_k - mean(G)) / (std(G) + 1e-9)
+
+    with R_k the sum of the rewards of turn k's tokens, mean and deviation over turns, an episode of many
+    turns hence with a weight of many.
+
+    Args:
+        rewards: [B, T] float, reward units.
+        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
+        counts: [B, T] bool, tokens that train: a turn without any is left out of mean and deviation.
+        gamma: discount per turn, 0 <= gamma <= 1.
+        reduce: as for `whiten`: sums a tensor over all processes, called exactly twice on each.
+
+    Returns:
+        [B, T] float, unitless, A_k at every counting token of turn k, 0 elsewhere; equal returns, or a
+        single turn, give 0. Float32 for half precision input.
+
+    Raises:
+        ValueError: gamma outside [0, 1], wrong dtypes, or shapes that do not fit.
+
+    Source: GEM, arXiv:2510.01051. The deviation is the population's, as there; AgileRL takes the
+        unbiased one, larger by sqrt(n / (n - 1)).
+    """
+    check_turn_index(turn_index)
+    check_mask("counts", counts)
+    check_like("turn_index", turn_index, counts=counts)
+    _check_inputs("turn_index", turn_index, rewards, rewards, gamma, 1.0, None)
+    given, counts = upcast(rewards), counts & (turn_index >= 0)
+    steps, trains = (_steps(widest(x), turn_index) for x in (given, counts))
+    nothing = torch.zeros_like(steps)
+    returns, _ = _gae_over_steps(steps, nothing, num_turns(turn_index), gamma, 1.0, None)
+    mask = trains > 0
+    deviations, _, squares, number = _moments(zero_off_mask(returns, mask), mask, reduce)
+    normed = deviations / (_variance(squares, number).sqrt() + RETURN_EPS)
+    return zero_off_mask(broadcast_turns(normed, turn_index), counts).to(given.dtype)
 
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -283,7 +365,7 @@ def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return x
 
 
-def _variance(squares: Tensor, count: Tensor) -> Tensor:
-    """Unbiased; NaN where squares overflow, since dividing by infinity would make all values equal."""
-    variance = squares / (count - 1).clamp(min=1)
+def _variance(squares: Tensor, freedom: Tensor) -> Tensor:
+    """NaN where squares overflow, since dividing by infinity would make all values equal."""
+    variance = squares / freedom.clamp(min=1)
     return variance.masked_fill(variance.isinf(), torch.nan)

@@ -259,6 +259,11 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         check_values(self)
 
     @property
+    def needs_groups(self) -> bool:
+        """Whether episodes of a prompt are compared with each other, so that it is played repeatedly."""
+        return False
+
+    @property
     def eval_settings(self) -> dict[str, Any]:
         """`eval_generation_kwargs`, which is a dictionary once it has been read."""
         told = self.eval_generation_kwargs or {}

@@ -9,14 +9,26 @@ from ..core import GROUP_SCALES
 from .config.names import Preset, option, takes_old_names
 from .stppo_config import STPPOConfig
 
+# variant -> (importance_sampling_level, whether the clipping-bias correction is on); what an advantage
+# is relative to is what its name ends in.
 GROUP_VARIANTS = {
     "grpo": ("token", False),
     "gspo": ("sequence", False),
     "turn-grpo": ("turn", False),
     "s-grpo": ("token", True),
     "st-grpo": ("turn", True),
+    "rloo": ("token", False),
+    "turn-rloo": ("turn", False),
+    "s-rloo": ("token", True),
+    "st-rloo": ("turn", True),
+    "rebn": ("token", False),
+    "turn-rebn": ("turn", False),
+    "s-rebn": ("token", True),
+    "st-rebn": ("turn", True),
 }
 BY_LEVEL = {"token": "grpo", "turn": "st-grpo", "sequence": "gspo"}
+# Last part of a variant's name -> what an advantage is relative to.
+ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
 # Options that say how a critic is trained, or how its values become advantages.
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
@@ -31,9 +43,13 @@ CRITICS_OPTIONS = (
 class STGRPOConfig(STPPOConfig):
     """Configuration of [`STGRPOTrainer`]: all of [`STPPOConfig`] but what concerns a critic.
 
-    Setting what does, or rewards per token, is an error. `scale_rewards` and `beta` work as in GRPO.
+    Setting what does, or rewards per token, is an error. `beta` works as in GRPO. `variant` also says what
+    an advantage is relative to: the mean of the group (`..grpo`, `gspo`), of the others of the group
+    (`..rloo`), or of the discounted returns of all turns of the batch (`..rebn`, for which a prompt may
+    be played once). `scale_rewards` is for the first, `gamma` for the last.
 
-    Source: arXiv:2511.20718v2 (SO-GRPO, SORL); Shao et al. 2024, arXiv:2402.03300.
+    Source: arXiv:2511.20718v2 (SO-GRPO, SORL); Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024,
+    arXiv:2402.14740 (RLOO); GEM, arXiv:2510.01051 (ReBN).
     """
 
     _TRAINER: ClassVar[str] = "STGRPOTrainer"
@@ -44,28 +60,45 @@ class STGRPOConfig(STPPOConfig):
     variant: str | None = option(
         Preset("st-grpo"), f"One of {', '.join(GROUP_VARIANTS)}, or None: free choice."
     )
-    num_generations: int | None = option(8, "Episodes per prompt, at least 2.")
+    num_generations: int | None = option(8, "Episodes per prompt, at least 2; with ReBN 1.")
     num_iterations: int = option(1, "Epochs over each rollout batch.")
     kl_coef: float = option(0.0, "Only 0: use beta.")
+
+    @property
+    def advantage_estimator(self) -> str:
+        """What the variant makes advantages relative to: "group", "leave_one_out" or "batch"."""
+        return ESTIMATORS.get((self.variant or "").rpartition("-")[2], "group")
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether the episodes of a prompt are compared with each other."""
+        return self.advantage_estimator != "batch"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         defaults = {spec.name: spec.default for spec in fields(self)}
-        given = [name for name in CRITICS_OPTIONS if getattr(self, name) != defaults[name]]
+        refused = [name for name in CRITICS_OPTIONS if name != "gamma" or self.needs_groups]
+        given = [name for name in refused if getattr(self, name) != defaults[name]]
         if given:
             named = ", ".join(f"`{name}={getattr(self, name)!r}`" for name in given)
+            discounted = " `gamma` belongs to ReBN: variant='rebn'." if "gamma" in given else ""
             raise ValueError(
-                f"{named}: not supported by STGRPOConfig, where there is no critic and an advantage belongs "
-                f"to a whole episode. Leave {'it' if len(given) == 1 else 'them'} out, or use STPPOConfig; "
-                f"the KL in the loss is `beta`."
+                f"{named}: not supported by STGRPOConfig with `variant={self.variant!r}`, where there is no "
+                f"critic. Leave {'it' if len(given) == 1 else 'them'} out, or use STPPOConfig; the KL in "
+                f"the loss is `beta`.{discounted}"
             )
-        if self.num_generations is None or self.num_generations < 2:
+        if self.needs_groups and (self.num_generations is None or self.num_generations < 2):
             raise ValueError(
                 f"`num_generations={self.num_generations}`: an advantage relative to a group needs at "
-                f"least 2 episodes per prompt. Raise it, or use STPPOConfig, which has a critic instead."
+                f"least 2 episodes per prompt. Raise it, or take what needs no group: variant='rebn', or "
+                f"STPPOConfig with its critic."
             )
-        if self.scale_rewards not in GROUP_SCALES:
-            raise ValueError(
-                f"`scale_rewards={self.scale_rewards!r}`: allowed are "
-                f"{', '.join(map(repr, GROUP_SCALES))}."
+        scales = GROUP_SCALES if self.advantage_estimator == "group" else ("group",)
+        if self.scale_rewards not in scales:
+            instead = (
+                f"allowed are {', '.join(map(repr, scales))}."
+                if len(scales) > 1
+                else f"no effect with `variant={self.variant!r}`, which has no group's deviation to divide "
+                f"by. Leave it out, or take a variant of GRPO."
             )
+            raise ValueError(f"`scale_rewards={self.scale_rewards!r}`: {instead}")

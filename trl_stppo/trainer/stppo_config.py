@@ -130,14 +130,16 @@ class STPPOConfig(PPOConfig):
             )
 
     def _contradiction(self, name: str, expected: str) -> ValueError:
+        level, mode = self.importance_sampling_level, self.clip_bias_normalization
+        fitting = [
+            repr(variant)
+            for variant, (its_level, corrects) in self._VARIANTS.items()
+            if its_level == level and (mode is None or (mode != "none") == corrects)
+        ]
+        other = f"Choose the variant that fits: {', '.join(fitting)}; or set" if fitting else "Set"
         return ValueError(
             f"`{name}={getattr(self, name)!r}` contradicts `variant={self.variant!r}`, which means "
-            f"{expected!r}. Choose the variant that fits: "
-            + ", ".join(
-                f"{variant!r} = {level} ratio, correction {'on' if on else 'off'}"
-                for variant, (level, on) in self._VARIANTS.items()
-            )
-            + "; or set variant=None."
+            f"{expected!r}. {other} variant=None."
         )
 
     def _check_clip_bias(self) -> None:

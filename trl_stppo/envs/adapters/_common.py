@@ -42,12 +42,6 @@ def missing(package: str) -> ImportError:
     )
 
 
-def seed_of(row: dict[str, Any]) -> int | None:
-    """The row's column `seed`, if it has one."""
-    seed = row.get("seed")
-    return None if seed is None else int(seed)
-
-
 def no_episode() -> RuntimeError:
     """The error for a step outside an episode."""
     return RuntimeError("no episode is running: call reset before step, and after an end.")

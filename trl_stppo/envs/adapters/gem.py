@@ -1,8 +1,15 @@
 """GEM's environments, without their grip on the global random generators."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
-from ._common import PrivateRandomness, missing, no_episode, seed_of
+from ._common import PrivateRandomness, missing, no_episode
+
+if TYPE_CHECKING:
+    import datasets
+
+Split = Literal["train", "test"]
+SEEDS = {"train": range(10_000), "test": range(10_000, 10_200)}
 
 
 class GemEnv:
@@ -12,6 +19,11 @@ class GemEnv:
     on a turn that they cannot read. A game's own limit on turns is an end of the game, not a
     truncation: the rules mention it, and some games pay for the last turn.
     """
+
+    @classmethod
+    def datasets(cls) -> dict[str, Callable[[Split], "datasets.Dataset"]]:
+        """Rows that hold a seed each, 10,000 and 200 others; what commands take unless told."""
+        return {"gem-seeds": _seeds}
 
     def __init__(self, env_id: str, **options: Any) -> None:
         """Make the environment.
@@ -35,10 +47,10 @@ class GemEnv:
         self._rewards: Any = LanguageGameReward
         self._is_running = False
 
-    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode; the optional column `seed` makes it repeatable."""
+    def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
+        """Start an episode; it follows from `seed`, a column of the row or else the trainer's own."""
         with self._randomness.installed():
-            observation, info = self._env.reset(seed=seed_of(row))
+            observation, info = self._env.reset(seed=seed)
         self._is_running = True
         return _with_suffix(observation, info), {}
 
@@ -66,3 +78,12 @@ class GemEnv:
 def _with_suffix(observation: str, info: dict[str, Any]) -> str:
     """GEM keeps the board of most games apart from the observation, in `info`."""
     return "\n".join(filter(None, [observation.rstrip("\n"), info.get("suffix", "")]))
+
+
+def _seeds(split: Split) -> "datasets.Dataset":
+    """The rules are said by `reset`, so the prompt is empty."""
+    from datasets import Dataset
+
+    seeds = list(SEEDS[split])
+    prompt = [{"role": "user", "content": ""}]
+    return Dataset.from_dict({"prompt": [prompt] * len(seeds), "seed": seeds})

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ._common import last_word, missing, no_episode, seed_of
+from ._common import last_word, missing, no_episode
 
 
 class _ToyTextEnv:
@@ -41,9 +41,9 @@ class _ToyTextEnv:
         self._invalid_reward = float(invalid_reward)
         self._state: Any = None  # None: no episode is running
 
-    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode; the optional column `seed` makes it repeatable."""
-        self._state, _ = self._env.reset(seed=seed_of(row))
+    def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
+        """Start an episode; it follows from `seed`, a column of the row or else the trainer's own."""
+        self._state, _ = self._env.reset(seed=seed)
         return "\n".join(filter(None, [self._opening, self._text(self._state)])), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

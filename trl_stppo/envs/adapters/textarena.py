@@ -6,7 +6,7 @@ from typing import Any
 
 from trl_stppo.errors import EnvironmentContractError
 
-from ._common import PrivateRandomness, missing, no_episode, seed_of
+from ._common import PrivateRandomness, missing, no_episode
 
 # game -> whether its reward of 1 says that it was solved (Blackjack and Set pay for hands and sets)
 GAMES = {
@@ -54,10 +54,10 @@ class TextArenaEnv:
         self._invalid_reward = float(invalid_reward)
         self._is_running = False
 
-    def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode; the optional column `seed` makes it repeatable."""
+    def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
+        """Start an episode; it follows from `seed`, a column of the row or else the trainer's own."""
         with self._randomness.installed():
-            self._env.reset(num_players=1, seed=seed_of(row))
+            self._env.reset(num_players=1, seed=seed)
         self._is_running = True
         return self._news(), {}
 

@@ -289,7 +289,7 @@ def _no_bf16(config: GRPOConfig) -> str:
 def _wrong_groups(config: GRPOConfig) -> str:
     rows, steps = config.per_device_train_batch_size, config.steps_per_generation
     episodes, group = int(config.generation_batch_size or 0), config.num_generations or 1
-    least = 1 if type(config).num_generations == 1 else 2  # groups compare their members
+    least = 2 if config.needs_groups else 1  # groups compare their members
     allowed = [n for n in range(least, episodes + 1) if episodes % n == 0]
     nearest = min(allowed, key=lambda n: abs(n - group))
     return (

@@ -123,8 +123,8 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
     args, policy = host.args, host.model
     if not host.has_critic and value_model is not None:
         raise ValueError(
-            f"`value_model` is a {type(value_model).__name__}, but group-relative advantages need no "
-            f"critic. Leave it out, or use STPPOTrainer."
+            f"`value_model` is a {type(value_model).__name__}, but {type(args).__name__} has no critic. "
+            f"Leave it out, or use STPPOTrainer."
         )
     if value_model is not None and args.value_model_name_or_path is not None:
         raise ValueError(continuing.ONE_OF_TWO)

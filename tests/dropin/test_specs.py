@@ -1,0 +1,238 @@
+"""TRL's specs of Harbor and OpenReward plug into our trainers as into GRPOTrainer.
+
+What is TRL's runs as it is: the specs, the environments, how tools are bound and rewards are read.
+Stood in for is what it imports of `harbor` and `openreward`, by the names and forms that it asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+import trl
+from transformers import Qwen2ForCausalLM
+from trl import GRPOTrainer
+from trl.experimental.harbor import HarborSpec
+from trl.experimental.openreward import OpenRewardSpec
+
+from tests.builders import build, logs
+from tests.fakes import char_tokenizer, tiny_config
+from trl_stppo import STGRPOTrainer, STPPOTrainer
+from trl_stppo.trainer.loop import sampler
+
+TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
+TRAINERS = [
+    (STPPOTrainer, {"kl_coef": 0.0}),
+    (STGRPOTrainer, {"variant": "rebn", "num_generations": 1}),
+]
+
+
+def modules(monkeypatch, **contents):
+    """Modules by dotted name (`a__b` is `a.b`), and the packages above them."""
+    for name, names in contents.items():
+        parts = name.split("__")
+        for depth in range(1, len(parts) + 1):
+            dotted = ".".join(parts[:depth])
+            if dotted not in sys.modules:
+                monkeypatch.setitem(sys.modules, dotted, ModuleType(dotted))
+        vars(sys.modules[".".join(parts)]).update(names)
+
+
+def trained(kind, options, folder, monkeypatch, spec, turns):
+    """Train on a spec while a script says `turns(number)`, the number being that of the instruction."""
+
+    def scripted(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        ids = []
+        for prompt in self._tokenizer.batch_decode(prompt_ids, skip_special_tokens=False):
+            number = int(re.search(r"task (\d)", prompt).group(1))
+            said = turns(number)[prompt.count("<|im_start|>assistant") - 1]
+            ids.append(self._tokenizer(said + "<|im_end|>")["input_ids"])
+        return ids, None
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", scripted)
+    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = TEMPLATE.read_text()
+    torch.manual_seed(0)
+    arguments = {
+        "processing_class": tokenizer,
+        "model": Qwen2ForCausalLM(tiny_config(tokenizer, max_position_embeddings=8192)),
+        "train_dataset": spec.train_dataset,
+        "environment_factory": spec.environment_factory,
+        "reward_funcs": spec.reward_funcs,
+    }
+    sizes = {"per_device_train_batch_size": 2, "max_completion_length": 900, "max_steps": 2}
+    trainer = build(folder, kind, arguments=arguments, **sizes, **options)
+    trainer.train()
+    return trainer
+
+
+def call(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+# ----------------------------------------------------------------------------------- Harbor
+
+
+class Sandbox:
+    """One shell command at a time; knows `echo -n "x" > /workdir/answer.txt`."""
+
+    os, started = "linux", 0
+
+    def __init__(self):
+        self.answer = None
+
+    async def start(self, force_build):
+        type(self).started += 1
+
+    async def stop(self, delete):
+        pass
+
+    async def run_healthcheck(self):
+        pass
+
+    async def empty_dirs(self, folders, chmod):
+        pass
+
+    async def exec(self, command, timeout_sec=None, user=None):
+        if written := re.fullmatch(r'echo -n "(\w+)" > /workdir/answer.txt', command):
+            self.answer = written.group(1)
+        return SimpleNamespace(stdout=f"ran {command}", stderr="", return_code=0)
+
+
+class Verifier:
+    def __init__(self, config, task, trial_paths, environment, override_env):
+        self.right = environment.answer == task.right
+
+    async def verify(self):
+        return SimpleNamespace(rewards={"reward": float(self.right)})
+
+
+def task_of(task_dir):
+    """As `harbor.models.task.task.Task` reads a folder."""
+    return SimpleNamespace(
+        instruction=(task_dir / "instruction.md").read_text(),
+        right=(task_dir / "right.txt").read_text(),
+        short_name=task_dir.name,
+        paths=SimpleNamespace(environment_dir=task_dir / "environment"),
+        config=SimpleNamespace(environment=None, verifier=SimpleNamespace(env={})),
+    )
+
+
+@pytest.fixture
+def harbor(monkeypatch, tmp_path):
+    """The package, and a folder of four tasks."""
+    monkeypatch.setattr(Sandbox, "started", 0)
+    plain = SimpleNamespace
+    modules(
+        monkeypatch,
+        harbor__environments__factory={
+            "EnvironmentFactory": plain(create_environment_from_config=lambda **given: Sandbox())
+        },
+        harbor__models__task__task={"Task": task_of},
+        harbor__models__trial__config={"EnvironmentConfig": plain, "VerifierConfig": plain},
+        harbor__models__trial__paths={
+            "TrialPaths": plain,
+            "EnvironmentPaths": plain(for_os=lambda os: plain(verifier_dir="/verifier")),
+        },
+        harbor__verifier__factory={"VerifierFactory": plain(create_verifier_from_config=Verifier)},
+    )
+    for number in range(4):
+        folder = tmp_path / "tasks" / f"t{number}"
+        (folder / "environment").mkdir(parents=True)
+        (folder / "instruction.md").write_text(f"This is task {number}.")
+        (folder / "right.txt").write_text(str(number))
+        (folder / "task.toml").write_text(f'[metadata]\ngold_answer = "{number}"\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize(("kind", "options"), TRAINERS, ids=lambda v: getattr(v, "_name", ""))
+def test_a_spec_of_harbor_trains_and_its_verifier_pays(kind, options, harbor, monkeypatch):
+    def turns(number):  # the last task is answered wrongly
+        answer = "none" if number == 3 else str(number)
+        return [
+            call("bash", command="ls"),
+            call("bash", command=f'echo -n "{answer}" > /workdir/answer.txt'),
+            "done",
+        ]
+
+    spec = HarborSpec(str(harbor))
+    trainer = trained(kind, options, harbor / "out", monkeypatch, spec, turns)
+    figures = logs(trainer)
+    assert figures["episode/score"] == 0.75
+    assert figures["turns/mean"] == 3.0
+    assert figures["tools/call_frequency"] == 2.0
+    assert figures["tools/failure_frequency"] == 0.0
+    assert figures["reward_std"] == pytest.approx(0.5)
+    assert Sandbox.started in (4, 8)  # one for each episode
+
+
+# ------------------------------------------------------------------------------- OpenReward
+
+
+class Session:
+    """Two tools; the second ends the task and pays."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def get_prompt(self):
+        return [SimpleNamespace(type="text", text=f"This is task {self.index}.")]
+
+    def list_tools(self):
+        return TOOLS
+
+    def call_tool(self, name, arguments):
+        reward = None if name == "look" else float(arguments["number"] == self.index)
+        block = SimpleNamespace(type="text", text=f"{name} says {arguments}")
+        return SimpleNamespace(
+            blocks=[block], reward=reward, metadata=None, finished=name != "look"
+        )
+
+
+def tool(name, **properties):
+    schema = {"properties": properties, "required": list(properties)}
+    return SimpleNamespace(name=name, description=f"To {name}.", input_schema=schema)
+
+
+TOOLS = [tool("look"), tool("submit", number={"type": "integer", "description": "Which."})]
+
+
+class Tasks:
+    server, name, namespace = "here", "env", None
+
+    def num_tasks(self, split):
+        return 4
+
+    def get_task(self, split, index):
+        return {"difficulty": index}
+
+    def list_tools(self):
+        return TOOLS
+
+    @contextmanager
+    def session(self, split, index, secrets):
+        yield Session(index)
+
+
+@pytest.mark.parametrize(("kind", "options"), TRAINERS, ids=lambda v: getattr(v, "_name", ""))
+def test_a_spec_of_openreward_trains_and_its_last_reward_pays(kind, options, tmp_path, monkeypatch):
+    client = SimpleNamespace(environments=SimpleNamespace(get=lambda target: Tasks()))
+    modules(monkeypatch, openreward={"OpenReward": lambda **given: client})
+
+    def turns(number):
+        return [call("look"), call("submit", number=min(number, 2)), "done"]
+
+    spec = OpenRewardSpec("http://here", num_tasks=4)
+    trainer = trained(kind, options, tmp_path, monkeypatch, spec, turns)
+    figures = logs(trainer)
+    assert figures["episode/score"] == 0.75
+    assert figures["turns/mean"] == 3.0
+    assert figures["tools/failure_frequency"] == 0.0
+    assert figures["reward_std"] == pytest.approx(0.5)

@@ -1,0 +1,242 @@
+"""RLOO and ReBN through `trainer.train()`: TRL's numbers, GEM's formula, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trl import RLOOConfig, RLOOTrainer
+
+import references
+from tests.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_config
+from tests.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.run_log import comparable
+from tests.scripted import weights
+from tests.tiers import quick
+from trl_stppo import STGRPOConfig, STGRPOTrainer
+from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
+
+CRITICS = ("critic_learning_rate", "num_mini_batches", "num_ppo_epochs")
+ONE_BATCH = {"num_mini_batches": 1, "gradient_accumulation_steps": 2}
+SINGLE = {**ONE_BATCH, "num_generations": 1, "variant": "rebn"}
+
+
+class Recorded(STGRPOTrainer):
+    """Keeps the newest rollout's batch, its turns, its scores and what became of them."""
+
+    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
+        self.recorded = (batch, turns, scores, targets)
+        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+
+
+# ------------------------------------------------------------------------------------- RLOO
+
+
+def letters(completions, **columns):
+    """Different rewards within most groups."""
+    return [len(set(c[-1]["content"])) / 4 for c in completions]
+
+
+def some_unscored(completions, **columns):
+    """The same, and none at all for some episodes."""
+    return [None if 4 * r % 3 == 0 else r for r in letters(completions)]
+
+
+@pytest.mark.parametrize("rewards", [letters, some_unscored])
+def test_rloo_is_trls_rloo(rewards, tmp_path, monkeypatch):
+    """On the policy, with KL in the reward and normalised advantages, which are not here, off there.
+
+    The ratio there is the product over an episode, 1 like ours while nothing has moved. The tokens of an
+    episode are summed there; `dr_grpo` does that but for a constant, which the rate takes in.
+    """
+    # Otherwise ours draws each answer from a seed of its own.
+    monkeypatch.setattr(sampler, "why_not_cached", lambda host: "As TRL does it.")
+    length, rate = 12, 0.002
+    settings = {k: v for k, v in QUICK.items() if k not in CRITICS} | {"disable_dropout": True}
+    settings |= {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    settings |= {"num_generations": 4, "max_steps": 4, "max_completion_length": length}
+    tokenizer, trained = char_tokenizer(), []
+    tiny_policy(tokenizer).save_pretrained(tmp_path / "policy")
+    for kind, config, own in (
+        (RLOOTrainer, RLOOConfig, {"beta": 0.0, "learning_rate": rate}),
+        (
+            STGRPOTrainer,
+            STGRPOConfig,
+            {"variant": "rloo", "loss_type": "dr_grpo", "learning_rate": rate * length},
+        ),
+    ):
+        trainer = kind(
+            model=str(tmp_path / "policy"),
+            reward_funcs=rewards,
+            args=config(output_dir=str(tmp_path), **{**settings, **own}),
+            train_dataset=prompts(),
+            processing_class=tokenizer,
+        )
+        start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        trainer.train()
+        trained.append(trainer)
+    theirs, ours = trained
+    moved = 0.0
+    for (name, p), q in zip(theirs.model.named_parameters(), ours.model.parameters(), strict=True):
+        moved = max(moved, float((p - start[name]).detach().abs().max()))
+        assert torch.allclose(p, q, atol=2e-6), name
+    assert moved > 1e-3
+    for name in ("frac_reward_zero_std", "completions/mean_length"):
+        assert logs(ours)[name] == pytest.approx(logs(theirs)[name], abs=1e-6), name
+    if rewards is letters:  # upstream leaves episodes without a reward out of these two
+        for name in ("reward", "reward_std"):
+            assert logs(ours)[name] == pytest.approx(logs(theirs)[name], abs=1e-6), name
+
+
+# ------------------------------------------------------------------------------------- ReBN
+
+
+class Uneven(CountEnv):
+    """Pays and ends by the row's `number`; breaks where it is 2."""
+
+    def reset(self, *, number, **row):
+        self._number, self._turns = number, 0
+        return "", {}
+
+    def step(self, action):
+        self._turns += 1
+        if self._number == 2 and self._turns == 2:
+            raise OSError("broken on purpose")
+        reward = (self._number % 3) * 0.5 + self._turns
+        return "go on", reward, self._turns == 1 + self._number % 3, False, {}
+
+
+class Numbered(Recorded):
+    def _play(self, inputs):
+        return super()._play([{**row, "number": i} for i, row in enumerate(inputs)])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_rebn_is_gems_formula_over_the_turns_of_the_batch(gamma, tmp_path):
+    options = {**SINGLE, **LIMITS, "gamma": gamma, "max_steps": 1}
+    trainer = build(tmp_path, Numbered, arguments={"environment_factory": Uneven}, **options)
+    trainer.train()
+    batch, turns, _, targets = trainer.recorded
+    rewards = torch.zeros_like(targets.advantages)
+    for b, row in enumerate(turns.turn_index.tolist()):
+        for k in range(max(row) + 1):
+            rewards[b, max(t for t, i in enumerate(row) if i == k)] = turns.turn_rewards[b, k]
+    assert not batch["loss_mask"][2].any()
+    assert (turns.turn_index[2] >= 0).any()  # it has turns, and its first is paid
+    assert turns.turn_rewards[2, 0] == 2.0
+    lists = (x.tolist() for x in (rewards, turns.turn_index, batch["loss_mask"]))
+    expected = torch.tensor(references.return_batch_norm(*lists, gamma))
+    torch.testing.assert_close(batch["advantages"], expected, rtol=1e-5, atol=1e-6)
+    assert (batch["advantages"][~batch["loss_mask"]] == 0).all()
+    # All tokens of a turn have the same, and turns of one episode differ.
+    first = batch["advantages"][1], turns.turn_index[1]
+    values = [first[0][first[1] == k].unique() for k in (0, 1)]
+    assert [len(v) for v in values] == [1, 1]
+    assert values[0] != values[1]
+
+
+def test_scores_of_reward_functions_are_paid_on_the_last_turn_and_hidden_episodes_do_not_count(
+    tmp_path,
+):
+    """An episode that was cut off has no turn; the others are those that end in time."""
+    options = {**SINGLE, "mask_truncated_completions": True, "max_completion_length": 80}
+    trainer = build(tmp_path, Recorded, arguments={"reward_funcs": letters}, **options, max_steps=1)
+    trainer.train()
+    batch, turns, scores, _ = trainer.recorded
+    lasts = (turns.turn_index >= 0).sum(dim=1)
+    assert 0 < (lasts == 0).sum() < 7
+    paid = scores[lasts > 0].double()
+    expected = (paid - paid.mean()) / (paid.std(correction=0) + 1e-9)
+    found = [
+        row[mask].unique()
+        for row, mask in zip(batch["advantages"], batch["loss_mask"], strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path):
+    class Alike(CountEnv):
+        def step(self, action):
+            return "go on", 0.0, False, False, {}
+
+    class Broken(CountEnv):
+        def reset(self, **row):
+            raise OSError("broken on purpose")
+
+    for number, env in enumerate((Alike, Broken)):
+        arguments = {"environment_factory": env}
+        trainer = build(
+            tmp_path / str(number), Recorded, arguments=arguments, **SINGLE, **LIMITS,
+            max_steps=1, max_env_error_rate=1.0,
+        )  # fmt: skip
+        before = weights(trainer)
+        trainer.train()
+        assert (trainer.recorded[0]["advantages"] == 0).all()
+        assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+@pytest.mark.parametrize("variant", quick(["rebn", "st-rebn", "st-rloo"], "st-rebn"))
+def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
+    options = {**ONE_BATCH, **LIMITS, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    options |= {"num_iterations": 2, "num_ppo_epochs": None, "variant": variant}
+    options |= {"num_generations": 1, "gamma": 0.9} if "rebn" in variant else {"num_generations": 4}
+    runs = []
+    for resume in (None, str(tmp_path / "checkpoint-1")):
+        trainer = build(tmp_path, STGRPOTrainer, arguments=TEXT, **options)
+        trainer.train(resume_from_checkpoint=resume)
+        runs.append(trainer)
+    whole, resumed = runs
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed).items())
+    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+
+
+def test_the_ratio_and_the_correction_work_with_them(tmp_path):
+    options = {**SINGLE, **LIMITS, "max_steps": 6, "num_ppo_epochs": 3, "learning_rate": 3e-2}
+    arguments = {"reward_funcs": letters, **TEXT}
+    trainer = build(
+        tmp_path, STGRPOTrainer, arguments=arguments, **{**options, "variant": "st-rebn"}
+    )
+    trainer.train()
+    scales = [e["clip_bias/scale"] for e in trainer.state.log_history if "clip_bias/scale" in e]
+    assert len(scales) == 6
+    assert min(scales) < 1.0
+    assert "frac_reward_zero_std" not in logs(trainer)
+    assert logs(trainer)["reward_std"] > 0
+
+
+# --------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("variant", GROUP_VARIANTS)
+def test_a_variant_is_a_ratio_a_correction_and_an_estimator(variant, tmp_path):
+    args = quick_config(tmp_path, STGRPOConfig, variant=variant, num_generations=4)
+    prefix, _, name = ("-" + variant).rpartition("-")
+    estimator = {"rloo": "leave_one_out", "rebn": "batch"}.get(name, "group")
+    level = "sequence" if name == "gspo" else "turn" if "t" in prefix else "token"
+    assert args.advantage_estimator == estimator
+    assert args.importance_sampling_level == level
+    assert (args.clip_bias_normalization == "share") is ("s" in prefix)
+    assert quick_config(tmp_path, STGRPOConfig, variant=None).advantage_estimator == "group"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": 0.9}, "`gamma=0.9`: not supported .*`variant='st-grpo'`.*variant='rebn'"),
+        ({"variant": "rloo", "gamma": 0.9}, "`gamma=0.9`: not supported .*`variant='rloo'`"),
+        ({"variant": "rebn", "lam": 1.0}, "`lam=1.0`: not supported .*Leave it out"),
+        ({"variant": "rebn", "gamma": 1.5}, "`gamma=1.5`: must satisfy 0 < gamma <= 1"),
+        ({"variant": "rebn", "kl_coef": 0.1}, "`kl_coef=0.1`: not supported"),
+        ({"variant": "rebn", "scale_rewards": "batch"}, "`scale_rewards='batch'`: no effect with"),
+        ({"variant": "rloo", "scale_rewards": "none"}, "`scale_rewards='none'`: no effect with"),
+        ({"variant": "rloo", "num_generations": 1}, "`num_generations=1`: an advantage relative"),
+        ({"num_generations": 1}, "Raise it, or take what needs no group: variant='rebn'"),
+        ({"variant": "rebn", "num_generations": 3}, "`num_generations=3` does not.*are 1, 2, 4, 8"),
+        ({"variant": "rloo", "num_generations": 3}, "`num_generations=3` does not.*are 2, 4, 8"),
+        ({"variant": "reinforce"}, "`variant='reinforce'`: allowed are 'grpo'.*'rloo'.*'rebn'"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_together_is_refused(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        quick_config(tmp_path, STGRPOConfig, **{"num_generations": 4, **options})

@@ -31,6 +31,7 @@ FLAG = re.compile(r"--[A-Za-z]\w*(?:-\w+)*")
 # Commands of others, whose flags are not ours to check.
 OTHERS = {
     "cd",
+    "source",
     "export",
     "hf",
     "py-spy",

@@ -23,6 +23,8 @@ from ..setup.plan import RolloutPlan
 
 # What `datasets` calls rows that it has read from files; says how, not which.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
+# An argument that commands bind, whoever configures the environment.
+COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
 # A folder in which `datasets` keeps rows of the Hub.
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
@@ -140,7 +142,8 @@ def _arguments(factory: Any) -> str:
     if not isinstance(factory, functools.partial):
         return ""
     words = [_short(value) for value in factory.args]
-    words += [f"{k}={_short(v)}" for k, v in factory.keywords.items() if not is_secret(k)]
+    given = {k: v for k, v in factory.keywords.items() if k != COUNTER and not is_secret(k)}
+    words += [f"{k}={_short(v)}" for k, v in given.items()]
     return f"({', '.join(words)})" if words else ""
 
 

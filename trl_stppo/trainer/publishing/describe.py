@@ -142,8 +142,9 @@ def _arguments(factory: Any) -> str:
     if not isinstance(factory, functools.partial):
         return ""
     words = [_short(value) for value in factory.args]
-    given = {k: v for k, v in factory.keywords.items() if k != COUNTER and not is_secret(k)}
-    words += [f"{k}={_short(v)}" for k, v in given.items()]
+    for name, value in factory.keywords.items():
+        if not is_secret(name) and not (name == COUNTER and callable(value)):
+            words.append(f"{name}={_short(value)}")
     return f"({', '.join(words)})" if words else ""
 
 

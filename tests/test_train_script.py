@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -60,7 +61,18 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     repo = local_hub.repos["me/demo"]
     assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"
     assert {"model.safetensors", "evaluation.json"} <= set(repo.files)
-    assert "before" in shown
+    first, *lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    first_entry, held_out = json.loads(lines[0]), "eval_episode/success_rate"
+    assert first_entry["step"] == 0, "the evaluation before training"
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["before"][held_out] == first_entry[held_out]
+    assert found["after"][held_out] == json.loads(lines[-1])[held_out]
+    assert "eval_on_start" not in first
+    assert "before training | held-out rows, after |" in (tmp_path / "README.md").read_text()
+    order = ["st-ppo trains", "evaluating 8 held-out rows before training ..."]
+    order += ["evaluation before training: success", "success: solved", "rollout 1/1"]
+    order += ["evaluating the trained agent ...", "Held-out rows", "next:"]
+    assert order == sorted(order, key=shown.index)
     assert "95 % interval" in shown
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     known = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["settings"]
@@ -71,6 +83,38 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     assert any("clip_bias/norm" in entry for entry in log)
     assert sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tmp_path).parameters()) > 1e5
     assert (tmp_path / "critic" / "model.safetensors").exists()
+
+
+def test_a_run_that_goes_on_has_its_first_evaluation_in_the_log_already(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [*FLAGS.split(), "--output_dir", str(tmp_path), "--save_strategy", "steps"]
+    words += ["--gradient_accumulation_steps", "4"]
+    train.run([*words, "--save_steps", "4", "--total_episodes", "16"])
+    before = json.loads((tmp_path / "evaluation.json").read_text())["before"]
+    train.run([*words, "--resume_from_checkpoint", "auto", "--total_episodes", "32"])
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["before"] == before
+    log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    steps = [entry["step"] for entry in log if "eval_runtime" in entry]
+    assert steps == [0, 8], "none where it went on"
+
+
+def test_commands_to_go_on_with_are_as_short_as_they_can_be_typed(tmp_path, monkeypatch):
+    """A script beside the interpreter, from the folder that has both; Python itself otherwise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.shutil, "which", lambda program: None)
+    python, script = (tmp_path / ".venv" / "bin" / name for name in ("python", "trl-stppo"))
+    script.parent.mkdir(parents=True)
+    monkeypatch.setattr(train.sys, "executable", str(python))
+    args = SimpleNamespace(output_dir=str(tmp_path / "runs" / "x"), trace_episodes=1)
+    trainer = SimpleNamespace(args=args, eval_dataset=None)
+    modules = ["  .venv/bin/python -m trl_stppo trace runs/x --open"]
+    assert train.next_steps(trainer, [], "")[:1] == modules
+    script.touch()
+    assert train.next_steps(trainer, [], "") == [
+        "  .venv/bin/trl-stppo trace runs/x --open",
+        "  .venv/bin/trl-stppo plot runs/x",
+    ]
 
 
 OWN = str(SCRIPTS / "configs" / "own_task.yaml")

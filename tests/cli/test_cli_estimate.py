@@ -72,6 +72,8 @@ def test_a_trainings_file_gives_what_its_dry_run_says(shown, capsys):
     assert peak(shown("--config", path)[1]) == 13.1  # docs/single_gpu.md
     demo = shown("--config", DEMO)[1]
     assert "none of its prompt" not in demo
+    assert ", in the rollout, on a CPU (use_cpu); --card says" in demo
+    assert "fits 16 GB" in shown("--config", DEMO, "--card", "16")[1]
     assert main(["train", "--config", DEMO, "--dry_run"]) == 0
     assert f"about {peak(demo):.1f} GiB at the peak" in re.sub(
         r"[ │]+", " ", capsys.readouterr().out

@@ -104,13 +104,15 @@ def test_the_planned_memory_is_what_a_built_trainer_expects(dry_run, tmp_path):
     """Both for the shipped model, whose shape is read from its folder; prompts included."""
     shown = dry_run("--config", DEMO)[1]
     words = ["--config", DEMO, "--output_dir", str(tmp_path), "--report_to", "none"]
-    run = planned.Plan(*agents.parse_flags(arguments.TrainArguments, words), prompt=23)
+    parsed = agents.parse_flags(arguments.TrainArguments, words)
+    run = planned.Plan(*parsed, prompt=23, on_cpu=True)
     setup = planned.planned_setup(run)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(AGENT))
     assert setup.trainable == model.num_parameters()
     assert setup.critic_trainable == model.num_parameters() + 128, "tied embeddings, and a head"
     assert setup.rows == 8
-    assert f"about {estimate(setup).peak / 2**30:.1f} GiB" in shown
+    assert f"about {estimate(setup).peak / 2**30:.1f} GiB at the peak (rollout)" in shown
+    assert "smallest card" not in shown, "use_cpu"
 
 
 @pytest.mark.parametrize(

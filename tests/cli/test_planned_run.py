@@ -11,7 +11,10 @@ import yaml
 from tests.script_kit import DEMO
 from trl_stppo.cli import agents, plan_rows, train
 from trl_stppo.cli.arguments import TrainArguments
+from trl_stppo.cli.planned import planned_setup
+from trl_stppo.models.memory import estimate
 from trl_stppo.trainer.publishing.describe import describe
+from trl_stppo.trainer.watching.memory import setup_of
 
 LORA = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "all-linear"]
 SEPARATE = ["--value_model_lora_r", "2"]
@@ -56,3 +59,7 @@ def test_a_planned_run_and_its_trainer_are_described_alike(flags, critic, traini
     assert (planned.critic, planned.training) == (critic, training)
     assert built.environment.startswith("StdlibSearchEnv(")
     assert built.rows == len(trainer.train_dataset)
+    if not flags:  # nor do they expect it to take different memory
+        run.on_cpu, run.prompt = True, setup_of(trainer).prompt
+        there, planned_there = estimate(setup_of(trainer)), estimate(planned_setup(run))
+        assert (there.peak, there.phase) == (planned_there.peak, planned_there.phase)

@@ -318,6 +318,14 @@ def test_the_last_evaluation_is_the_one_that_counts():
     assert last_evaluations([{"loss": 1.0}]) == []
 
 
+def test_an_evaluation_before_training_is_the_column_before_the_last_ones():
+    first, last = ({"eval_episode/score": x, "step": step} for x, step in ((0.25, 0), (0.75, 8)))
+    shown = results_table(last_evaluations([first, {**first, "step": 4}, last]))
+    assert "|  | held-out rows, before training | held-out rows, after |" in shown
+    assert "| score | 0.250 | 0.750 |" in shown
+    assert "before" not in results_table(last_evaluations([first])), "nothing was trained"
+
+
 def test_an_environment_that_cannot_be_imported_is_said_to_be_missing():
     facts = dict.fromkeys(field.name for field in dataclasses.fields(Description))
     facts |= {"critic": "none", "dtype": "float32", "tools": (), "settings": {}}

@@ -62,6 +62,16 @@ def test_environments_and_tools_are_told_once_each(tmp_path):
     assert "sk-1" not in repr(run)
 
 
+class Counting(CountEnv):
+    def __init__(self, turns, count_tokens):
+        super().__init__(turns)
+
+
+def test_the_tokens_counter_that_a_command_binds_is_no_argument_to_tell(tmp_path):
+    run = described(tmp_path, partial(Counting, turns=2, count_tokens=len))
+    assert run.environment == "Counting(turns=2)"
+
+
 def test_several_environments_have_names_and_rows_have_a_size(tmp_path):
     rows = Dataset.from_dict({"prompt": ["a", "b"]})
     run = described(tmp_path, {"a": CountEnv, "b": partial(CountEnv)}, rows=rows)

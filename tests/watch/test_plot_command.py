@@ -51,15 +51,15 @@ def test_the_table_averages_the_last_values_and_the_runs(runs, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "| mean of the last 1 values | ppo | x\\|y |",
         "| --- | ---: | ---: |",
-        "| number | 2 | 1 |",
+        "| runs | 2 | 1 |",
         "| steps | 2 | 2 |",
         "| score | 2 (1 to 3) | 8 |",
     ]
     assert not Path("curves.png").exists()
     assert plot(*runs, "--table") == 0  # of the last ten: 0.75 and 1.75, 4.25
     printed = capsys.readouterr().out
-    assert "1.25 (0.75 to 1.75)" in printed
-    assert "4.25" in printed
+    assert "1.25 (0.75 to 1.75), of 2" in printed, "there are but two"
+    assert "4.25, of 2" in printed
 
 
 def test_of_evaluations_the_last_one_counts(runs, capsys):
@@ -68,7 +68,7 @@ def test_of_evaluations_the_last_one_counts(runs, capsys):
     entries += [{"eval_episode/score": 6.0, "step": 2}]
     write_lines(Path("a0"), entries, variant="ppo")
     assert plot("a0", "--table", "markdown") == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == ["| score | 1 |", "| held-out score | 6 |"]
+    assert capsys.readouterr().out.splitlines()[-2:] == ["| score | 1, of 1 |", "| held-out score | 6 |"]
 
 
 def test_csv_holds_all_values(runs, capsys):
@@ -86,6 +86,17 @@ def test_groups_on_request(runs, capsys):
     assert "| a0 | a1 | b0 |" in capsys.readouterr().out
     assert plot(*runs, "--table", "markdown", "--group", "seed") == 0
     assert "| seed=0 | seed=1 |" in capsys.readouterr().out
+    for words in (("variant,seed",), ("variant", "seed")):
+        assert plot(*runs, "--table", "markdown", "--group", *words) == 0
+        assert "| variant=ppo seed=0 | variant=ppo seed=1 |" in capsys.readouterr().out
+
+
+def test_a_group_that_is_not_known_names_what_tells_these_runs_apart(runs, capsys):
+    entries = [{"episode/score": 1.0, "step": 1}]
+    for name, gamma in (("a0", 1), ("a1", 2)):
+        write_lines(Path(name), entries, variant="ppo", gamma=gamma, same="x", also="y")
+    assert plot("a0", "a1", "--group", "gama") == 1
+    assert capsys.readouterr().err.endswith("These runs differ in: variant, gamma.\n")
 
 
 @pytest.mark.parametrize("word", ["$", "$x^", "$\\frac$", "a_$b$"])

@@ -116,10 +116,21 @@ def test_settings_in_which_groups_differ_are_in_their_label():
         run_of("c", variant="st-ppo", learning_rate=0.1),
     ]
     assert names(grouped(runs)) == {
-        "ppo learning_rate=0.1": ["a"],
-        "ppo learning_rate=default": ["b"],
-        "st-ppo": ["c"],
+        "ppo gamma=0.9 learning_rate=0.1": ["a"],
+        "ppo gamma=0.9 learning_rate=default": ["b"],
+        "st-ppo gamma=default learning_rate=0.1": ["c"],
     }
+
+
+def test_what_a_variant_sets_is_no_difference_but_between_its_own_runs():
+    own = {"importance_sampling_level": "turn", "clip_bias_normalization": "share"}
+    runs = [
+        run_of("a", variant="ppo", learning_rate=0.003),
+        run_of("b", variant="st-ppo", learning_rate=0.0005, **own),
+    ]
+    assert list(grouped(runs)) == ["ppo learning_rate=0.003", "st-ppo learning_rate=0.0005"]
+    runs = [run_of(str(power), variant="st-ppo", clip_bias_power=power) for power in (2, 4)]
+    assert list(grouped(runs)) == ["st-ppo clip_bias_power=2", "st-ppo clip_bias_power=4"]
 
 
 def test_runs_of_different_tasks_are_no_repetitions():
@@ -133,11 +144,11 @@ def test_runs_of_different_tasks_are_no_repetitions():
     assert names(grouped(runs)) == {
         "ppo GuessEnv": ["a", "b"],
         "ppo GuessEnv(largest=15)": ["c"],
-        "st-ppo": ["d"],
+        "st-ppo GuessEnv": ["d"],
     }
     assert names(grouped([*runs, run_of("old", variant="st-ppo", seed=1)])) == {
-        "ppo GuessEnv": ["a", "b"],
-        "ppo GuessEnv(largest=15)": ["c"],
+        "ppo small GuessEnv 448 rows": ["a", "b"],
+        "ppo small GuessEnv(largest=15) 448 rows": ["c"],
         "st-ppo small GuessEnv 448 rows": ["d"],
         "st-ppo model=unknown environment=unknown dataset=unknown": ["old"],
     }

@@ -117,11 +117,13 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
 
 def parsed(words: Sequence[str], launch: Launch, found: Findings) -> Plan:
     """Flags as the run would read them, on a machine that may lack the accelerator."""
-    words = list(words)
-    if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
+    words, use_cpu = list(words), peeked(words, "use_cpu", None)
+    if not torch.cuda.is_available() and use_cpu is None:
         found.notes.append("no GPU here: checked as if on a machine that has one")
         words += ["--use_cpu", "true"]
-    return Plan(*parse_flags(TrainArguments, words), launch)
+    run = Plan(*parse_flags(TrainArguments, words), launch)
+    run.on_cpu = use_cpu is not None and run.config.use_cpu
+    return run
 
 
 def look(run: Plan, found: Findings) -> None:

@@ -56,6 +56,7 @@ def run(words: Sequence[str]) -> int:
         planned = parsed(own, launch, Findings())
         check_policy(planned.model_args)
         check_name("value_model_name_or_path", planned.config.value_model_name_or_path)
+        planned.on_cpu = planned.on_cpu and card is None
         planned.prompt = prompt_tokens(planned)
         setup = planned_setup(planned, fetch=True)
     if isinstance(setup, str):
@@ -122,6 +123,8 @@ def table(planned: Plan, expected: Estimate) -> Table:
 def verdict(setup: Setup, expected: Estimate, card: float | None) -> list[str]:
     """Whether it fits, and what would take less."""
     peak = f"peak: about {expected.peak / GIB:.1f} GiB, in the {expected.phase}"
+    if setup.device == "cpu":
+        return [f"{peak}, on a CPU (use_cpu); --card says whether it fits a GPU"]
     if card is None:
         return [f"{peak}; smallest common card: {smallest_card(expected.peak)}"]
     if expected.peak <= FITS * card * GIB:

@@ -126,7 +126,7 @@ def _run(command: str, words: list[str], *, launches: bool) -> int:
 
     check_words(command, words)  # a mistake is told before seconds of imports
     if not launches or command not in LAUNCHED:
-        return int(_module(command).run(words))
+        return _load_and_run(command, words)
     from .flags import divided
     from .launch import launched, starts_one
 
@@ -137,7 +137,15 @@ def _run(command: str, words: list[str], *, launches: bool) -> int:
         return dry_run(own, launcher)
     if launcher or not starts_one():
         return launched(launcher, [command, *own])
-    return int(_module(command).run(own))
+    return _load_and_run(command, own)
+
+
+def _load_and_run(command: str, words: list[str]) -> int:
+    from .early import wants_dry_run
+
+    if command == "train" and os.environ.get("RANK", "0") == "0" and not wants_dry_run(words):
+        print("loading libraries, model and data ...", flush=True)
+    return int(_module(command).run(words))
 
 
 def _explain(command: str, *, whole: bool) -> int:

@@ -13,6 +13,7 @@ from trl import ModelConfig, get_peft_config
 from ..models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ..models.memory import FITS, GIB, Setup, estimate
 from ..models.shapes import QWEN25, critic_shape, modules_size, policy_shape, qwen25, read_setup
+from ..trainer._trl import TORCH_TILE_TOKENS
 from ..trainer.watching.memory import settings_of, shared_out
 from .agent_models import critic_adapters, local_config, model_options
 from .arguments import TrainArguments
@@ -23,7 +24,10 @@ CARDS = (16, 24, 40, 48, 80, 141)
 
 @dataclass
 class Plan:
-    """The run as far as it is known: flags, surroundings, rows; why its memory is not, if it is not."""
+    """The run as far as it is known: flags, surroundings, rows; why its memory is not, if it is not.
+
+    `on_cpu` where `use_cpu` is set: without it a run is planned for a card, also on a machine without.
+    """
 
     args: TrainArguments
     config: Any
@@ -33,6 +37,7 @@ class Plan:
     train: Any = None
     prompt: int = 0
     setup: Setup | str | None = None
+    on_cpu: bool = False
 
 
 def loaded_options(run: Plan) -> dict[str, Any]:
@@ -90,6 +95,8 @@ def planned_setup(run: Plan, *, fetch: bool = False) -> Setup | str:
         )
     own_reference = peft_config is None and (config.kl_coef or config.beta)
     settings = settings_of(config, run.prompt)
+    if run.on_cpu:
+        settings |= {"device": "cpu", "tile_tokens": TORCH_TILE_TOKENS}
     setup = read_setup(policy, critic, policy if own_reference else None, **settings)
     if four_bit and not model_args.use_bnb_nested_quant:
         weights = setup.geometry.four_bit_weights(setup.weight_bytes, double=False)
@@ -120,7 +127,8 @@ def memory_rows(setup: Setup | str | None, engine: str) -> Iterator[tuple[str, s
     peak = f"about {expected.peak / GIB:.1f} GiB at the peak ({expected.phase})"
     yield "each process", f"{peak}{rough}"
     yield "of that", expected.parts(expected.phase)
-    yield "smallest card", smallest_card(expected.peak)
+    if setup.device != "cpu":
+        yield "smallest card", smallest_card(expected.peak)
 
 
 def smallest_card(peak: int) -> str:

@@ -12,6 +12,7 @@ Examples:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -40,9 +41,8 @@ def play(args: ShowArguments) -> tuple[list[AgentEpisode], Any]:
     name = str(args.model_name_or_path)
     check_name("model_name_or_path", name)
     factory, rows = played_environment(args, TokenCounter(name)), []
-    for _ in range(args.episodes):
-        rows.append(pick_row(args))
-        args.index += 1
+    for number in range(args.index, args.index + args.episodes):
+        rows.append(pick_row(replace(args, index=number)))
     agent = Agent.from_pretrained(name)
     names = ("max_turns", "max_turn_tokens", "max_completion_length")
     given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
@@ -85,7 +85,7 @@ def show(
         if end is None:
             break
         reward = episode.rewards[turn]
-        heading(f"turn {turn} · {end - start} tokens · reward {reward:g}")
+        heading(f"turn {turn + 1} · {end - start} tokens · reward {reward:g}")
         said = episode.logprobs[start:end] if logprobs else None
         style = TURNS[turn % 2]
         console.print(painted(tokenizer, episode.ids[start:end], style, said), soft_wrap=True)
@@ -108,6 +108,6 @@ def run(words: list[str]) -> int:
         )
     episodes, tokenizer = play(args)
     console = Console(highlight=False)
-    for row, episode in enumerate(episodes):
+    for row, episode in enumerate(episodes, args.index):
         show(console, row, episode, tokenizer, logprobs=args.logprobs)
     return 0

@@ -23,11 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..redaction import redacted_words
 from ..watch.curves import draw_curves
+from ..watch.lines import say
 from .agent_models import (
     TokenCounter,
     check_policy,
@@ -77,6 +79,23 @@ def make_trainer(
     )
 
 
+class FirstEvaluation(TrainerCallback):
+    """Has a run begin with an evaluation, which its log keeps at step 0; what is resumed has it there.
+
+    Args:
+        episodes: of it.
+    """
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes = episodes
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Upstream looks at the argument next."""
+        args.eval_on_start = state.global_step == 0
+        if args.eval_on_start and state.is_world_process_zero:
+            say(f"evaluating {self._episodes} held-out rows before training ...")
+
+
 def train(
     args: TrainArguments,
     training_args: Any,
@@ -100,17 +119,24 @@ def train(
     disable_progress_bar()  # of loading; what is trained prints lines
     trainer = make_trainer(args, training_args, model_args, trainer_class)
     output_dir = Path(training_args.output_dir)
-    before = trainer.evaluate() if args.eval_episodes else {}
+    if args.eval_episodes:
+        trainer.add_callback(FirstEvaluation(min(args.eval_episodes, len(trainer.eval_dataset))))
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     if trainer.stop_signal:  # there is a checkpoint; whoever sent it wants the machine
         return 128 + trainer.stop_signal
-    after = trainer.evaluate() if args.eval_episodes else {}
+    found = {}
+    if args.eval_episodes:
+        history = trainer.state.log_history
+        before = [e for e in history if e.get("step") == 0 and "eval_runtime" in e]
+        found = {"before": before[0]} if before else {}
+        if trainer.accelerator.is_main_process:
+            say("evaluating the trained agent ...")
+        found["after"] = trainer.evaluate()
     # A push saves it once more, and uploads what is written in between.
     trainer.save_model(_internal_call=training_args.push_to_hub)
     if trainer.accelerator.is_main_process:
         trainer.state.save_to_json(str(output_dir / "trainer_state.json"))
-        if args.eval_episodes:
-            found = {"before": before, "after": after}
+        if found:
             (output_dir / "evaluation.json").write_text(json.dumps(found))
             parts = {name: figures_of(part, prefix="eval_") for name, part in found.items()}
             print_tables({"Held-out rows": parts})
@@ -124,16 +150,24 @@ def train(
 
 def next_steps(trainer: Any, words: Sequence[str], base: str) -> list[str]:
     """Commands to look at the run with, as they can be typed here."""
-    run, said = shlex.quote(str(trainer.args.output_dir)), []
+    run, said = shlex.quote(_short(Path(trainer.args.output_dir))), []
     if words and trainer.eval_dataset is not None:  # the task as it was given, flags included
         models = f"{shlex.quote(base)} {run}"
         said.append(
             f"evaluate {shlex.join(redacted_words(words))} --models {models}  # on all held-out rows"
         )
     said += [f"trace {run} --open"] if trainer.args.trace_episodes else []
-    python = f"{shlex.quote(sys.executable)} -m trl_stppo"
-    program = "trl-stppo" if shutil.which("trl-stppo") else python
+    program = "trl-stppo"
+    if shutil.which(program) is None:
+        script = Path(sys.executable).with_name(program)
+        python = f"{shlex.quote(_short(Path(sys.executable)))} -m trl_stppo"
+        program = shlex.quote(_short(script)) if script.is_file() else python
     return [f"  {program} {command}" for command in (*said, f"plot {run}")]
+
+
+def _short(path: Path) -> str:
+    """From the current folder where the path leads into it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def drawn_curves(trainer: Any) -> str:

@@ -192,7 +192,9 @@ class ProgressLines(TrainerCallback):
             self._evaluated_at = state.global_step
         if state.is_world_process_zero:
             title = evaluation_name(prefix)
-            if self._training:
+            if self._training and not state.global_step:
+                title += " before training"
+            elif self._training:
                 title += f" after rollout {self._rounds(state)}/{self._total(state)}"
             for line in wrapped(f"{title}: {evaluation_figures(metrics, prefix)}"):
                 say(line)

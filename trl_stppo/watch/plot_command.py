@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from ..redaction import redacted
-from .runs import Run, grouped, read_run
+from .runs import Run, differing, grouped, read_run
 
 PICTURE = "curves.png"
 
@@ -82,8 +82,10 @@ def run(options: argparse.Namespace) -> int:
         The exit code: 0, or 1 where a run cannot be read or drawn; the message is on stderr.
     """
     try:
-        by = [] if options.group == ["none"] else options.group
-        _check_group(by, runs := [read_run(path) for path in options.runs])
+        runs = [read_run(path) for path in options.runs]
+        by = None if options.group is None else ",".join(options.group).split(",")
+        by = [] if by == ["none"] else by
+        _check_group(by, runs)
         groups = grouped(runs, by)
         draws = options.output is not None or (options.table is None and options.csv is None)
         if options.table is not None:
@@ -111,9 +113,11 @@ def _check_group(by: list[str] | None, runs: list[Run]) -> None:
     known = {key for run in runs for key in run.settings}
     unknown = [name for name in by or [] if name not in known]
     if unknown:
+        tell = ", ".join(name for name in ("variant", *differing(runs)) if name in known)
+        differ = f"These runs differ in: {tell}" if tell else "These runs have written down none"
         raise ValueError(
-            f"`group={' '.join(by or [])}`: no run has written down {', '.join(unknown)}. Name settings "
-            f"that one has, or 'none': {', '.join(sorted(known)) or 'runs of older versions have none'}."
+            f"`group={' '.join(by or [])}`: no run has written down {', '.join(unknown)}. Name "
+            f"settings, or 'none' for every run by itself. {differ}."
         )
 
 

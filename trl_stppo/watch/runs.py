@@ -26,7 +26,12 @@ PLACES = {
     *("seed", "data_seed", "output_dir", "run_name", "project", "hub_model_id", "logging_dir"),
     *("report_to", "resume_from_checkpoint", "live_view", "disable_tqdm", "full_determinism"),
     *("save_strategy", "save_steps", "save_total_limit", "push_to_hub", "trace_episodes"),
-    *("trackio_static_space_id", "log_level"),
+    *("trackio_static_space_id", "log_level", "eval_on_start"),
+}
+# Settings that a variant sets, or that only some variants have.
+IMPLIED = {
+    *("importance_sampling_level", "clip_bias_normalization", "clip_bias_estimator"),
+    *("clip_bias_power", "clip_bias_target"),
 }
 # Written down beside the settings: what is trained on what. Their values speak for themselves.
 TASK = ("model", "environment", "dataset")
@@ -163,7 +168,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, l
 
     Returns:
         Groups in the order of their first run. The label is the variant, plus the settings in which
-        groups of one variant differ; for runs that are alone, the folder where that tells them apart.
+        groups differ beyond it; for runs that are alone, the folder where that tells them apart.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -185,24 +190,40 @@ def _labels(groups: Sequence[Sequence[Run]], by: Sequence[str] | None) -> list[s
         return [" ".join(f"{k}={head.settings.get(k, 'default')}" for k in by) for head in heads]
     labels = [head.name for head in heads]
     if by is None:
-        variants = [str(head.settings.get("variant") or head.name) for head in heads]
-        labels = []
-        for head, variant in zip(heads, variants, strict=True):
-            same = [other for other, v in zip(heads, variants, strict=True) if v == variant]
-            labels.append(" ".join([variant, *_differences(head, same)]))
+        names = differing(heads)
+        labels = [" ".join([_variant(head), *(_said(head, key) for key in names)]) for head in heads]
     if len(set(labels)) < len(labels):
         labels = [head.name for head in heads]
     return labels if len(set(labels)) == len(labels) else [str(head.folder) for head in heads]
 
 
-def _differences(head: Run, others: Sequence[Run]) -> list[str]:
-    """Task and settings in which groups of one variant differ, as this one has them."""
-    names = sorted({key for other in others for key in other.without_places()} - {"variant"})
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Task and settings in which runs differ, but for what follows from their variants."""
+    names = {key for run in runs for key in run.without_places()} - {"variant"}
     return [
-        _said(head, key)
-        for key in sorted(names, key=lambda key: TASK.index(key) if key in TASK else len(TASK))
-        if len({json.dumps(o.settings.get(key), default=str) for o in others}) > 1
+        key
+        for key in sorted(names, key=lambda key: (_rank(key), key))
+        if any(
+            len({json.dumps(run.settings.get(key), default=str) for run in some}) > 1
+            for some in _comparable(runs, key)
+        )
     ]
+
+
+def _rank(key: str) -> int:
+    return TASK.index(key) if key in TASK else len(TASK)
+
+
+def _comparable(runs: Sequence[Run], key: str) -> list[list[Run]]:
+    """Those of one variant where the setting is the variant's own, else all."""
+    if key not in IMPLIED:
+        return [list(runs)]
+    variants = dict.fromkeys(map(_variant, runs))
+    return [[run for run in runs if _variant(run) == variant] for variant in variants]
+
+
+def _variant(run: Run) -> str:
+    return str(run.settings.get("variant") or run.name)
 
 
 def _said(run: Run, key: str) -> str:

@@ -17,19 +17,19 @@ def final_figures(groups: Groups, metrics: Sequence[str], last: int) -> list[lis
     """One row per group: label, runs, steps, and of each metric the mean over its last values.
 
     Of evaluations the last one alone counts. Several runs are averaged, with the lowest and the highest
-    of them behind.
+    of them behind; and where a run has fewer values, so many.
     """
     rows = []
     for label, runs in groups.items():
         steps = [max((int(e["step"]) for e in run.history), default=0) for run in runs]
         row = [label, str(len(runs)), _range([float(step) for step in steps], ".0f")]
         for metric in metrics:
-            finals = []
-            for run in runs:
-                few = 1 if metric.startswith("eval_") else last  # each over many episodes
-                values = points(run.history, metric)[1][-few:]
-                finals += [sum(values) / len(values)] if values else []
-            row.append(_range(finals, ".3g"))
+            wanted = 1 if metric.startswith("eval_") else last  # each over many episodes
+            parts = [points(run.history, metric)[1][-wanted:] for run in runs]
+            measured_in = [values for values in parts if values]
+            finals = [sum(values) / len(values) for values in measured_in]
+            fewest = min(map(len, measured_in), default=wanted)
+            row.append(_range(finals, ".3g") + (f", of {fewest}" if fewest < wanted else ""))
         rows.append(row)
     return rows
 
@@ -46,7 +46,7 @@ def headings(metrics: Sequence[str]) -> list[str]:
     """Of the columns of `final_figures`."""
     titles = {diagnostic.metric: diagnostic.title for diagnostic in DIAGNOSTICS}
     titles |= {d.held_out: f"held-out {d.title.split()[0]}" for d in DIAGNOSTICS if d.held_out}
-    return ["runs of", "number", "steps", *(titles.get(name, name) for name in metrics)]
+    return ["", "runs", "steps", *(titles.get(name, name) for name in metrics)]
 
 
 def print_table(groups: Groups, metrics: Sequence[str], last: int) -> None:

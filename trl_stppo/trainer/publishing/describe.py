@@ -23,6 +23,8 @@ from ..setup.plan import RolloutPlan
 
 # What `datasets` calls rows that it has read from files; says how, not which.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
+# An argument that commands bind, whoever configures the environment.
+COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
 # A folder in which `datasets` keeps rows of the Hub.
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
@@ -140,7 +142,9 @@ def _arguments(factory: Any) -> str:
     if not isinstance(factory, functools.partial):
         return ""
     words = [_short(value) for value in factory.args]
-    words += [f"{k}={_short(v)}" for k, v in factory.keywords.items() if not is_secret(k)]
+    for name, value in factory.keywords.items():
+        if not is_secret(name) and not (name == COUNTER and callable(value)):
+            words.append(f"{name}={_short(value)}")
     return f"({', '.join(words)})" if words else ""
 
 

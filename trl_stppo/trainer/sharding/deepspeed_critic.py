@@ -1,0 +1,160 @@
+"""A critic in a DeepSpeed engine of its own, beside the policy's: sharded, stepped and saved like it.
+
+The two share nothing but the processes, which is why all of them make each pass of either one together.
+Unlike accelerate, which steps the policy inside its backward pass, we step when the guards have seen the
+gradient; until then it can be dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import CheckpointError
+from ...models.critic import SeparateCritic
+from ..gradients.buffers import GradientBuffer, Reduce, l2_norm
+from ..host import Host
+from .runtime import CriticOptimizer
+
+FOLDER = "critic_engine"
+# DeepSpeed's name for what it writes: one for all, as the checkpoint's folder has the step.
+TAG = "critic"
+
+
+class EngineGradient(GradientBuffer):
+    """The critic's gradient, in the pieces in which the engine keeps it.
+
+    Args:
+        engine: DeepSpeed's, of the critic.
+        host: whose micro-batches it follows.
+
+    Attributes:
+        is_empty: see `GradientBuffer`; the same on all processes.
+    """
+
+    is_empty = True
+
+    def __init__(self, engine: Any, host: Host) -> None:
+        super().__init__(host.critic.parameters())
+        self._engine, self._accelerator = engine, host.accelerator
+
+    def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """See `GradientBuffer.add`; all processes call it together."""
+        self._engine.set_gradient_accumulation_boundary(self._accelerator.sync_gradients)
+        self._engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
+        self.is_empty = False
+
+    def reduce(self, reduce: Reduce) -> None:
+        """Nothing is left to do."""
+
+    def norm(self) -> Tensor:
+        """See `GradientBuffer.norm`; all processes call it together, and get that of the whole."""
+        if self.is_empty:
+            return torch.zeros(())
+        pieces = [piece for group in self._groups().values() for piece in group]
+        square: Tensor = self._accelerator.reduce(l2_norm(pieces, like=pieces[0]).square(), "sum")
+        return square.sqrt()
+
+    def clip_(self, max_norm: float | None) -> Tensor:
+        """Let the coming step shorten it to `max_norm`. Returns the norm before."""
+        self._engine.optimizer.clip_grad = max_norm or 0.0
+        return self.norm()
+
+    def clear(self) -> None:
+        """Drop what has been added since the last step."""
+        if not self.is_empty:
+            sums = getattr(self._engine.optimizer, "all_grad_tensors", {})  # of stages 1 and 2
+            for held in (self._groups(), sums):
+                held.update(dict.fromkeys(held))
+            self._engine.optimizer.zero_grad()
+        self.is_empty = True
+
+    def _groups(self) -> dict[int, Any]:
+        """This process's pieces; at the end of a mini-batch they are all there."""
+        groups: dict[int, Any] = self._engine.optimizer.averaged_gradients
+        return groups
+
+
+class EngineOptimizer(CriticOptimizer):
+    """Steps the critic's engine.
+
+    Args:
+        engine: DeepSpeed's, of the critic.
+        gradient: the engine's.
+        rate: the learning rate of the coming step.
+    """
+
+    def __init__(
+        self, engine: Any, gradient: EngineGradient, rate: Callable[[], float | Tensor]
+    ) -> None:
+        super().__init__(engine.optimizer, gradient, rate)
+        self._engine = engine
+
+    def step(self) -> None:
+        """See `CriticOptimizer`; the engine drops the gradient itself."""
+        if self._buffer.is_empty:
+            return
+        self._set_rate()
+        self._engine.step()
+        self._buffer.clear()
+
+    def save(self, folder: Path, *, writes: bool) -> None:
+        """Each process its pieces, of weights and moments."""
+        frozen = any(not p.requires_grad for p in self._engine.module.parameters())
+        self._engine.save_checkpoint(
+            str(folder / FOLDER), tag=TAG, save_latest=False, exclude_frozen_parameters=frozen
+        )
+
+    def load(self, folder: Path) -> None:
+        """See `CriticOptimizer`."""
+        if not (folder / FOLDER).is_dir():
+            raise CheckpointError(
+                f"`{folder}` has no {FOLDER!r}: it is of a version whose critic stayed outside of DeepSpeed. "
+                f"Go on with the version of trl_stppo that wrote it, or start a new run from its policy and "
+                f"critic."
+            )
+        self._engine.load_checkpoint(str(folder / FOLDER), tag=TAG, load_module_strict=False)
+
+
+def prepare(
+    host: Host,
+    critic: SeparateCritic,
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    rate: Callable[[], float | Tensor],
+) -> tuple[EngineGradient, EngineOptimizer]:
+    """Give a critic its engine; arguments and result as of `critics.prepare`."""
+    import deepspeed
+
+    device = host.accelerator.device.type
+    config = copy.deepcopy(host.accelerator.deepspeed_config)
+    config["gradient_clipping"] = 0.0  # it is set step by step
+    for layer in critic.head.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = partial(_in_float32, layer)  # type: ignore[method-assign]
+    model: Any = critic.model
+    # Entered by its `forward`, the engine gathers and traces weights as it does for any model.
+    model.forward = critic.values
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=make(critic.parameters()), config=config
+    )
+
+    def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
+        with torch.autocast(device, enabled=False):  # the engine has cast what is to be cast
+            result: Tensor = engine(input_ids, attention_mask, num_tokens)
+            return result
+
+    critic.values = values  # type: ignore[method-assign]
+    gradient = EngineGradient(engine, host)
+    return gradient, EngineOptimizer(engine, gradient, rate)
+
+
+def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:
+    """A head whose weights the engine may have cast: values are not to be rounded to bfloat16."""
+    bias = None if layer.bias is None else layer.bias.float()
+    return nn.functional.linear(hidden.float(), layer.weight.float(), bias)

@@ -295,6 +295,7 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
             trainer, weights = build(folder, options, **_saving(resumed))
         except ValueError as error:
             return {"error": str(error)}
+        split_all(trainer)
         world = int(os.environ.get("WORLD_SIZE", "1"))
         assert trainer.accelerator.num_processes == world
         trainer.train()
@@ -306,10 +307,18 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
             gc.collect()
             unset_hf_deepspeed_config()
             again, weights = build(folder, {**options, **changed}, **_saving(True))
+            split_all(again)
             again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
             after = after[:2] + weights.after[1:]
     saved = _saved(folder / "final") if resumed else {}
     return {"after": after, "saved": saved, "first_run": first_run[-1]}
+
+
+def split_all(trainer: STPPOTrainer) -> None:
+    """Keep ZeRO-3 from leaving whole what is smaller than 100,000 elements, as everything is here."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    if plugin is not None:
+        plugin.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
 
 
 def _saved(folder: Path) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -29,11 +30,20 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, Qwen2ForCausalLM, TrainerCallback, training_args
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers import (
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+    training_args,
+)
+from transformers.integrations.deepspeed import (
+    is_deepspeed_zero3_enabled,
+    unset_hf_deepspeed_config,
+)
 
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
-from tests.scripted import EPISODES, scripted_trainer
+from tests.scripted import DEFAULTS, EPISODES, scripted_trainer
 from trl_stppo import STPPOConfig, STPPOTrainer
 
 CONFIGS = Path(__file__).parents[1] / "trl_stppo" / "cli" / "accelerate_configs"
@@ -65,6 +75,9 @@ CASES: dict[str, dict[str, Any]] = {
     # With more options, each on a combination that most engines train.
     "policy by name": {"policy_named": True, "critic": "named"},
     "policy by name, LoRA": {"policy_named": True, "critic": "named", "lora": True},
+    "critic from a causal model": {"critic": "named policy"},
+    "critic in pieces": {"critic": "loaded late"},
+    "critic in pieces, LoRA": {"critic": "loaded late, LoRA", "lora": True},
     "tied embeddings": {"critic": "given", "tied": True},
     "checkpointed layers": {"critic": "given", "gradient_checkpointing": True, "beta": 0.1},
     "checkpointed layers, LoRA": {"critic": "given", "lora": True, "gradient_checkpointing": True},
@@ -98,6 +111,11 @@ CASES: dict[str, dict[str, Any]] = {
         "critic": "given", "played": True, "max_steps": 4, "num_ppo_epochs": 2,
         "generation_kwargs": {"do_sample": False, "no_repeat_ngram_size": 2},
     },
+    # The second step is left out, in the first one for what one process has.
+    "critic not finite": {
+        "critic": "given", "critic_warmup_steps": 4, "max_steps": 4, "event": "not finite",
+    },
+    "rests": {"critic": "given", "max_steps": 4, "event": "rests"},
     "resumed": {"critic": "given", "resumed": True},
     "resumed, LoRA": {"critic": "given", "lora": True, "resumed": True},
     "resumed, LoRA, shared": {"lora": True, "resumed": True},
@@ -177,6 +195,24 @@ class Weights(TrainerCallback):
         self._take()
 
 
+class Event(TrainerCallback):
+    """Has the second step left out."""
+
+    def __init__(self, name: str) -> None:
+        self.trainer: STPPOTrainer | None = None
+        self.name, self.vf_coef = name, 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1 and self.name == "rests":  # until the next rollout
+            self.trainer._guards._state.rollout_stopped = True
+        if state.global_step == 1 and self.name == "not finite" and os.environ["RANK"] == "1":
+            self.vf_coef, args.vf_coef = args.vf_coef, math.nan
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if math.isnan(args.vf_coef):
+            args.vf_coef = self.vf_coef
+
+
 def whole(parameter: nn.Parameter) -> Tensor:
     """A copy of a parameter, put together if it is in pieces."""
     if hasattr(parameter, "ds_id"):
@@ -201,8 +237,9 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
         arguments["value_model"] = tiny_value_model(tokenizer)
     if isinstance(critic, nn.Module):
         arguments["value_model"] = critic
-    if critic == "named":
-        settings["value_model_name_or_path"] = str(named_model(folder.parent, "critic"))
+    if critic in ("named", "named policy"):
+        name = "policy" if critic == "named policy" else "critic"
+        settings["value_model_name_or_path"] = str(named_model(folder.parent, name))
     torch.manual_seed(0)
     if options.pop("lora", False):
         arguments["peft_config"] = LoraConfig(**LORA)
@@ -220,6 +257,9 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
                 nn.init.normal_(parameter, std=0.1)
     weights, played = Weights(options.pop("scales", ())), options.pop("played", False)
     settings = {**SETTINGS, **options, **settings}
+    event = Event(settings.pop("event", ""))
+    if critic in ("loaded late", "loaded late, LoRA"):  # where ZeRO-3 has it in pieces
+        arguments["value_model"] = loaded_late(folder, settings, lora=critic.endswith("LoRA"))
     if eval_rows := settings.pop("rows", 0):
         arguments["eval_dataset"] = conversations(eval_rows)
     if played:
@@ -236,8 +276,21 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
             c for c in trainer.callback_handler.callbacks if type(c).__name__ != "Recorder"
         ]
         trainer.add_callback(weights)
-    weights.trainer = trainer
+    weights.trainer = event.trainer = trainer
+    trainer.add_callback(event)
     return trainer, weights
+
+
+def loaded_late(folder: Path, settings: dict[str, Any], *, lora: bool) -> Any:
+    """A critic that is loaded while there is a configuration object."""
+    args = STPPOConfig(output_dir=str(folder), **{**DEFAULTS, **settings})
+    model: Any = AutoModelForSequenceClassification.from_pretrained(
+        named_model(folder.parent, "critic")
+    )
+    assert args.output_dir  # transformers forgets what nobody holds
+    assert all(hasattr(p, "ds_id") == is_deepspeed_zero3_enabled() for p in model.parameters())
+    torch.manual_seed(0)
+    return get_peft_model(model, LoraConfig(**{**LORA, "task_type": "SEQ_CLS"})) if lora else model
 
 
 def named_model(folder: Path, name: str) -> Path:
@@ -262,8 +315,6 @@ def conversations(count: int) -> Dataset:
 
 def _playing(folder: Path, arguments: Any, settings: Any, weights: Weights) -> STPPOTrainer:
     """A trainer that samples its episodes itself, of turns that differ in number."""
-    from tests.scripted import DEFAULTS
-
     return STPPOTrainer(
         args=STPPOConfig(
             output_dir=str(folder),

@@ -280,9 +280,8 @@ def test_without_an_engine_nothing_is_refused():
 
 
 def test_a_trainer_is_read():
-    """What the constructor checks; a critic in pieces as ZeRO-3 leaves one."""
+    """What the constructor checks."""
     critic, plugin = torch.nn.Linear(1, 1), zero(3)["plugin"]
-    critic.weight.ds_id = 0
     plugin.zero_stage = 3
     args = SimpleNamespace(value_model_name_or_path=None)
     trainer = SimpleNamespace(
@@ -302,14 +301,10 @@ def test_a_trainer_is_read():
         critic="given",
         lora=True,
         quantised=True,
-        critic_in_pieces=True,
         own_optimizer=True,
         copies_adapter=True,
         rewards=["a", "b"],
     )
-    plain = run(zero(3), {"critic": "given", "critic_in_pieces": True})
-    with pytest.raises(ValueError, match="Load it before the configuration object is made"):
-        checks.check(plain)
     kinds = [
         checks.critic_kind(args, given=given, lora=lora)
         for given, lora in ((True, True), (False, True), (False, False))

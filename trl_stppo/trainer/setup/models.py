@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,8 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
         critic = _separate(value_model, host)
     elif args.value_model_name_or_path is not None:
         kwargs = continuing.loading_options(args)
-        with runtime.unpartitioned():
+        packed = "quantization_config" in kwargs  # which ZeRO-3 cannot cut
+        with runtime.unpartitioned() if packed else nullcontext():
             model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
         critic = _separate(model, host)
     elif is_peft or published is not None:
@@ -159,6 +161,8 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
         critic = _separate(critic_from_policy(policy, trust_remote_code=trust), host)
     if host.accelerator.num_processes > 1:
         for parameter in critic.parameters():
+            if runtime.is_in_pieces(parameter):
+                continue
             value = parameter.data.to(host.accelerator.device)
             torch.distributed.broadcast(value, src=0)
             parameter.data.copy_(value)

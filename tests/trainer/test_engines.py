@@ -66,10 +66,14 @@ TOLERANCE = {"bfloat16": 0.06, "bfloat16, LoRA": 0.1, "quantised, LoRA": 0.05}
 def launch(folder: Path, engines: list[str], cases: list[str]) -> list[dict[Any, Any]]:
     """What both ranks say of each engine and case."""
     folder.mkdir(exist_ok=True)
-    bin_folder = str(Path(sys.executable).parent)  # DeepSpeed looks for ninja there
-    path = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     jobs = json.dumps(engines), json.dumps(cases)
-    return on_two_processes("tests.engine_run", folder, *jobs, environment=path)
+    return on_two_processes("tests.engine_run", folder, *jobs, environment=ninja())
+
+
+def ninja() -> dict[str, str]:
+    """Lets DeepSpeed find it beside Python."""
+    bin_folder = str(Path(sys.executable).parent)
+    return {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
 
 
 def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate.utils import fsdp2_prepare_model
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from ...models.critic import SeparateCritic, SharedCritic
 from ..gradients.buffers import GradientBuffer, Reduce, l2_norm

@@ -208,6 +208,7 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "optimizer section": (zero(optimizer={"type": "Adam"}), {}, "`optimizer` in DeepSpeed's"),
     "scheduler section": (zero(scheduler={"type": "WarmupLR"}), {}, "set `lr_scheduler_type`"),
     "offload": (zero(zero_optimization=OFFLOAD), {}, "`offload_optimizer` to 'cpu'"),
+    "data types": (zero(1, data_types={"grad_accum_dtype": "fp32"}), {}, "or use ZeRO-2"),
     "ZeRO++": (
         zero(zero_optimization={"zero_quantized_gradients": True}),
         {},

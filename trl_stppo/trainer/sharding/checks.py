@@ -232,6 +232,13 @@ def _check_critic(run: EngineRun, kind: str) -> None:
             WHY_NOT[kind],
             f"Pass {ways}; or use DDP, FSDP2, ZeRO-1 or ZeRO-2.",
         )
+    if engine == "ZeRO-1" and kind != "shared" and run.plugin.deepspeed_config.get("data_types"):
+        raise _refuse(
+            "`data_types` in DeepSpeed's configuration",
+            "a critic under ZeRO-1",
+            "it brings another optimizer, of which a gradient cannot be dropped",
+            "Remove it, or use ZeRO-2.",
+        )
 
 
 def _check_optimizer(run: EngineRun) -> None:

@@ -122,6 +122,18 @@ class EngineOptimizer(CriticOptimizer):
         self._engine.load_checkpoint(str(folder / FOLDER), tag=TAG, load_module_strict=False)
 
 
+class _Entry(nn.Module):
+    """What the engine wraps: by a forward pass it gathers and traces weights, as of any model."""
+
+    def __init__(self, critic: SeparateCritic) -> None:
+        super().__init__()
+        self.model, self._values = critic.model, critic.values
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """See `Critic.values`."""
+        return self._values(*inputs)
+
+
 def prepare(
     host: Host,
     critic: SeparateCritic,
@@ -137,11 +149,8 @@ def prepare(
     for layer in critic.head.modules():
         if isinstance(layer, nn.Linear):
             layer.forward = partial(_in_float32, layer)  # type: ignore[method-assign]
-    model: Any = critic.model
-    # Entered by its `forward`, the engine gathers and traces weights as it does for any model.
-    model.forward = critic.values
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=make(critic.parameters()), config=config
+        model=_Entry(critic), optimizer=make(critic.parameters()), config=config
     )
 
     def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:

@@ -43,7 +43,7 @@ from transformers.integrations.deepspeed import (
 )
 
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
-from tests.scripted import DEFAULTS, EPISODES, scripted_trainer
+from tests.scripted import DEFAULTS, EPISODES, logged, scripted_trainer
 from trl_stppo import STPPOConfig, STPPOTrainer
 
 CONFIGS = Path(__file__).parents[1] / "trl_stppo" / "cli" / "accelerate_configs"
@@ -127,6 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "bfloat16": {"critic": "given", "bf16": True},
     "bfloat16, LoRA": {"lora": True, "bf16": True},
+    "bfloat16, resumed": {"critic": "given", "bf16": True, "resumed": True},
 }  # fmt: skip
 
 
@@ -362,7 +363,8 @@ def run(name: str, case: str, folder: Path) -> dict[str, Any]:
             again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
             after = after[:2] + weights.after[1:]
     saved = _saved(folder / "final") if resumed else {}
-    return {"after": after, "saved": saved, "first_run": first_run[-1]}
+    norms = logged(weights.trainer, "value/grad_norm")
+    return {"after": after, "saved": saved, "first_run": first_run[-1], "norms": norms}
 
 
 def split_all(trainer: STPPOTrainer) -> None:

@@ -60,7 +60,10 @@ REFUSED_OPTIONS = {
 }
 QUICK = ("LoRA, given", "LoRA, shared", "played")
 # Where weights, or masters of weights, are in bfloat16 on one of the two sides.
-TOLERANCE = {"bfloat16": 0.06, "bfloat16, LoRA": 0.1, "quantised, LoRA": 0.05}
+TOLERANCE = {
+    **dict.fromkeys(("bfloat16", "bfloat16, resumed"), 0.06),
+    **{"bfloat16, LoRA": 0.1, "quantised, LoRA": 0.05},
+}
 
 
 def launch(folder: Path, engines: list[str], cases: list[str]) -> list[dict[Any, Any]]:
@@ -91,7 +94,11 @@ def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:
             if step == 0 and case in TOLERANCE:  # DeepSpeed has cast the weights
                 rounding = 2**-8 * norm([weights[n] for n in names])
             assert gap <= TOLERANCE.get(case, 1e-5) * moved + rounding, f"{part} step {step}"
+    assert len(expected["norms"]) > 0
+    assert one["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE.get(case, 1e-4))
     last, other = one["after"][-1], two["after"][-1]
+    if CASES[case].get("resumed") and not CASES[case].get("changed"):
+        assert all(torch.equal(last[name], one["first_run"][name]) for name in last)
     assert all(torch.equal(last[name], other[name]) for name in last)
     moved = norm([last[name] - one["after"][0][name] for name in last])
     assert moved > 0.05, "the case should be interesting"

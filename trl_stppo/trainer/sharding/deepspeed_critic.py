@@ -69,9 +69,7 @@ class EngineGradient(GradientBuffer):
     def clear(self) -> None:
         """Drop what has been added since the last step."""
         if not self.is_empty:
-            sums = getattr(self._engine.optimizer, "all_grad_tensors", {})  # of stages 1 and 2
-            for held in (self._groups(), sums):
-                held.update(dict.fromkeys(held))
+            self._groups().update(dict.fromkeys(self._groups()))
             self._engine.optimizer.zero_grad()
         self.is_empty = True
 

@@ -69,7 +69,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     if not is_peft:
         if isinstance(model, str):
             return ReferencePlan(by_upstream=True)
-        if runtime.is_partitioned(model):
+        if any(map(runtime.is_in_pieces, model.parameters())):
             raise ValueError(
                 "A policy that ZeRO-3 has loaded in pieces cannot be copied for the reference. Pass the "
                 "policy by name, pass `ref_model`, or set kl_coef=0.0 and beta=0.0."

@@ -126,7 +126,12 @@ def gathered(host: Host) -> Iterator[None]:
         yield
         return
     module = critic.model if isinstance(critic, SeparateCritic) else critic.head
-    saves, state = host.args.should_save, module.state_dict(keep_vars=True)
+    saves, adapters = host.args.should_save, hasattr(module, "peft_config")
+    state = {
+        n: t
+        for n, t in module.state_dict(keep_vars=True).items()
+        if t.requires_grad or not adapters
+    }
     critic.whole = {name: whole(tensor, saves) for name, tensor in state.items()}
     try:
         yield

@@ -23,8 +23,6 @@ from ..host import Host
 from .runtime import CriticOptimizer
 
 FOLDER = "critic_engine"
-# DeepSpeed's name for what it writes: one for all, as the checkpoint's folder has the step.
-TAG = "critic"
 
 
 class EngineGradient(GradientBuffer):
@@ -58,8 +56,7 @@ class EngineGradient(GradientBuffer):
         if self.is_empty:
             return torch.zeros(())
         pieces = [piece for group in self._groups().values() for piece in group]
-        square: Tensor = self._accelerator.reduce(l2_norm(pieces, like=pieces[0]).square(), "sum")
-        return square.sqrt()
+        return self._accelerator.reduce(l2_norm(pieces, like=pieces[0]).square(), "sum").sqrt()
 
     def clip_(self, max_norm: float | None) -> Tensor:
         """Let the coming step shorten it to `max_norm`. Returns the norm before."""
@@ -75,38 +72,19 @@ class EngineGradient(GradientBuffer):
 
     def _groups(self) -> dict[int, Any]:
         """This process's pieces; at the end of a mini-batch they are all there."""
-        groups: dict[int, Any] = self._engine.optimizer.averaged_gradients
-        return groups
+        return self._engine.optimizer.averaged_gradients
 
 
 class EngineOptimizer(CriticOptimizer):
-    """Steps the critic's engine.
+    """Steps the pieces that `engine` has, and saves them so."""
 
-    Args:
-        engine: DeepSpeed's, of the critic.
-        gradient: the engine's.
-        rate: the learning rate of the coming step.
-    """
-
-    def __init__(
-        self, engine: Any, gradient: EngineGradient, rate: Callable[[], float | Tensor]
-    ) -> None:
-        super().__init__(engine.optimizer, gradient, rate)
-        self._engine = engine
-
-    def step(self) -> None:
-        """See `CriticOptimizer`; the engine drops the gradient itself."""
-        if self._buffer.is_empty:
-            return
-        self._set_rate()
-        self._engine.step()
-        self._buffer.clear()
+    engine: Any
 
     def save(self, folder: Path, *, writes: bool) -> None:
         """Each process its pieces, of weights and moments."""
-        frozen = any(not p.requires_grad for p in self._engine.module.parameters())
-        self._engine.save_checkpoint(
-            str(folder / FOLDER), tag=TAG, save_latest=False, exclude_frozen_parameters=frozen
+        frozen = any(not p.requires_grad for p in self.engine.module.parameters())
+        self.engine.save_checkpoint(
+            str(folder), tag=FOLDER, save_latest=False, exclude_frozen_parameters=frozen
         )
 
     def load(self, folder: Path) -> None:
@@ -117,7 +95,7 @@ class EngineOptimizer(CriticOptimizer):
                 f"Go on with the version of trl_stppo that wrote it, or start a new run from its policy and "
                 f"critic."
             )
-        self._engine.load_checkpoint(str(folder / FOLDER), tag=TAG, load_module_strict=False)
+        self.engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
 
 
 class _Entry(nn.Module):
@@ -153,12 +131,13 @@ def prepare(
 
     def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
         with torch.autocast(device, enabled=False):  # the engine has cast what is to be cast
-            result: Tensor = engine(input_ids, attention_mask, num_tokens)
-            return result
+            return engine(input_ids, attention_mask, num_tokens)
 
     critic.values = values  # type: ignore[method-assign]
     gradient = EngineGradient(engine, host)
-    return gradient, EngineOptimizer(engine, gradient, rate)
+    optimizer = EngineOptimizer(engine.optimizer, gradient, rate)
+    optimizer.engine = engine
+    return gradient, optimizer
 
 
 def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:

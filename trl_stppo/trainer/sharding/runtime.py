@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.integrations import deepspeed as hf_deepspeed
@@ -82,15 +82,14 @@ class CriticOptimizer:
 
     def step(self) -> None:
         """Step with the gradient in the buffer, and empty it; without one nothing changes."""
+        if self._buffer.is_empty:
+            return
         self._buffer.add_to_grad()
-        self._set_rate()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._buffer.clear()
-
-    def _set_rate(self) -> None:
-        for group in self.param_groups:
-            group["lr"] = self._rate()
 
     def save(self, folder: Path, *, writes: bool) -> None:
         """Put the state into a checkpoint; all processes together, of which one writes."""
@@ -134,10 +133,7 @@ def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContex
         return nullcontext()
     import deepspeed
 
-    context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(
-        parameters, modifier_rank=writer
-    )
-    return context
+    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer)
 
 
 def cut(value: Any, like: Any) -> Any:
@@ -206,11 +202,6 @@ def unpartitioned() -> Iterator[None]:
     finally:
         if config is not None:
             hf_deepspeed.set_hf_deepspeed_config(config)
-
-
-def is_partitioned(model: nn.Module) -> bool:
-    """Whether this process holds only a piece of the model's weights (ZeRO-3)."""
-    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
 def autocast(accelerator: Any) -> Any:

@@ -126,13 +126,9 @@ def gathered(host: Host) -> Iterator[None]:
         yield
         return
     module = critic.model if isinstance(critic, SeparateCritic) else critic.head
-    saves, adapters = host.args.should_save, hasattr(module, "peft_config")
-    state = {
-        n: t
-        for n, t in module.state_dict(keep_vars=True).items()
-        if t.requires_grad or not adapters
-    }
-    critic.whole = {name: whole(tensor, saves) for name, tensor in state.items()}
+    saves, plain = host.args.should_save, not hasattr(module, "peft_config")
+    state = module.state_dict(keep_vars=True).items()
+    critic.whole = {n: whole(value, saves) for n, value in state if plain or value.requires_grad}
     try:
         yield
     finally:

@@ -91,9 +91,9 @@ class EngineOptimizer(CriticOptimizer):
         """See `CriticOptimizer`."""
         if not (folder / FOLDER).is_dir():
             raise CheckpointError(
-                f"`{folder}` has no {FOLDER!r}: it is of a version whose critic stayed outside of DeepSpeed. "
-                f"Go on with the version of trl_stppo that wrote it, or start a new run from its policy and "
-                f"critic."
+                f"`{folder}` has no {FOLDER!r}: trl_stppo 0.1.0 has written it, whose "
+                f"critics stayed outside of DeepSpeed. Finish the run with 0.1.0, or start a new one from "
+                f"its policy and critic."
             )
         self.engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
 

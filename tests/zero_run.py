@@ -30,7 +30,7 @@ WIDTH = 96  # of a critic beside which padding does not count
 
 
 class Held(TrainerCallback):
-    """Bytes that this process has of the critic: weights, gradient before the step, moments, masters."""
+    """Bytes that this process has of the critic: weights, gradient before the step, moments."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer

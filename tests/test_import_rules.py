@@ -76,7 +76,7 @@ RULES = {
             *("envs", "errors", "redaction", "statistics", "version", "wording"),
         },
         {"torch", "transformers", "accelerate", "numpy"},
-        {"datasets", "rich", "peft", "psutil", "safetensors", "vllm"},
+        {"datasets", "deepspeed", "rich", "peft", "psutil", "safetensors", "vllm"},
     ),
     "__init__": ({"agent", "moved", "version", "trainer", "watch"}, set(), set()),
 }

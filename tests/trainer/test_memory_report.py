@@ -196,7 +196,8 @@ class TestEstimate:
         one, four = FULL, memory.shared_out(FULL, engine, 4)
         n = FULL.trainable
         weights = {"DDP": 4 * n, "ZeRO-1": 3 * n, "ZeRO-2": 3 * n, "ZeRO-3": 1.5 * n, "FSDP2": n}
-        others = {"DDP": 4 * n, "ZeRO-1": 2 * n}
+        c = FULL.critic_trainable
+        others = {"DDP": 4 * n, "ZeRO-1": 2 * n + 2 * c}
         gathered = {"ZeRO-3": 2 * n, "FSDP2": 2 * n}
         assert four.weights == pytest.approx(weights[engine], rel=1e-6)
         assert four.other == pytest.approx(others.get(engine, 0), rel=1e-6)
@@ -204,15 +205,17 @@ class TestEstimate:
         assert four.sampler_sleeps == (engine in gathered), "it is held in rollouts alone"
         assert memory.shared_out(replace(FULL, slots=0), engine, 4).sampler == 0, "vLLM plays"
         assert four.trainable == (n if engine == "DDP" else n // 4)
-        of_critic = 4 if engine == "FSDP2" else 1
-        assert four.critic_weights == one.critic_weights // of_critic
-        assert four.critic_trainable == one.critic_trainable // of_critic
+        critic = {"DDP": 4 * c, "ZeRO-1": 3 * c, "ZeRO-2": 3 * c, "ZeRO-3": 1.5 * c, "FSDP2": c}
+        assert four.critic_weights == pytest.approx(critic[engine], rel=1e-6)
+        assert four.critic_trainable == one.critic_trainable // (1 if engine == "DDP" else 4)
         # Of adapters only the frozen weights are shared out, where an engine does that.
         four, pieces = memory.shared_out(QLORA, engine, 4), engine in ("ZeRO-3", "FSDP2")
         assert four.weights == QLORA.weights // (4 if pieces else 1)
         assert four.trainable == QLORA.trainable
         assert four.other == (2 * RANK if engine == "DDP" else 0)
         assert four.sampler == QLORA.weights * pieces
+        own = replace(QLORA, critic_weights=400)
+        assert memory.shared_out(own, engine, 4).critic_weights == (100 if pieces else 400)
 
 
 SHAPE = shape_of(qwen25("7B"))

@@ -68,7 +68,10 @@ def test_of_evaluations_the_last_one_counts(runs, capsys):
     entries += [{"eval_episode/score": 6.0, "step": 2}]
     write_lines(Path("a0"), entries, variant="ppo")
     assert plot("a0", "--table", "markdown") == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == ["| score | 1, of 1 |", "| held-out score | 6 |"]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "| score | 1, of 1 |",
+        "| held-out score | 6 |",
+    ]
 
 
 def test_csv_holds_all_values(runs, capsys):

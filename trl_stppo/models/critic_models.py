@@ -172,7 +172,8 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
                 f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost. "
                 f"Name a checkpoint with a `score` head of one output, or a causal model to start a new one."
             )
-        nn.init.zeros_(model.score.weight)
+        weight = model.score.weight
+        nn.init.zeros_(getattr(weight, "ds_tensor", weight))  # ZeRO-3's piece of it
     return model
 
 

@@ -113,8 +113,8 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
     read = {
         "geometry": shape,
         "weights": shape.four_bit_weights(width) if planned else byte_size(backbone),
-        "trainable": sum(p.numel() for p in trained),
-        "critic_trainable": sum(p.numel() for p in of_critic.values()),
+        "trainable": sum(map(elements, trained)),
+        "critic_trainable": sum(map(elements, of_critic.values())),
         "adapters": byte_size([*added, *critic_added, *head]),
         "critic_weights": byte_size(critic_backbone),
         "reference_weights": modules_size([reference]),
@@ -146,7 +146,7 @@ def geometry_of(model: Any) -> Geometry:
     ]
     sides = [_sides(module) for module in linear]
     counted = {id(module.weight) for module in linear}
-    rest = sum(p.numel() for p in _split(model)[0] if id(p) not in counted)
+    rest = sum(elements(p) for p in _split(model)[0] if id(p) not in counted)
     total = sum(a * b for a, b in sides)
     try:
         heads = config.num_attention_heads
@@ -196,7 +196,12 @@ def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 def byte_size(parameters: Iterable[torch.Tensor]) -> int:
     """Bytes, with the constants of what is quantised."""
-    return sum(p.numel() * p.element_size() + _constants(p) for p in parameters)
+    return sum(elements(p) * p.element_size() + _constants(p) for p in parameters)
+
+
+def elements(parameter: torch.Tensor) -> int:
+    """Of the whole, where ZeRO-3 has left a piece in its place."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def modules_size(candidates: Iterable[Any]) -> int:

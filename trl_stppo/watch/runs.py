@@ -191,7 +191,9 @@ def _labels(groups: Sequence[Sequence[Run]], by: Sequence[str] | None) -> list[s
     labels = [head.name for head in heads]
     if by is None:
         names = differing(heads)
-        labels = [" ".join([_variant(head), *(_said(head, key) for key in names)]) for head in heads]
+        labels = [
+            " ".join([_variant(head), *(_said(head, key) for key in names)]) for head in heads
+        ]
     if len(set(labels)) < len(labels):
         labels = [head.name for head in heads]
     return labels if len(set(labels)) == len(labels) else [str(head.folder) for head in heads]

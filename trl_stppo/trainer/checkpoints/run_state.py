@@ -29,7 +29,6 @@ from ..sharding.critics import loading
 from . import files, new_settings
 
 logger = logging.getLogger(__name__)
-CRITIC_OPTIMIZER = "critic_optimizer.pt"
 REFERENCE = "reference.pt"
 STALE_POLICIES = "stale_policies.pt"
 
@@ -60,9 +59,9 @@ def episodes_file(folder: Path, process: int) -> Path:
     return folder / EPISODES.replace("*", str(process))
 
 
-def loaded(path: Path, *, mapped: bool = False) -> Any:
-    """Plain data and tensors, from a file of a checkpoint; `mapped` ones are read where they are used."""
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+def loaded(path: Path) -> Any:
+    """Plain data and tensors, from a file of a checkpoint."""
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_episodes(folder: Path, process: int) -> dict[str, Any]:
@@ -200,9 +199,7 @@ class RunState(TrainerCallback):
         texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
         torch.save(texts, episodes_file(folder, process))
         if self._optimizers.critic is not None:
-            state = self._optimizers.critic.state_dict(saves)
-            if saves:
-                torch.save(state, folder / CRITIC_OPTIMIZER)
+            self._optimizers.critic.save(folder, writes=saves)
         if saves and args.rollout_staleness:
             torch.save(self._stale.state_dict(), folder / STALE_POLICIES)
         if saves and args.sync_ref_model and self._host.ref_model is not None:
@@ -254,13 +251,12 @@ class RunState(TrainerCallback):
             )  # fmt: skip
         self._restore(saved)
         self._restore_episodes()
-        if self._optimizers.critic is not None:
-            state = loaded(folder / CRITIC_OPTIMIZER, mapped=True)  # of which each may take a piece
-            self._optimizers.critic.load_state_dict(state)
         if (folder / STALE_POLICIES).is_file():
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
         if host.is_deepspeed_enabled:  # which loads the policy itself
             load_beside_policy(host, folder)
+        if self._optimizers.critic is not None:  # whose engine keeps more precise weights, too
+            self._optimizers.critic.load(folder)
         if self._generator is not None and saved["sampler"] is not None:
             self._generator.set_state(saved["sampler"])
         settings = files.read_manifest(folder)["settings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     if not is_peft:
         if isinstance(model, str):
             return ReferencePlan(by_upstream=True)
-        if runtime.is_partitioned(model):
+        if any(map(runtime.is_in_pieces, model.parameters())):
             raise ValueError(
                 "A policy that ZeRO-3 has loaded in pieces cannot be copied for the reference. Pass the "
                 "policy by name, pass `ref_model`, or set kl_coef=0.0 and beta=0.0."
@@ -141,7 +142,8 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
         critic = _separate(value_model, host)
     elif args.value_model_name_or_path is not None:
         kwargs = continuing.loading_options(args)
-        with runtime.unpartitioned():
+        packed = "quantization_config" in kwargs  # which ZeRO-3 cannot cut
+        with runtime.unpartitioned() if packed else nullcontext():
             model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
         critic = _separate(model, host)
     elif is_peft or published is not None:
@@ -159,6 +161,8 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
         critic = _separate(critic_from_policy(policy, trust_remote_code=trust), host)
     if host.accelerator.num_processes > 1:
         for parameter in critic.parameters():
+            if runtime.is_in_pieces(parameter):
+                continue
             value = parameter.data.to(host.accelerator.device)
             torch.distributed.broadcast(value, src=0)
             parameter.data.copy_(value)

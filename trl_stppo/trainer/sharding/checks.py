@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..host import Host
-from .runtime import is_partitioned, sharding_name
+from .runtime import sharding_name
 
 # Engine -> policy -> critics that it trains. "copied" is made from the policy's weights, "named" by
 # `value_model_name_or_path`, "given" passed as `value_model`, "shared" an adapter of a LoRA policy.
@@ -25,7 +25,7 @@ CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 WHY_NOT = {
     "copied": "the policy's weights may be in pieces, so that none can be copied",
-    "shared": "the critic's passes through the policy's layers would need weights that are in pieces",
+    "shared": "in the policy's engine one norm would clip both, so that the critic shortens its steps",
 }
 HOW = {
     "copied": "no value model",
@@ -64,7 +64,6 @@ class EngineRun:
         critic: which of `HOW` it is; None where the method has none.
         lora: the policy has adapters.
         quantised: the policy is.
-        critic_in_pieces: a given critic was loaded so.
         own_optimizer: the caller's.
         copies_adapter: the reference is a copy of the policy's adapter.
         rewards: reward functions, those that score turns too.
@@ -77,7 +76,6 @@ class EngineRun:
     critic: str | None = None
     lora: bool = False
     quantised: bool = False
-    critic_in_pieces: bool = False
     own_optimizer: bool = False
     copies_adapter: bool = False
     rewards: Sequence[Any] = ()
@@ -118,7 +116,6 @@ def run_of(
         lora=lora,
         quantised=bool(getattr(model, "quantization_method", None))
         or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
-        critic_in_pieces=isinstance(value_model, nn.Module) and is_partitioned(value_model),
         own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),
         copies_adapter=copies_adapter,
         rewards=[*host.reward_funcs, *turns],
@@ -235,12 +232,12 @@ def _check_critic(run: EngineRun, kind: str) -> None:
             WHY_NOT[kind],
             f"Pass {ways}; or use DDP, FSDP2, ZeRO-1 or ZeRO-2.",
         )
-    if run.critic_in_pieces:
+    if engine == "ZeRO-1" and kind != "shared" and run.plugin.deepspeed_config.get("data_types"):
         raise _refuse(
-            "A `value_model` that was loaded in pieces",
-            engine,
-            "each process needs the whole critic",
-            "Load it before the configuration object is made, or set value_model_name_or_path.",
+            "`data_types` in DeepSpeed's configuration",
+            "a critic under ZeRO-1",
+            "it brings another optimizer, of which a gradient cannot be dropped",
+            "Remove it, or use ZeRO-2.",
         )
 
 

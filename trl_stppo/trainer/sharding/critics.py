@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from ...models.critic import SeparateCritic, SharedCritic
 from ..gradients.buffers import GradientBuffer, Reduce, l2_norm
 from ..host import Host
+from . import deepspeed_critic, runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -68,6 +69,8 @@ def prepare(
         rate: the learning rate of the coming step.
     """
     critic = host.critic
+    if host.is_deepspeed_enabled and isinstance(critic, SeparateCritic) and not _is_packed(critic):
+        return deepspeed_critic.prepare(host, critic, make, rate)
     if host.is_fsdp_enabled and isinstance(critic, SharedCritic | SeparateCritic):
         _shard(critic, host)
     parameters = critic.parameters()
@@ -81,8 +84,8 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Host) -> None:
     """Cut the critic into FSDP2's pieces, as accelerate has cut the policy."""
     model: Any = critic.model
     accelerator = host.accelerator
-    if getattr(model, "is_quantized", False):
-        return  # its packed weights have to stay together
+    if _is_packed(critic):
+        return
     if accelerator.mixed_precision != "no":
         critic.head.float()  # as accelerate does all else that is trained, once it is cut
     mesh = next(p.device_mesh for p in host.model.parameters() if is_in_pieces(p))
@@ -109,18 +112,23 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Host) -> None:
     critic.values = getattr(model, ENTRY)  # type: ignore[method-assign]
 
 
+def _is_packed(critic: SharedCritic | SeparateCritic) -> bool:
+    """Whether its weights have to stay together."""
+    return bool(getattr(critic.model, "is_quantized", False))
+
+
 @contextmanager
 def gathered(host: Host) -> Iterator[None]:
     """Within, one process can save the critic, of which each may hold pieces; all enter together."""
     critic = host.critic
-    if not isinstance(critic, SharedCritic | SeparateCritic) or not isinstance(
-        critic.head, FSDPModule
-    ):
+    pieces = any(is_in_pieces(parameter) for parameter in critic.parameters())
+    if not pieces or not isinstance(critic, SharedCritic | SeparateCritic):
         yield
         return
     module = critic.model if isinstance(critic, SeparateCritic) else critic.head
-    saves = host.args.should_save
-    critic.whole = {name: whole(tensor, saves) for name, tensor in module.state_dict().items()}
+    saves, plain = host.args.should_save, not hasattr(module, "peft_config")
+    state = module.state_dict(keep_vars=True).items()
+    critic.whole = {n: whole(value, saves) for n, value in state if plain or value.requires_grad}
     try:
         yield
     finally:
@@ -131,11 +139,13 @@ def gathered(host: Host) -> Iterator[None]:
 def loading(host: Host) -> Iterator[None]:
     """Within, all processes can load a whole critic together, whatever they hold of it."""
     critic, handles = host.critic, []
+    parameters: list[nn.Parameter] = []
     if isinstance(critic, SharedCritic | SeparateCritic):
+        parameters = list(critic.model.parameters())
         for module in (critic.model, critic.head):
             handles.append(module.register_load_state_dict_pre_hook(_cut_all))
     try:
-        with unpartitioned():
+        with unpartitioned(), runtime.gathered(parameters, writer=0):
             yield
     finally:
         for handle in handles:

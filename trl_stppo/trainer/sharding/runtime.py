@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.integrations import deepspeed as hf_deepspeed
 
 from ..gradients.buffers import GradientBuffer, UpdateScale
+
+CRITIC_OPTIMIZER = "critic_optimizer.pt"
 
 
 def sharding_name(accelerator: Any) -> str:
@@ -79,6 +82,8 @@ class CriticOptimizer:
 
     def step(self) -> None:
         """Step with the gradient in the buffer, and empty it; without one nothing changes."""
+        if self._buffer.is_empty:
+            return
         self._buffer.add_to_grad()
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate()
@@ -86,21 +91,19 @@ class CriticOptimizer:
         self._optimizer.zero_grad(set_to_none=True)
         self._buffer.clear()
 
-    def state_dict(self, saves: bool) -> dict[str, Any]:
-        """See `torch.optim.Optimizer.state_dict`; all processes make it together.
-
-        Args:
-            saves: this process gets all of it.
-        """
+    def save(self, folder: Path, *, writes: bool) -> None:
+        """Put the state into a checkpoint; all processes together, of which one writes."""
         state = self._optimizer.state_dict()
         moments = {
-            i: {k: whole(v, saves) for k, v in kept.items()} for i, kept in state["state"].items()
+            i: {k: whole(v, writes) for k, v in kept.items()} for i, kept in state["state"].items()
         }
-        return {**state, "state": moments}
+        if writes:
+            torch.save({**state, "state": moments}, folder / CRITIC_OPTIMIZER)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `torch.optim.Optimizer.load_state_dict`; of what `state_dict` has returned."""
-        own = self._buffer.parameters
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` has written; each process may take a piece of it."""
+        path, own = folder / CRITIC_OPTIMIZER, self._buffer.parameters
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         moments = {
             i: {k: cut(v, own[i]) for k, v in kept.items()} for i, kept in state["state"].items()
         }
@@ -108,8 +111,8 @@ class CriticOptimizer:
 
 
 def is_in_pieces(value: Any) -> bool:
-    """Whether this process holds a piece of a tensor (FSDP2)."""
-    return isinstance(value, DTensor)
+    """Whether this process holds a piece of a tensor (FSDP2, ZeRO-3)."""
+    return isinstance(value, DTensor) or hasattr(value, "ds_id")
 
 
 def whole(value: Any, keep: bool) -> Any:
@@ -117,10 +120,20 @@ def whole(value: Any, keep: bool) -> Any:
 
     Anything else as it is.
     """
-    if not isinstance(value, DTensor):
+    if not is_in_pieces(value):
         return value
-    full = value.full_tensor()
-    return full.cpu() if keep else None
+    with gathered([value]):
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        return full.detach().cpu() if keep else None
+
+
+def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContextManager[None]:
+    """Puts what ZeRO-3 has in pieces together for a while; what `writer` has changed then stays so."""
+    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer)
 
 
 def cut(value: Any, like: Any) -> Any:
@@ -189,11 +202,6 @@ def unpartitioned() -> Iterator[None]:
     finally:
         if config is not None:
             hf_deepspeed.set_hf_deepspeed_config(config)
-
-
-def is_partitioned(model: nn.Module) -> bool:
-    """Whether this process holds only a piece of the model's weights (ZeRO-3)."""
-    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
 def autocast(accelerator: Any) -> Any:

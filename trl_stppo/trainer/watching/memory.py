@@ -211,11 +211,10 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
         weights, reference = setup.weights // n, setup.reference_weights // n
         gathered = setup.weights * setup.compute_bytes // setup.weight_bytes  # in bfloat16, if that
     else:
-        half, masters = 2 * trained, 4 * trained // n  # computed with, and stepped
-        whole = engine != "ZeRO-3"
-        weights = (half if whole else half // n) + masters
-        gathered = 0 if whole else half
-        reference = (half if whole else half // n) if setup.reference_weights else 0
+        half = 2 * trained  # of float32 masters
+        weights = _of_zero(trained, engine, n)
+        gathered = half if engine == "ZeRO-3" else 0
+        reference = weights - 4 * trained // n if setup.reference_weights else 0
     unreduced = 2 * trained if engine == "ZeRO-1" else 0
     setup = replace(
         setup,
@@ -231,11 +230,21 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
 
 
 def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
-    """What is left of the critic."""
+    """What is left of the critic; ZeRO shares out one of its own alone."""
+    weights, trained = setup.critic_weights, setup.critic_trainable
+    pieces, other = weights // processes, setup.other
+    if engine != "FSDP2" and not setup.critic_full:
+        return replace(setup, critic_weights=pieces if engine == "ZeRO-3" else weights)
     if engine != "FSDP2":
-        return setup
-    weights, trained = setup.critic_weights // processes, setup.critic_trainable // processes
-    return replace(setup, critic_weights=weights, critic_trainable=trained)
+        pieces = _of_zero(trained, engine, processes)
+        other += 2 * trained if engine == "ZeRO-1" else 0  # before it is reduced
+    return replace(setup, critic_weights=pieces, critic_trainable=trained // processes, other=other)
+
+
+def _of_zero(trained: int, engine: str, processes: int) -> int:
+    """Bytes of weights: bfloat16 ones, with which is computed, and float32 ones, which are stepped."""
+    half, masters = 2 * trained, 4 * trained // processes
+    return (half // processes if engine == "ZeRO-3" else half) + masters
 
 
 def _gathering(setup: Setup, weights: int) -> Setup:

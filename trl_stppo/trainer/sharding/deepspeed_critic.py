@@ -1,0 +1,146 @@
+"""A critic in a DeepSpeed engine of its own, beside the policy's: sharded, stepped and saved like it.
+
+The two share nothing but the processes, which is why all of them make each pass of either one together.
+Unlike accelerate, which steps the policy inside its backward pass, we step when the guards have seen the
+gradient; until then it can be dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import CheckpointError
+from ...models.critic import SeparateCritic
+from ..gradients.buffers import GradientBuffer, Reduce, l2_norm
+from ..host import Host
+from .runtime import CriticOptimizer
+
+FOLDER = "critic_engine"
+
+
+class EngineGradient(GradientBuffer):
+    """The critic's gradient, in the pieces in which the engine keeps it.
+
+    Args:
+        engine: DeepSpeed's, of the critic.
+        host: whose micro-batches it follows.
+
+    Attributes:
+        is_empty: see `GradientBuffer`; the same on all processes.
+    """
+
+    is_empty = True
+
+    def __init__(self, engine: Any, host: Host) -> None:
+        super().__init__(host.critic.parameters())
+        self._engine, self._accelerator = engine, host.accelerator
+
+    def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """See `GradientBuffer.add`; all processes call it together."""
+        self._engine.set_gradient_accumulation_boundary(self._accelerator.sync_gradients)
+        self._engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
+        self.is_empty = False
+
+    def reduce(self, reduce: Reduce) -> None:
+        """Nothing is left to do."""
+
+    def norm(self) -> Tensor:
+        """See `GradientBuffer.norm`; all processes call it together, and get that of the whole."""
+        if self.is_empty:
+            return torch.zeros(())
+        pieces = [piece for group in self._groups().values() for piece in group]
+        return self._accelerator.reduce(l2_norm(pieces, like=pieces[0]).square(), "sum").sqrt()
+
+    def clip_(self, max_norm: float | None) -> Tensor:
+        """Let the coming step shorten it to `max_norm`. Returns the norm before."""
+        self._engine.optimizer.clip_grad = max_norm or 0.0
+        return self.norm()
+
+    def clear(self) -> None:
+        """Drop what has been added since the last step."""
+        if not self.is_empty:
+            self._groups().update(dict.fromkeys(self._groups()))
+            self._engine.optimizer.zero_grad()
+        self.is_empty = True
+
+    def _groups(self) -> dict[int, Any]:
+        """This process's pieces; at the end of a mini-batch they are all there."""
+        return self._engine.optimizer.averaged_gradients
+
+
+class EngineOptimizer(CriticOptimizer):
+    """Steps the pieces that `engine` has, and saves them so."""
+
+    engine: Any
+
+    def save(self, folder: Path, *, writes: bool) -> None:
+        """Each process its pieces, of weights and moments."""
+        frozen = any(not p.requires_grad for p in self.engine.module.parameters())
+        self.engine.save_checkpoint(
+            str(folder), tag=FOLDER, save_latest=False, exclude_frozen_parameters=frozen
+        )
+
+    def load(self, folder: Path) -> None:
+        """See `CriticOptimizer`."""
+        if not (folder / FOLDER).is_dir():
+            raise CheckpointError(
+                f"`{folder}` has no {FOLDER!r}: trl_stppo 0.1.0 has written it, whose "
+                f"critics stayed outside of DeepSpeed. Finish the run with 0.1.0, or start a new one from "
+                f"its policy and critic."
+            )
+        self.engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
+
+
+class _Entry(nn.Module):
+    """What the engine wraps: by a forward pass it gathers and traces weights, as of any model."""
+
+    def __init__(self, critic: SeparateCritic) -> None:
+        super().__init__()
+        self.model, self._values = critic.model, critic.values
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """See `Critic.values`."""
+        return self._values(*inputs)
+
+
+def prepare(
+    host: Host,
+    critic: SeparateCritic,
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    rate: Callable[[], float | Tensor],
+) -> tuple[EngineGradient, EngineOptimizer]:
+    """Give a critic its engine; arguments and result as of `critics.prepare`."""
+    import deepspeed
+
+    device = host.accelerator.device.type
+    config = copy.deepcopy(host.accelerator.deepspeed_config)
+    config["gradient_clipping"] = 0.0  # it is set step by step
+    for layer in critic.head.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = partial(_in_float32, layer)  # type: ignore[method-assign]
+    engine, *_ = deepspeed.initialize(
+        model=_Entry(critic), optimizer=make(critic.parameters()), config=config
+    )
+
+    def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
+        with torch.autocast(device, enabled=False):  # the engine has cast what is to be cast
+            return engine(input_ids, attention_mask, num_tokens)
+
+    critic.values = values  # type: ignore[method-assign]
+    gradient = EngineGradient(engine, host)
+    optimizer = EngineOptimizer(engine.optimizer, gradient, rate)
+    optimizer.engine = engine
+    return gradient, optimizer
+
+
+def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:
+    """A head whose weights the engine may have cast: values are not to be rounded to bfloat16."""
+    bias = None if layer.bias is None else layer.bias.float()
+    return nn.functional.linear(hidden.float(), layer.weight.float(), bias)

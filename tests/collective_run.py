@@ -104,7 +104,7 @@ def parsed(trainer: Any) -> None:
     look = {"type": "function", "function": {"name": "look", "arguments": {"place": "desk"}}}
 
     def message(episode: Any, ids: list[int]) -> dict[str, Any]:
-        more = episode.num_turns < episode.columns["turns"]
+        more = episode.num_turns + 1 < episode.columns["turns"]
         calls = {"tool_calls": [look]} if more else {}
         return {"role": "assistant", "content": trainer._tokenizer.decode(ids), **calls}
 

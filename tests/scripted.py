@@ -227,13 +227,14 @@ def scripted_trainer(
     if "model" not in arguments:
         arguments["model"] = float64_policy(tokenizer)
     settings = {**DEFAULTS, **options}
-    if not trainer_class.has_critic:
+    kind = getattr(trainer_class, "func", trainer_class)  # of a partial
+    if not kind.has_critic:
         del settings["critic_learning_rate"]
     elif not {"value_model", "peft_config"} & {*arguments}:
         arguments["value_model"] = float64_value_model(tokenizer)
     recorder = Recorder()
     trainer = trainer_class(
-        args=trainer_class.config_class(output_dir=str(folder), **settings),
+        args=kind.config_class(output_dir=str(folder), **settings),
         processing_class=tokenizer,
         **{
             "train_dataset": numbered_rows(rows),

@@ -124,7 +124,7 @@ def test_the_script_shows_every_token_of_every_turn():
     assert re.search(r"row 0 · prompt · \d+ tokens", plain)
     assert "<|user|>Which module defines merge?<|end|><|assistant|>" in plain
     turns = re.findall(r"turn (\d) · (\d+) tokens · reward", plain)
-    assert [int(turn) for turn, _ in turns] == list(range(len(turns)))
+    assert [int(turn) for turn, _ in turns] == list(range(1, len(turns) + 1))
     assert f" · {len(turns)} turns · " in plain
 
 

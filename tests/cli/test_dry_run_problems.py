@@ -65,7 +65,7 @@ def test_all_problems_are_shown_at_once(dry_run):
     ("engine", "flags", "said"),
     [
         ("zero3", [], "A copied critic of a fully trained policy is not supported with ZeRO-3"),
-        ("fsdp2", ["--use_peft", "true"], "A shared critic of a LoRA policy is not supported"),
+        ("zero3", ["--use_peft", "true"], "A shared critic of a LoRA policy is not supported"),
         ("multi_gpu", ["--fp16", "true"], "`fp16=True` is not supported"),
     ],
 )

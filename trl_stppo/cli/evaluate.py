@@ -196,13 +196,13 @@ def verifier_of(args: EvaluateArguments) -> Any:
 
 def evaluate(
     folder: Path,
-    name: str,
     args: EvaluateArguments,
     config: Any,
     model_args: ModelConfig,
     sets: dict[str, Dataset],
+    name: str = "",
 ) -> dict[str, Figures]:
-    """Figures of one agent by data set."""
+    """Figures of one agent by data set; `folder` is where its `name` has led to."""
     agent = load_agent(folder, config, model_args, name)
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
@@ -263,7 +263,7 @@ def compare(words: Sequence[str]) -> Results:
     is_main, written = config.process_index == 0, []
     try:
         for label, folder in folders.items():
-            results[label] = evaluate(folder, agents[label], args, config, model_args, sets)
+            results[label] = evaluate(folder, args, config, model_args, sets, agents[label])
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

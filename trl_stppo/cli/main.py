@@ -144,7 +144,7 @@ def _load_and_run(command: str, words: list[str]) -> int:
     from .early import wants_dry_run
 
     if command == "train" and os.environ.get("RANK", "0") == "0" and not wants_dry_run(words):
-        print("loading libraries, model and data ...", flush=True)
+        print("loading libraries, model and data ...", file=sys.stderr, flush=True)
     return int(_module(command).run(words))
 
 

@@ -108,6 +108,7 @@ def run(words: list[str]) -> int:
         )
     episodes, tokenizer = play(args)
     console = Console(highlight=False)
-    for row, episode in enumerate(episodes, args.index):
+    first = args.index if args.row is None else 0
+    for row, episode in enumerate(episodes, first):
         show(console, row, episode, tokenizer, logprobs=args.logprobs)
     return 0

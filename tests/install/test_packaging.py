@@ -147,7 +147,7 @@ HEAVY = {
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
 BENCHMARKS = (
     *("candidates", "import_time", "memory", "retrieval", "rivals"),
-    *("rollout", "scaling", "soak", "stability", "update", "vllm_turns"),
+    *("rollout", "scaling", "soak", "stability", "three_ways", "update", "vllm_turns"),
 )
 
 

@@ -31,7 +31,7 @@ CLIP_RANGES = {"corridor": 0.08, "demo": 0.2, "textworld": 0.2}  # of turn ratio
 REFERENCES = ("token", "turn", "share")
 CANDIDATES = (
     *("episodes", "episodes+share", "episodes+share-logits", "share-logits"),
-    *("turns", "turns+share", "winners", "winners+share", "topr"),
+    *("turns", "turns+share", "winners", "winners+share", "winners+share-logits", "topr"),
     *("vtrace", "vtrace+share", "vtrace-mean+share", "turn-gae+share", "token-gae+share"),
     *("critic-lambda+share", "episodes+vtrace+share"),
     *("mask", "mask+share", "m2po", "m2po+share", "decoupled", "decoupled+share"),

@@ -248,7 +248,7 @@ def under_new_names(
         return list(words)
     filed = {name: v for name, v in settings.items() if OLD_NAMES.get(name, name) in kinds}
     for name, value in _renamed({**filed, **new, **old}, warns=warns).items():
-        values = value if isinstance(value, list) else [value]
+        values = (value or ["none"]) if isinstance(value, list) else [value]
         left += [f"--{name}", *(v if isinstance(v, str) else json.dumps(v) for v in values)]
     return left
 

@@ -64,9 +64,9 @@ def planned_run(run: Plan, rollout: Any = None) -> Description:
 
 def _run_rows(run: Plan, rollout: Any) -> Iterator[tuple[str, str]]:
     args, config, launch = run.args, run.config, run.launch
-    planned, correction = planned_run(run, rollout), config.clip_bias_normalization
-    corrected = "" if correction == "none" else f", clipping bias corrected ({correction})"
-    yield "variant", f"{config.variant}: {config.importance_sampling_level} ratio{corrected}"
+    planned, stabilizers = planned_run(run, rollout), ", ".join(config.stabilizers)
+    ratio = f"{config.importance_sampling_level} ratio"
+    yield "variant", f"{config.variant}: {', '.join(filter(None, (ratio, stabilizers)))}"
     yield "policy", f"{planned.model}, {planned.training}"
     source = f", from {config.value_model_name_or_path or 'the policy'}"
     shared = ": an adapter on the policy's backbone"

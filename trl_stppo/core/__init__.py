@@ -17,7 +17,7 @@ from trl_stppo.core.advantages import (
 from trl_stppo.core.clip_bias import (
     NORMALIZATION_MODES,
     cosine,
-    logit_space_square,
+    logit_space_squares,
     normalization_scale,
 )
 from trl_stppo.core.losses import (
@@ -32,6 +32,7 @@ from trl_stppo.core.losses import (
     kl_penalty,
 )
 from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
+from trl_stppo.core.off_policy import episode_weights, winner_weights
 from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio, sampler_correction
 from trl_stppo.core.rewards import token_rewards
 from trl_stppo.core.turns import (
@@ -57,12 +58,13 @@ __all__ = [
     "clipped_surrogate",
     "clipped_value_loss",
     "cosine",
+    "episode_weights",
     "group_advantages",
     "importance_ratio",
     "kl_penalty",
     "leave_one_out_advantages",
     "log_importance_ratio",
-    "logit_space_square",
+    "logit_space_squares",
     "masked_mean",
     "masked_sum",
     "normalization_scale",
@@ -78,5 +80,6 @@ __all__ = [
     "turn_index_from_spans",
     "turn_starts",
     "whiten",
+    "winner_weights",
     "zero_off_mask",
 ]

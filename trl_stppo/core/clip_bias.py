@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trl_stppo.core.masking import check_choice, check_float, check_like, check_mask, zero_off_mask
 
-NORMALIZATION_MODES = ("none", "triggered", "floor", "relative", "share")
+NORMALIZATION_MODES = ("none", "triggered", "share")
 
 # "Nothing is clipped" means a norm up to this. Far below the rounding error of any gradient that
 # moves a parameter (float32 keeps 7 digits, and Adam's own epsilon is 1e-8), and far above 1e-19,
@@ -44,8 +44,6 @@ def normalization_scale(
 
         none       1
         triggered  1 / C                 the paper's; needs gradient clipping behind it
-        floor      1 / max(1, C)         never amplifies
-        relative   min(1, g / C)         never amplifies, unit-free
         share      (g / (g + C))^power   never amplifies, unit-free, smooth
 
     and 1 in every mode if nothing is clipped (C <= eps, so 0 / 0 counts as 1), which holds exactly
@@ -53,23 +51,23 @@ def normalization_scale(
     hide from the trainer's own guard a gradient that has already broken.
 
     Args:
-        grad_norm: number or [] float tensor, norm of g, >= 0.
-        clip_bias_norm: number or [] float tensor, norm of C, >= 0, in the unit of grad_norm.
+        grad_norm: number or float tensor of any shape, norm of g, >= 0.
+        clip_bias_norm: number or float tensor of that shape, norm of C, >= 0, in the unit of grad_norm.
         mode: one of the above.
         power: exponent of "share", dimensionless, > 0; ignored by the other modes.
         eps: norm up to which nothing counts as clipped, in the unit of a gradient.
 
     Returns:
-        s, dimensionless: a float for numbers, a detached [] tensor (in at least float32, computed
+        s, dimensionless: a float for numbers, a detached tensor (in at least float32, computed
         without waiting for the device) if either norm is a tensor.
 
     Raises:
         ValueError: unknown `mode`, or `power` not positive and finite.
 
     Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Eqs. 7-8,
-        as far as known), with a guard where nothing is clipped; "floor", "relative" and
-        "share" are this package's own signals. To scale the step by how far off policy a batch is has
-        a precedent in VCPO (arXiv:2602.17616), whose signal is the effective sample size.
+        as far as known), with a guard where nothing is clipped; "share" is this package's own
+        signal. To scale the step by how far off policy a batch is has a precedent in VCPO
+        (arXiv:2602.17616), whose signal is the effective sample size.
     """
     check_choice("mode", mode, NORMALIZATION_MODES)
     if not 0 < power < math.inf:
@@ -100,15 +98,15 @@ def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) 
     return _like_inputs(value, dot, norm_a, norm_b)
 
 
-def logit_space_square(
+def logit_space_squares(
     coefficient: Tensor, logprobs: Tensor, entropies: Tensor, loss_mask: Tensor
 ) -> Tensor:
-    """Squared norm of a gradient in the space of the logits, tokens taken as orthogonal.
+    """Squared norm, per token, of a gradient in the space of the logits.
 
     A term with derivative c_t with respect to log p(y_t) has the gradient c_t (onehot(y_t) - p_t) in
     the logits of token t, whose squared norm is c_t^2 (1 - 2 p_y + sum_v p_v^2). The fused head keeps
     no table of probabilities, so sum p^2 is replaced by exp(-entropy), which it never falls below and
-    equals where p is uniform over its support.
+    equals where p is uniform over its support. Sums over tokens take these as orthogonal.
 
     Only the ratio of two such norms means anything for the parameters behind the logits, and only as
     far as kept and clipped tokens are alike: `docs/algorithm.md` has the measured agreement.
@@ -120,7 +118,7 @@ def logit_space_square(
         loss_mask: [B, T] bool, True = counts.
 
     Returns:
-        [] float, detached, in at least float32.
+        [B, T] float, detached, in at least float32, 0 off the mask.
 
     Raises:
         ValueError: wrong dtypes, or shapes that differ from `loss_mask`'s.
@@ -138,7 +136,7 @@ def logit_space_square(
     # Never below the part of the chosen token alone, so that rounding cannot make it negative.
     per_token = torch.maximum(1.0 - 2.0 * chosen + collision, (1.0 - chosen).square())
     weight = zero_off_mask(coefficient.detach().to(wide), loss_mask).square()
-    return (weight * per_token).sum()
+    return weight * per_token
 
 
 def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
@@ -149,10 +147,6 @@ def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
         return one
     if mode == "triggered":
         scale = 1.0 / c
-    elif mode == "floor":
-        scale = 1.0 / c.clamp(min=1.0)
-    elif mode == "relative":
-        scale = (g / c).clamp(max=1.0)
     else:
         # Halved, which costs no digit, because the sum may overflow where neither does.
         scale = (0.5 * g / (0.5 * g + 0.5 * c)) ** power

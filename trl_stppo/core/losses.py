@@ -57,6 +57,7 @@ class ClippedSurrogate(NamedTuple):
         objective: [B, T] float, detached value of the usual min/clip objective.
         is_clipped: [B, T] bool, True = the clip stops this token's gradient.
         stats: sums for the metrics.
+        episode_weights: [B] float, what `weighted` has multiplied `kept` by; None for nothing.
     """
 
     kept: Tensor
@@ -64,6 +65,12 @@ class ClippedSurrogate(NamedTuple):
     objective: Tensor
     is_clipped: Tensor
     stats: SurrogateStats
+    episode_weights: Tensor | None = None
+
+    def weighted(self, weights: Tensor) -> "ClippedSurrogate":
+        """The same with each episode's kept terms times its weight, [B]; the logged value stays."""
+        kept = self.kept * weights.unsqueeze(1).to(self.kept.dtype)
+        return self._replace(kept=kept, episode_weights=weights)
 
 
 def kl_penalty(

@@ -114,6 +114,7 @@ class TracedEpisode:
         advantages: as they enter the loss.
         values, returns: of the critic, before the update, and what it was to learn.
         clipped: whether the clip stopped the token's gradient in the last pass over it.
+        weight: of the episode in the last pass over it, what `stabilizers` made of it; None for 1.
         policy_versions: per turn the optimizer steps that the policy had taken which sampled it; None
             where the policy that is trained samples itself.
         steps: passes over the episode by outcome, as in `TracedUpdate.steps`.
@@ -148,6 +149,7 @@ class TracedEpisode:
     values: Figures = None
     returns: Figures = None
     clipped: list[bool | None] | None = None
+    weight: float | None = None
     policy_versions: list[int] | None = None
     steps: dict[str, int] = field(default_factory=dict)
     turn_rewards: list[float] | None = None

@@ -155,9 +155,8 @@ class AgentTrainer(GRPOTrainer):
         finite_weights.check_loaded(self)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        self._optimizers = Optimizers(
-            self, self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
-        )
+        hooks = self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
+        self._optimizers = Optimizers(self, *hooks, lambda step: self._rollout_log.add(step))
 
     def _install_loop(self, rewards: RewardPlan, rollout: plan.RolloutPlan) -> None:
         """What rollout and update are made of."""

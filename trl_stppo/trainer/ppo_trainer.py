@@ -265,19 +265,21 @@ class PPOTrainer(AgentTrainer):
         )
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights, totals)
         self._mini_batches.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
+        self._mini_batches.metrics.add_drift(inputs, logprobs)
+        surrogate = self._stabilise(inputs, surrogate, weights, logprobs, entropies)
         self._trace.observe(inputs, logprobs, log_ratio, surrogate)
-        self._observe(surrogate, weights, logprobs, entropies, loss_mask)
         return self._combine(inputs, surrogate, weights, extra)
 
-    def _observe(
+    def _stabilise(
         self,
+        inputs: Batch,
         surrogate: ClippedSurrogate,
         weights: Tensor,
         logprobs: Tensor,
         entropies: Tensor,
-        loss_mask: Tensor,
-    ) -> None:
-        """For subclasses that watch the surrogate's terms, [B, T] each, and may scale the step by them."""
+    ) -> ClippedSurrogate:
+        """For subclasses that weigh episodes, or scale the step by what the terms, [B, T] each, say."""
+        return surrogate
 
     def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
         """Log of policy over old policy, at the chosen level, [B, T]."""

@@ -6,12 +6,25 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.clip_bias import NORMALIZATION_MODES as MODES
 from .config.names import Preset, option, takes_old_names
 from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
 
-# variant -> (importance_sampling_level, whether the clipping-bias correction is on)
+# What `stabilizers` may list -> what it does.
+STABILIZERS = {
+    "share": "scales the step by how much of the gradient the clip leaves",
+    "winners": "trains the policy on the episodes that went better than expected",
+    "episodes": "weighs each episode by how much of its gradient the clip leaves",
+    "triggered": "divides the gradient by the norm of the clipping bias, as the paper does",
+}
+# What a variant lists that has the correction.
+DEFAULT_STABILIZERS = ("winners", "share")
+# Values of 0.1.0 that lost their study -> what they were.
+GONE = {
+    **dict.fromkeys(("floor", "relative"), "a mode of `clip_bias_normalization`"),
+    "share on the gradient": "`clip_bias_target='gradient'`",
+}
+# variant -> (importance_sampling_level, whether its updates are stabilised)
 VARIANTS = {
     "ppo": ("token", False),
     "turn-ppo": ("turn", False),
@@ -20,8 +33,6 @@ VARIANTS = {
 }
 # What a level means that is set alone.
 BY_LEVEL = {"token": "s-ppo", "turn": "st-ppo"}
-# Modes whose scale has the unit of one over a gradient, so that they cannot multiply an update.
-GRADIENT_UNIT_MODES = ("triggered", "floor")
 ESTIMATORS = ("auto", "exact", "logits")
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
@@ -38,9 +49,9 @@ def check_linear(optimizer: str) -> None:
     linear = any(part in name for part in LINEAR_OPTIMIZERS)
     if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
         raise ValueError(
-            f"`clip_bias_target='update'` with the optimizer {optimizer!r} is not supported: the scale "
-            f"acts through the learning rate, and that optimizer's step is not known to be proportional "
-            f"to it. Use an AdamW, SGD or Adafactor variant, or clip_bias_target='gradient'."
+            f"`stabilizers` lists 'share' and the optimizer is {optimizer!r}, which is not supported: the "
+            f"scale acts through the learning rate, and that optimizer's step is not known to be "
+            f"proportional to it. Use an AdamW, SGD or Adafactor variant, or leave 'share' out."
         )
 
 
@@ -49,11 +60,11 @@ def check_linear(optimizer: str) -> None:
 class STPPOConfig(PPOConfig):
     """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the two pieces of the paper.
 
-    `variant` sets `importance_sampling_level` and `clip_bias_normalization`; setting one of them to a value
+    `variant` sets `importance_sampling_level` and `stabilizers`; setting one of them to a value
     that contradicts the variant is an error. A level without a variant chooses it.
 
-    Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of the modes `"floor"`, `"relative"`
-    and `"share"` are this package's own. To scale the step, as the target `"update"` does, is VCPO's
+    Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of `"share"`, `"winners"` and
+    `"episodes"` are this package's own. To scale the step, as `"share"` does, is VCPO's
     (arXiv:2602.17616).
     """
 
@@ -68,41 +79,31 @@ class STPPOConfig(PPOConfig):
     importance_sampling_level: str | None = option(
         None, "'token', 'turn' or 'sequence'; set by variant, or chooses it."
     )
-    clip_bias_normalization: str | None = option(
-        None, f"One of {', '.join(MODES)} (docs/algorithm.md); set by variant."
+    stabilizers: list[str] | None = option(
+        None, f"Any of {', '.join(STABILIZERS)} (docs/algorithm.md), or none; set by variant."
     )
-    clip_bias_power: float = option(4.0, "Exponent of 'share'.")
-    clip_bias_target: str = option(
-        "update",
-        "What the scale multiplies, 'gradient' or 'update'. Adam divides a constant gradient "
-        "scale out again; the update is what it cannot undo.",
-    )
+    clip_bias_power: float = option(4.0, "Exponent of 'share' and 'episodes'.")
     clip_bias_estimator: str | None = option(
         None,
-        "How the norm of the clipping bias is measured: 'exact', from the gradients "
-        "themselves; 'logits', an estimate that needs no second gradient; 'auto', exact unless "
-        "gradients are sharded. None is as auto, but only where it is corrected or in stop_when: "
-        "elsewhere it costs a second backward pass.",
+        "How the norm of the clipping bias is measured: 'logits', an estimate that needs no second "
+        "gradient; 'exact', from the gradients themselves; 'auto', exact where 'triggered' needs "
+        "it. None is as auto, but only where a step is scaled by it or stop_when watches it.",
     )
 
     def __post_init__(self) -> None:
-        if self.clip_bias_normalization not in (None, *MODES):
-            raise ValueError(
-                f"`clip_bias_normalization={self.clip_bias_normalization!r}`: allowed are "
-                f"{', '.join(map(repr, MODES))}."
-            )
+        self.stabilizers = _listed(self.stabilizers)
         self._resolve_variant()
         super().__post_init__()
         self._check_clip_bias()
 
     def _variant_of_level(self, default: str) -> str | None:
-        """Which variant a level means, alone or with a correction; None where none has this name."""
-        level, mode = self.importance_sampling_level, self.clip_bias_normalization
+        """Which variant a level means, alone or with stabilizers; None where none has this name."""
+        level = self.importance_sampling_level
         if level is None:
             return str.__str__(default)  # which is a word like any other from here on
-        if mode is None:
+        if self.stabilizers is None:
             return self._BY_LEVEL.get(level)
-        wanted = level, mode != "none"
+        wanted = level, bool(self.stabilizers)
         return next((name for name, pair in self._VARIANTS.items() if pair == wanted), None)
 
     def _resolve_variant(self) -> None:
@@ -110,31 +111,29 @@ class STPPOConfig(PPOConfig):
             self.variant = self._variant_of_level(self.variant)
         if self.variant is None:
             self.importance_sampling_level = self.importance_sampling_level or "turn"
-            self.clip_bias_normalization = self.clip_bias_normalization or "none"
+            self.stabilizers = self.stabilizers or []
             return
         if self.variant not in self._VARIANTS:
             raise ValueError(
                 f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None to "
-                f"set importance_sampling_level and clip_bias_normalization freely."
+                f"set importance_sampling_level and stabilizers freely."
             )
-        level, corrected = self._VARIANTS[self.variant]
+        level, stabilised = self._VARIANTS[self.variant]
         if self.importance_sampling_level is None:
             self.importance_sampling_level = level
         elif self.importance_sampling_level != level:
             raise self._contradiction("importance_sampling_level", level)
-        if self.clip_bias_normalization is None:
-            self.clip_bias_normalization = "share" if corrected else "none"
-        elif (self.clip_bias_normalization != "none") != corrected:
-            raise self._contradiction(
-                "clip_bias_normalization", "a mode other than 'none'" if corrected else "none"
-            )
+        if self.stabilizers is None:
+            self.stabilizers = list(DEFAULT_STABILIZERS) if stabilised else []
+        elif bool(self.stabilizers) != stabilised:
+            raise self._contradiction("stabilizers", "at least one" if stabilised else "none")
 
     def _contradiction(self, name: str, expected: str) -> ValueError:
-        level, mode = self.importance_sampling_level, self.clip_bias_normalization
+        level, listed = self.importance_sampling_level, self.stabilizers
         fitting = [
             repr(variant)
-            for variant, (its_level, corrects) in self._VARIANTS.items()
-            if its_level == level and (mode is None or (mode != "none") == corrects)
+            for variant, (its_level, stabilised) in self._VARIANTS.items()
+            if its_level == level and (listed is None or bool(listed) == stabilised)
         ]
         other = f"Choose the variant that fits: {', '.join(fitting)}; or set" if fitting else "Set"
         return ValueError(
@@ -143,13 +142,8 @@ class STPPOConfig(PPOConfig):
         )
 
     def _check_clip_bias(self) -> None:
-        mode = self.clip_bias_normalization
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
-        if self.clip_bias_target not in ("gradient", "update"):
-            raise ValueError(
-                f"`clip_bias_target={self.clip_bias_target!r}`: allowed are 'gradient' and 'update'."
-            )
         if self.clip_bias_estimator not in (None, *ESTIMATORS):
             raise ValueError(
                 f"`clip_bias_estimator={self.clip_bias_estimator!r}`: allowed are "
@@ -157,37 +151,70 @@ class STPPOConfig(PPOConfig):
             )
         if self.clip_bias_estimator == "logits":
             self.check_estimator()
-        if mode == "triggered" and not 0 < (self.max_grad_norm or 0.0) < math.inf:
+        if self.step_scale == "triggered" and not 0 < (self.max_grad_norm or 0.0) < math.inf:
             raise ValueError(
-                f"`clip_bias_normalization='triggered'` needs `max_grad_norm` > 0 and finite, got "
-                f"{self.max_grad_norm}: it amplifies the gradient while the bias is small and relies "
-                f"on the gradient clip. Set max_grad_norm=1.0."
+                f"`stabilizers={self.stabilizers}` needs `max_grad_norm` > 0 and finite, got "
+                f"{self.max_grad_norm}: 'triggered' amplifies the gradient while the bias is small and "
+                f"relies on the gradient clip. Set max_grad_norm=1.0."
             )
-        if self.clip_bias_target == "update" and mode != "none":
-            self._check_update_target()
+        if self.step_scale == "share":
+            check_linear(str(getattr(self.optim, "value", self.optim)))
+
+    @property
+    def step_scale(self) -> str:
+        """What scales a step: "share", "triggered" or "none"."""
+        return next((n for n in ("share", "triggered") if n in (self.stabilizers or ())), "none")
+
+    @property
+    def weighs_episodes(self) -> bool:
+        """Whether some episodes count less than others."""
+        return not {"winners", "episodes"}.isdisjoint(self.stabilizers or ())
 
     @property
     def measures_clip_bias(self) -> bool:
-        """Whether the clipping bias is measured: where it is corrected, asked for, or watched."""
+        """Whether the clipping bias is measured: where the step is scaled, asked for, or watched."""
         watched = (condition.metric for condition in conditions(self.stop_when))
-        asked = self.clip_bias_estimator is not None
-        corrected = self.clip_bias_normalization != "none"
-        return corrected or asked or any(metric.startswith("clip_bias/") for metric in watched)
+        asked = self.clip_bias_estimator is not None or self.step_scale != "none"
+        return asked or any(metric.startswith("clip_bias/") for metric in watched)
+
+    @property
+    def takes_second_gradient(self) -> bool:
+        """Whether the norm is measured from gradients; they are nowhere whole under an engine that shards."""
+        wanted = self.clip_bias_estimator == "exact" or self.step_scale == "triggered"
+        return wanted and self.measures_clip_bias
 
     def check_estimator(self) -> None:
         """Refuse what the estimate in the space of the logits cannot do."""
-        if self.clip_bias_normalization != "none" and self.clip_bias_target == "gradient":
+        if self.step_scale == "triggered":
             raise ValueError(
-                "`clip_bias_target='gradient'` needs the exact gradients, but only the estimate in the "
-                "space of the logits is to be had (clip_bias_estimator='logits', or an engine that "
-                "shards gradients). Set clip_bias_target='update'."
+                "`stabilizers` lists 'triggered', which needs the exact gradients, but only the estimate in "
+                "the space of the logits is to be had (clip_bias_estimator='logits', or an engine that "
+                "shards gradients). List 'share' instead."
             )
 
-    def _check_update_target(self) -> None:
-        if self.clip_bias_normalization in GRADIENT_UNIT_MODES:
+
+def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
+    """The setting as a list without repetitions, "none" being an empty one.
+
+    Raises:
+        ValueError: there is no such stabilizer, or two of them scale the step.
+    """
+    if stabilizers is None:
+        return None
+    names = [stabilizers] if isinstance(stabilizers, str) else list(stabilizers)
+    names = [] if names == ["none"] else list(dict.fromkeys(names))
+    allowed = f"allowed are {', '.join(map(repr, STABILIZERS))}, any of them together, or 'none'"
+    for name in names:
+        if name in GONE:
             raise ValueError(
-                f"`clip_bias_normalization={self.clip_bias_normalization!r}` has the unit of a gradient "
-                f"and cannot scale the update. Set clip_bias_target='gradient', or use 'relative' or "
-                f"'share'."
+                f"`stabilizers={names}`: {name!r}, {GONE[name]} in 0.1.0, held nothing back in its study "
+                f"and has gone. Use 'share'."
             )
-        check_linear(str(getattr(self.optim, "value", self.optim)))
+        if name not in STABILIZERS:
+            raise ValueError(f"`stabilizers={names}`: {name!r} is none; {allowed}.")
+    if {"share", "triggered"} <= set(names):
+        raise ValueError(
+            f"`stabilizers={names}`: 'share' and 'triggered' both set the size of the step. Choose one; "
+            f"'winners' and 'episodes' go with either."
+        )
+    return names

@@ -14,9 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import ClippedSurrogate, normalization_scale
+from ..core import ClippedSurrogate, episode_weights, normalization_scale, winner_weights
 from . import citations
-from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
+from .gradients.bias_correction import (
+    ClipBiasCorrection,
+    ClipBiasEstimate,
+    coefficients,
+    has_dropout,
+)
 from .host import is_warming_up
 from .loop.batch import Batch, episode_tokens, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer
@@ -56,13 +61,10 @@ class STPPOTrainer(PPOTrainer):
     @property
     def _has_estimate_only(self) -> bool:
         """Whether the norms are estimated; gradients that are sharded are nowhere to be had whole."""
-        sharded = is_sharded(self.accelerator)
-        estimator = self.args.clip_bias_estimator
-        return sharded if estimator in (None, "auto") else estimator == "logits"
+        return is_sharded(self.accelerator) or not self.args.takes_second_gradient
 
     def _scales_updates(self) -> bool:
-        args = self.args
-        return args.clip_bias_normalization != "none" and args.clip_bias_target == "update"
+        return self.args.step_scale == "share"
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self._scales_updates():
@@ -76,9 +78,8 @@ class STPPOTrainer(PPOTrainer):
         groups = optimizer.param_groups
         self._correction = ClipBiasCorrection(
             [p for group in groups for p in group["params"] if id(p) not in critic],
-            mode=self.args.clip_bias_normalization,
+            mode=self.args.step_scale,
             power=self.args.clip_bias_power,
-            target=self.args.clip_bias_target,
             repeatable=not has_dropout(self.model),
         )
 
@@ -89,20 +90,32 @@ class STPPOTrainer(PPOTrainer):
             if bias is not None:
                 bias.clear()
 
-    def _observe(
+    def _stabilise(
         self,
+        inputs: Batch,
         surrogate: ClippedSurrogate,
         weights: Tensor,
         logprobs: Tensor,
         entropies: Tensor,
-        loss_mask: Tensor,
-    ) -> None:
-        if self._estimate is None:
-            return
-        self._estimate.observe(surrogate, weights, logprobs, entropies, loss_mask)
-        # The last micro-batch: DeepSpeed steps inside its backward pass.
-        if self.accelerator.sync_gradients:
-            self._finish_estimate(self._estimate)
+    ) -> ClippedSurrogate:
+        """Weigh the episodes; the estimate of the norms sees them weighted."""
+        stabilizers, loss_mask = self.args.stabilizers or (), inputs["loss_mask"]
+        trust = torch.ones(len(loss_mask), device=loss_mask.device)
+        if "winners" in stabilizers:
+            trust = trust * winner_weights(inputs["advantages"], loss_mask)
+        if "episodes" in stabilizers:
+            parts = coefficients(surrogate, weights, logprobs)
+            power = self.args.clip_bias_power
+            trust = trust * episode_weights(*parts, logprobs, entropies, loss_mask, power)
+        if self.args.weighs_episodes:
+            surrogate = surrogate.weighted(trust)
+            self._mini_batches.metrics.add_episode_weights(trust, loss_mask.any(dim=1))
+        if self._estimate is not None:
+            self._estimate.observe(surrogate, weights, logprobs, entropies, loss_mask)
+            # The last micro-batch: DeepSpeed steps inside its backward pass.
+            if self.accelerator.sync_gradients:
+                self._finish_estimate(self._estimate)
+        return surrogate
 
     def _combine(
         self, inputs: Batch, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None
@@ -123,8 +136,9 @@ class STPPOTrainer(PPOTrainer):
             "is_estimate": float(self._has_estimate_only),
         }
         if self._has_estimate_only:
-            mode, power = self.args.clip_bias_normalization, self.args.clip_bias_power
-            scale = normalization_scale(kept, clipped, mode, power)
+            scale = normalization_scale(
+                kept, clipped, self.args.step_scale, self.args.clip_bias_power
+            )
             metrics |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
             if self._scales_updates():
                 self._optimizers.scale_update(float(scale))

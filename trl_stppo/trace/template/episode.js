@@ -17,6 +17,7 @@ function factsOf(row, episode) {
   if (episode.seed) facts.push(["seed", episode.seed.join(", ")]);
   for (const [name, value] of Object.entries(episode.rewards)) facts.push([name, show(value)]);
   const taken = episode.steps.taken ?? 0;
+  if (episode.weight !== null && episode.weight !== undefined) facts.push(["weight in the update", show(episode.weight)]);
   if (of.phase === "train") facts.push(["passes", `${taken} of ${Object.values(episode.steps).reduce((a, b) => a + b, 0)} moved the policy`]);
   return make("dl", { class: "facts" }, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, plain(name)), make("dd", {}, ...visible(value)))));
 }

@@ -62,9 +62,19 @@ def _enable_jit_checkpoint(old: Mapping[str, Any], given: Mapping[str, Any]) -> 
 
 def _clip_bias_estimator(old: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
     # Where the bias is corrected it is measured anyway.
-    wanted = old["log_clip_bias"] and given.get("clip_bias_normalization") in (None, "none")
+    corrects = given.get("clip_bias_normalization") not in (None, "none")
+    wanted = old["log_clip_bias"] and not corrects and not given.get("stabilizers")
     estimator: str | None = given.get("clip_bias_estimator")
     return estimator or ("auto" if wanted else None)
+
+
+def _stabilizers(old: Mapping[str, Any], given: Mapping[str, Any]) -> list[str] | None:
+    mode, target = old.get("clip_bias_normalization"), old.get("clip_bias_target")
+    if mode == "none":
+        return []
+    if mode in (None, "share") and target == "gradient":
+        return ["share on the gradient"]
+    return None if mode is None else [str(mode)]
 
 
 def _on_env_error(old: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
@@ -86,6 +96,7 @@ OLD: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], Mapping[str, 
     "enable_jit_checkpoint": (("save_on_signal",), _enable_jit_checkpoint),
     "clip_bias_estimator": (("log_clip_bias",), _clip_bias_estimator),
     "on_env_error": (("env_error_penalty",), _on_env_error),
+    "stabilizers": (("clip_bias_normalization", "clip_bias_target"), _stabilizers),
 }
 # Old name -> today's.
 OLD_NAMES = {name: new for new, (names, _) in OLD.items() for name in names}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...core import ClippedSurrogate, logit_space_square
+from ...core import ClippedSurrogate, logit_space_squares
 from ...core.clip_bias import cosine, normalization_scale
 from ..watching.sums import wide
 from .buffers import GradientBuffer, Reduce, grad_norm
@@ -57,8 +57,8 @@ class ClipBiasCorrection:
 
     Args:
         parameters: trainable parameters of the policy.
-        mode, power: see `core.clip_bias.normalization_scale`.
-        target: "gradient" or "update".
+        mode, power: see `core.clip_bias.normalization_scale`; "triggered" is of the gradient, "share" of
+            the update: Adam divides a constant scale of the gradient out again.
         repeatable: whether a second pass through the policy gives what the first one gave.
 
     Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
@@ -70,12 +70,11 @@ class ClipBiasCorrection:
         *,
         mode: str,
         power: float,
-        target: str,
         repeatable: bool,
     ) -> None:
         self._repeatable = repeatable
         self._parameters = list(parameters)
-        self._mode, self._power, self._target = mode, power, target
+        self._mode, self._power = mode, power
         self._bias = GradientBuffer(parameters)
         self._extra = GradientBuffer(parameters)
 
@@ -121,7 +120,7 @@ class ClipBiasCorrection:
             mean_over_processes: None for a single process.
 
         Returns:
-            The factor for the update (1 unless the target is "update"), and the figures to log.
+            The factor for the update (1 unless the mode is "share"), and the figures to log.
         """
         if mean_over_processes is not None:
             self._reduce(mean_over_processes)
@@ -135,9 +134,9 @@ class ClipBiasCorrection:
             "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
         }
         factor = 1.0
-        if self._target == "update":
+        if self._mode == "share":
             factor = figures["clip_bias/scale"]
-        elif self._mode != "none":
+        elif self._mode == "triggered":
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
@@ -152,6 +151,17 @@ class ClipBiasCorrection:
         for buffer, flag in zip((self._bias, self._extra), anywhere.tolist(), strict=True):
             if flag > 0:
                 buffer.reduce(mean_over_processes)
+
+
+def coefficients(
+    surrogate: ClippedSurrogate, weights: Tensor, logprobs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Derivatives of the weighted kept and of the clipped terms by log p(y_t), [B, T] each."""
+    kept, clipped = (
+        torch.autograd.grad((terms * weights).sum(), logprobs, retain_graph=True)[0]
+        for terms in (surrogate.kept, surrogate.clipped)
+    )
+    return kept, clipped
 
 
 class ClipBiasEstimate:
@@ -176,12 +186,10 @@ class ClipBiasEstimate:
         loss_mask: Tensor,
     ) -> None:
         """Take in a micro-batch: [B, T] each; `surrogate` with its graph down to `logprobs`."""
-        squares = []
-        for terms in (surrogate.kept, surrogate.clipped):
-            (coefficient,) = torch.autograd.grad(
-                (terms * weights).sum(), logprobs, retain_graph=True
-            )
-            squares.append(logit_space_square(coefficient, logprobs, entropies, loss_mask))
+        squares = [
+            logit_space_squares(part, logprobs, entropies, loss_mask).sum()
+            for part in coefficients(surrogate, weights, logprobs)
+        ]
         self._squares = self._squares + wide(torch.stack(squares))
 
     def clear(self) -> None:

@@ -161,7 +161,7 @@ class StepHooks(UpdateScale):
             elif scales and not all(inside):
                 raise ValueError(
                     "`optimizers` puts critic and policy parameters into one group, but "
-                    "`clip_bias_target='update'` scales the policy's alone. Use one group for each."
+                    "'share' in `stabilizers` scales the policy's alone. Use one group for each."
                 )
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)

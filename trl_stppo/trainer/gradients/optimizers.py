@@ -16,6 +16,7 @@ from ..setup import models
 from ..sharding import critics, runtime
 from ..sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
 from .buffers import GradientBuffer, StepHooks, UpdateScale
+from .movement import Movement
 
 # What a group holds: policy with and without weight decay, critic, or what the caller has put there.
 DECAYED, PLAIN, CRITIC, GIVEN = "decayed", "plain", "critic", "given"
@@ -28,6 +29,7 @@ class Optimizers:
         host: with its critic.
         scales: whether the policy's updates will be scaled.
         on_creation: gets the policy's optimizer when it is there, before the first step.
+        on_step: gets figures of each step.
 
     Attributes:
         critic_grads: the critic's gradient, until the step; another object once an engine is set up.
@@ -40,8 +42,10 @@ class Optimizers:
         host: Host,
         scales: Callable[[], bool],
         on_creation: Callable[[torch.optim.Optimizer], None],
+        on_step: Callable[[dict[str, float]], None],
     ) -> None:
-        self._host, self._scales, self._on_creation = host, scales, on_creation
+        self._host, self._scales = host, scales
+        self._on_creation, self._on_step = on_creation, on_step
         self.critic_grads = GradientBuffer(host.critic.parameters())
         self.critic: CriticOptimizer | None = None
         self.roles: list[str] = []
@@ -67,6 +71,7 @@ class Optimizers:
                 if models.add_critic_group(optimizer, parameters, host.args, host.lr_scheduler):
                     self.roles.append(CRITIC)
                 self._hooks = StepHooks(optimizer, self.critic_grads, scales=self._scales())
+                Movement(optimizer, [p for _, p in policy_parameters(host)], self._on_step)
             self._on_creation(optimizer)
         return optimizer
 

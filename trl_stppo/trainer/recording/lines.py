@@ -28,8 +28,8 @@ def lines(
     Args:
         episodes: `facts.facts`.
         batch: their rows of the rollout batch, [N, T].
-        passes: of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, and
-            `seen`, whether there was a pass. Empty where there was none.
+        passes: of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, the
+            episode's `weight`, and `seen`, whether there was a pass. Empty where there was none.
         pieces: cuts the text.
     """
     # The one wait for the device.
@@ -59,6 +59,8 @@ def _line(
     if facts["truncated"] is None and facts["terminated"] is not None:
         facts["truncated"] = not facts["terminated"]
     figures = {} if "turn_index" not in own else _figures(own, passed, len(ids))
+    if any(passed.get("seen", ())) and "weight" in passed:
+        figures["weight"] = passed["weight"][0]
     spans = [tuple(span) for span in facts.pop("turn_spans")]
     whole = TracedEpisode(
         NOWHERE,

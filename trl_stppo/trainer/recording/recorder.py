@@ -113,6 +113,8 @@ class TraceRecorder:
         with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
+            if surrogate.episode_weights is not None:
+                figures["weight"] = surrogate.episode_weights[:, None].expand_as(logprobs)
             record.observe(inputs["trace_row"], figures)
             self._update = record
 

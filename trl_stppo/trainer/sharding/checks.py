@@ -258,18 +258,14 @@ def _check_optimizer(run: EngineRun) -> None:
             "it would see flat pieces of the weights, and has not been tested on them",
             f"Allowed: {', '.join(ELEMENTWISE)}.",
         )
-    corrects = getattr(args, "clip_bias_normalization", "none") != "none"
-    for name, value, instead in (
-        ("clip_bias_target", "gradient" if corrects else None, "update"),
-        ("clip_bias_estimator", "exact", "logits"),
-    ):
-        if value is not None and getattr(args, name, None) == value:
-            raise _refuse(
-                f"`{name}={value!r}`",
-                engine,
-                "the gradient is in pieces inside the engine",
-                f"Use {name}={instead!r}.",
-            )
+    pieces = "the gradient is in pieces inside the engine"
+    if getattr(args, "step_scale", "none") == "triggered":
+        raise _refuse(
+            f"`stabilizers={args.stabilizers}`", engine, pieces, "List 'share', not 'triggered'."
+        )
+    if getattr(args, "clip_bias_estimator", None) == "exact":
+        refused = "`clip_bias_estimator='exact'`"
+        raise _refuse(refused, engine, pieces, "Use clip_bias_estimator='logits'.")
 
 
 def _check_whole_weights(run: EngineRun) -> None:

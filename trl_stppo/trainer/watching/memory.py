@@ -174,7 +174,7 @@ def setup_of(trainer: Host, card: int = 0) -> Setup:
 def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
     """The fields of `Setup` that a configuration sets; the length of the longest prompt is given."""
     batch = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-    exact = getattr(args, "measures_clip_bias", False) and args.clip_bias_estimator != "logits"
+    exact = getattr(args, "takes_second_gradient", False)
     extra = args.entropy_coef != 0.0 or args.beta != 0.0
     return {
         "rows": args.per_device_train_batch_size,

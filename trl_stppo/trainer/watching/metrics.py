@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import ClippedSurrogate
+from ...core import ClippedSurrogate, log_importance_ratio, turn_starts
 from ...rollout.record import StopReason
 from ...rollout.turn_batch import TurnBatch
 from ..loop.batch import Batch
@@ -23,6 +23,8 @@ from ..loop.targets import Targets
 from .sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
+# Bounds of ratios in an effective sample size: of their logarithms as in TRL, of themselves as in VCPO.
+MAX_LOG_RATIO, MAX_RATIO = 20.0, 8.0
 
 
 class MiniBatchMetrics:
@@ -48,6 +50,30 @@ class MiniBatchMetrics:
         self.add_mean("policy/entropy", entropies, loss_mask)
         self._tokens = self._tokens + tokens
 
+    def add_drift(self, inputs: Batch, logprobs: Tensor) -> None:
+        """How far the policy is from the one that has played, in tokens, turns and whole episodes."""
+        mask, now = inputs["loss_mask"], wide(logprobs.detach())
+        old = wide(inputs.get("old_per_token_logps", now))
+        change = (now.exp() - old.exp()).abs().masked_fill(~mask, 0.0)
+        self._sums.maximum("policy/divergence_max", change.max())
+        index = inputs["turn_index"].masked_fill(~mask, -1)
+        by_turn = log_importance_ratio(now, old, index, "turn")
+        by_episode = (now - old).masked_fill(~mask, 0.0).sum(dim=1)
+        for name, log_ratio, counts in (
+            ("turn", by_turn, turn_starts(index)),
+            ("episode", by_episode, mask.any(dim=1)),
+        ):
+            ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=MAX_RATIO)
+            ratio = ratio.masked_fill(~counts, 0.0)
+            self._sums.add(f"_{name}_ratio", ratio.sum(), counts.sum())
+            self._sums.add(f"_{name}_square", ratio.square().sum(), counts.sum())
+
+    def add_episode_weights(self, weights: Tensor, counts: Tensor) -> None:
+        """[B] each: what the kept terms were multiplied by, and which episodes have such."""
+        self.add_mean("policy/episode_weight_mean", weights, counts)
+        lowest = weights.masked_fill(~counts, 1.0).min()
+        self._sums.maximum("_minus_lowest_weight", -lowest)
+
     def add_value(self, per_token: Tensor, clipped: Tensor, value_mask: Tensor) -> None:
         """Loss and clipping of the critic."""
         self.add_mean("value/loss", per_token, value_mask)
@@ -64,6 +90,13 @@ class MiniBatchMetrics:
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
         """Figures since the last flush; `seconds` is the time they took, 0 if not known."""
         result = self._sums.flush(gather) | self._scalars
+        for name in ("turn", "episode"):
+            square = result.pop(f"_{name}_square", None)
+            if square is not None:
+                share = result.pop(f"_{name}_ratio") ** 2 / square if square else 1.0
+                result[f"policy/{name}_ess"] = share
+        if "_minus_lowest_weight" in result:
+            result["policy/episode_weight_min"] = -result.pop("_minus_lowest_weight")
         tokens, self._tokens = int(self._tokens), 0
         if seconds > 0 and tokens:
             result["perf/update_tokens_per_second"] = tokens / seconds

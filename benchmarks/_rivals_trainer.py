@@ -74,7 +74,7 @@ def settings_of(arm: str) -> dict[str, Any]:
     parts = parts_of(arm)
     shares = "share" in parts or "share-logits" in parts
     return {
-        "clip_bias_normalization": "share" if shares else "none",
+        "stabilizers": "share" if shares else "none",
         "clip_bias_estimator": "logits" if "share-logits" in parts else "exact" if shares else None,
         "advantage_level": "turn" if "turn-gae" in parts else "token",
         "target_kl": parts.get("target-kl"),

@@ -24,8 +24,8 @@ from trl_stppo.trainer.loop.batch import full_sequence
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
 CASES: dict[str, dict[str, Any]] = {
     "full policy, separate critic": {"variant": "st-ppo", "entropy_coef": 0.01},
-    "scaled gradient": {"clip_bias_normalization": "relative", "clip_bias_target": "gradient",
-                        "max_grad_norm": 0.5, "beta": 0.1},
+    "scaled gradient": {"stabilizers": ["triggered"], "max_grad_norm": 0.5, "beta": 0.1},
+    "weighted episodes": {"variant": "st-ppo", "stabilizers": ["share", "episodes", "winners"]},
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
                             "critic_warmup_steps": 2, "whiten_rewards": True,
                             "ddp_find_unused_parameters": False},

@@ -58,7 +58,9 @@ class LossReference:
         new, entropies = plain_logprobs(self.model, ids, mask, length)
         self.logprobs, self.entropies = new, entropies
         lengths = batch["loss_mask"].sum(dim=1).tolist()
-        self.clipped = self.unclipped = self.kl = self.entropy = 0.0
+        self.kl = self.entropy = 0.0
+        # Of each episode; the tests weigh them.
+        self.clipped_of, self.unclipped_of = [0.0] * len(ids), [0.0] * len(ids)
         for b in range(len(ids)):
             # Agent tokens only; the rest must not matter.
             rows = [t for t in range(length) if batch["turn_index"][b, t] >= 0]
@@ -67,12 +69,13 @@ class LossReference:
             for t, log_ratio in zip(rows, log_ratios(new[b, rows], old, turn, level), strict=True):
                 ratio, advantage = log_ratio.exp(), batch["advantages"][b, t]
                 bounded = ratio.clamp(0.8, 1.2) * advantage
-                self.unclipped = self.unclipped + share * ratio * advantage
-                self.clipped = self.clipped + share * torch.minimum(ratio * advantage, bounded)
+                self.unclipped_of[b] += share * ratio * advantage
+                self.clipped_of[b] += share * torch.minimum(ratio * advantage, bounded)
                 difference = batch["ref_per_token_logps"][b, t] - new[b, t]
                 k3 = difference.exp() - difference - 1
                 self.kl = self.kl + share * k3 * (ratio if kl_times_ratio else 1)
                 self.entropy = self.entropy + entropies[b, t] / sum(lengths)
+        self.clipped, self.unclipped = sum(self.clipped_of), sum(self.unclipped_of)
 
     def grad(self, objective: Tensor) -> dict[str, Tensor]:
         grads = torch.autograd.grad(objective, list(self.parameters.values()), retain_graph=True)

@@ -196,8 +196,4 @@ def scale(g, c, mode, power=1.0, eps=1e-12):
         return 1.0
     if mode == "triggered":
         return 1.0 / c
-    if mode == "floor":
-        return 1.0 / max(1.0, c)
-    if mode == "relative":
-        return min(1.0, g / c)
     return (g / (g + c)) ** power

@@ -227,6 +227,8 @@ def scripted_trainer(
     if "model" not in arguments:
         arguments["model"] = float64_policy(tokenizer)
     settings = {**DEFAULTS, **options}
+    if str(settings["variant"]).startswith(("s-", "st-")):
+        settings = {"stabilizers": ["share"], "clip_bias_estimator": "exact", **settings}
     kind = getattr(trainer_class, "func", trainer_class)  # of a partial
     if not kind.has_critic:
         del settings["critic_learning_rate"]

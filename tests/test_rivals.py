@@ -296,7 +296,7 @@ ON_POLICY = ("episodes", "turns", "mask", "m2po", "decoupled", "ess", "ess-turns
 def test_on_policy_it_is_the_base_method(study, tmp_path, arm):
     options = {"staleness": 0, "whiten_advantages": False, "advantage_level": "turn"}
     # Without a clip a term is A log p per token; where a turn has one advantage the sums are equal.
-    _, base = train(tmp_path / "base", **PLAIN, clip_bias_normalization="none", **options)
+    _, base = train(tmp_path / "base", **PLAIN, stabilizers="none", **options)
     trainer, recorder = rival(study, tmp_path / "rival", arm, **options)
     assert_same(gradient_of(trainer, recorder), base.grads[0], 1e-9)
     assert_same(recorder.moved("policy"), base.moved("policy"), 1e-9)
@@ -308,7 +308,7 @@ def test_on_policy_it_is_the_base_method(study, tmp_path, arm):
 def test_a_new_epoch_has_new_advantages(study, tmp_path, arm, level):
     options = {"staleness": 0, "num_ppo_epochs": 2, "max_steps": 2}
     _, base = train(
-        tmp_path / "base", **PLAIN, clip_bias_normalization="none", advantage_level=level, **options
+        tmp_path / "base", **PLAIN, stabilizers="none", advantage_level=level, **options
     )
     trainer, recorder = rival(study, tmp_path / "rival", arm, **options)
     trainer.train()

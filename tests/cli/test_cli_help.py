@@ -75,7 +75,7 @@ def test_help_all_has_every_flag_once_in_its_group(capsys):
     flags = [flag for group in found.values() for flag in group]
     assert len(flags) == len(set(flags))
     assert {spec.name for spec in fields(STPPOConfig) if spec.init} <= set(flags)
-    assert {"variant", "clip_bias_power", "clip_bias_target"} <= set(found["STPPO"])
+    assert {"variant", "clip_bias_power", "stabilizers"} <= set(found["STPPO"])
     assert {"max_turns", "gamma", "cliprange"} <= set(found["PPO"])
     assert {"environment", "dry_run", "dataset_name"} <= set(found["task"])
     assert {"lora_r", "dtype"} <= set(found["model (TRL)"])

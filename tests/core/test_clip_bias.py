@@ -16,8 +16,6 @@ NORMS = [0.0, 1e-13, 1e-6, 0.3, 1.0, 2.5, 1e3, 1e8]
     [
         ("none", 1.0, 1.0),
         ("triggered", 1.0, 1 / 4),
-        ("floor", 1.0, 1 / 4),
-        ("relative", 1.0, 2 / 4),
         ("share", 1.0, 2 / 6),
         ("share", 2.0, 1 / 9),
         ("share", 0.5, math.sqrt(1 / 3)),
@@ -32,7 +30,7 @@ def test_by_hand(mode, power, expected):
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
-    [("triggered", 4.0), ("floor", 1.0), ("relative", 1.0), ("share", 8 / 9)],
+    [("triggered", 4.0), ("share", 8 / 9)],
 )
 def test_a_small_bias_by_hand(mode, expected):
     # ||g|| = 2, ||C|| = 1/4: only the literal rule amplifies
@@ -66,23 +64,25 @@ def test_just_above_eps_counts():
     assert core.normalization_scale(1.0, 0.5, "triggered", eps=0.5) == 1.0
 
 
-@pytest.mark.parametrize("mode", ["floor", "relative", "share"])
-def test_floor_relative_and_share_never_lengthen_a_step(mode):
+def test_share_never_lengthens_a_step():
     for g in NORMS:
         for c in NORMS:
             for power in (0.5, 1.0, 3.0):
-                assert 0.0 <= core.normalization_scale(g, c, mode, power) <= 1.0
+                assert 0.0 <= core.normalization_scale(g, c, "share", power) <= 1.0
 
 
-@pytest.mark.parametrize("mode", ["relative", "share"])
-def test_relative_and_share_have_no_unit(mode):
-    one = core.normalization_scale(0.2, 0.7, mode)
-    assert core.normalization_scale(20.0, 70.0, mode) == pytest.approx(one)
+def test_share_has_no_unit():
+    one = core.normalization_scale(0.2, 0.7, "share")
+    assert core.normalization_scale(20.0, 70.0, "share") == pytest.approx(one)
 
 
-@pytest.mark.parametrize("mode", ["relative", "share"])
-def test_a_gradient_of_zero_under_bias_is_scaled_to_zero(mode):
-    assert core.normalization_scale(0.0, 1.0, mode) == 0.0
+def test_a_gradient_of_zero_under_bias_is_scaled_to_zero():
+    assert core.normalization_scale(0.0, 1.0, "share") == 0.0
+
+
+def test_several_norms_at_once_give_what_each_gives():
+    g, c = torch.tensor([0.0, 2.0, 2.0, 0.0]), torch.tensor([0.0, 0.0, 4.0, 4.0])
+    assert core.normalization_scale(g, c, "share", 2.0).tolist() == pytest.approx([1, 1, 1 / 9, 0])
 
 
 def test_norms_whose_sum_overflows_keep_their_share():
@@ -131,7 +131,7 @@ def test_tensors_in_tensor_out_detached(mode):
 
 
 def test_guards():
-    message = "mode must be one of 'none', 'triggered', 'floor', 'relative', 'share'; got 'off'"
+    message = "mode must be one of 'none', 'triggered', 'share'; got 'off'"
     with pytest.raises(ValueError, match=message):
         core.normalization_scale(1.0, 1.0, "off")
     for bad in (0.0, -1.0, NAN, INF):

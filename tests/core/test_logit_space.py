@@ -9,7 +9,7 @@ from trl_stppo import core
 def square(coefficient, logprobs, entropies, mask=None):
     tensors = [torch.tensor(x, dtype=torch.float64) for x in (coefficient, logprobs, entropies)]
     mask = torch.ones_like(tensors[0], dtype=torch.bool) if mask is None else torch.tensor(mask)
-    return core.logit_space_square(*tensors, mask)
+    return core.logit_space_squares(*tensors, mask).sum()
 
 
 def exact(logits, chosen, coefficient):
@@ -42,7 +42,7 @@ def test_close_to_exact_from_below_elsewhere():
     coefficient = torch.randn(50, generator=draw, dtype=torch.float64)
     mask = torch.ones(1, 50, dtype=torch.bool)
     rows = coefficient[None], logp.gather(-1, chosen).T, entropy[None]
-    out = core.logit_space_square(*rows, mask).item()
+    out = core.logit_space_squares(*rows, mask).sum().item()
     truth = exact(logits.tolist(), chosen.squeeze(1).tolist(), coefficient.tolist())
     assert 0.7 * truth < out <= truth * (1 + 1e-12)
 
@@ -55,7 +55,9 @@ def test_what_does_not_count_is_inert():
 
 def test_never_negative_and_detached():
     logprobs = torch.tensor([[-1e-9]], requires_grad=True)
-    out = core.logit_space_square(torch.ones(1, 1), logprobs, torch.full((1, 1), 9.0), logprobs < 0)
+    out = core.logit_space_squares(
+        torch.ones(1, 1), logprobs, torch.full((1, 1), 9.0), logprobs < 0
+    )
     assert out >= 0
     assert not out.requires_grad
     assert out.dtype == torch.float32
@@ -72,14 +74,14 @@ def test_wrong_shapes_and_dtypes_are_named():
             given = [x, x, x]
             given[place] = bad
             with pytest.raises(ValueError, match=said):
-                core.logit_space_square(*given, mask)
+                core.logit_space_squares(*given, mask)
     with pytest.raises(ValueError, match="loss_mask must be bool"):
-        core.logit_space_square(x, x, x, x)
+        core.logit_space_squares(x, x, x, x)
     with pytest.raises(ValueError, match=r"loss_mask must be \[B, T\], got shape \[3\]"):
-        core.logit_space_square(x, x, x, mask[0])
+        core.logit_space_squares(x, x, x, mask[0])
 
 
 def test_half_precision_comes_out_wide():
     half = torch.full((1, 2), -0.5, dtype=torch.bfloat16)
-    out = core.logit_space_square(half, half, -half, torch.ones(1, 2, dtype=torch.bool))
+    out = core.logit_space_squares(half, half, -half, torch.ones(1, 2, dtype=torch.bool))
     assert out.dtype == torch.float32

@@ -79,30 +79,27 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         *("importance_sampling_level", "'token'", "Choose the variant"),
     ),
     "correction-against-variant": (
-        {"variant": "ppo", "clip_bias_normalization": "share"},
-        *("clip_bias_normalization", "'share'", "Choose the variant"),
+        {"variant": "ppo", "stabilizers": "share"},
+        *("stabilizers", "'share'", "Choose the variant"),
     ),
     "power-of-nothing": ({"clip_bias_power": 0.0}, "clip_bias_power", "0.0", "positive"),
-    "misspelt-target": ({"clip_bias_target": "grad"}, "clip_bias_target", "'grad'", "'gradient'"),
-    "unit-of-a-gradient": (
-        {"clip_bias_normalization": "floor"},
-        *("clip_bias_normalization", "'floor'", "Set clip_bias_target='gradient'"),
+    "misspelt-stabilizer": ({"stabilizers": ["shares"]}, "stabilizers", "'shares'", "'share'"),
+    "two-sizes-of-a-step": (
+        {"stabilizers": ["share", "triggered"]},
+        *("stabilizers", "'share' and 'triggered'", "Choose one"),
     ),
+    "mode-that-has-gone": ({"stabilizers": "floor"}, "stabilizers", "'floor'", "Use 'share'"),
     "amplified-without-clip": (
-        {
-            "clip_bias_normalization": "triggered",
-            "clip_bias_target": "gradient",
-            "max_grad_norm": 0.0,
-        },
-        *("clip_bias_normalization", "'triggered'", "Set max_grad_norm=1.0"),
+        {"stabilizers": "triggered", "max_grad_norm": 0.0},
+        *("stabilizers", "'triggered'", "Set max_grad_norm=1.0"),
     ),
     "estimate-for-a-gradient": (
-        {"clip_bias_estimator": "logits", "clip_bias_target": "gradient"},
-        *("clip_bias_target", "'gradient'", "Set clip_bias_target='update'"),
+        {"clip_bias_estimator": "logits", "stabilizers": "triggered"},
+        *("stabilizers", "'triggered'", "List 'share' instead"),
     ),
     "optimizer-that-is-not-scaled": (
         {"optim": "schedule_free_adamw"},
-        *("clip_bias_target", "'update'", "clip_bias_target='gradient'"),
+        *("stabilizers", "'share'", "leave 'share' out"),
     ),
     # what has no form here
     "half-precision": ({"fp16": True}, "fp16", "True", "use bf16=True"),

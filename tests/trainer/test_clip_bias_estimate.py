@@ -59,11 +59,10 @@ def test_norms_and_scale_equal_an_independent_computation(variant, split, tmp_pa
     assert logged(trainer, "clip_bias/cosine") == []
 
 
-@pytest.mark.parametrize("mode", ["share", "relative"])
-def test_the_update_is_scaled_and_nothing_else(mode, tmp_path):
+def test_the_update_is_scaled_and_nothing_else(tmp_path):
     stale = {"staleness": 1.0}
     _, plain = train(tmp_path / "plain", variant="ppo", **stale)
-    trainer, scaled = train(tmp_path / "on", clip_bias_normalization=mode, **stale, **ESTIMATED)
+    trainer, scaled = train(tmp_path / "on", **stale, **ESTIMATED)
     (scale,) = logged(trainer, "clip_bias/scale")
     assert scale < 0.95
     assert_same(scaled.grads[0], plain.grads[0], 1e-12)
@@ -105,11 +104,7 @@ def test_nothing_clipped_means_scale_one(tmp_path):
     ("options", "message"),
     [
         ({"clip_bias_estimator": "guess"}, "allowed are 'auto', 'exact', 'logits'"),
-        ({**ESTIMATED, "clip_bias_target": "gradient"}, "Set clip_bias_target='update'"),
-        (
-            {**ESTIMATED, "clip_bias_target": "gradient", "clip_bias_normalization": "floor"},
-            "Set clip_bias_target='update'",
-        ),
+        ({**ESTIMATED, "stabilizers": ["triggered"]}, "List 'share' instead"),
     ],
 )
 def test_what_the_estimate_cannot_do_is_refused(options, message, tmp_path):

@@ -237,7 +237,11 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"args.optim": "adafactor"},
         "`optim='adafactor'` is not supported with ZeRO-2",
     ),
-    "target": (fsdp(), {"args.clip_bias_target": "gradient"}, "Use clip_bias_target='update'"),
+    "gradient": (
+        fsdp(),
+        {"args.step_scale": "triggered", "args.stabilizers": ["triggered"]},
+        "List 'share', not 'triggered'",
+    ),
     "estimator": (
         fsdp(),
         {"args.clip_bias_estimator": "exact"},
@@ -261,8 +265,7 @@ def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     """A run of which the checks find nothing to say, but for the changes."""
     args = {
         "optim": "adamw_torch",
-        "clip_bias_normalization": "share",
-        "clip_bias_target": "update",
+        "step_scale": "share",
         "clip_bias_estimator": None,
         "sync_ref_model": False,
         "rollout_staleness": 0,

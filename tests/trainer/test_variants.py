@@ -11,29 +11,31 @@ from trl import TrlParser
 
 from trl_stppo import STGRPOConfig, STPPOConfig
 
+DEFAULT = ["winners", "share"]
+
 
 def config(kind=STPPOConfig, **options) -> STPPOConfig:
     return kind(output_dir="out", use_cpu=True, bf16=False, report_to="none", **options)
 
 
 @pytest.mark.parametrize(
-    ("variant", "level", "mode"),
+    ("variant", "level", "stabilizers"),
     [
-        ("ppo", "token", "none"),
-        ("turn-ppo", "turn", "none"),
-        ("s-ppo", "token", "share"),
-        ("st-ppo", "turn", "share"),
+        ("ppo", "token", []),
+        ("turn-ppo", "turn", []),
+        ("s-ppo", "token", DEFAULT),
+        ("st-ppo", "turn", DEFAULT),
     ],
 )
-def test_a_variant_sets_ratio_level_and_correction(variant, level, mode):
+def test_a_variant_sets_ratio_level_and_stabilizers(variant, level, stabilizers):
     args = config(variant=variant)
-    assert (args.importance_sampling_level, args.clip_bias_normalization) == (level, mode)
-    assert args.clip_bias_target == "update"
-    assert args.measures_clip_bias is (mode != "none")
+    assert (args.importance_sampling_level, args.stabilizers) == (level, stabilizers)
+    assert args.measures_clip_bias is bool(stabilizers)
+    assert args.takes_second_gradient is False
     repeated = config(
-        variant=variant, importance_sampling_level=level, clip_bias_normalization=mode
+        variant=variant, importance_sampling_level=level, stabilizers=stabilizers or "none"
     )
-    assert repeated.importance_sampling_level == level
+    assert (repeated.importance_sampling_level, repeated.stabilizers) == (level, stabilizers)
 
 
 def test_st_ppo_is_the_default():
@@ -44,67 +46,67 @@ def test_st_ppo_is_the_default():
     ("variant", "options", "named"),
     [
         ("ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
-        ("ppo", {"clip_bias_normalization": "share"}, "clip_bias_normalization='share'"),
+        ("ppo", {"stabilizers": ["share"]}, "stabilizers=['share']"),
         ("turn-ppo", {"importance_sampling_level": "token"}, "importance_sampling_level='token'"),
-        ("turn-ppo", {"clip_bias_normalization": "relative"}, "clip_bias_normalization='relative'"),
+        ("turn-ppo", {"stabilizers": "winners"}, "stabilizers=['winners']"),
         ("s-ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
-        ("s-ppo", {"clip_bias_normalization": "none"}, "clip_bias_normalization='none'"),
+        ("s-ppo", {"stabilizers": "none"}, "stabilizers=[]"),
         ("st-ppo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='seq"),
-        ("st-ppo", {"clip_bias_normalization": "none"}, "clip_bias_normalization='none'"),
+        ("st-ppo", {"stabilizers": []}, "stabilizers=[]"),
     ],
 )
 def test_a_field_that_contradicts_the_variant_raises_with_both(variant, options, named):
-    with pytest.raises(ValueError, match=f"`{named}.*contradicts `variant='{variant}'`"):
+    with pytest.raises(ValueError, match=f"`{re.escape(named)}.*contradicts `variant='{variant}'`"):
         config(variant=variant, **options)
 
 
 @pytest.mark.parametrize(
-    ("kind", "level", "variant", "mode"),
+    ("kind", "level", "variant", "stabilizers"),
     [
-        (STPPOConfig, "token", "s-ppo", "share"),
-        (STPPOConfig, "turn", "st-ppo", "share"),
-        (STPPOConfig, "sequence", None, "none"),
-        (STGRPOConfig, "token", "grpo", "none"),
-        (STGRPOConfig, "sequence", "gspo", "none"),
-        (STGRPOConfig, "turn", "st-grpo", "share"),
+        (STPPOConfig, "token", "s-ppo", DEFAULT),
+        (STPPOConfig, "turn", "st-ppo", DEFAULT),
+        (STPPOConfig, "sequence", None, []),
+        (STGRPOConfig, "token", "grpo", []),
+        (STGRPOConfig, "sequence", "gspo", []),
+        (STGRPOConfig, "turn", "st-grpo", DEFAULT),
     ],
 )
 @pytest.mark.parametrize("typed", [True, False])
-def test_a_level_alone_chooses_the_variant(kind, level, variant, mode, typed):
+def test_a_level_alone_chooses_the_variant(kind, level, variant, stabilizers, typed):
     """From the command line too, where the parser hands the default of `variant` on."""
     if typed:
         words = f"--output_dir out --use_cpu --bf16 false --importance_sampling_level {level}"
         (args,) = TrlParser((kind,)).parse_args_and_config(words.split())
     else:
         args = config(kind, importance_sampling_level=level)
-    found = args.variant, args.importance_sampling_level, args.clip_bias_normalization
-    assert found == (variant, level, mode)
+    found = args.variant, args.importance_sampling_level, args.stabilizers
+    assert found == (variant, level, stabilizers)
     assert type(args.variant) in (str, type(None))
 
 
 @pytest.mark.parametrize(
-    ("kind", "level", "mode", "variant"),
+    ("kind", "level", "stabilizers", "variant"),
     [
-        (STPPOConfig, "token", "none", "ppo"),
-        (STPPOConfig, "turn", "none", "turn-ppo"),
-        (STPPOConfig, "token", "relative", "s-ppo"),
-        (STPPOConfig, "sequence", "share", None),
-        (STGRPOConfig, "token", "share", "s-grpo"),
-        (STGRPOConfig, "turn", "none", "turn-grpo"),
+        (STPPOConfig, "token", [], "ppo"),
+        (STPPOConfig, "turn", [], "turn-ppo"),
+        (STPPOConfig, "token", ["episodes"], "s-ppo"),
+        (STPPOConfig, "sequence", ["share"], None),
+        (STGRPOConfig, "token", ["share"], "s-grpo"),
+        (STGRPOConfig, "turn", [], "turn-grpo"),
     ],
 )
-def test_a_level_and_a_correction_choose_it_together(kind, level, mode, variant):
-    args = config(kind, importance_sampling_level=level, clip_bias_normalization=mode)
-    found = args.variant, args.importance_sampling_level, args.clip_bias_normalization
-    assert found == (variant, level, mode)
+def test_a_level_and_stabilizers_choose_it_together(kind, level, stabilizers, variant):
+    args = config(kind, importance_sampling_level=level, stabilizers=stabilizers)
+    found = args.variant, args.importance_sampling_level, args.stabilizers
+    assert found == (variant, level, stabilizers)
 
 
 def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
     words = "--output_dir out --use_cpu --bf16 false --variant st-ppo --importance_sampling_level"
     with pytest.raises(ValueError, match="`importance_sampling_level='token'` contradicts"):
         TrlParser((STPPOConfig,)).parse_args_and_config([*words.split(), "token"])
-    with pytest.raises(ValueError, match="`clip_bias_normalization='none'` contradicts"):
-        config(clip_bias_normalization="none")
+    with pytest.raises(ValueError, match=r"`stabilizers=\[\]` contradicts"):
+        config(stabilizers="none")
     with pytest.raises(ValueError, match=r"`importance_sampling_level='word'`: allowed are"):
         config(importance_sampling_level="word")
 
@@ -114,7 +116,7 @@ def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
     [
         ({"importance_sampling_level": "turn"}, "fits: 'turn-grpo', 'st-grpo', 'turn-rloo'"),
         (
-            {"clip_bias_normalization": "share"},
+            {"stabilizers": ["share"]},
             "fits: 's-grpo', 's-rloo', 's-rebn'; or set",
         ),
         ({"importance_sampling_level": "sequence"}, "Choose the variant that fits: 'gspo'; or set"),
@@ -126,44 +128,51 @@ def test_a_contradiction_names_the_variants_that_fit(options, advice):
         config(STGRPOConfig, variant="rebn", **options)
 
 
-def test_unknown_variants_and_modes_list_what_is_allowed():
+def test_unknown_variants_and_stabilizers_list_what_is_allowed():
     with pytest.raises(ValueError, match="`variant='sorl'`: allowed are 'ppo', 'turn-ppo'"):
         config(variant="sorl")
-    with pytest.raises(ValueError, match="`clip_bias_normalization='on'`: allowed are 'none'"):
-        config(clip_bias_normalization="on")
+    with pytest.raises(
+        ValueError, match=r"`stabilizers=\['on'\]`: 'on' is none; allowed are 'share'"
+    ):
+        config(stabilizers="on")
+    with pytest.raises(ValueError, match="'share' and 'triggered' both set the size of the step"):
+        config(stabilizers=["triggered", "winners", "share"])
 
 
 def test_without_a_variant_the_two_fields_are_free():
     plain = config(variant=None)
-    assert (plain.importance_sampling_level, plain.clip_bias_normalization) == ("turn", "none")
-    free = config(
-        variant=None, importance_sampling_level="sequence", clip_bias_normalization="relative"
-    )
-    assert free.importance_sampling_level == "sequence"
-    assert free.clip_bias_normalization == "relative"
+    assert (plain.importance_sampling_level, plain.stabilizers) == ("turn", [])
+    free = config(variant=None, importance_sampling_level="sequence", stabilizers=["episodes"])
+    assert (free.importance_sampling_level, free.stabilizers) == ("sequence", ["episodes"])
 
 
-@pytest.mark.parametrize("mode", ["triggered", "floor", "relative", "share"])
-def test_every_mode_works_on_the_gradient(mode):
-    args = config(clip_bias_normalization=mode, clip_bias_target="gradient")
-    assert args.clip_bias_normalization == mode
+@pytest.mark.parametrize(
+    ("stabilizers", "scale", "weighs", "second"),
+    [
+        (["winners", "share"], "share", True, False),
+        (["episodes"], "none", True, False),
+        ("share", "share", False, False),
+        (["triggered", "episodes"], "triggered", True, True),
+    ],
+)
+def test_what_the_list_means(stabilizers, scale, weighs, second):
+    args = config(stabilizers=stabilizers)
+    found = args.step_scale, args.weighs_episodes, args.takes_second_gradient
+    assert found == (scale, weighs, second)
+    assert args.measures_clip_bias is (scale != "none")
 
 
-@pytest.mark.parametrize("mode", ["triggered", "floor"])
-def test_modes_with_the_unit_of_a_gradient_cannot_scale_the_update(mode):
-    message = f"`clip_bias_normalization='{mode}'` has the unit of a gradient.*clip_bias_target"
-    with pytest.raises(ValueError, match=message):
-        config(clip_bias_normalization=mode)
+def test_a_list_is_read_from_the_command_line():
+    words = "--output_dir out --use_cpu --bf16 false --stabilizers episodes share"
+    (args,) = TrlParser((STPPOConfig,)).parse_args_and_config(words.split())
+    assert args.stabilizers == ["episodes", "share"]
+    assert config(stabilizers=["share", "share"]).stabilizers == ["share"]
 
 
 @pytest.mark.parametrize("limit", [0.0, None, math.inf])
 def test_triggered_needs_the_gradient_clip(limit):
-    with pytest.raises(ValueError, match="'triggered'` needs `max_grad_norm` > 0"):
-        config(
-            clip_bias_normalization="triggered",
-            clip_bias_target="gradient",
-            max_grad_norm=limit,
-        )
+    with pytest.raises(ValueError, match=r"'triggered'\]` needs `max_grad_norm` > 0"):
+        config(stabilizers="triggered", max_grad_norm=limit)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +180,6 @@ def test_triggered_needs_the_gradient_clip(limit):
     [
         ({"clip_bias_power": 0.0}, "`clip_bias_power=0.0`: must be positive"),
         ({"clip_bias_power": -1.0}, "`clip_bias_power=-1.0`: must be positive"),
-        ({"clip_bias_target": "loss"}, "`clip_bias_target='loss'`: allowed are 'gradient'"),
     ],
 )
 def test_values_out_of_range_raise_by_name(options, message):
@@ -208,23 +216,21 @@ REFUSED = (
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_optimizers_whose_step_is_proportional_to_the_rate_can_be_scaled(name):
-    assert config(optim=name).clip_bias_target == "update"
+    assert config(optim=name).step_scale == "share"
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_optimizers_whose_step_is_not_are_refused_for_the_update_only(name):
+def test_optimizers_whose_step_is_not_are_refused_for_share_only(name):
     if "lomo" in name or "layerwise" in name:
-        for options in ({}, {"clip_bias_target": "gradient"}, {"variant": "turn-ppo"}):
+        for options in ({}, {"stabilizers": "winners"}, {"variant": "turn-ppo"}):
             with pytest.raises(
                 ValueError, match=f"`optim='{name}'` is not supported: it steps inside"
             ):
                 config(optim=name, **options)
         return
-    with pytest.raises(
-        ValueError, match=f"`clip_bias_target='update'` with the optimizer '{name}'"
-    ):
+    with pytest.raises(ValueError, match=f"lists 'share' and the optimizer is '{name}'"):
         config(optim=name)
-    assert config(optim=name, clip_bias_target="gradient").optim == name
+    assert config(optim=name, stabilizers=["winners"]).optim == name
     assert config(optim=name, variant="turn-ppo").optim == name
 
 

@@ -123,7 +123,7 @@ def test_settings_in_which_groups_differ_are_in_their_label():
 
 
 def test_what_a_variant_sets_is_no_difference_but_between_its_own_runs():
-    own = {"importance_sampling_level": "turn", "clip_bias_normalization": "share"}
+    own = {"importance_sampling_level": "turn", "stabilizers": ["share"]}
     runs = [
         run_of("a", variant="ppo", learning_rate=0.003),
         run_of("b", variant="st-ppo", learning_rate=0.0005, **own),

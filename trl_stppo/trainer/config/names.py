@@ -72,7 +72,7 @@ def _stabilizers(old: Mapping[str, Any], given: Mapping[str, Any]) -> list[str] 
     mode, target = old.get("clip_bias_normalization"), old.get("clip_bias_target")
     if mode == "none":
         return []
-    if mode in (None, "share") and target == "gradient":
+    if mode in (None, "share") and target not in (None, "update"):
         return ["share on the gradient"]
     return None if mode is None else [str(mode)]
 

@@ -172,26 +172,21 @@ class RivalTrainer(STPPOTrainer):
     def _index(self, inputs: Batch) -> Tensor:
         return inputs["turn_index"].masked_fill(~inputs["loss_mask"], -1)
 
-    def _observe(
+    def _stabilise(
         self,
+        inputs: Batch,
         surrogate: ClippedSurrogate,
         share: Tensor,
         logprobs: Tensor,
         entropies: Tensor,
-        loss_mask: Tensor,
-    ) -> None:
+    ) -> ClippedSurrogate:
         surrogate = self._in_place_of(surrogate, logprobs)
         self._watch(logprobs)
         if {"episodes", "turns", "winners"} & set(self._arm):
-            weights = self._weights(surrogate, share, logprobs, entropies, loss_mask)
+            mask = inputs["loss_mask"]
+            weights = self._weights(surrogate, share, logprobs, entropies, mask)
             surrogate = surrogate._replace(kept=surrogate.kept * weights.to(surrogate.kept.dtype))
-        self._surrogate = surrogate
-        super()._observe(surrogate, share, logprobs, entropies, loss_mask)
-
-    def _combine(
-        self, inputs: Batch, surrogate: ClippedSurrogate, share: Tensor, extra: Tensor | None
-    ) -> Tensor:
-        return super()._combine(inputs, self._surrogate, share, extra)
+        return super()._stabilise(inputs, surrogate, share, logprobs, entropies)
 
     def _in_place_of(self, surrogate: ClippedSurrogate, logprobs: Tensor) -> ClippedSurrogate:
         """The clipped surrogate, or what a part has instead of the clip."""

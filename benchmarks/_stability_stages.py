@@ -185,9 +185,8 @@ def sgd(table: Table) -> list[Cell]:
     for rate in SGD_RATES:
         level = (pressure, rate)
         cells += cells_of("sgd", ["turn-ppo"], level, TUNE_SEEDS, CORRECTIONS[0])
-        for correction in (("triggered", 1.0, "gradient"), ("share", 1.0, "gradient")):
+        for correction in (CORRECTIONS[0], chosen(table)):
             cells += cells_of("sgd", ["st-ppo"], level, TUNE_SEEDS, correction)
-        cells += cells_of("sgd", ["st-ppo"], level, TUNE_SEEDS, chosen(table))
     return [replace(cell, optimizer="sgd") for cell in sorted(cells, key=lambda cell: cell.seed)]
 
 

@@ -149,5 +149,5 @@ def test_class_names_whose_step_is_proportional_to_the_rate(name):
     "name", ["ASGD", "AdamWScheduleFree", "DAdaptAdam", "AdaLomo", "GaLoreAdamW", "LBFGS", "Rprop"]
 )
 def test_class_names_whose_step_is_not(name):
-    with pytest.raises(ValueError, match=f"the optimizer {name!r} is not supported"):
+    with pytest.raises(ValueError, match=f"the optimizer is {name!r}, which is not supported"):
         check_linear(name)

@@ -105,14 +105,14 @@ def summarise(done: dict[str, Any], tokens: int, warmup: int) -> dict[str, Any]:
 def clip_pairs(
     python: str, job: dict[str, Any], episodes: list[Episode], repeats: int
 ) -> dict[str, Any]:
-    """`st-ppo` and `turn-ppo` in turn, on batches in which the same tokens are clipped.
+    """`st-ppo` and `ppo` in turn, on batches in which the same tokens are clipped.
 
     Both stay loaded and take turns, one update each, so that what slows the machine slows both.
     """
     cases = clip_cases(episodes)
     order = ["none", *list(cases) * repeats]  # the first one warms up
     job = {**job, "kind": "ours", "paced": True, "updates": len(order), "cases": cases}
-    variants = ("turn-ppo", "st-ppo")
+    variants = ("ppo", "st-ppo")
     workers = {v: Worker(python, {**job, "variant": v}) for v in variants}
     try:
         seconds: dict[str, list[float]] = {v: [] for v in variants}
@@ -132,7 +132,7 @@ def clip_pairs(
         base, ours = ([seconds[v][i] for i in runs] for v in variants)
         extra = [b / a - 1 for a, b in zip(base, ours, strict=True)]
         result[case] = {
-            "turn-ppo": statistics.median(base),
+            "ppo": statistics.median(base),
             "st-ppo": statistics.median(ours),
             "extra_percent": 100 * statistics.median(extra),
             "extra_percent_each": [100 * e for e in extra],

@@ -74,7 +74,7 @@ def show_phases(console: Console, results: dict[str, Any]) -> None:
 def show_clip(console: Console, result: dict[str, Any], title: str) -> None:
     """What the correction costs."""
     table = Table(title=title, title_justify="left")
-    for column in ("clipped", "wanted", "logged", "turn-ppo s", "st-ppo s", "extra"):
+    for column in ("clipped", "wanted", "logged", "ppo s", "st-ppo s", "extra"):
         table.add_column(column, justify="left" if column == "clipped" else "right")
     for case, f in result.items():
         if case == "error":
@@ -84,7 +84,7 @@ def show_clip(console: Console, result: dict[str, Any], title: str) -> None:
             case,
             f"{f['clipped_wanted']:.1%}",
             " / ".join(f"{share:.1%}" for share in f["clipped_logged"]),
-            f"{f['turn-ppo']:.2f}",
+            f"{f['ppo']:.2f}",
             f"{f['st-ppo']:.2f}",
             f"{f['extra_percent']:+.1f}%",
         )

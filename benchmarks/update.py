@@ -8,7 +8,7 @@ and shows what is left without. With one thread on the CPU, seconds are the proc
 `_update_probe.py`).
 
     main     every subject on the batch; for ours also where the time goes
-    clip     the price of the clipping-bias correction: st-ppo against turn-ppo, in turn
+    clip     the price of st-ppo against ppo, in turn, by how much is clipped
     passes   twice the rows in one pass through a LoRA backbone, against two passes
 
     python benchmarks/update.py             # about 20 minutes on one thread, more with competitors

@@ -1,9 +1,9 @@
-"""ST-PPO: PPO with turn-level importance ratios and a correction of the clipping bias.
+"""ST-PPO: PPO with turn-level importance ratios, and what holds its off-policy updates back.
 
 Both pieces are small because the rest is `PPOTrainer`. The ratio is in `PPOTrainer._log_ratio`, and
-`STPPOConfig.variant` chooses its level, which upstream copies from the configuration. The correction
-takes the clipped terms of every micro-batch and, once the mini-batch is complete, makes of them a factor
-for the gradient or for the optimizer's step.
+`STPPOConfig.variant` chooses its level, which upstream copies from the configuration. `stabilizers` weigh the
+episodes of every micro-batch, and take its clipped terms and make of them, once the mini-batch is
+complete, a factor for the gradient or for the optimizer's step.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class STPPOTrainer(PPOTrainer):
     """Stabilised off-policy PPO for multi-turn agents.
 
     Takes `PPOTrainer`'s arguments with an [`STPPOConfig`]. `variant` chooses between token PPO
-    (`"ppo"`), turn-level ratios (`"turn-ppo"`), the correction (`"s-ppo"`) and both (`"st-ppo"`).
+    (`"ppo"`), turn-level ratios (`"turn-ppo"`), stabilizers (`"s-ppo"`) and both (`"st-ppo"`).
 
-    Source: Li et al., arXiv:2511.20718v1. The correction's published rule is known to us at second
-    hand only; `docs/algorithm.md` says which parts are the paper's and which are our reading.
+    Source: Li et al., arXiv:2511.20718v1. The published correction of the clipping bias is known to us
+    at second hand only; `docs/algorithm.md` says which parts are the paper's and which are our own.
     """
 
     config_class = STPPOConfig

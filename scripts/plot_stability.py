@@ -28,7 +28,7 @@ HEADLINE = {"ppo": "token PPO", "turn-ppo": "turn ratio", "s-ppo": "correction",
 HEADINGS = {"none": "on-policy", "both": "8 epochs on rollouts 4 updates old"}
 # Figure, its label, and whether its axis is logarithmic.
 SIGNALS = (
-    (SUCCESS, "success of rollouts", False),
+    (SUCCESS, "success rate (training)", False),
     ("policy/clip_fraction", "clipped tokens, share", False),
     ("policy/approx_kl", "KL to the old policy, nats", True),
     ("clip_bias/grad_norm", "norm of the gradient g", True),
@@ -149,7 +149,7 @@ def draw_success(rows: Sequence[Row]) -> Any:
         name = "demo task, " if stage == "demo" else ""
         axes[0][column].set_title(name + title_of(level), fontsize=9)
     for row in axes:
-        row[0].set_ylabel("success of rollouts")
+        row[0].set_ylabel("success rate (training)")
     figure.suptitle("Success while training (counterpart of the paper's Figure 2)", fontsize=11)
     add_legend(figure, axes)
     return figure
@@ -166,7 +166,7 @@ def draw_headline(rows: Sequence[Row]) -> Any:
             draw_line(axis, of(SUCCESS), False, label=label, color=COLOURS[method])
         axis.set_ylim(-0.02, 1.02)
         axis.set_title(f"{HEADINGS[pressure]}\nlearning rate {float(rate):g}", fontsize=9)
-    axes[0][0].set_ylabel("success of rollouts")
+    axes[0][0].set_ylabel("success rate (training)")
     add_legend(figure, axes)
     return figure
 

@@ -177,7 +177,7 @@ def plan_table(rows: list[tuple[str, str, str]], notes: list[str], problems: lis
     for problem in problems:
         console.print(redacted(f"PROBLEM: {problem}"), markup=False, soft_wrap=True)
     console.print(
-        f"{len(problems)} problem(s): this would not start."
+        f"{len(problems)} problem{'' if len(problems) == 1 else 's'}: this would not start."
         if problems
-        else "This would start, as far as can be told without weights and network."
+        else "OK. Weights and network were not checked."
     )

@@ -40,7 +40,7 @@ class Diagnostic(NamedTuple):
 DIAGNOSTICS = (
     Diagnostic(
         "episode/success_rate",
-        "success of rollouts",
+        "success rate (training episodes)",
         "share of episodes",
         limits=(0, 1),
         held_out="eval_episode/success_rate",

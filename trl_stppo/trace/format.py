@@ -99,6 +99,7 @@ class TracedEpisode:
         row: of the rollout batch over all processes; of the dataset in an evaluation.
         repetition: of the row, in an evaluation.
         prompt_id: the row's `id` column, else a hash of its prompt.
+        columns: of the row, the short ones besides its prompt: the right answer, for one.
         seed: names its randomness; None where the rollout engine did not play it.
         environment: class name, or name of the factory; None without.
         pieces: text of each token, the prompt's first; together they are the text. A token that is
@@ -132,6 +133,7 @@ class TracedEpisode:
     row: int
     repetition: int = 0
     prompt_id: str = ""
+    columns: dict[str, Any] = field(default_factory=dict)
     seed: tuple[int, ...] | None = None
     environment: str | None = None
     pieces: list[str] = field(default_factory=list)

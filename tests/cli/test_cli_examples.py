@@ -41,6 +41,10 @@ use_cpu: true
 bf16: false
 report_to: none
 """
+# As one would try it first.
+SHIPPED = (
+    "env check trl_stppo.recipes.search:StdlibSearchEnv --action '<search>csv</search>' --strict"
+)
 # What stands for something in an example -> what does here.
 STANDS_FOR = {"NAME": "Qwen/Qwen2.5-1.5B-Instruct"}
 # Takes more than a few seconds: what trains, and what measures.
@@ -52,7 +56,7 @@ TOO_LARGE = "--num_processes 4"
 def examples():
     pages = [FIRST_STEPS, *(_documented(command)[2] for command in MODULES)]
     lines = re.findall(r"^ +trl-stppo (.+)$", "\n".join(pages), re.MULTILINE)
-    for line in dict.fromkeys(lines):
+    for line in dict.fromkeys([*lines, SHIPPED]):
         if not line.startswith("COMMAND"):
             line = f"{line} --dry_run" if TOO_LARGE in line else line
             yield pytest.param(line, marks=pytest.mark.slow if SLOW.match(line) else ())

@@ -6,7 +6,6 @@ change the world, and more (docs/environments.md). Without --rows and --row the 
 class offers, or one that is made up.
 
 Examples:
-    trl-stppo env check trl_stppo.recipes.search:StdlibSearchEnv --action '<search> csv </search>'
     trl-stppo env check my_env:MyEnv --rows rows.jsonl
     trl-stppo env check my_env:MyEnv --action 'go left' --action 'go right' --strict
 """

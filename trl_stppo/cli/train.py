@@ -62,6 +62,7 @@ def make_trainer(
     train.info.dataset_name = args.rows_name  # metrics.jsonl names it
     if held_out is not None and args.eval_episodes:
         held_out = drawn(held_out, args.eval_episodes)
+        held_out.info.dataset_name = args.rows_name  # the card asks whose they are
     training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
     counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
     value_model = load_value_model(args, training_args, model_args)

@@ -40,7 +40,7 @@ def label_ends(
         for index, (end, label) in enumerate(zip(drawn, labels, strict=False))
     ]
     ends.sort()
-    heights = [0.08 * (2 + label.count("\n")) for _, _, label, _ in ends]
+    heights = [0.1 + 0.08 * label.count("\n") for _, _, label, _ in ends]
     places, low, high = [], 0.0, 1.05
     for (at, *_), height in zip(ends, heights, strict=True):
         places.append(max(at - height / 2, low))

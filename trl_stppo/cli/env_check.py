@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", metavar="FILE", help="Rows to play: .json, .jsonl, .csv or .parquet.")
     add("--row", metavar="JSON", action="append", help="One row; may be given several times.")
     add("--arguments", metavar="JSON", help="Arguments of the class.")
-    add("--action", metavar="TEXT", action="append", help="A turn to play; once for each.")
-    add("--steps", metavar="N", type=int, default=20, help="Turns of an episode at most.")
-    add("--seed", metavar="N", type=int, default=0, help="Of the row that is made up without rows.")
+    add("--action", metavar="TEXT", action="append", help="A turn to play; repeat it for several.")
+    add("--steps", metavar="N", type=int, default=20, help="Most turns of an episode.")
+    add("--seed", metavar="N", type=int, default=0, help="Seed of a made-up row.")
     add("--strict", action="store_true", help="Warnings fail too.")
 
 

@@ -1,7 +1,7 @@
 """Play episodes with a model and show their tokens.
 
-Tokens are coloured by role and turn: grey is the prompt, blue what the environment said, green and yellow
-in turn what the model sampled; special tokens are reversed. With --logprobs tokens that the model found
+Tokens are coloured by role and turn: grey is the prompt, blue what the environment said, green and yellow,
+alternating, what the model sampled; special tokens are reversed. With --logprobs tokens that the model found
 unlikely (below 10 %) are underlined. The same text is shown without colours where the output is no
 terminal.
 

@@ -4,7 +4,7 @@ With one of the variants of PPO and GRPO, over several turns in an environment. 
 (TRL's ModelConfig: --model_name_or_path, --lora_r, ...) and of the trainer (STPPOConfig, which is TRL's
 GRPOConfig and more: --variant, --output_dir, --max_turns, ...) are flags too: --help_all lists them. A flag
 beats the YAML file. Flags of `accelerate launch` (--num_processes, ...) start several processes. --dry_run
-checks and shows all of it, and loads no weights.
+checks and shows all settings without loading weights.
 
 Examples:
     trl-stppo train --config run.yaml --dry_run           # check it, and see what it takes

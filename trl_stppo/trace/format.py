@@ -110,8 +110,9 @@ class TracedEpisode:
         observations: "environment" or "tool", who says what is between the turns.
         turn_index: per token the turn that it trains in, -1 outside.
         loss_mask: per token whether it is in the loss.
-        old_logprobs: of the policy that has played, nats.
-        token_log_ratio, log_ratio: of a token, and at the level in use, in the last pass over it, nats.
+        old_logprobs: log-probability when sampled, nats.
+        token_log_ratio, log_ratio: log-probability at the last update minus when sampled, of the token and
+            at the level in use, nats.
         advantages: as they enter the loss.
         values, returns: of the critic, before the update, and what it was to learn.
         clipped: whether the clip stopped the token's gradient in the last pass over it.

@@ -86,7 +86,7 @@ def test_an_episode_is_shown_turn_by_turn(play) -> None:
 @pytest.mark.parametrize(("text", "turns"), [("", 0), (":q\n", 0), ("a\n", 1), ("a\n:q\nb\n", 1)])
 def test_the_end_of_the_input_and_q_stop(play, text, turns) -> None:
     assert (
-        f"=== Echo: {turns} turn{'s' * (turns > 1)}, return {turns / 2:g}, stopped by you\n"
+        f"=== Echo: {turns} turn{'s' * (turns != 1)}, return {turns / 2:g}, stopped by you\n"
         in play(text, *ECHO)
     )
 

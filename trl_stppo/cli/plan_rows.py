@@ -162,6 +162,8 @@ def plan_table(rows: list[tuple[str, str, str]], notes: list[str], problems: lis
     """What a run would be: section, name and value; what is not known; what would stop it."""
     console = Console(highlight=False)
     table = Table(title="What would run", show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")  # a name without spaces is no less worth reading
     before = None
     for section, name, value in rows:
         if before not in (None, section):

@@ -67,7 +67,7 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     assert "eval_on_start" not in first
     assert "before training | held-out rows, after |" in (tmp_path / "README.md").read_text()
     order = ["st-ppo trains", "evaluating 8 held-out rows before training ..."]
-    order += ["evaluation before training: success", "success: solved", "rollout 1/1"]
+    order += ["evaluation before training: success", "success: share", "rollout 1/1"]
     order += ["evaluating the trained agent ...", "Held-out rows", "next:"]
     assert order == sorted(order, key=shown.index)
     assert "95 % interval" in shown

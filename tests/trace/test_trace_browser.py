@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import pytest
@@ -234,6 +235,17 @@ def test_an_episode_that_no_update_has_used_is_coloured_by_role(session, page):
     assert "by role" in ask(session, LEGEND)
     turn = "document.querySelector('[data-turn] .t').style.background"
     assert ask(session, turn) == "var(--turn)"
+
+
+def test_a_clip_range_without_an_upper_end_has_one_mark(session, tmp_path):
+    update = TracedUpdate("train", "train", 1, 0, clip_range=(0.2, math.inf), episodes=1)
+    write_update(tmp_path / FOLDER, update, [episode(update, 0, random.Random(0)).to_json()])
+    open_page(session, build_page(tmp_path, tmp_path / "page.html").path)
+    assert "clip range 0.8 to Infinity" in ask(session, LEGEND)
+    assert "≤ 0.64" in ask(session, LEGEND)
+    assert ask(session, "document.querySelectorAll('.bar b').length") == 1
+    turn = "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
+    assert ask(session, turn).startswith("rgb(")
 
 
 @pytest.mark.parametrize("width", [390, 1300])

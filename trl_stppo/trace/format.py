@@ -74,7 +74,8 @@ class TracedUpdate:
     def to_json(self) -> dict[str, Any]:
         """The first line of a file."""
         figures = {name: as_json(value) for name, value in self.figures.items()}
-        return {"format": FORMAT, "version": VERSION, **asdict(self), "figures": figures}
+        numbers = {"clip_range": [as_json(bound) for bound in self.clip_range], "figures": figures}
+        return {"format": FORMAT, "version": VERSION, **asdict(self), **numbers}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
@@ -85,7 +86,7 @@ class TracedUpdate:
         """
         known = _known(cls, line)
         known["start"] = int(known.get("start", 0))
-        known["clip_range"] = tuple(known.get("clip_range", (0.2, 0.2)))
+        known["clip_range"] = tuple(map(float, known.get("clip_range", (0.2, 0.2))))
         known["figures"] = {k: float(v) for k, v in known.get("figures", {}).items()}
         return cls(**_checked(cls, known))
 

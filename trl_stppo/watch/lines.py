@@ -241,7 +241,7 @@ class ProgressLines(TrainerCallback):
         episodes = getattr(args, "generation_batch_size", None)
         of = f" of {episodes:,} episodes, {rollouts * episodes:,} in all" if episodes else ""
         updates = f"{steps} optimizer steps each, {state.max_steps:,} in all"
-        yield from wrapped(f"{rollouts:,} rollouts{of}; {updates}")
+        yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
         if args.logging_strategy == "steps" and state.logging_steps % steps:

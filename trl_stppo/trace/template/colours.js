@@ -36,6 +36,9 @@ function ink(colour) {
   return (light + 0.05) ** 2 > 0.05 * 1.05 ? "#111" : "#fff";
 }
 
+/** The lowest and the highest ratio that is not clipped; infinity, which JSON has as a word, for no limit. */
+const clipRange = ({ clip_range: [below, above] }) => [1 - Number(below), 1 + Number(above)];
+
 /** From where to where the colours of an episode go; those of ratios are the same in all of a run. */
 function range(paint, episode, group) {
   const values = [];
@@ -47,7 +50,8 @@ function range(paint, episode, group) {
   const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
   if (paint.scale === "one") return { low, high };
   // Ratios well inside the clip range stay pale: nothing is wrong with them.
-  const end = paint.scale === "ratio" ? 2 * Math.log(1 + group.clip_range[1]) : Math.max(Math.abs(low), Math.abs(high));
+  const bounds = clipRange(group).map((edge) => Math.abs(Math.log(edge))).filter(Number.isFinite);
+  const end = paint.scale === "ratio" ? 2 * Math.max(...bounds) : Math.max(-low, high);
   return { low: -(end || 1e-9), high: end || 1e-9 };
 }
 
@@ -96,7 +100,7 @@ function swatch(colour, label) {
 function legend(episode, group, scale) {
   const paint = PAINTS[state.colour];
   if (state.colour === "role" || (paint.figure && scale === null)) {
-    const why = paint.figure ? `no ${paint.label}: no update has used this episode; by role: ` : "";
+    const why = paint.figure ? `no ${paint.label} recorded; by role: ` : "";
     return [why, swatch("prompt", "prompt"), swatch("turn", "model, alternating shades"),
       swatch(episode.observations, episode.observations)];
   }
@@ -109,12 +113,12 @@ function legend(episode, group, scale) {
   bar.style.background = `linear-gradient(90deg, ${steps.map((v) => css(colourOf(paint, scale, v))).join(", ")})`;
   const label = (text) => make("span", { class: "num" }, text);
   if (paint.scale !== "ratio") return [label(show(scale.low)), bar, label(show(scale.high)), "scale of this episode"];
-  const [below, above] = group.clip_range;
-  for (const edge of [1 - below, 1 + above]) {
+  const [below, above] = clipRange(group);
+  for (const edge of [below, above].filter(Number.isFinite)) {
     const mark = make("b");
     mark.style.left = `${(100 * (Math.log(edge) - scale.low)) / (scale.high - scale.low)}%`;
     bar.append(mark);
   }
-  const words = `marks: clip range ${show(1 - below)} to ${show(1 + above)}; 1 = unchanged; underlined: clipped`;
+  const words = `marks: clip range ${show(below)} to ${show(above)}; 1 = unchanged; underlined: clipped`;
   return [label(`≤ ${show(Math.exp(scale.low))}`), bar, label(`≥ ${show(Math.exp(scale.high))}`), words];
 }

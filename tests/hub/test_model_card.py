@@ -111,11 +111,13 @@ class OfferingEnv(CountEnv):
         return {"alphabet": lambda split: letters()}
 
 
-@pytest.mark.parametrize("offers", [True, False])
-def test_a_held_out_row_is_shown_if_the_environment_itself_offers_it(tmp_path, offers):
+@pytest.mark.parametrize(
+    ("train", "test", "offers"),
+    [("alphabet", "alphabet", True), ("alphabet", "other", False), ("other", "other", False)],
+)
+def test_a_held_out_row_is_shown_if_the_environment_itself_offers_it(tmp_path, train, test, offers):
     rows, held = letters(), letters(3).add_column("answers", [["a secret"]] * 3)
-    rows.info.dataset_name = "alphabet"
-    held.info.dataset_name = "alphabet" if offers else "another"
+    rows.info.dataset_name, held.info.dataset_name = train, test
     arguments = {"train_dataset": rows, "eval_dataset": held, "environment_factory": OfferingEnv}
     trainer = run(tmp_path / "run", arguments=arguments, hub_model_id=None, max_steps=1)
     trainer.evaluate()

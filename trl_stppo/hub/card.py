@@ -32,8 +32,8 @@ GENERATED = "generated_from_trainer"  # upstream's tag on every card that it wri
 ADDED_TO_FORM = re.compile(r"### Framework versions|- PEFT \S+")
 # ... and to a card of ours, from which it takes the tag.
 ADDED_TO_OURS = re.compile(r"^### Framework versions\n\n- PEFT \S+\n- trl-stppo: ", re.M)
+PANELS = 3  # of the picture; the run's own has them all
 # Figures that say how a run went; without two of them there is no curve to draw.
-PANELS = 3  # of the picture; all are in the run's own
 CURVES = ("episode/score", "episode/success_rate", "reward", "loss")
 
 

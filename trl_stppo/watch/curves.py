@@ -256,7 +256,7 @@ def _draw_panel(
             everything += circles
         steps, mean, low, high = curve if floor is None else _positive(*curve, floor)
         axis.plot(steps, mean, marker="." if len(steps) < 4 else None, **line)
-        ends.append((steps[-1], mean[-1]) if steps else None)
+        ends.append((steps[-1], mean[-1]) if steps and math.isfinite(mean[-1]) else None)
         if len(histories) > 1:
             axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, color=colour)
     axis.set_title(diagnostic.title, fontsize=10, parse_math=False)

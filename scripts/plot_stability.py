@@ -19,16 +19,19 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from trl_stppo.watch.curves import COLOURS
+from trl_stppo.watch.line_ends import label_ends
+
 Row = dict[str, str]
 Level = tuple[str, str]  # pressure, learning rate
 METHODS = ("ppo", "turn-ppo", "s-ppo", "st-ppo", "grpo", "gspo", "st-grpo")
-COLOURS = dict(zip(METHODS, plt.get_cmap("tab10").colors, strict=False))
+STYLES = {method: {"color": colour} for method, colour in zip(METHODS, COLOURS, strict=True)}
 SUCCESS = "episode/success_rate"
-HEADLINE = {"ppo": "token PPO", "turn-ppo": "turn ratio", "s-ppo": "correction", "st-ppo": "ST-PPO"}
+HEADLINE = METHODS[:4]
 HEADINGS = {"none": "on-policy", "both": "8 epochs on rollouts 4 updates old"}
 # Figure, its label, and whether its axis is logarithmic.
 SIGNALS = (
-    (SUCCESS, "success of rollouts", False),
+    (SUCCESS, "success rate (training)", False),
     ("policy/clip_fraction", "clipped tokens, share", False),
     ("policy/approx_kl", "KL to the old policy, nats", True),
     ("clip_bias/grad_norm", "norm of the gradient g", True),
@@ -60,7 +63,7 @@ def main() -> None:
             print(f"{name}: nothing to draw yet")
             continue
         path = args.output / f"{name}.png"
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=200 if draw is draw_headline else 110)
         plt.close(figure)
         print(path)
 
@@ -142,14 +145,14 @@ def draw_success(rows: Sequence[Row]) -> Any:
                 of = curves(
                     rows, stage=stage, pressure=level[0], learning_rate=level[1], method=method
                 )
-                draw_line(axis, of(SUCCESS), False, label=method, color=COLOURS[method])
+                draw_line(axis, of(SUCCESS), False, label=method, **STYLES[method])
             axis.set_ylim(-0.02, 1.02)
             if not axis.lines:
                 axis.text(0.5, 0.5, "not run", ha="center", transform=axis.transAxes)
         name = "demo task, " if stage == "demo" else ""
         axes[0][column].set_title(name + title_of(level), fontsize=9)
     for row in axes:
-        row[0].set_ylabel("success of rollouts")
+        row[0].set_ylabel("success rate (training)")
     figure.suptitle("Success while training (counterpart of the paper's Figure 2)", fontsize=11)
     add_legend(figure, axes)
     return figure
@@ -161,13 +164,15 @@ def draw_headline(rows: Sequence[Row]) -> Any:
     panels = [found[0], found[-1]]
     figure, axes = grid(1, len(panels))
     for axis, (pressure, rate) in zip(axes[0], panels, strict=True):
-        for method, label in HEADLINE.items():
+        ends = []
+        for method in HEADLINE:
             of = curves(rows, stage="second", pressure=pressure, learning_rate=rate, method=method)
-            draw_line(axis, of(SUCCESS), False, label=label, color=COLOURS[method])
+            draw_line(axis, of(SUCCESS), False, **STYLES[method])
+            ends += [(update, sum(values) / len(values)) for update, values in of(SUCCESS)[-1:]]
         axis.set_ylim(-0.02, 1.02)
         axis.set_title(f"{HEADINGS[pressure]}\nlearning rate {float(rate):g}", fontsize=9)
-    axes[0][0].set_ylabel("success of rollouts")
-    add_legend(figure, axes)
+    axes[0][0].set_ylabel("success rate (training)")
+    label_ends(axes[0][-1], ends, HEADLINE, list(STYLES.values()))
     return figure
 
 
@@ -198,7 +203,7 @@ def draw_clipping(rows: Sequence[Row]) -> Any:
                 of = curves(
                     rows, stage="test", pressure=level[0], learning_rate=level[1], method=method
                 )
-                draw_line(axis, of(name), log, label=method, color=COLOURS[method])
+                draw_line(axis, of(name), log, label=method, **STYLES[method])
             axes[row][0].set_ylabel(label)
         axes[0][column].set_title(title_of(level), fontsize=9)
     figure.suptitle("Clipping and KL (counterpart of the paper's Figure 5)", fontsize=11)
@@ -219,9 +224,7 @@ def draw_estimate(rows: Sequence[Row]) -> Any:
             and row["clip_bias/estimated_share"]
         ]
         if pairs:
-            axis.scatter(
-                *zip(*pairs, strict=True), s=4, alpha=0.4, color=COLOURS[method], label=method
-            )
+            axis.scatter(*zip(*pairs, strict=True), s=4, alpha=0.4, **STYLES[method], label=method)
     axis.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     axis.set_xlabel("exact |g| / (|g| + |C|), mean of an update")
     axis.set_ylabel("estimated from the logits")

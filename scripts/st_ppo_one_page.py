@@ -143,7 +143,7 @@ def prepare(policy, critic, episodes: Episodes) -> Batch:
 def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
     """One optimizer step on a mini-batch. Returns the factor by which the policy's step was shortened."""
     agent = batch.turn_index >= 0
-    # First piece of the paper: one importance ratio for a turn, the geometric mean of its tokens'.
+    # First addition of the paper: one importance ratio for a turn, the geometric mean of its tokens'.
     log_ratio = core.log_importance_ratio(
         logprobs_of(policy, batch.ids), batch.old_logprobs, batch.turn_index, "turn"
     )
@@ -163,7 +163,7 @@ def step(policy, critic, optimizer: torch.optim.Optimizer, batch: Batch) -> floa
     value_loss = error.sum() / agent.sum()
     (VF_COEF * value_loss - (surrogate.kept * weights).sum()).backward()
 
-    # Second piece: the more the clipped part of the gradient outweighs the rest, the shorter the step.
+    # Second addition: the larger the clipped part of the gradient, the smaller the step.
     norm = torch.nn.utils.get_total_norm
     kept_norm = norm([p.grad for p in parameters])
     scale = core.normalization_scale(kept_norm, norm(clipped), "share", POWER)

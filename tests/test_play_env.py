@@ -76,16 +76,19 @@ GARDEN = ("--environment", "test_play_env:Garden")
 def test_an_episode_is_shown_turn_by_turn(play) -> None:
     assert play("a\nend\nnever read\n", *ECHO) == (
         "--- prompt\nHi. Say end.\n"
-        "> --- observation\n<a>\n--- turn 1  reward=0.5  return=0.5  valid_action=True\n"
-        "> --- observation (ignored, the episode is over)\n<end>\n"
+        "> a\n--- observation\n<a>\n--- turn 1  reward=0.5  return=0.5  valid_action=True\n"
+        "> end\n--- observation (ignored, the episode is over)\n<end>\n"
         "--- turn 2  reward=0.5  return=1  valid_action=True\n"
-        "closed\n=== Echo: 2 turns, return 1, terminated\n"
+        "closed\n=== Echo: 2 turns, return 1, terminated\n--- row: what=end\n"
     )
 
 
 @pytest.mark.parametrize(("text", "turns"), [("", 0), (":q\n", 0), ("a\n", 1), ("a\n:q\nb\n", 1)])
 def test_the_end_of_the_input_and_q_stop(play, text, turns) -> None:
-    assert f"=== Echo: {turns} turns, return {turns / 2:g}, stopped by you\n" in play(text, *ECHO)
+    assert (
+        f"=== Echo: {turns} turn{'s' * (turns != 1)}, return {turns / 2:g}, stopped by you\n"
+        in play(text, *ECHO)
+    )
 
 
 def test_a_backslash_continues_a_turn(play) -> None:
@@ -116,7 +119,7 @@ def test_tools_are_listed_called_and_paid(play) -> None:
         ((), "`--environment` is missing, so there is nothing to play"),
         (("--environment", "none"), "`--environment` is missing, so there is nothing to play"),
         ((*ECHO[:2], "--row", "[1]"), r"`row=\[1\]` is no JSON object"),
-        (("--model_name_or_path", "a"), "gone since 0.2. `trl-stppo show` prints the tokens"),
+        (("--model_name_or_path", "a"), "removed in 0.2. `trl-stppo show` prints the tokens"),
     ],
 )
 def test_wrong_flags_are_explained(play, flags, message) -> None:

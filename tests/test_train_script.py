@@ -51,13 +51,10 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     train.run([*words, *secret])
     shown, base = capsys.readouterr().out, "scripts/assets/search-agent"
     hidden = """--hub_token '***' --model_init_kwargs '{"token": "***"}'"""
-    assert (
-        f"next:\n  trl-stppo evaluate {' '.join(words)} {hidden} --models {base} {tmp_path}  # on"
-        in shown
-    )
+    assert f"  trl-stppo evaluate {' '.join(words)} {hidden} --models {base} {tmp_path}\n" in shown
     assert TOKEN not in shown
     assert leaks(tmp_path) == []
-    assert f"  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
+    assert f"next:\n  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
     repo = local_hub.repos["me/demo"]
     assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"
     assert {"model.safetensors", "evaluation.json"} <= set(repo.files)
@@ -70,7 +67,7 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     assert "eval_on_start" not in first
     assert "before training | held-out rows, after |" in (tmp_path / "README.md").read_text()
     order = ["st-ppo trains", "evaluating 8 held-out rows before training ..."]
-    order += ["evaluation before training: success", "success: solved", "rollout 1/1"]
+    order += ["evaluation before training: success", "success: share", "rollout 1/1"]
     order += ["evaluating the trained agent ...", "Held-out rows", "next:"]
     assert order == sorted(order, key=shown.index)
     assert "95 % interval" in shown
@@ -100,7 +97,7 @@ def test_a_run_that_goes_on_has_its_first_evaluation_in_the_log_already(tmp_path
 
 
 def test_commands_to_go_on_with_are_as_short_as_they_can_be_typed(tmp_path, monkeypatch):
-    """A script beside the interpreter, from the folder that has both; Python itself otherwise."""
+    """After the environment is active where one can be; by Python itself otherwise."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.shutil, "which", lambda program: None)
     python, script = (tmp_path / ".venv" / "bin" / name for name in ("python", "trl-stppo"))
@@ -108,12 +105,14 @@ def test_commands_to_go_on_with_are_as_short_as_they_can_be_typed(tmp_path, monk
     monkeypatch.setattr(train.sys, "executable", str(python))
     args = SimpleNamespace(output_dir=str(tmp_path / "runs" / "x"), trace_episodes=1)
     trainer = SimpleNamespace(args=args, eval_dataset=None)
-    modules = ["  .venv/bin/python -m trl_stppo trace runs/x --open"]
-    assert train.next_steps(trainer, [], "")[:1] == modules
+    modules = ["next:", "  .venv/bin/python -m trl_stppo trace runs/x --open"]
+    assert train.next_steps(trainer, [], "")[:2] == modules
     script.touch()
+    script.with_name("activate").touch()
     assert train.next_steps(trainer, [], "") == [
-        "  .venv/bin/trl-stppo trace runs/x --open",
-        "  .venv/bin/trl-stppo plot runs/x",
+        "next, after `source .venv/bin/activate`:",
+        "  trl-stppo trace runs/x --open",
+        "  trl-stppo plot runs/x",
     ]
 
 

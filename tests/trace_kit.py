@@ -73,6 +73,7 @@ def episode(update: TracedUpdate, row: int, draw: random.Random, **changes: Any)
     rewards = [0.0] * (len(spans) - 1) + [float(success)]
     values = {
         "prompt_id": f"question-{row}",
+        "columns": {"answers": ["the answer", "another"], "hops": 2},
         "environment": draw.choice(["SearchEnv", "ToolEnv"]),
         "pieces": prompt + pieces,
         "token_ids": [draw.randrange(50_000) for _ in prompt + pieces],
@@ -100,8 +101,8 @@ def hostile(update: TracedUpdate, row: int) -> TracedEpisode:
     return episode(
         update, row, draw, pieces=pieces, token_ids=list(range(len(pieces))), prompt_tokens=1,
         turn_spans=[(0, length)], **figures(draw, [(0, length)], length), environment=text,
-        stop_reason=text, error=text, prompt_id=text, rewards={text: math.nan}, score=math.inf,
-        turn_rewards=[-math.inf],
+        stop_reason=text, error=text, prompt_id=text, columns={text: text},
+        rewards={text: math.nan}, score=math.inf, turn_rewards=[-math.inf],
     )  # fmt: skip
 
 
@@ -119,7 +120,8 @@ def made_up_run(folder: Path, updates: int = 4, per_update: int = 3, **changes: 
         write_update(folder / FOLDER, update, [one.to_json() for one in made])
         if number % 10 == 0:
             held = TracedUpdate("eval", "eval", number, 8 * number, **about)
-            made = [episode(held, row, draw, steps={}, clipped=None) for row in range(per_update)]
+            unused = dict.fromkeys(("clipped", "log_ratio", "token_log_ratio"))
+            made = [episode(held, row, draw, steps={}, **unused) for row in range(per_update)]
             write_update(folder / FOLDER, held, [one.to_json() for one in made])
     return folder
 

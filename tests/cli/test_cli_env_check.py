@@ -58,8 +58,7 @@ def test_a_clean_environment(check):
     code, shown = check("Clean")
     assert code == 0
     assert shown == (
-        "test_cli_env_check:Clean: text environment; played one made-up row\n"
-        "keeps the contract, 0 warning(s)\n"
+        "test_cli_env_check:Clean: text environment; played one made-up row\nOK, 0 warnings\n"
     )
 
 
@@ -102,6 +101,22 @@ def test_rows_of_ones_own(check):
     shown = check("Clean", "--row", '{"number": 1}', "--row", "{}")[1]
     assert "played 2 of 2 rows" in shown
     assert "warning: `rows` has the columns ['number'] and no `prompt`" in shown
+
+
+class Offering(Clean):
+    @classmethod
+    def datasets(cls):
+        rows = [{"prompt": "a", "number": 3}] * 5
+        return {"own": lambda split: Dataset.from_list(rows if split == "train" else rows[:1])}
+
+    def reset(self, *, number, **row):
+        return super().reset(number=number)
+
+
+def test_rows_that_the_class_offers_are_played_unless_others_are_named(check):
+    assert "played 5 of 5 rows\nOK, 0 warnings\n" in check("Offering")[1]
+    assert "played 1 of 1 rows" in check("Offering", "--row", '{"number": 1, "prompt": ""}')[1]
+    assert "Offering.reset" in check("Offering", "--row", '{"prompt": ""}')[1]
 
 
 @pytest.mark.parametrize(

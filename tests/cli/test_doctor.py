@@ -215,8 +215,8 @@ def test_the_budget_ends(told, monkeypatch, tmp_path):
     found = told("--budget_minutes", "0.1", programs={"full-2k": program, "lora-2k": program})
     assert found.code == 0
     first, second = (row["skipped"] for row in found.json["rows"])
-    assert first == "its share of the budget ended while it ran"
-    assert second == "no time is left of the budget"
+    assert first == "its share of the time was used up"
+    assert second == "no time left"
     pid, ends = int(path.read_text()), time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < ends
@@ -227,7 +227,7 @@ def test_one_row_cannot_take_all_of_the_budget(told, monkeypatch):
     monkeypatch.setattr(doctor_rows, "LEAST_SECONDS", 0)
     monkeypatch.setattr(doctor, "LARGEST_SHARE", 0.2)
     found = told("--budget_minutes", "0.1", programs={"full-2k": "import time; time.sleep(600)"})
-    assert "ended while it ran" in found.cells["full-2k"][-1]
+    assert "was used up" in found.cells["full-2k"][-1]
     assert found.json["budget_seconds"] == 6
     limits = []
     monkeypatch.setattr(doctor, "measured", lambda spec, until: limits.append(until) or MACHINE)

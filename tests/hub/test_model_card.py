@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import random
 import re
 
 import pytest
@@ -15,12 +16,16 @@ from peft import LoraConfig
 from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, letters, run, saved_base
 from tests.hub.hub_server import Repo
+from tests.trace_kit import episode
 from trl_stppo import PPOTrainer, STGRPOTrainer
 from trl_stppo.hub import card as cards
 from trl_stppo.hub.description import Description, Environment
 from trl_stppo.hub.fetching import licence_of
 from trl_stppo.hub.markdown import code, escaped, fenced, plain, prose, table
 from trl_stppo.hub.results import last_evaluations, results_table
+from trl_stppo.trace import TracedUpdate
+from trl_stppo.trace.files import FOLDER, write_update
+from trl_stppo.trainer.publishing.shown_episode import shown_episode
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -98,6 +103,63 @@ def test_rows_stay_here_whatever_name_the_data_has(tmp_path, name):
     assert card.data.datasets == (["owner/name"] if name == "owner/name" else None)
 
 
+class OfferingEnv(CountEnv):
+    """Offers rows of its own."""
+
+    @classmethod
+    def datasets(cls):
+        return {"alphabet": lambda split: letters()}
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "offers"),
+    [("alphabet", "alphabet", True), ("alphabet", "other", False), ("other", "other", False)],
+)
+def test_a_held_out_row_is_shown_if_the_environment_itself_offers_it(tmp_path, train, test, offers):
+    rows, held = letters(), letters(3).add_column("answers", [["a secret"]] * 3)
+    rows.info.dataset_name, held.info.dataset_name = train, test
+    arguments = {"train_dataset": rows, "eval_dataset": held, "environment_factory": OfferingEnv}
+    trainer = run(tmp_path / "run", arguments=arguments, hub_model_id=None, max_steps=1)
+    trainer.evaluate()
+    trainer.train()
+    trainer.evaluate()
+    text = card_of(trainer).text
+    assert ("a secret" in text) == ("say 0" in text) == offers
+    assert ('OfferingEnv.datasets()["alphabet"]("test")[0]' in text) == offers
+    assert ("### A held-out row, before training and after" in text) == offers
+    headings = re.findall(
+        r"^\*\*(Before training|After 1 optimizer steps): .*score \S+\*\*$", text, re.M
+    )
+    assert headings == (["Before training", "After 1 optimizer steps"] if offers else [])
+    assert len(re.findall(r"^agent: ", text, re.M)) == (4 if offers else 0)
+
+
+def test_of_all_rows_one_is_shown_that_was_learned(tmp_path):
+    draw = random.Random(0)
+    for step, solved in ((0, (False, False, True)), (8, (False, True, True))):
+        update = TracedUpdate("eval", "eval", step, step, episodes=3)
+        prompt = [{"role": "user", "content": "Go."}]
+        said = [
+            {"role": "assistant", "content": f"at {step}"},
+            {"role": "user", "content": "x" * 999},
+        ]
+        made = [
+            episode(update, row, draw, success=solved[row], prompt=prompt, messages=said, score=1.0)
+            for row in range(3)
+        ]
+        write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
+    shown = shown_episode(tmp_path)
+    assert shown["prompt"] == "user: Go."
+    assert shown["columns"] == "answers: the answer | another; hops: 2"
+    (before, first), (after, second) = shown["played"]
+    assert before == "Before training: failed, score 1"
+    assert after == "After 8 optimizer steps: solved, score 1"
+    assert first.startswith("agent: at 0\nenvironment: xxx")
+    assert second.startswith("agent: at 8\n")
+    assert max(map(len, second.split("\n"))) < 320
+    assert shown_episode(tmp_path / "nothing") is None
+
+
 def test_a_card_survives_names_docstrings_and_rows_of_others(tmp_path):
     rows = letters().map(
         lambda row: {"prompt": [{"role": "system", "content": HOSTILE}, *row["prompt"]]}
@@ -134,6 +196,7 @@ def test_a_card_tells_what_the_run_was(tmp_path):
     for said in (
         "variant `s-ppo`",
         "| `critic_learning_rate` | `0.01` |",
+        "<details><summary>All others</summary>",
         "| turns | `3` |",
         "**`CountEnv`**: Pays for how often a letter occurs",
         "ends after `turns` turns",
@@ -145,6 +208,8 @@ def test_a_card_tells_what_the_run_was(tmp_path):
         "- TRL: ",
     ):
         assert said in card.text, said
+    settings = card.text.split("### Settings")[1].split("<details>")[0]
+    assert len(re.findall(r"^\| [^o]", settings, re.M)) <= 8
     assert "time machine" not in card.text  # TRL's stock example
     assert "None" not in card.text
     assert {r.dataset_name for r in card.data.eval_results} == {"easy", "hard"}
@@ -163,6 +228,7 @@ def test_the_other_trainers_have_cards_of_their_own(tmp_path, trainer_class, tag
     card = card_of(run(tmp_path / "run", trainer_class, **options))
     assert {tag, "trl", "reinforcement-learning", "multi-turn"} <= set(card.data.tags)
     assert absent not in card.text.split("## Citations")[0].lower()
+    assert ("not the paper's" in card.text) == (trainer_class is STGRPOTrainer), "a correction"
 
 
 def test_the_licence_of_the_base_model_is_passed_on(hub, tmp_path):

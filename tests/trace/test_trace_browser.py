@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 
 import pytest
 
-from tests.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
-from trl_stppo.trace import build_page
+from tests.trace_kit import (
+    HOSTILE,
+    add_hostile,
+    browser,
+    episode,
+    made_up_run,
+    open_page,
+    set_size,
+)
+from trl_stppo.trace import TracedUpdate, build_page
+from trl_stppo.trace.files import FOLDER, write_update
 
 # Ten times what it takes; the machine may be busy.
 READY_MS = 8000
@@ -67,6 +78,10 @@ def spoken(session) -> list[tuple[str, str, bool]]:
 
 
 HEADING = "document.querySelector('#episode h2')?.textContent"
+RESULT = "document.querySelector('.head h2 + span')?.textContent"
+LEGEND = "document.getElementById('legend').textContent"
+FACTS = "[...document.querySelectorAll('.facts')].map((e) => e.innerText.replaceAll('\\n', ' '))"
+HINT = "document.querySelector('#episode .hint')?.textContent"
 COUNT = "document.getElementById('count').textContent"
 TIP = "document.getElementById('tip').innerText"
 
@@ -90,16 +105,22 @@ def test_filters_choose_and_the_address_remembers_them(session, page):
     session.find_element("id", "more").click()
     session.find_element("css selector", "#success option[value='yes']").click()
     session.find_element("id", "turns-from").send_keys("3")
-    wait(session, f"{COUNT}.includes(' of 111')")
+    wait(session, "location.hash.includes('turns-from=3')")
     solved, address = ask(session, COUNT), ask(session, "location.hash")
     assert 0 < int(solved.split()[0]) < 111
     assert "success=yes" in address
-    assert "turns-from=3" in address
     open_page(session, page, address)
     assert ask(session, COUNT) == solved
+    assert ask(session, RESULT) == "✓ solved", "the pane shows one of the list"
     press(session, "/", "alert(")
     wait(session, f"{COUNT} === '0 of 111 episodes'")
+    wait(session, f"{HINT}?.startsWith('No episode matches')")
+    session.find_element("css selector", "#episode .hint button").click()
+    wait(session, f"{COUNT} === '111 episodes'")
+    wait(session, f"{HEADING} !== undefined")
     session.find_element("id", "more").click()
+    session.find_element("css selector", "#success option[value='no']").click()
+    wait(session, f"{RESULT} === '✗ failed'")
     session.find_element("id", "reset").click()
     wait(session, f"{COUNT} === '111 episodes'")
     open_page(session, page, "#q=ALERT(")
@@ -111,10 +132,11 @@ def test_keys_alone_are_enough(session, page):
 
     open_page(session, page, "#updates-from=3&updates-to=3&episode=train-3-0")
     press(session, "j")
-    wait(session, f"{HEADING} === 'Update 3 · 1'")
+    wait(session, f"{HEADING} === 'Update 3, episode 1'")
     press(session, "j", "j", "k")
-    wait(session, f"{HEADING} === 'Update 3 · 2'")
+    wait(session, f"{HEADING} === 'Update 3, episode 2'")
     assert "episode=train-3-2" in ask(session, "location.hash")
+    assert ask(session, "document.getElementById('colour').value") == "ratio"
     press(session, "c", "c", "c")
     assert ask(session, "document.getElementById('colour').value") == "advantage"
     assert "colour=advantage" in ask(session, "location.hash")
@@ -137,7 +159,7 @@ def test_keys_alone_are_enough(session, page):
     press(session, Keys.ESCAPE)
     assert ask(session, "document.activeElement.id") == "list"
     press(session, Keys.END)
-    wait(session, f"{HEADING} === 'Update 3 · 4'")
+    wait(session, f"{HEADING} === 'Update 3, episode 4'")
     press(session, "?")
     assert ask(session, "document.getElementById('help').open")
     press(session, Keys.ESCAPE)
@@ -158,7 +180,14 @@ def test_pointing_at_a_token_shows_its_figures(session, page):
     open_page(session, page, "#episode=train-5-1")
     token = session.find_element("css selector", "[data-turn] .t")
     ActionChains(session).move_to_element(token).perform()
-    for name in ("id", "role\nturn 1", "old logprob", "ratio in use (turn)", "advantage", "value"):
+    for name in (
+        "id",
+        "role\nturn 1",
+        "logprob when sampled",
+        "ratio in use (turn)",
+        "advantage",
+        "value",
+    ):
         assert name in ask(session, TIP)
     back = ask(
         session, "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
@@ -169,6 +198,70 @@ def test_pointing_at_a_token_shows_its_figures(session, page):
     )
     assert back != other
     assert ask(session, "document.querySelector('.bar').getAttribute('aria-label')")
+
+
+def test_it_opens_on_a_failed_episode_of_training_with_clipped_tokens(session, tmp_path):
+    made_up_run(tmp_path, updates=10, per_update=2, clipped=None)  # an evaluation comes last
+    draw = random.Random(1)
+    update = TracedUpdate("train", "train", 4, 24, level="turn", episodes=4)
+    made = [episode(update, row, draw, success=row < 2) for row in range(3)]
+    made.append(episode(update, 3, draw, success=False, clipped=None))
+    write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
+    open_page(session, build_page(tmp_path, tmp_path / "page.html").path)
+    assert ask(session, HEADING) == "Update 4, episode 2"
+    assert ask(session, RESULT) == "✗ failed"
+    marks = ask(session, "document.querySelectorAll('.t.clip').length")
+    assert marks == sum(flag is True for flag in made[2].clipped) > 0
+    assert "clip range 0.8 to 1.2; 1 = unchanged" in ask(session, LEGEND)
+
+
+def test_the_right_answer_stands_under_the_prompt_and_details_are_folded_away(session, page):
+    open_page(session, page, "#episode=train-5-1")
+    facts, details, row = ask(session, FACTS)
+    assert facts.startswith("score ")
+    assert "correct" not in facts, "the only reward is the score"
+    assert details == "", "closed"
+    assert row == "answers the answer | another hops 2"
+    session.find_element("css selector", "summary").click()
+    assert "used in 4 of 4 updates row 1 prompt question-1" in ask(session, FACTS)[1]
+    press(session, "j")
+    wait(session, f"{HEADING} === 'Update 5, episode 2'")
+    assert "used in" in ask(session, FACTS)[1], "open as before"
+
+
+def test_an_episode_that_no_update_has_used_is_coloured_by_role(session, page):
+    open_page(session, page, "#episode=eval-80-0.0")
+    assert ask(session, HEADING) == "After step 80, row 0"
+    assert "by role" in ask(session, LEGEND)
+    turn = "document.querySelector('[data-turn] .t').style.background"
+    assert ask(session, turn) == "var(--turn)"
+
+
+def test_a_clip_range_without_an_upper_end_has_one_mark(session, tmp_path):
+    update = TracedUpdate("train", "train", 1, 0, clip_range=(0.2, math.inf), episodes=1)
+    write_update(tmp_path / FOLDER, update, [episode(update, 0, random.Random(0)).to_json()])
+    open_page(session, build_page(tmp_path, tmp_path / "page.html").path)
+    assert "clip range 0.8 to Infinity" in ask(session, LEGEND)
+    assert "≤ 0.64" in ask(session, LEGEND)
+    assert ask(session, "document.querySelectorAll('.bar b').length") == 1
+    turn = "getComputedStyle(document.querySelector('[data-turn] .t')).backgroundColor"
+    assert ask(session, turn).startswith("rgb(")
+
+
+@pytest.mark.parametrize("width", [390, 1300])
+def test_no_label_is_broken(width, session, page):
+    set_size(session, width, 844)
+    try:
+        for address in ("#episode=train-5-1", "#episode=train-21-0"):
+            open_page(session, page, address)
+            session.execute_script("document.querySelector('details').open = true")
+            heights = ask(
+                session, "[...document.querySelectorAll('dt')].map((e) => e.offsetHeight)"
+            )
+            assert len(heights) > 8
+            assert max(heights) < 30, "of one line"
+    finally:
+        set_size(session, 1280, 800)
 
 
 def test_a_hostile_episode_is_but_text(session, page):
@@ -201,8 +294,11 @@ def test_a_phone_has_room_for_it(session, page):
         assert ask(session, fits)
         session.find_element("id", "more").click()
         assert ask(session, fits)
-        session.find_element("css selector", ".item").click()
-        wait(session, f"{HEADING} === 'Update 1 · 0'")
+        name = ask(
+            session, "document.querySelector('.item[aria-selected=true] .where').textContent"
+        )
+        session.execute_script("document.querySelector('.item[aria-selected=true]').click()")
+        wait(session, f"{HEADING} === '{name}'")
         assert ask(session, fits)
         assert not session.find_element("id", "list").is_displayed()
         session.find_element("css selector", "[data-turn] .t").click()

@@ -13,7 +13,8 @@ import pytest
 
 from tests.trace_kit import HOSTILE, add_hostile, made_up_run
 from trl_stppo.errors import TraceError
-from trl_stppo.trace import build_page, command, read_trace
+from trl_stppo.trace import TracedEpisode, TracedUpdate, build_page, command, read_trace
+from trl_stppo.trace.files import FOLDER, write_update
 
 BLOCK = re.compile(r'<script type="application/octet-stream" id="([\w-]+)">([\w+/=]*)</script>')
 
@@ -47,6 +48,34 @@ def test_it_holds_every_episode(run, html):
         assert all(a is b is None or a == pytest.approx(b, rel=1e-3) for a, b in pairs)
         assert shown["turn_spans"] == [list(span) for span in episode.turn_spans]
     assert episodes[3].text in held["texts-0"][3]
+
+
+def test_the_list_tells_question_and_answer_without_tags(tmp_path):
+    said = [
+        "<|user|>",
+        "Be brief. ",
+        "Which?",
+        "<|end|>",
+        "<answer>",
+        " this\n",
+        "</answer>",
+        "<|end|>",
+    ]
+    prompt = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Which?\nOne."},
+    ]
+    update = TracedUpdate("train", "train", 1, 0, episodes=2)
+    made = [
+        TracedEpisode(update, row, pieces=said, token_ids=[0] * 8, prompt_tokens=4,
+                      turn_spans=[(0, 4)], prompt=[prompt, None][row])
+        for row in (0, 1)
+    ]  # fmt: skip
+    write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
+    listed = blocks(build_page(tmp_path, tmp_path / "page.html").path.read_text())["list-data"]
+    at = [listed["columns"].index(name) for name in ("question", "answer")]
+    told = [[row[i] for i in at] for row in listed["rows"]]
+    assert told == [["Which? One.", "this"], ["Be brief. Which?", "this"]]
 
 
 def test_its_policy_allows_its_own_script_and_nothing_else(html):

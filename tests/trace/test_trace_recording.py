@@ -198,15 +198,20 @@ def test_a_training_that_breaks_off_leaves_its_update(tmp_path):
 
 
 def test_environments_evaluations_and_no_critic(tmp_path):
+    columns = {"answers": [["x", "y"]] * 3, "share": [0.5, math.nan, None], "text": ["a" * 500] * 3}
     trainer = build(
         tmp_path, STGRPOTrainer, **LIMITS, num_generations=4, max_steps=2, seed=3,
         num_mini_batches=1, trace_episodes=5, num_generations_eval=1,
-        arguments={**TEXT, "eval_dataset": prompts(3, id=["a", "b", "c"])},
+        arguments={**TEXT, "eval_dataset": prompts(3, id=["a", "b", "c"], **columns)},
     )  # fmt: skip
     trainer.evaluate()
     trainer.train()
     held = [e for e in read_trace(tmp_path) if e.update.phase == "eval"]
     assert sorted((e.row, e.prompt_id) for e in held) == [(0, "a"), (1, "b"), (2, "c")]
+    told = [e.columns for e in sorted(held, key=lambda e: e.row)]
+    assert [columns.get("share") for columns in told] == [0.5, "nan", None]
+    assert all(columns["answers"] == ["x", "y"] for columns in told)
+    assert not any({"id", "prompt", "text"} & columns.keys() for columns in told)
     assert all(e.log_ratio is None and e.update.complete for e in held)
     played = [e for e in read_trace(tmp_path) if e.update.phase == "train"]
     assert [e.key for e in played] == [f"train-{u}-{r}" for u in (1, 2) for r in range(5)]

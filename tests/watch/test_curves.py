@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from trl_stppo.watch import draw_curves
 from trl_stppo.watch.curves import DIAGNOSTICS, band, chosen, draw_groups, measured, points
 
 mpl_figure = pytest.importorskip("matplotlib.figure")
+mpl_text = pytest.importorskip("matplotlib.text")
 
 
 def history(*values, metric="episode/score", start=1):
@@ -81,9 +83,33 @@ def test_what_is_on_the_picture(drawn, tmp_path):
     assert len(axis.collections) == 1, "one band, for the group of several"
     assert axis.get_yscale() == "log", "500 times as much at the end"
     assert drawn[-1].get_facecolor() == (1.0, 1.0, 1.0, 1.0)
-    (legend,) = drawn[-1].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["ppo (2 runs)", "st-ppo"]
-    assert legend.get_title().get_text() == "mean of the runs, band from lowest to highest"
+    assert drawn[-1].get_suptitle() == "a title\nmean of the runs, band from lowest to highest"
+    assert [text.get_text() for text in axis.texts] == ["ppo\n2 runs", "st-ppo"], "beside the ends"
+    ends = [text.xy for text in axis.texts]
+    assert ends == [(2.0, pytest.approx(0.3)), (2.0, 0.5)]
+    assert drawn[-1].legends == []
+
+
+def test_ends_are_named_without_overlap_and_long_names_stand_in_a_legend(drawn, tmp_path):
+    success = "episode/success_rate"
+    runs = {
+        name: [history(0.1, 0.99 + i / 1000, metric=success)] for i, name in enumerate("abcdef")
+    }
+    draw_groups(runs, tmp_path / "x.png")
+    drawn[-1].draw_without_rendering()
+    (axis,) = drawn[-1].axes
+    boxes = [mpl_text.Text.get_window_extent(text) for text in axis.texts]
+    assert len(boxes) == 6
+    assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(boxes))
+    assert drawn[-1].legends == []
+    long = "st-ppo learning_rate=0.0005"
+    many, lacking = {**runs, "g": runs["a"]}, {"a": runs["a"], "b": [history(1.0)]}
+    for groups in (many, {"a": runs["a"], long: runs["b"]}, lacking):
+        draw_groups(groups, tmp_path / "x.png", "a title")
+        assert not any(axis.texts for axis in drawn[-1].axes)
+        (legend,) = drawn[-1].legends
+        assert [text.get_text() for text in legend.get_texts()] == list(groups)
+        assert legend.get_title().get_text() == "a title"
 
 
 def test_zeros_have_no_place_on_a_logarithmic_axis(drawn, tmp_path):
@@ -113,8 +139,7 @@ def test_held_out_success_is_beside_that_of_rollouts(drawn, tmp_path):
     assert (list(circles.get_xdata()), list(circles.get_ydata())) == ([2.0], [0.9])
     assert list(line.get_ydata()) == [0.1, 0.2]
     assert axis.get_ylim() == (-0.02, 1.02)
-    (legend,) = drawn[-1].legends
-    assert legend.get_title().get_text() == "circles: held-out rows"
+    assert drawn[-1].get_suptitle() == "circles: held-out rows"
 
 
 def test_one_run_with_all_diagnostics(drawn, tmp_path):

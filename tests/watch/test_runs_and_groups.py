@@ -153,17 +153,17 @@ def test_runs_of_different_tasks_are_no_repetitions():
         "st-ppo model=unknown environment=unknown dataset=unknown": ["old"],
     }
     assert list(grouped(runs, ["environment"])) == [
-        "environment=GuessEnv",
-        "environment=GuessEnv(largest=15)",
+        "GuessEnv",
+        "GuessEnv(largest=15)",
     ]
 
 
 def test_groups_by_some_settings_or_none():
     runs = [run_of("a", variant="ppo", gamma=1), run_of("b", variant="ppo", gamma=2)]
-    assert names(grouped(runs, ["variant"])) == {"variant=ppo": ["a", "b"]}
+    assert names(grouped(runs, ["variant"])) == {"ppo": ["a", "b"]}
     assert names(grouped(runs, ["variant", "gamma"])) == {
-        "variant=ppo gamma=1": ["a"],
-        "variant=ppo gamma=2": ["b"],
+        "ppo gamma=1": ["a"],
+        "ppo gamma=2": ["b"],
     }
     assert names(grouped(runs, [])) == {"a": ["a"], "b": ["b"]}
 

@@ -29,7 +29,7 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
         None, "JSON object of arguments for the environment's factory."
     )
     reward_model_name_or_path: str | None = option(
-        None, "A sequence-classification model that pays, before the reward functions."
+        None, "A sequence-classification model as reward, in front of the reward functions."
     )
     reward_funcs: list[str] | None = option(
         None, "Reward functions: names that `trl grpo` knows, module:function or module.function."
@@ -84,9 +84,9 @@ class TrainArguments(AgentArguments):
     dry_run: bool = option(
         False, "Check everything but the weights, show what would run, and stop."
     )
-    dry_run_processes: int | None = option(None, "In a dry run: as if on so many processes.")
+    dry_run_processes: int | None = option(None, "Dry run: number of processes to check for.")
     dry_run_accelerate_config: str | None = option(
-        None, "In a dry run: as if launched with this file of accelerate's."
+        None, "Dry run: configuration of accelerate to check for."
     )
 
 
@@ -97,21 +97,19 @@ class EvaluateArguments(AgentArguments):
     models: list[str] | None = option(
         None, "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path alone."
     )
-    labels: list[str] | None = option(
-        None, "Their names in the tables; default those of their folders."
-    )
+    labels: list[str] | None = option(None, "Names in the tables; default their folders' names.")
     output: str | None = option(None, "File to write, with the endings .json, .md and .csv.")
-    max_rows: int | None = option(None, "Rows of each data set at most, drawn with a fixed seed.")
+    max_rows: int | None = option(None, "Most rows of each data set, drawn with a fixed seed.")
     figures: list[str] | None = option(
         None,
-        "Reward functions to report, which do not count in the score; none for none; default the "
+        "Reward functions to report without counting them in the score; 'none' for none; default the "
         "environment's.",
     )
-    candidates: int = option(1, "Turns drawn in each state, of which the best is played.")
+    candidates: int = option(1, "Candidate turns to sample in each state; the best is played.")
     verifier: str | None = option(
         None,
-        "Who says which one: 'critic' for the one beside the agent, a function as module:name, or a causal "
-        "language model by name, which is asked whether the turn helps.",
+        "Who picks the best: 'critic' for the one saved with the agent, a function as module:name, or a "
+        "causal language model by name, which is asked whether the turn helps.",
     )
 
 
@@ -130,7 +128,7 @@ class EstimateArguments:
     lora: bool = option(False, "Adapters on 16-bit weights; without lora and qlora all is trained.")
     qlora: bool = option(False, "Adapters on 4-bit weights.")
     card: str | None = option(
-        None, "A GPU's memory in GB: says whether it fits, and what would take less."
+        None, "A GPU's memory in GB: says whether the run fits, and what would make it smaller."
     )
 
 
@@ -147,14 +145,20 @@ class ShowArguments(PlayArguments):
     """What to play, with whom, and how; limits that are not given are as in `agent.json` beside the model."""
 
     model_name_or_path: str | None = option(None, "The agent.")
-    episodes: int = option(1, "How many rows, from --index on; the same --row so many times.")
-    greedy: bool = option(False, "The likeliest token each time instead of a sampled one.")
-    temperature: float | None = option(None, "Of sampling; default as the agent's run, or 1.")
-    seed: int = option(0, "Of sampling.")
-    max_turns: int | None = option(None, "Turns of an episode; default as the agent's run, or 6.")
-    max_turn_tokens: int | None = option(None, "Tokens of a turn; default as the agent's run.")
+    episodes: int = option(1, "Episodes to play: rows from --index on, or the same --row again.")
+    greedy: bool = option(False, "Take the most likely token instead of sampling.")
+    temperature: float | None = option(
+        None, "Sampling temperature; default as in the agent's run, or 1."
+    )
+    seed: int = option(0, "Seed of sampling.")
+    max_turns: int | None = option(
+        None, "Most turns of an episode; default as in the agent's run, or 6."
+    )
+    max_turn_tokens: int | None = option(
+        None, "Most tokens of a turn; default as in the agent's run."
+    )
     max_completion_length: int | None = option(
-        None, "Tokens of an episode; default as the agent's run, or 512."
+        None, "Most tokens of an episode; default as in the agent's run, or 512."
     )
     logprobs: bool = option(False, "Underline unlikely tokens.")
 

@@ -2,7 +2,7 @@
 
 Trains models of published shapes with random weights for a few steps, each in a process of its own, and
 prints a table of peak memory beside what `estimate` expects, and of speeds; the last line is JSON, for
-an issue. Nothing is downloaded. Without a GPU it is a miniature of itself. The exit code is 1 where
+an issue. Nothing is downloaded. Without a GPU only tiny models run. The exit code is 1 where
 a measurement failed; one that is skipped, or runs out of memory, says so.
 
 Examples:
@@ -36,9 +36,14 @@ LARGEST_SHARE = 0.4  # of the budget, so that what hangs leaves time for others
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     add = parser.add_argument
-    add("--budget_minutes", metavar="N", type=float, default=8, help="Ends after so long (8).")
-    add("--only", metavar="NAME", nargs="+", help=f"Some of {', '.join(ROWS)}; or how they begin.")
-    add("--output", metavar="FILE", type=Path, help="Writes the table there too, as Markdown.")
+    add("--budget_minutes", metavar="N", type=float, default=8, help="Time limit (8).")
+    add(
+        "--only",
+        metavar="NAME",
+        nargs="+",
+        help=f"Measurements, by name or by its beginning: {', '.join(ROWS)}.",
+    )
+    add("--output", metavar="FILE", type=Path, help="Also write the table there, as Markdown.")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -114,7 +119,7 @@ def measured(spec: dict[str, Any], ends: float) -> dict[str, Any]:
         try:
             said = process.communicate(timeout=max(1, ends - time.monotonic()))[0]
         except subprocess.TimeoutExpired:
-            return {"skipped": "its share of the budget ended while it ran"}
+            return {"skipped": "its share of the time was used up"}
         finally:
             _end(process)
     lines = said.splitlines()

@@ -43,7 +43,7 @@ def why_not(spec: dict[str, Any], facts: dict[str, Any], seconds: float) -> str 
     """Why a measurement is left out, if it is; `seconds` are left."""
     machine, needs, devices = facts["machine"], spec.get("needs"), spec.get("devices", 1)
     if "devices" not in machine:
-        return "the machine could not be looked at"
+        return "the machine could not be examined"
     if needs and facts["versions"][needs] is None:
         return f"{needs} is not installed"
     if devices > max(1, machine["devices"]):
@@ -52,4 +52,4 @@ def why_not(spec: dict[str, Any], facts: dict[str, Any], seconds: float) -> str 
         return "needs a GPU"
     if "unfit" in machine:
         return str(machine["unfit"])
-    return "no time is left of the budget" if seconds < LEAST_SECONDS else None
+    return "no time left" if seconds < LEAST_SECONDS else None

@@ -1,8 +1,9 @@
-"""Look for what would break or spoil a training in an environment.
+"""Test an environment for errors and common mistakes.
 
 Makes the environment, plays a few rows and looks for what breaks the contract (an error) or is allowed
 but usually a mistake (a warning): rewards that are no numbers, state that two instances share, seeds that
-change the world, and more (docs/environments.md).
+change the world, and more (docs/environments.md). Without --rows and --row the rows are those that the
+class offers, or one that is made up.
 
 Examples:
     trl-stppo env check my_env:MyEnv --rows rows.jsonl
@@ -21,7 +22,7 @@ from typing import Any
 from ..envs.base import is_text_environment, tool_names
 from ..envs.check import MAX_ROWS, check_env
 from ..redaction import redacted
-from .objects import factory_of
+from .objects import factory_of, offered_by
 from .usage import UsageError
 
 
@@ -34,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", metavar="FILE", help="Rows to play: .json, .jsonl, .csv or .parquet.")
     add("--row", metavar="JSON", action="append", help="One row; may be given several times.")
     add("--arguments", metavar="JSON", help="Arguments of the class.")
-    add("--action", metavar="TEXT", action="append", help="A turn to play; once for each.")
-    add("--steps", metavar="N", type=int, default=20, help="Turns of an episode at most.")
-    add("--seed", metavar="N", type=int, default=0, help="Of the row that is made up without rows.")
+    add("--action", metavar="TEXT", action="append", help="A turn to play; repeat it for several.")
+    add("--steps", metavar="N", type=int, default=20, help="Most turns of an episode.")
+    add("--seed", metavar="N", type=int, default=0, help="Seed of a made-up row.")
     add("--strict", action="store_true", help="Warnings fail too.")
 
 
@@ -54,14 +55,14 @@ def run(options: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check_env(factory, rows, actions=actions, steps=options.steps, seed=options.seed)
-    played = (
-        "one made-up row" if rows is None else f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
-    )
+    played = "one made-up row"
+    if rows is not None:
+        played = f"{min(len(rows), MAX_ROWS)} of {len(rows)} rows"
     kind = "text environment" if text else f"tools {', '.join(tool_names(probe))}"
     print(f"{options.environment}: {kind}; played {played}")
     for message in found:
         print(redacted(f"warning: {message}"))
-    print(f"keeps the contract, {len(found)} warning(s)")
+    print(f"OK, {len(found)} warning{'' if len(found) == 1 else 's'}")
     return int(bool(found) and options.strict)
 
 
@@ -75,7 +76,8 @@ def _probe(factory: Any) -> Any:
 
 def _rows(options: argparse.Namespace) -> list[dict[str, Any]] | None:
     if options.rows is None and options.row is None:
-        return None
+        own = offered_by(options.environment, "datasets") or {}
+        return next((list(rows("train")) for rows in own.values()), None)
     rows = [] if options.rows is None else rows_of(Path(options.rows))
     rows += [_parsed(word, "--row") for word in options.row or []]
     for row in rows:

@@ -1,11 +1,11 @@
-"""Tell the memory of a run before it.
+"""Predict a run's GPU memory.
 
 Adds up what a run would take of each GPU, phase by phase, from flags and files as `train` takes them
 (--help_all lists them) or from a model's name alone. Computed from shapes and settings: no weights are
 loaded, and no GPU is needed. docs/single_gpu.md says how far off it may be.
 
 Examples:
-    trl-stppo estimate --model Qwen/Qwen2.5-7B-Instruct --qlora --length 4096 --card 24
+    trl-stppo estimate --model Qwen/Qwen2.5-7B-Instruct --qlora --rows 1 --length 4096 --card 24
     trl-stppo estimate --config run.yaml --accelerate_config zero3
 """
 
@@ -105,10 +105,11 @@ def table(planned: Plan, expected: Estimate) -> Table:
     """What is alive in each phase."""
     model_args, config, launch = planned.model_args, planned.config, planned.launch
     title = f"{model_args.model_name_or_path}: {planned_run(planned).training}"
+    per = "per process" if launch.processes == 1 else f"each of {launch.processes} processes"
     engine = "" if launch.engine == "none" else f", {launch.engine}"
     caption = (
-        f"each of {launch.processes} process(es){engine}; {config.max_completion_length} tokens of an "
-        f"episode and {planned.prompt or 'none'} of its prompt counted, "
+        f"{per}{engine}; episodes of {config.max_completion_length} tokens, "
+        f"{f'prompts of {planned.prompt}' if planned.prompt else 'prompts not included'}, "
         f"{config.per_device_train_batch_size} per micro-batch"
     )
     result = Table(title=escape(title), caption=escape(caption))
@@ -127,7 +128,8 @@ def verdict(setup: Setup, expected: Estimate, card: float | None) -> list[str]:
         return [f"{peak}, on a CPU (use_cpu); --card says whether it fits a GPU"]
     if card is None:
         return [f"{peak}; smallest common card: {smallest_card(expected.peak)}"]
+    usable = f"a {card:g} GB card ({FITS * card:.1f} GiB usable)"
     if expected.peak <= FITS * card * GIB:
-        return [f"{peak}; fits {card:g} GB, where up to {FITS * card:.1f} GiB are counted on"]
-    lines = [f"{peak}; does not fit {card:g} GB, where up to {FITS * card:.1f} GiB are counted on"]
+        return [f"{peak}; fits {usable}"]
+    lines = [f"{peak}; does not fit {usable}"]
     return lines + [f"  {text} (saves {saved / GIB:.1f} GiB)" for text, saved in hints(setup)]

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoConfig, set_seed
+from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_quantization_config
 
 from ..agent import EVALUATION, Agent
@@ -237,6 +238,7 @@ def evaluate(
 
 def run(words: Sequence[str]) -> int:
     """Evaluate, print, write; the exit code."""
+    disable_progress_bar()  # of loading
     compare(words)
     return 0
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -151,9 +152,12 @@ def print_tables(results: Results) -> None:
     """Show all tables on the screen."""
     console = Console()
     for title, (heading, *lines) in layouts(results).items():
-        drawn = Table(title=title)
+        drawn = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # eight in 80 characters
         for index, name in enumerate(heading):
-            drawn.add_column(name.replace("[", r"\["), justify="right" if index else "left")
+            side: Any = "right" if index else "left"
+            drawn.add_column(
+                name.replace("[", r"\["), justify=side, no_wrap=name != "valid actions"
+            )
         for line in lines:
             drawn.add_row(*(cell.replace("[", r"\[") for cell in line))
         console.print(drawn)

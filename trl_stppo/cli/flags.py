@@ -98,13 +98,13 @@ def help_of(types: Sequence[type], *, launched: bool, **texts: str) -> str:
     """
     usage = "%(prog)s [--config FILE] [--flag VALUE ...]"
     parser = FlagParser(types, add_help=True, usage=usage, **texts)
-    parser.add_argument("--help_all", action="help", help="show all flags and exit")
+    parser.add_argument("--help_all", action="help", help="show all flags, some 400, and exit")
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags, without dashes")
     if launched:
         parser.add_argument(
             "--accelerate_config",
             metavar="FILE",
-            help=f"file for accelerate, or the name of one that is shipped: {', '.join(shipped())}; all "
+            help=f"configuration of accelerate: a file, or one that is shipped: {', '.join(shipped())}; all "
             "flags of `accelerate launch --help` that are not below are taken too",
         )
     return parser.format_help()

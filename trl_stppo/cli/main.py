@@ -10,8 +10,10 @@ import contextlib
 import dis
 import importlib
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,7 +90,7 @@ def _parser() -> Parser:
     parser = Parser(
         PROGRAM,
         usage="%(prog)s COMMAND [--flag VALUE ...]",
-        description="Trains language-model agents over several turns with PPO, ST-PPO and their variants.",
+        description="Train language-model agents over several turns with PPO, ST-PPO and others.",
         epilog=FIRST_STEPS,
     )
     parser.add_argument("-V", "--version", action="store_true", help="show versions and exit")
@@ -106,7 +108,9 @@ def _documented(command: str) -> tuple[str, str, str]:
     path = Path(__file__).parents[1].joinpath(*MODULES[command].split("."))
     text = ast.get_docstring(ast.parse(path.with_suffix(".py").read_text())) or ""
     about, _, examples = text.partition("\n\nExamples:\n")
-    return about.partition("\n")[0], about, f"examples:\n{examples}"
+    width = min(100, shutil.get_terminal_size().columns - 2)
+    filled = [textwrap.fill(part, width, break_on_hyphens=False) for part in about.split("\n\n")]
+    return about.partition("\n")[0], "\n\n".join(filled), f"examples:\n{examples}"
 
 
 def _module(command: str) -> Any:

@@ -162,6 +162,8 @@ def plan_table(rows: list[tuple[str, str, str]], notes: list[str], problems: lis
     """What a run would be: section, name and value; what is not known; what would stop it."""
     console = Console(highlight=False)
     table = Table(title="What would run", show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")  # a name without spaces is no less worth reading
     before = None
     for section, name, value in rows:
         if before not in (None, section):
@@ -177,7 +179,7 @@ def plan_table(rows: list[tuple[str, str, str]], notes: list[str], problems: lis
     for problem in problems:
         console.print(redacted(f"PROBLEM: {problem}"), markup=False, soft_wrap=True)
     console.print(
-        f"{len(problems)} problem(s): this would not start."
+        f"{len(problems)} problem{'' if len(problems) == 1 else 's'}: this would not start."
         if problems
-        else "This would start, as far as can be told without weights and network."
+        else "OK. Weights and network were not checked."
     )

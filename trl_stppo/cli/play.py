@@ -73,6 +73,8 @@ def read_action() -> str | None:
     while True:
         print("... " if lines else "> ", end="", flush=True)
         line = sys.stdin.readline()
+        if not sys.stdin.isatty():  # nobody has seen it
+            print(line, end="")
         if not line or (not lines and line.strip() == QUIT):
             print()
             return "\n".join(lines) or None
@@ -127,7 +129,7 @@ def run(words: list[str]) -> int:
     """Play what the flags name; the exit code."""
     if any(word.startswith("--model") for word in words):
         raise UsageError(
-            "`--model_name_or_path`: gone since 0.2. `trl-stppo show` prints the tokens of episodes."
+            "`--model_name_or_path`: removed in 0.2. `trl-stppo show` prints the tokens of episodes."
         )
     play(*read_flags([PlayArguments], words))
     return 0
@@ -154,4 +156,7 @@ def play(args: PlayArguments) -> None:
         turns, total, ending = (play_text if is_text else play_tools)(env, call)
         if is_text and callable(getattr(env, "close", None)):
             call(env.close)
-    print(f"=== {name}: {turns} turns, return {total:g}, {ending}")
+    print(f"=== {name}: {turns} turn{'s' * (turns != 1)}, return {total:g}, {ending}")
+    told = {key: value for key, value in row.items() if key != "prompt" and len(str(value)) <= 200}
+    if told:
+        print(f"--- row: {'  '.join(f'{key}={value}' for key, value in told.items())}")

@@ -1,7 +1,7 @@
 """Play episodes with a model and show their tokens.
 
-Tokens are coloured by role and turn: grey is the prompt, blue what the environment said, green and yellow
-in turn what the model sampled; special tokens are reversed. With --logprobs tokens that the model found
+Tokens are coloured by role and turn: grey is the prompt, blue what the environment said, green and yellow,
+alternating, what the model sampled; special tokens are reversed. With --logprobs tokens that the model found
 unlikely (below 10 %) are underlined. The same text is shown without colours where the output is no
 terminal.
 
@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
+from transformers.utils.logging import disable_progress_bar
 
 from ..agent import Agent, AgentEpisode
 from ..trace.pieces import TokenPieces
@@ -43,6 +44,7 @@ def play(args: ShowArguments) -> tuple[list[AgentEpisode], Any]:
     factory, rows = played_environment(args, TokenCounter(name)), []
     for number in range(args.index, args.index + args.episodes):
         rows.append(pick_row(replace(args, index=number)))
+    disable_progress_bar()  # of loading
     agent = Agent.from_pretrained(name)
     names = ("max_turns", "max_turn_tokens", "max_completion_length")
     given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}

@@ -4,11 +4,11 @@ With one of the variants of PPO and GRPO, over several turns in an environment. 
 (TRL's ModelConfig: --model_name_or_path, --lora_r, ...) and of the trainer (STPPOConfig, which is TRL's
 GRPOConfig and more: --variant, --output_dir, --max_turns, ...) are flags too: --help_all lists them. A flag
 beats the YAML file. Flags of `accelerate launch` (--num_processes, ...) start several processes. --dry_run
-checks and shows all of it, and loads no weights.
+checks and shows all settings without loading weights.
 
 Examples:
     trl-stppo train --config run.yaml --dry_run           # check it, and see what it takes
-    trl-stppo train --config run.yaml --variant ppo --seed 1
+    trl-stppo train --config run.yaml --variant ppo --output_dir runs/ppo
     trl-stppo train --config run.yaml --accelerate_config zero2 --num_processes 4
     trl-stppo train --config run.yaml --resume_from_checkpoint auto
 """
@@ -62,6 +62,7 @@ def make_trainer(
     train.info.dataset_name = args.rows_name  # metrics.jsonl names it
     if held_out is not None and args.eval_episodes:
         held_out = drawn(held_out, args.eval_episodes)
+        held_out.info.dataset_name = args.rows_name  # the card asks whose they are
     training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
     counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
     value_model = load_value_model(args, training_args, model_args)
@@ -142,27 +143,27 @@ def train(
             print_tables({"Held-out rows": parts})
         print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
         steps = next_steps(trainer, words, str(model_args.model_name_or_path))
-        print("\n".join(["next:", *steps]))
+        print("\n".join(steps))
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=args.dataset_name)
     return 0
 
 
 def next_steps(trainer: Any, words: Sequence[str], base: str) -> list[str]:
-    """Commands to look at the run with, as they can be typed here."""
-    run, said = shlex.quote(_short(Path(trainer.args.output_dir))), []
+    """Commands to look at the run with, as they can be typed here, under a heading."""
+    run, program, heading = shlex.quote(_short(Path(trainer.args.output_dir))), "trl-stppo", "next:"
+    if shutil.which(program) is None:
+        python = Path(sys.executable)
+        if all(python.with_name(name).is_file() for name in ("activate", program)):
+            heading = f"next, after `source {shlex.quote(_short(python.with_name('activate')))}`:"
+        else:
+            program = f"{shlex.quote(_short(python))} -m trl_stppo"
+    said = [f"trace {run} --open"] if trainer.args.trace_episodes else []
+    said.append(f"plot {run}")
     if words and trainer.eval_dataset is not None:  # the task as it was given, flags included
         models = f"{shlex.quote(base)} {run}"
-        said.append(
-            f"evaluate {shlex.join(redacted_words(words))} --models {models}  # on all held-out rows"
-        )
-    said += [f"trace {run} --open"] if trainer.args.trace_episodes else []
-    program = "trl-stppo"
-    if shutil.which(program) is None:
-        script = Path(sys.executable).with_name(program)
-        python = f"{shlex.quote(_short(Path(sys.executable)))} -m trl_stppo"
-        program = shlex.quote(_short(script)) if script.is_file() else python
-    return [f"  {program} {command}" for command in (*said, f"plot {run}")]
+        said.append(f"evaluate {shlex.join(redacted_words(words))} --models {models}")
+    return [heading, *(f"  {program} {command}" for command in said)]
 
 
 def _short(path: Path) -> str:

@@ -29,7 +29,7 @@ class Step(NamedTuple):
 def violation(what: str, allowed: str, cause: str, fix: str) -> EnvironmentContractError:
     """The error for a broken contract: what came, what may come, why it happens, what to do."""
     return EnvironmentContractError(
-        f"{what}; allowed: {allowed}. Likely cause: {cause}. Fix: {fix}."
+        f"{what.rstrip('.')}; allowed: {allowed}. Likely cause: {cause}. Fix: {fix}."
     )
 
 

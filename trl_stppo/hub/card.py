@@ -32,6 +32,7 @@ GENERATED = "generated_from_trainer"  # upstream's tag on every card that it wri
 ADDED_TO_FORM = re.compile(r"### Framework versions|- PEFT \S+")
 # ... and to a card of ours, from which it takes the tag.
 ADDED_TO_OURS = re.compile(r"^### Framework versions\n\n- PEFT \S+\n- trl-stppo: ", re.M)
+PANELS = 3  # of the picture; the run's own has them all
 # Figures that say how a run went; without two of them there is no curve to draw.
 CURVES = ("episode/score", "episode/success_rate", "reward", "loss")
 
@@ -101,7 +102,8 @@ def improve(
         tags: of the repository.
         history: the run's log.
         draw: draw the learning curves anew; otherwise an earlier picture stays.
-        **shown: `repo`, `example`, `system_prompt`, `play` and `turn_ends` as of `render`.
+        **shown: `repo`, `example`, `offered`, `episode`, `system_prompt`, `play` and `turn_ends` as of
+            `render`.
     """
     card = ModelCard.load(folder / CARD)
     upstream, evaluations = _sections(card.text), last_evaluations(history)
@@ -129,8 +131,9 @@ def render(run: Description, **shown: Any) -> str:
     Args:
         run: what it is.
         **shown: variables of the template; besides those of `improve`: `repo`, by which the policy is
-            loaded; `example`, the form of a row; `system_prompt` of the rows; `play`, the fields of
-            `agent.json`; `turn_ends`, tokens that end a turn; `upstream`, what TRL has written.
+            loaded; `example`, the form of a row; `offered`, the name under which the environment's class
+            offers the rows, and an `episode` of them that may be shown; `system_prompt` of the rows; `play`,
+            the fields of `agent.json`; `turn_ends`, tokens that end a turn; `upstream`, what TRL has written.
     """
     return _environment().get_template("card.md").render(run=run, **shown)
 
@@ -184,10 +187,12 @@ def _picture(
 
 
 def _draw(path: Path, name: str, history: Sequence[Mapping[str, Any]]) -> None:
-    from ..watch.curves import draw_curves
+    from ..watch.curves import chosen, draw_groups
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # Upstream leaves out of an upload what begins like this; a torn picture is never seen.
     half_done = path.parent / f"_{path.name}"
-    draw_curves({name: list(history)}, half_done)
+    groups = {name: [list(history)]}
+    first = [diagnostic.metric for diagnostic in chosen(groups, None)[:PANELS]]
+    draw_groups(groups, half_done, metrics=first)
     os.replace(half_done, path)

@@ -16,7 +16,7 @@ FIGURES = {
     SUCCESS: "success rate",
     SCORE: "score",
     "turns/mean": "turns per episode",
-    "turns/valid_action_rate": "readable actions",
+    "turns/valid_action_rate": "valid actions",
     "turns/tokens_mean": "tokens per turn",
     "episodes": "episodes",
 }

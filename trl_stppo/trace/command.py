@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_count,
         default=MAX_EPISODES,
         metavar="N",
-        help=f"of more, take N evenly from first to last; default {MAX_EPISODES}, 0 for all",
+        help=f"at most N episodes, evenly from first to last; default {MAX_EPISODES}, 0 for all",
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 

@@ -74,7 +74,8 @@ class TracedUpdate:
     def to_json(self) -> dict[str, Any]:
         """The first line of a file."""
         figures = {name: as_json(value) for name, value in self.figures.items()}
-        return {"format": FORMAT, "version": VERSION, **asdict(self), "figures": figures}
+        numbers = {"clip_range": [as_json(bound) for bound in self.clip_range], "figures": figures}
+        return {"format": FORMAT, "version": VERSION, **asdict(self), **numbers}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
@@ -85,7 +86,7 @@ class TracedUpdate:
         """
         known = _known(cls, line)
         known["start"] = int(known.get("start", 0))
-        known["clip_range"] = tuple(known.get("clip_range", (0.2, 0.2)))
+        known["clip_range"] = tuple(map(float, known.get("clip_range", (0.2, 0.2))))
         known["figures"] = {k: float(v) for k, v in known.get("figures", {}).items()}
         return cls(**_checked(cls, known))
 
@@ -99,6 +100,7 @@ class TracedEpisode:
         row: of the rollout batch over all processes; of the dataset in an evaluation.
         repetition: of the row, in an evaluation.
         prompt_id: the row's `id` column, else a hash of its prompt.
+        columns: of the row, the short ones besides its prompt: the right answer, for one.
         seed: names its randomness; None where the rollout engine did not play it.
         environment: class name, or name of the factory; None without.
         pieces: text of each token, the prompt's first; together they are the text. A token that is
@@ -109,8 +111,9 @@ class TracedEpisode:
         observations: "environment" or "tool", who says what is between the turns.
         turn_index: per token the turn that it trains in, -1 outside.
         loss_mask: per token whether it is in the loss.
-        old_logprobs: of the policy that has played, nats.
-        token_log_ratio, log_ratio: of a token, and at the level in use, in the last pass over it, nats.
+        old_logprobs: log-probability when sampled, nats.
+        token_log_ratio, log_ratio: log-probability at the last update minus when sampled, of the token and
+            at the level in use, nats.
         advantages: as they enter the loss.
         values, returns: of the critic, before the update, and what it was to learn.
         clipped: whether the clip stopped the token's gradient in the last pass over it.
@@ -133,6 +136,7 @@ class TracedEpisode:
     row: int
     repetition: int = 0
     prompt_id: str = ""
+    columns: dict[str, Any] = field(default_factory=dict)
     seed: tuple[int, ...] | None = None
     environment: str | None = None
     pieces: list[str] = field(default_factory=list)

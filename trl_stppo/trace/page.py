@@ -29,9 +29,10 @@ SCRIPTS = ("data", "state", "list", "charts", "colours", "tokens", "episode", "m
 # What the list of episodes needs to know of each.
 COLUMNS = (
     *("key", "group", "row", "environment", "success", "score", "turns", "tokens", "stop"),
-    *("clipped", "preview"),
+    *("clipped", "question", "answer"),
 )
 PREVIEW = 160
+TAG = re.compile(r"<[^<>]{1,40}>")
 # Digits of a per-token figure on the page, and texts of a block that is searched at once.
 PAGE_DIGITS = 4
 TEXTS = 256
@@ -203,6 +204,8 @@ def _block(name: str, content: Any) -> str:
 
 def _row(episode: TracedEpisode, group: int) -> list[Any]:
     sampled = sum(end - start for start, end in episode.turn_spans)
+    pieces, first = episode.pieces, episode.prompt_tokens
+    start, end = episode.turn_spans[-1] if episode.turn_spans else (0, 0)
     clipped = [flag for flag in episode.clipped or [] if flag is not None]
     values = {
         "key": episode.key,
@@ -215,17 +218,22 @@ def _row(episode: TracedEpisode, group: int) -> list[Any]:
         "tokens": sampled,
         "stop": episode.stop_reason,
         "clipped": sum(clipped) / len(clipped) if clipped else 0.0,
-        "preview": _preview(episode),
+        "question": _preview(_question(episode)),
+        "answer": _preview("".join(pieces[first + start : first + end])),
     }
     return [values[name] for name in COLUMNS]
 
 
-def _preview(episode: TracedEpisode) -> str:
-    """The last thing the policy said, in one line."""
-    start, end = episode.turn_spans[-1] if episode.turn_spans else (0, 0)
-    first = episode.prompt_tokens
-    text = "".join(episode.pieces[first + start : first + end])
-    return " ".join(text[: 4 * PREVIEW].split())[:PREVIEW]
+def _question(episode: TracedEpisode) -> str:
+    """The last thing that was said before the first turn."""
+    last = episode.prompt[-1] if isinstance(episode.prompt, list) and episode.prompt else {}
+    content = last.get("content") if isinstance(last, dict) else None
+    return content if isinstance(content, str) else "".join(episode.pieces[: episode.prompt_tokens])
+
+
+def _preview(text: str) -> str:
+    """A text in one line, without the tags around it."""
+    return " ".join(TAG.sub(" ", text[: 4 * PREVIEW]).split())[:PREVIEW]
 
 
 def _episode(episode: TracedEpisode) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""ST-GRPO: the two pieces of ST-PPO on advantages that need no critic: of GRPO, RLOO or ReBN."""
+"""ST-GRPO: both parts of ST-PPO on advantages without a critic: of GRPO, RLOO or ReBN."""
 
 from __future__ import annotations
 

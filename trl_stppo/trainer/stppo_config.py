@@ -1,4 +1,4 @@
-"""Settings of `STPPOTrainer`: PPOConfig's, plus the two pieces of the paper."""
+"""Settings of `STPPOTrainer`: PPOConfig's, plus those of the paper's ratio and correction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_linear(optimizer: str) -> None:
 @takes_old_names
 @dataclass(repr=False)
 class STPPOConfig(PPOConfig):
-    """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the two pieces of the paper.
+    """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the paper's ratio and correction.
 
     `variant` sets `importance_sampling_level` and `stabilizers`; setting one of them to a value
     that contradicts the variant is an error. A level without a variant chooses it.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .figures import number
+from .line_ends import End, end_labels, label_ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ class Diagnostic(NamedTuple):
 DIAGNOSTICS = (
     Diagnostic(
         "episode/success_rate",
-        "success of rollouts",
+        "success rate (training episodes)",
         "share of episodes",
         limits=(0, 1),
         held_out="eval_episode/success_rate",
@@ -136,17 +137,24 @@ def draw_groups(
         ) from error
     columns = min(3, len(diagnostics))
     rows = -(-len(diagnostics) // columns)
+    ends = end_labels(groups)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(3.5 * columns, 2.3 * rows + 0.7), layout="constrained")
+        size = (3.5 * columns + bool(ends), 2.3 * rows + 0.7)
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, sharex=True)
-        for axis, diagnostic in zip(axes.flat, diagnostics, strict=False):
+        drawn = [
             _draw_panel(axis, diagnostic, groups, smooth)
+            for axis, diagnostic in zip(axes.flat, diagnostics, strict=False)
+        ]
         for axis in axes.flat[len(diagnostics) :]:
             axis.set_axis_off()
         for axis in axes.flat[max(0, len(diagnostics) - columns) : len(diagnostics)]:
             axis.set_xlabel("optimizer step")
             axis.tick_params(labelbottom=True)
-        _add_words(figure, groups, diagnostics, title, smooth)
+        ended = [end for end in drawn[0] if end is not None]
+        ends = ends if len(ended) == len(ends) else []  # or a line would go without a name
+        label_ends(axes[0, 0], ended, ends, [_line(index) for index in range(len(ends))])
+        _add_words(figure, groups if not ends else {}, _notes(groups, diagnostics, smooth), title)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(
             path, dpi=120, metadata=None if path.suffix.lower() == ".png" else _dateless(path)
@@ -230,13 +238,15 @@ def band(
 
 def _draw_panel(
     axis: Axes, diagnostic: Diagnostic, groups: Mapping[str, Sequence[History]], smooth: int
-) -> None:
+) -> list[End | None]:
+    """Draw it; where each group's line ends."""
     curves = [
         band([points(history, diagnostic.metric, smooth) for history in histories])
         for histories in groups.values()
     ]
     everything = [value for _, _, low, high in curves for value in (*low, *high)]
     floor = _log_floor(everything) if diagnostic.spread else None
+    ends: list[End | None] = []
     for index, (histories, curve) in enumerate(zip(groups.values(), curves, strict=True)):
         line = _line(index)
         colour = line["color"]
@@ -246,6 +256,7 @@ def _draw_panel(
             everything += circles
         steps, mean, low, high = curve if floor is None else _positive(*curve, floor)
         axis.plot(steps, mean, marker="." if len(steps) < 4 else None, **line)
+        ends.append((steps[-1], mean[-1]) if steps and math.isfinite(mean[-1]) else None)
         if len(histories) > 1:
             axis.fill_between(steps, low, high, alpha=0.15, linewidth=0, color=colour)
     axis.set_title(diagnostic.title, fontsize=10, parse_math=False)
@@ -253,6 +264,7 @@ def _draw_panel(
     axis.grid(color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     _scale(axis, diagnostic, everything, floor)
+    return ends
 
 
 def _line(index: int) -> dict[str, Any]:
@@ -296,40 +308,45 @@ def _scale(
         axis.set_ylim(0, 1.06 * max(values))
 
 
-def _add_words(
-    figure: Figure,
-    groups: Mapping[str, Sequence[History]],
-    diagnostics: Sequence[Diagnostic],
-    title: str | None,
-    smooth: int,
-) -> None:
-    """Title, legend, and what lines and bands are."""
-    from matplotlib.lines import Line2D
-
-    if title:
-        figure.suptitle(title, fontsize=11, parse_math=False)
+def _notes(
+    groups: Mapping[str, Sequence[History]], diagnostics: Sequence[Diagnostic], smooth: int
+) -> list[str]:
+    """What bands, points and circles are."""
     repeated = any(len(histories) > 1 for histories in groups.values())
     notes = ["mean of the runs, band from lowest to highest"] if repeated else []
     notes += [f"each point the mean of the last {smooth} values"] if smooth > 1 else []
     evaluated = measured(groups) & {d.held_out for d in diagnostics}
-    notes += ["circles: held-out rows"] if evaluated else []
-    if len(groups) < 2 and not notes:
+    return notes + (["circles: held-out rows"] if evaluated else [])
+
+
+def _add_words(
+    figure: Figure, groups: Mapping[str, Sequence[History]], notes: list[str], title: str | None
+) -> None:
+    """Title, legend of those groups, and notes."""
+    from matplotlib.lines import Line2D
+
+    heading = "\n".join(filter(None, [title, "; ".join(notes)]))
+    shown = (
+        list(groups.items()) if max(map(len, groups.values()), default=0) * len(groups) > 1 else []
+    )
+    if not shown:
+        figure.suptitle(heading, fontsize=10, parse_math=False)
         return
-    shown = list(groups.items()) if len(groups) > 1 or repeated else []
     handles = [Line2D([], [], **_line(index)) for index in range(len(shown))]
     labels = [f"{name} ({len(runs)} runs)" if len(runs) > 1 else name for name, runs in shown]
     widest = max(map(len, labels), default=0)
     legend = figure.legend(
         handles,
         labels,
-        loc="outside lower center",
+        loc="outside upper center",
         ncols=max(1, min(len(labels), 100 // (widest + 8))),
         frameon=False,
         handlelength=3,
-        title="; ".join(notes) or None,
-        title_fontsize=8,
+        title=heading or None,
+        title_fontsize=10,
     )
-    for text in legend.get_texts():
+    legend.get_title().set_multialignment("center")
+    for text in (legend.get_title(), *legend.get_texts()):
         text.set_parse_math(False)
 
 

@@ -43,16 +43,16 @@ class Column(NamedTuple):
 
 # From left to right.
 COLUMNS = (
-    Column("success", SUCCESS, ".3f", 9, "solved episodes"),
+    Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),
     Column("turns", "turns/mean", ".2f", 7, "per episode"),
-    Column("valid", "turns/valid_action_rate", ".2f", 7, "readable actions"),
+    Column("valid", "turns/valid_action_rate", ".2f", 7, "actions the environment could read"),
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
-    Column("clip", "policy/clip_fraction", ".3f", 7, "clipped tokens"),
-    Column("KL", "policy/approx_kl", ".4f", 8, "to the policy that played, nats"),
-    Column("‖C‖", "clip_bias/norm", ".3g", 9, "clipping bias"),
-    Column("scale", "clip_bias/scale", ".2f", 7, "of the update"),
-    Column("tokens/s", "perf/update_tokens_per_second", ",.0f", 10, "of the update"),
+    Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
+    Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
+    Column("‖C‖", "clip_bias/norm", ".3g", 9, "size of the clipping bias"),
+    Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
+    Column("tokens/s", "perf/update_tokens_per_second", ",.0f", 10, "trained"),
     # With vLLM alone.
     Column("stale", "sampling/staleness", ".1f", 7, "updates by which vLLM's weights are behind"),
     Column("cached", "sampling/prefix_cache_hit_rate", ".2f", 8, "of the rows' tokens, by vLLM"),
@@ -241,7 +241,7 @@ class ProgressLines(TrainerCallback):
         episodes = getattr(args, "generation_batch_size", None)
         of = f" of {episodes:,} episodes, {rollouts * episodes:,} in all" if episodes else ""
         updates = f"{steps} optimizer steps each, {state.max_steps:,} in all"
-        yield from wrapped(f"{rollouts:,} rollouts{of}; {updates}")
+        yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
         if args.logging_strategy == "steps" and state.logging_steps % steps:
@@ -306,7 +306,7 @@ def legend(columns: list[Column], before: list[Column], indent: int) -> list[str
     """What is new among the columns, and the heading."""
     new = [f"{c.label}: {c.meaning}" for c in columns if c not in before]
     if not before:
-        new += ["time: of a rollout and its updates", "left: evaluations included"]
+        new += ["time: per rollout with its updates", "left: with evaluations"]
     heading = "".join(f"{column.label:>{column.width}}" for column in columns)
     return [*wrapped("; ".join(new), longest=100), f"{'':{indent}}{heading}{'time':>8}{'left':>8}"]
 

@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--group",
         nargs="+",
         metavar="SETTING",
-        help="settings that tell groups apart, such as variant; 'none' for every run by itself; "
-        "default all settings but seeds, places and the like",
+        help="settings to group runs by, such as variant; 'none' for every run by itself; "
+        "default all settings except seeds and paths",
     )
     parser.add_argument("--title", help="above the panels")
     parser.add_argument(
@@ -62,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the final figures; no picture without --output",
     )
     parser.add_argument(
-        "--last", type=_positive, default=10, metavar="N", help="of the table: mean of the last N"
+        "--last",
+        type=_positive,
+        default=10,
+        metavar="N",
+        help="values averaged in the table, the last N",
     )
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="write all values; no picture without --output"

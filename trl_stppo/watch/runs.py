@@ -187,7 +187,7 @@ def _labels(groups: Sequence[Sequence[Run]], by: Sequence[str] | None) -> list[s
     """Short labels that differ."""
     heads = [group[0] for group in groups]
     if by:
-        return [" ".join(f"{k}={head.settings.get(k, 'default')}" for k in by) for head in heads]
+        return [" ".join(_said(head, key) for key in by) for head in heads]
     labels = [head.name for head in heads]
     if by is None:
         names = differing(heads)
@@ -230,7 +230,7 @@ def _variant(run: Run) -> str:
 
 def _said(run: Run, key: str) -> str:
     """One setting in a label."""
-    if key in TASK and key in run.settings:
+    if key in (*TASK, "variant") and key in run.settings:
         return str(run.settings[key])
     missing = "unknown" if key in TASK else "default"
     return f"{key}={run.settings.get(key, missing)}"

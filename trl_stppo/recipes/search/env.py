@@ -175,9 +175,9 @@ class SearchEnv:
 
 
 class StdlibSearchEnv(SearchEnv):
-    """The demo's: over the documentation of the running Python, shown short and plain.
+    """Questions about Python's standard library, answered by searching its documentation.
 
-    That form is what the shipped model was taught to read.
+    What is found is shown short and plain, which is what the demo's model was taught to read.
     """
 
     def __init__(

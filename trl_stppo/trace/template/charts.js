@@ -1,7 +1,8 @@
 // Small charts over the updates: a line for training, dots for evaluations.
 
+// Name, metric of the whole batch, figure of an episode, and where the axis ends at least.
 const CHARTS = [
-  ["success", "episode/success_rate", (episode) => (episode.success === null ? null : Number(episode.success))],
+  ["success", "episode/success_rate", (episode) => (episode.success === null ? null : Number(episode.success)), 1],
   ["turns", "turns/mean", (episode) => episode.turns],
   ["score", "episode/score", (episode) => episode.score],
 ];
@@ -38,12 +39,12 @@ function svg(tag, attributes, ...content) {
   return element;
 }
 
-function drawChart([label], { train, eval: held }) {
+function drawChart([label, , , top = -Infinity], { train, eval: held }) {
   const all = [...train, ...held];
   if (!all.length) return null;
   const xs = all.map((point) => point.x), ys = all.map((point) => point.y);
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
-  const low = Math.min(0, ...ys), high = Math.max(...ys, low + 1e-9);
+  const low = Math.min(0, ...ys), high = Math.max(...ys, top, low + 1e-9);
   const x = (value) => (right > left ? 2 + (96 * (value - left)) / (right - left) : 50).toFixed(2);
   const y = (value) => (40 - (36 * (value - low)) / (high - low)).toFixed(2);
   const at = (point) => `${x(point.x)} ${y(point.y)}`;
@@ -77,8 +78,7 @@ function drawChart([label], { train, eval: held }) {
     state["updates-from"] = state["updates-to"] = alone ? "" : update;
     showFilters();
     expandFilters(true);
-    writeAddress();
-    applyFilters();
+    applyFilters().then(writeAddress);
   });
   return make("div", { class: "chart", title: "Click for the episodes of an update" }, caption, picture);
 }

@@ -1,20 +1,21 @@
-// Colours of tokens. Blue against orange can be told apart with any kind of colour vision, and clipped
-// tokens are underlined too.
+// Colours of tokens. Blue against orange, Okabe and Ito's, can be told apart with any kind of colour vision,
+// and clipped tokens are underlined too.
 
 const POLES = {
-  light: { low: [33, 102, 172], high: [217, 95, 2], one: [94, 60, 153], back: [255, 255, 255] },
-  dark: { low: [92, 160, 226], high: [226, 132, 52], one: [178, 150, 232], back: [21, 23, 27] },
+  light: { low: [0, 114, 178], high: [213, 94, 0], one: [0, 158, 115], back: [255, 255, 255] },
+  dark: { low: [86, 180, 233], high: [230, 159, 0], one: [0, 158, 115], back: [21, 23, 27] },
 };
 
 /** Ways to colour: label, kind of scale, and the figure of a token. */
 const PAINTS = {
-  role: { label: "role" },
+  ratio: { label: "ratio in use", scale: "ratio", figure: (episode, i) => at(episode.log_ratio, i) },
   "turn-ratio": { label: "turn ratio", scale: "ratio", figure: (episode, i) => episode.turnRatio[i] },
   "token-ratio": { label: "token ratio", scale: "ratio", figure: (episode, i) => at(episode.token_log_ratio, i) },
   advantage: { label: "advantage", scale: "both", figure: (episode, i) => at(episode.advantages, i) },
   value: { label: "value", scale: "one", figure: (episode, i) => at(episode.values, i) },
   return: { label: "return", scale: "one", figure: (episode, i) => at(episode.returns, i) },
   clipped: { label: "clipped or kept" },
+  role: { label: "role" },
 };
 
 const at = (list, i) => (list && typeof list[i] === "number" ? list[i] : null);
@@ -35,7 +36,10 @@ function ink(colour) {
   return (light + 0.05) ** 2 > 0.05 * 1.05 ? "#111" : "#fff";
 }
 
-/** From where to where the colours of an episode go. */
+/** The lowest and the highest ratio that is not clipped; infinity, which JSON has as a word, for no limit. */
+const clipRange = ({ clip_range: [below, above] }) => [1 - Number(below), 1 + Number(above)];
+
+/** From where to where the colours of an episode go; those of ratios are the same in all of a run. */
 function range(paint, episode, group) {
   const values = [];
   for (let i = 0; i < episode.length; i++) {
@@ -45,10 +49,10 @@ function range(paint, episode, group) {
   if (!values.length) return null;
   const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
   if (paint.scale === "one") return { low, high };
-  let end = Math.max(Math.abs(low), Math.abs(high), 1e-9);
   // Ratios well inside the clip range stay pale: nothing is wrong with them.
-  if (paint.scale === "ratio") end = Math.max(end, Math.log(1 + group.clip_range[1]));
-  return { low: -end, high: end };
+  const bounds = clipRange(group).map((edge) => Math.abs(Math.log(edge))).filter(Number.isFinite);
+  const end = paint.scale === "ratio" ? 2 * Math.max(...bounds) : Math.max(-low, high);
+  return { low: -(end || 1e-9), high: end || 1e-9 };
 }
 
 function colourOf(paint, scale, value) {
@@ -70,9 +74,11 @@ function paintTokens(episode, group, spans) {
     const role = roleOf(episode, i);
     const value = scale && i >= 0 ? paint.figure(episode, i) : null;
     span.style.background = span.style.color = "";
-    span.classList.toggle("clip", state.colour === "clipped" && Boolean(episode.clipped?.[i]));
-    span.classList.toggle("dim", state.colour !== "role" && role.turn === null);
-    if (state.colour === "role") span.style.background = `var(--${role.colour})`;
+    const byRole = state.colour === "role" || (paint.figure && scale === null);
+    const marks = paint.scale === "ratio" || state.colour === "clipped";
+    span.classList.toggle("clip", Boolean(marks && episode.clipped?.[i]));
+    span.classList.toggle("dim", !byRole && role.turn === null);
+    if (byRole) span.style.background = `var(--${role.colour})`;
     else if (state.colour === "clipped" && i >= 0 && typeof episode.clipped?.[i] === "boolean") {
       span.style.background = episode.clipped[i] ? "var(--clipped)" : "var(--kept)";
     } else if (value !== null) {
@@ -91,22 +97,28 @@ function swatch(colour, label) {
 }
 
 /** What the colours mean. */
-function legend(episode, scale) {
+function legend(episode, group, scale) {
   const paint = PAINTS[state.colour];
-  if (state.colour === "role") {
-    return [swatch("prompt", "prompt"), swatch("turn", "turns, in two shades in turn"),
+  if (state.colour === "role" || (paint.figure && scale === null)) {
+    const why = paint.figure ? `no ${paint.label} recorded; by role: ` : "";
+    return [why, swatch("prompt", "prompt"), swatch("turn", "model, alternating shades"),
       swatch(episode.observations, episode.observations)];
   }
   if (state.colour === "clipped") {
     if (!episode.clipped) return ["no update has passed over these tokens"];
     return [swatch("kept", "kept"), swatch("clipped", "clipped, underlined"), "no colour: not in the loss"];
   }
-  if (scale === null) return [`no ${paint.label} is recorded for this episode`];
   const steps = [...Array(13).keys()].map((i) => scale.low + ((scale.high - scale.low) * i) / 12);
   const bar = make("span", { class: "bar", role: "img", "aria-label": `colours from ${paint.label} low to high` });
   bar.style.background = `linear-gradient(90deg, ${steps.map((v) => css(colourOf(paint, scale, v))).join(", ")})`;
-  const figure = paint.scale === "ratio" ? Math.exp : (value) => value;
-  const label = (value) => make("span", { class: "num" }, show(figure(value)));
-  const middle = paint.scale === "one" ? "" : `middle ${show(figure(0))}`;
-  return [label(scale.low), bar, label(scale.high), middle];
+  const label = (text) => make("span", { class: "num" }, text);
+  if (paint.scale !== "ratio") return [label(show(scale.low)), bar, label(show(scale.high)), "scale of this episode"];
+  const [below, above] = clipRange(group);
+  for (const edge of [below, above].filter(Number.isFinite)) {
+    const mark = make("b");
+    mark.style.left = `${(100 * (Math.log(edge) - scale.low)) / (scale.high - scale.low)}%`;
+    bar.append(mark);
+  }
+  const words = `marks: clip range ${show(below)} to ${show(above)}; 1 = unchanged; underlined: clipped`;
+  return [label(`≤ ${show(Math.exp(scale.low))}`), bar, label(`≥ ${show(Math.exp(scale.high))}`), words];
 }

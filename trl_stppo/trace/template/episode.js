@@ -2,24 +2,38 @@
 
 let opened = null; // {number, episode}
 
-function factsOf(row, episode) {
-  const { of } = row;
-  const facts = [
-    ["score", show(episode.score)],
-    ["ended by", (episode.stop_reason ?? (episode.terminated ? "its own end" : episode.truncated ? "a cut-off" : "–")).replaceAll("_", " ")],
-    ["turns", String(row.turns)],
-    ["sampled tokens", String(row.tokens)],
-    ["environment", episode.environment ?? "none"],
-    ["row", `${episode.row} (${episode.prompt_id})`],
-    ["played after step", String(of.global_step)],
-    ["variant", of.variant ?? of.trainer],
-  ];
-  if (episode.seed) facts.push(["seed", episode.seed.join(", ")]);
-  for (const [name, value] of Object.entries(episode.rewards)) facts.push([name, show(value)]);
-  const taken = episode.steps.taken ?? 0;
-  if (episode.weight !== null && episode.weight !== undefined) facts.push(["weight in the update", show(episode.weight)]);
-  if (of.phase === "train") facts.push(["passes", `${taken} of ${Object.values(episode.steps).reduce((a, b) => a + b, 0)} moved the policy`]);
-  return make("dl", { class: "facts" }, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, plain(name)), make("dd", {}, ...visible(value)))));
+/** What is listed of an episode, below its title: label, and the words; null leaves it out. */
+const FACTS = [
+  ["score", (episode) => show(episode.score)],
+  ["turns", (episode, row) => String(row.turns)],
+  ["sampled tokens", (episode, row) => String(row.tokens)],
+  ["ended by", (episode) => (episode.stop_reason ?? (episode.terminated ? "its own end" : episode.truncated ? "a cut-off" : "–")).replaceAll("_", " ")],
+  ["weight in the update", (episode) => (episode.weight == null ? null : show(episode.weight))],
+];
+/** The same, folded away. */
+const DETAILS = [
+  ["environment", (episode) => episode.environment ?? "none"],
+  ["variant", (episode, { of }) => of.variant ?? of.trainer],
+  ["played after step", (episode, { of }) => String(of.global_step)],
+  ["used in", (episode, { of }) => (of.phase === "train" ? `${episode.steps.taken ?? 0} of ${sum(Object.values(episode.steps))} updates` : null)],
+  ["row", (episode) => String(episode.row)],
+  ["prompt", (episode) => episode.prompt_id],
+  ["seed", (episode) => episode.seed?.join(", ") ?? null],
+];
+
+function factsOf(facts) {
+  const shown = facts.filter(([, words]) => words !== null);
+  return make("dl", { class: "facts" }, ...shown.map(([name, words]) => make("div", {}, make("dt", { title: plain(name) }, plain(name)), make("dd", {}, ...visible(words)))));
+}
+
+let unfolded = false; // the details, of whatever episode is open
+function drawFacts(row, episode) {
+  const of = (facts) => facts.map(([name, words]) => [name, words(episode, row)]);
+  const parts = Object.entries(episode.rewards), alone = parts.length === 1 && parts[0][1] === episode.score;
+  const rewards = alone ? [] : parts.map(([name, value]) => [name, show(value)]);
+  const details = make("details", { class: "more", open: unfolded }, make("summary", {}, "Details"), factsOf(of(DETAILS)));
+  details.addEventListener("toggle", () => { unfolded = details.open; });
+  return [factsOf([...of(FACTS), ...rewards]), details];
 }
 
 const REASONS = {
@@ -53,7 +67,7 @@ function drawHead(row, episode) {
   const before = button("‹ Previous", "Previous episode", () => move(-1)), after = button("Next ›", "Next episode", () => move(1));
   before.disabled = here === 0;
   after.disabled = here === shown.length - 1;
-  return make("div", { class: "head" }, make("h2", {}, title(row)), make("span", { class: kind }, result), back, before, after);
+  return make("div", { class: "head" }, back, make("h2", {}, title(row)), make("span", { class: kind }, result), before, after);
 }
 
 function drawPaint(repaint) {
@@ -68,15 +82,22 @@ function drawPaint(repaint) {
 function repaintAll() {
   if (opened === null) return;
   const { number, episode } = opened;
-  const scale = paintTokens(episode, data.episodes[number].of, document.querySelectorAll(".t"));
-  $("legend").replaceChildren(...legend(episode, scale));
+  const { of } = data.episodes[number];
+  const scale = paintTokens(episode, of, document.querySelectorAll(".t"));
+  $("legend").replaceChildren(...legend(episode, of, scale));
 }
 
 async function openEpisode() {
   hideTip();
   const number = state.episode;
-  if (number === null) return;
   const pane = $("episode");
+  if (number === null) {
+    opened = null;
+    const clear = make("button", { type: "button" }, "Clear all filters");
+    clear.addEventListener("click", clearFilters);
+    pane.replaceChildren(make("p", { class: "hint" }, "No episode matches. ", clear));
+    return;
+  }
   let episode;
   try {
     episode = await loadEpisode(number);
@@ -91,7 +112,7 @@ async function openEpisode() {
   const paintLater = (spans) => { if (opened?.episode === episode && $("legend")) paintTokens(episode, row.of, spans); };
   const parts = partsOf(episode).map((part) => drawPart(episode, part, paintLater));
   pane.setAttribute("aria-label", title(row));
-  pane.replaceChildren(drawHead(row, episode), factsOf(row, episode), ...warningsOf(row, episode), drawPaint(repaintAll), ...parts);
+  pane.replaceChildren(drawHead(row, episode), ...drawFacts(row, episode), ...warningsOf(row, episode), drawPaint(repaintAll), ...parts);
   pane.scrollTop = 0;
   const first = pane.querySelector("[data-turn] .t") ?? pane.querySelector(".t");
   if (first) first.tabIndex = 0; // the one that Tab leads to

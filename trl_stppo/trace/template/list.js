@@ -5,10 +5,12 @@ const BEYOND = 6; // rows above and below the screen
 
 const RESULT = new Map([[true, ["yes", "✓ solved"]], [false, ["no", "✗ failed"]], [null, ["dim", "not judged"]]]);
 
-/** "Update 12 · 3", or where an evaluation was. */
+/** "Update 12, episode 3", or where an evaluation was. */
 function title(episode) {
   const { phase, name, update, global_step } = episode.of;
-  return phase === "train" ? `Update ${update} · ${episode.row}` : `${plain(name)} at step ${global_step} · ${episode.row}`;
+  if (phase === "train") return `Update ${update}, episode ${episode.row}`;
+  const where = global_step ? `After step ${global_step}` : "Before training";
+  return `${where}, ${name === "eval" ? "" : `${plain(name)} `}row ${episode.row}`;
 }
 
 function drawItem(place) {
@@ -21,8 +23,8 @@ function drawItem(place) {
     make("span", { class: "where" }, title(episode)),
     make("span", { class: kind }, result),
     make("span", { class: "num" }, show(episode.score)),
-    make("span", { class: "end" }, `${episode.turns} ${episode.turns === 1 ? "turn" : "turns"} · ${plain(episode.stop ?? "–").replaceAll("_", " ")}`)),
-  make("p", {}, ...visible(episode.preview)));
+    make("span", { class: "end" }, `${episode.turns} ${episode.turns === 1 ? "turn" : "turns"}`)),
+  make("p", {}, make("span", {}, ...visible(episode.question)), make("span", { class: "answer" }, "→ ", ...visible(episode.answer))));
   item.style.top = `${place * HEIGHT}px`;
   item.addEventListener("click", () => select(place, true));
   return item;

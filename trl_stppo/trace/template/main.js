@@ -111,17 +111,14 @@ function listenToTheme() {
 
 /** Show what the address says; from the beginning, and whenever it is changed from outside. */
 async function follow() {
-  const named = readAddress();
+  document.body.dataset.view = readAddress() ? "episode" : "list";
   showFilters();
-  await applyFilters();
-  if (!named && shown.length && (!narrow() || state.episode !== null)) state.episode = shown[0];
-  document.body.dataset.view = named ? "episode" : "list";
+  await applyFilters(false);
   drawCharts();
   const here = shown.indexOf(state.episode);
-  if (here >= 0) scrollTo(here);
+  $("list").scrollTop = (here + 0.5) * HEIGHT - $("list").clientHeight / 2;
   drawList(true);
-  if (state.episode === null) $("episode").replaceChildren(make("p", { class: "hint" }, "No episode is chosen."));
-  else await openEpisode();
+  await openEpisode();
 }
 
 async function begin() {

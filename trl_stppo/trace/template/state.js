@@ -1,7 +1,7 @@
 // What is chosen: filters, order, episode, colours. The address keeps it.
 
 const FILTERS = ["q", "name", "success", "stop", "environment", "turns-from", "turns-to", "updates-from", "updates-to", "sort"];
-const state = { episode: null, colour: "role" };
+const state = { episode: null, colour: "ratio" };
 for (const name of FILTERS) state[name] = "";
 
 let shown = []; // numbers of the episodes that pass the filters, in order
@@ -9,8 +9,8 @@ let shown = []; // numbers of the episodes that pass the filters, in order
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const name of FILTERS) state[name] = given.get(name) ?? "";
-  const colour = given.get("colour") ?? "role";
-  state.colour = colour in PAINTS ? colour : "role";
+  const colour = given.get("colour");
+  state.colour = colour in PAINTS ? colour : "ratio";
   const key = given.get("episode");
   const found = data.episodes.find((episode) => episode.key === key);
   state.episode = found ? found.number : null;
@@ -23,7 +23,7 @@ function writeAddress(step = false) {
   if (state.episode !== null && document.body.dataset.view === "episode") given.set("episode", data.episodes[state.episode].key);
   else if (state.episode !== null && !narrow()) given.set("episode", data.episodes[state.episode].key);
   for (const name of FILTERS) if (state[name]) given.set(name, state[name]);
-  if (state.colour !== "role") given.set("colour", state.colour);
+  if (state.colour !== "ratio") given.set("colour", state.colour);
   const address = `#${given}`;
   if (address === location.hash || (address === "#" && !location.hash)) return;
   history[step ? "pushState" : "replaceState"](null, "", address);
@@ -58,8 +58,15 @@ function passes(episode) {
     && within(episode.of.update, state["updates-from"], state["updates-to"]);
 }
 
-/** Find the episodes that pass, and sort them. */
-async function applyFilters() {
+/** What to see first: the newest failed episode of training with clipped tokens, or what comes nearest to it. */
+function telling(numbers) {
+  const worth = ({ of, success, clipped }) => (of.phase === "train" ? 4 : 0) + (clipped > 0 ? 2 : 0) + (success === false ? 1 : 0);
+  const better = (best, number) => (best === null || worth(data.episodes[number]) >= worth(data.episodes[best]) ? number : best);
+  return numbers.reduce(better, null);
+}
+
+/** Find the episodes that pass, and sort them; the chosen one is among them, and opened if that is another. */
+async function applyFilters(opens = true) {
   const wanted = state.q.toLowerCase();
   if (wanted && !data.texts) {
     $("count").textContent = "Searching…";
@@ -74,7 +81,17 @@ async function applyFilters() {
   $("count").textContent = shown.length === all ? `${all} episodes` : `${shown.length} of ${all} episodes`;
   const active = FILTERS.filter((name) => name !== "q" && name !== "sort" && state[name]).length;
   $("more").textContent = active ? `Filters (${active})` : "Filters";
+  if (!shown.includes(state.episode)) {
+    state.episode = telling(shown);
+    if (opens) openEpisode();
+  }
   drawList(true);
+}
+
+function clearFilters() {
+  for (const name of FILTERS) state[name] = "";
+  showFilters();
+  applyFilters().then(writeAddress);
 }
 
 // ------------------------------------------------------------------------------------------ the form
@@ -106,8 +123,7 @@ function listenToFilters() {
   let waiting = 0;
   const changed = () => {
     for (const name of FILTERS) state[name] = $(name).value;
-    writeAddress();
-    applyFilters();
+    applyFilters().then(writeAddress);
   };
   for (const name of FILTERS) {
     $(name).addEventListener($(name).tagName === "SELECT" ? "change" : "input", () => {
@@ -117,8 +133,5 @@ function listenToFilters() {
   }
   $("filters").addEventListener("submit", (event) => event.preventDefault());
   $("more").addEventListener("click", () => expandFilters($("fields").hidden));
-  $("reset").addEventListener("click", () => {
-    for (const name of FILTERS) $(name).value = "";
-    changed();
-  });
+  $("reset").addEventListener("click", clearFilters);
 }

@@ -31,7 +31,8 @@ function prepare(episode) {
   return episode;
 }
 
-const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+const sum = (values) => values.reduce((all, value) => all + value, 0);
+const mean = (values) => (values.length ? sum(values) / values.length : null);
 
 /** Prompt, turns and what is between them, in order; offsets count from the first token of all. */
 function partsOf(episode) {
@@ -66,6 +67,12 @@ function drawToken(episode, i) {
   return span;
 }
 
+/** A value of the row in words; a list of answers without brackets. */
+function spelt(value) {
+  if (Array.isArray(value)) return value.map(spelt).join(" | ");
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
 function fact(label, value) {
   return make("span", {}, `${label} `, make("b", {}, value));
 }
@@ -94,6 +101,8 @@ function drawPart(episode, part, repaint) {
   more.addEventListener("click", drawMore);
   drawMore();
   const section = make("section", { class: "part" }, head, tokens, more);
+  const columns = name === "Prompt" ? Object.entries(episode.columns) : [];
+  if (columns.length) section.append(factsOf(columns.map(([column, value]) => [column, spelt(value)])));
   if (facts) section.dataset.turn = facts.turn;
   else if (end - start > 300) fold(head, tokens, name !== "Prompt");
   return section;
@@ -120,7 +129,7 @@ function figuresOf(episode, i) {
   if (role.turn === null) return rows;
   const exp = (value) => (value === null ? null : Math.exp(value));
   const { of } = data.episodes[state.episode];
-  rows.push(["old logprob", show(at(episode.old_logprobs, offset))]);
+  rows.push(["logprob when sampled", show(at(episode.old_logprobs, offset))]);
   rows.push(["token ratio", show(exp(at(episode.token_log_ratio, offset)), 4)]);
   rows.push(["turn ratio", show(exp(episode.turnRatio[offset]), 4)]);
   rows.push([`ratio in use (${of.level})`, show(exp(at(episode.log_ratio, offset)), 4)]);

@@ -295,7 +295,7 @@ def _wrong_groups(config: GRPOConfig) -> str:
     return (
         f"`num_generations={group}` does not divide the {episodes} episodes of a rollout batch "
         f"(`per_device_train_batch_size={rows}` x {steps} micro-batches of gradient accumulation x "
-        f"{config.world_size} process(es)). Allowed are {', '.join(map(str, allowed))}. Set "
+        f"{config.world_size} processes). Allowed are {', '.join(map(str, allowed))}. Set "
         f"num_generations={nearest}, or change per_device_train_batch_size or "
         f"gradient_accumulation_steps so that {group} divides the product."
     )

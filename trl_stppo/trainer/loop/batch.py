@@ -29,7 +29,7 @@ class Batch(TypedDict, total=False):
             `tool_mask` are for subclasses that know TRL's names; our loss goes by `loss_mask`.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         loss_mask: [B, T] bool, tokens that train.
-        old_per_token_logps: [B, T] nats, of the policy that played.
+        old_per_token_logps: [B, T] nats, log-probabilities when sampled.
         sampling_per_token_logps: [B, T] nats, what the sampler says of it; NaN where it does not.
         importance_sampling_ratio: [B, T] or [B, 1], constant weights for the gap between these two.
         ref_per_token_logps: [B, T] nats, of the reference policy.

@@ -1,4 +1,4 @@
-"""The policy that has played, beside what it is compared with: the reference, and the sampler."""
+"""The policy that sampled the episodes, and what it is compared with: reference and sampler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PolicyComparison:
         self._host, self._logprobs = host, logprobs
 
     def add_old(self, batch: Batch) -> None:
-        """The log-probabilities of the policy that has played, where anything is compared with them.
+        """Log-probabilities of the tokens when they were sampled, where anything is compared with them.
 
         Where an optimizer step takes in all of a rollout, the policy has not moved before its update.
         """

@@ -19,6 +19,7 @@ from ..evaluation.settings import SAMPLING
 from ..host import Host, Upstream
 from ..loop.sampler import sampling_settings
 from .describe import as_json, hub_datasets
+from .shown_episode import offered_rows, shown_episode
 
 
 def agent_settings(host: Host, run: Description, limits: Limits) -> AgentSettings:
@@ -93,6 +94,7 @@ def improve_card(
     args, base = host.args, get_config_model_id(host.model.config) or None
     is_local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
     row = _first_row(host.train_dataset)
+    offered = offered_rows(run, host.train_dataset, host.eval_dataset)
     card.improve(
         Path(args.output_dir),
         run,
@@ -103,6 +105,8 @@ def improve_card(
         datasets=[dataset] if dataset else hub_datasets(host.train_dataset),
         tags=[*upstream.tags, "agent"],
         example=_blank(row),
+        offered=offered,
+        episode=shown_episode(Path(args.output_dir)) if offered else None,
         system_prompt=_system_prompt(row.get("prompt")),
         play=vars(settings),
         turn_ends=upstream.tokenizer.convert_ids_to_tokens(list(host.eos_token_ids)),

@@ -13,6 +13,8 @@ from ..loop.rollout import Rollout
 
 # Longest text of a message or an error; an environment may say anything.
 MAX_CHARACTERS = 100_000
+# Longest column of a row that is recorded, as JSON.
+SHORT = 200
 
 
 def facts(
@@ -41,6 +43,7 @@ def facts(
                 "row": name[0],
                 "repetition": name[1],
                 "prompt_id": _prompt_id(rollout, number),
+                "columns": _columns(rollout, number),
                 "seed": _seed(rollout, name),
                 "score": rollout.earnings[number],
                 "rewards": {key: None if math.isnan(value) else value for key, value in pairs},
@@ -60,7 +63,10 @@ def cut(value: Any) -> Any:
         return {str(key): cut(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [cut(item) for item in value]
-    return value if isinstance(value, (bool, int, float, type(None))) else cut(str(value))
+    plain = isinstance(value, (bool, int, type(None))) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
+    return value if plain else cut(str(value))
 
 
 def _seed(rollout: Rollout, name: tuple[int, int]) -> list[int] | None:
@@ -76,6 +82,17 @@ def _prompt_id(rollout: Rollout, number: int) -> str:
         return str(cut(row["id"]))
     prompt = json.dumps(row.get("prompt"), default=str)
     return hashlib.sha256(prompt.encode()).hexdigest()[:12]
+
+
+def _columns(rollout: Rollout, number: int) -> dict[str, Any]:
+    """What is short of the row besides its prompt."""
+    row = cut(rollout.rows[rollout.episodes[number].row])
+    told = {name: value for name, value in row.items() if name not in ("prompt", "id")}
+    return {
+        name: value
+        for name, value in told.items()
+        if value not in (None, "", []) and len(json.dumps(value)) <= SHORT
+    }
 
 
 def _ending(rollout: Rollout, number: int) -> dict[str, Any]:

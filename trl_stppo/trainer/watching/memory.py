@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from ...models.memory import FITS, GIB, TILE_TOKENS, Estimate, Setup, estimate, make_qlora
 from ...models.shapes import modules_size, read_setup
+from ...watch.lines import say, wrapped
 from .._trl import TORCH_TILE_TOKENS
 from ..host import Host
 from ..setup.plan import RolloutPlan
@@ -59,7 +60,7 @@ def announce(trainer: Host) -> None:
             return
         setup = setup_of(trainer, card=found[0])
         for line in report(setup, *found):
-            print(line, flush=True)
+            say("\n".join(wrapped(line)))
     except Exception:
         logger.debug("The memory of this run could not be estimated.", exc_info=True)
 
@@ -68,11 +69,10 @@ def warn_of_threads(model: Any) -> None:
     """Propose one thread for a small model, unless somebody has thought of it."""
     threads, small = torch.get_num_threads(), model.num_parameters() <= FEW_PARAMETERS
     if threads > 1 and small and "OMP_NUM_THREADS" not in os.environ:
-        print(
+        said = (
             f"threads: {threads}; for a model this small one is faster, several times so on a busy "
-            "machine: export OMP_NUM_THREADS=1",
-            flush=True,
         )
+        say("\n".join(wrapped(f"{said}machine: export OMP_NUM_THREADS=1")))
 
 
 def estimate_of(trainer: Host) -> Estimate | None:

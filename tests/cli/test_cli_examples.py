@@ -1,0 +1,98 @@
+"""Each example of a help page does what it says, in a folder that has what it names."""
+
+import io
+import json
+import re
+import shlex
+import shutil
+import webbrowser
+
+import pytest
+
+from tests.script_kit import AGENT
+from tests.trace_kit import made_up_run
+from trl_stppo.cli.main import FIRST_STEPS, MODULES, _documented, main
+
+ENVIRONMENT = """
+class MyEnv:
+    def reset(self, **row):
+        self.over = False
+        return "Left or right? ", {}
+
+    def step(self, action):
+        if self.over:
+            raise RuntimeError("over")
+        self.over = "right" in action
+        return "On. ", 1.0, self.over, False, {"valid_action": True, "success": self.over}
+"""
+RUN = """
+model_name_or_path: base
+environment: my_env:MyEnv
+dataset_name: data
+output_dir: runs/new
+max_turns: 2
+max_completion_length: 40
+per_device_train_batch_size: 4
+num_mini_batches: 1
+num_ppo_epochs: 1
+max_steps: 2
+logging_steps: 1
+use_cpu: true
+bf16: false
+report_to: none
+"""
+# As one would try it first.
+SHIPPED = (
+    "env check trl_stppo.recipes.search:StdlibSearchEnv --action '<search>csv</search>' --strict"
+)
+# What stands for something in an example -> what does here.
+STANDS_FOR = {"NAME": "Qwen/Qwen2.5-1.5B-Instruct"}
+# Takes more than a few seconds: what trains, and what measures.
+SLOW = re.compile(r"train (?!.*--dry_run)|doctor")
+# Four processes of an engine are planned, not started.
+TOO_LARGE = "--num_processes 4"
+
+
+def examples():
+    pages = [FIRST_STEPS, *(_documented(command)[2] for command in MODULES)]
+    lines = re.findall(r"^ +trl-stppo (.+)$", "\n".join(pages), re.MULTILINE)
+    for line in dict.fromkeys([*lines, SHIPPED]):
+        if not line.startswith("COMMAND"):
+            line = f"{line} --dry_run" if TOO_LARGE in line else line
+            yield pytest.param(line, marks=pytest.mark.slow if SLOW.match(line) else ())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where somebody types: an environment, rows, a configuration and runs."""
+    here = tmp_path_factory.mktemp("typed")
+    (here / "my_env.py").write_text(ENVIRONMENT)
+    rows = "\n".join([json.dumps({"prompt": [{"role": "user", "content": "Go."}]})] * 16)
+    (here / "data").mkdir()
+    for file in ("rows.jsonl", "data/train.jsonl", "data/test.jsonl"):
+        (here / file).write_text(rows)
+    (here / "run.yaml").write_text(RUN)
+    (here / "base").symlink_to(AGENT)
+    for name in ("demo", "mine", "agent", "ppo", "ppo-0", "ppo-1", "st-0", "st-1"):
+        made = shutil.copytree(AGENT, here / "runs" / name)
+        entries = [{"step": i, "episode/success_rate": i / 4} for i in range(4)]
+        first = {"format": 1, "settings": {"variant": name.partition("-")[0]}}
+        (made / "metrics.jsonl").write_text(
+            "".join(f"{json.dumps(x)}\n" for x in [first, *entries])
+        )
+    made_up_run(here / "runs" / "demo")
+    return here
+
+
+@pytest.mark.parametrize("line", examples())
+def test_it_works(folder, line, monkeypatch, capsys):
+    if TOO_LARGE in line:
+        pytest.importorskip("deepspeed")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(webbrowser, "open", lambda address: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("right\n"))
+    words = [STANDS_FOR.get(word, word) for word in shlex.split(line, comments=True)]
+    code = main(words)
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert shown.out

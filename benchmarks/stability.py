@@ -7,7 +7,7 @@
 Trains small agents with every method, pressure, learning rate and seed of `_stability_grid.py`, stage by
 stage, and appends each run to one tidy table, `results.csv`: a row per update and for the held-out
 episodes before and after. A run that is in the table is not run again, so an interrupted study goes on
-where it was. `scripts/plot_stability.py` draws it. The last line is JSON.
+where it was. The last line is JSON.
 """
 
 from __future__ import annotations

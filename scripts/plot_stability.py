@@ -1,16 +1,18 @@
-"""Draw the stability study: counterparts of Figures 2, 3 and 5 of arXiv:2511.20718.
+"""Draw the study of stabilisers, from its recorded runs.
 
-    python scripts/plot_stability.py runs/stability/results.csv --output runs/stability
+    python scripts/plot_stability.py [--output docs/figures]
 
-Lines are means over seeds, bands reach from the lowest to the highest of them.
+headline.png  success while training, far off policy: the default, its ancestors, and token PPO
+rivals.png    final success of every rival of the first stage, best first
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
-from collections.abc import Callable, Sequence
+import json
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,219 +24,113 @@ import matplotlib.pyplot as plt
 from trl_stppo.watch.curves import COLOURS
 from trl_stppo.watch.line_ends import label_ends
 
-Row = dict[str, str]
-Level = tuple[str, str]  # pressure, learning rate
-METHODS = ("ppo", "turn-ppo", "s-ppo", "st-ppo", "grpo", "gspo", "st-grpo")
-STYLES = {method: {"color": colour} for method, colour in zip(METHODS, COLOURS, strict=True)}
-SUCCESS = "episode/success_rate"
-HEADLINE = METHODS[:4]
-HEADINGS = {"none": "on-policy", "both": "8 epochs on rollouts 4 updates old"}
-# Figure, its label, and whether its axis is logarithmic.
-SIGNALS = (
-    (SUCCESS, "success rate (training)", False),
-    ("policy/clip_fraction", "clipped tokens, share", False),
-    ("policy/approx_kl", "KL to the old policy, nats", True),
-    ("clip_bias/grad_norm", "norm of the gradient g", True),
-    ("clip_bias/norm", "norm of the clipping bias C", True),
-    ("clip_bias/cosine", "cosine of g and C", False),
-)
-# Below this a logarithmic axis shows nothing of interest.
-FLOOR = 1e-5
+Record = dict[str, Any]
+RECORDED = Path(__file__).parents[1] / "benchmarks/rivals.jsonl.gz"
+SUCCESS, WINDOW = "episode/success_rate", 3
+# Name of the study -> settings of the package.
+ARMS = {"winners+share-logits": "st-ppo", "share": "st-ppo, share", "token": "ppo"}
+LEVELS = {"threshold": "4 epochs", "extreme": "8 epochs on rollouts 4 updates old"}
+TASKS = ("corridor", "demo", "textworld")
+STYLES = [{"color": colour} for colour in COLOURS]
+
+
+def recorded() -> list[Record]:
+    """All runs."""
+    with gzip.open(RECORDED, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def smooth(curve: Sequence[float | None]) -> list[float]:
+    """Mean of the last three updates; 0 where a run has died."""
+    whole = [value or 0.0 for value in curve]
+    return [statistics.fmean(whole[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(whole))]
+
+
+def curves(records: Sequence[Record], task: str, level: str, arm: str) -> list[list[float]]:
+    """Success of the test's runs, update by update."""
+    keys = ["test", task, arm]
+    return [
+        smooth(record["curves"][SUCCESS])
+        for record in records
+        if record["key"][:3] == keys and record["level"] == level
+    ]
+
+
+def draw_headline(records: Sequence[Record]) -> Any:
+    """One panel per task and level that all arms have run."""
+    panels = [
+        (task, level)
+        for task in TASKS
+        for level in LEVELS
+        if all(len(curves(records, task, level, arm)) >= 5 for arm in ARMS)
+    ]
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(3.1 * len(panels) + 1, 2.9), layout="constrained", sharey=True
+    )
+    for axis, (task, level) in zip(axes, panels, strict=True):
+        ends = []
+        for style, arm in zip(STYLES, ARMS, strict=False):
+            runs = curves(records, task, level, arm)
+            points = list(zip(*runs, strict=True))
+            means = [statistics.fmean(point) for point in points]
+            updates = range(1, len(points) + 1)
+            axis.plot(updates, means, linewidth=1.8, **style)
+            bounds = [sorted(point) for point in points]
+            low, high = ([b[i] for b in bounds] for i in (1, -2))
+            axis.fill_between(updates, low, high, alpha=0.15, linewidth=0, **style)
+            ends.append((float(len(means)), means[-1]))
+        axis.set_ylim(-0.02, 1.02)
+        axis.grid(alpha=0.3)
+        axis.set_title(f"{task}\n{LEVELS[level]}", fontsize=9)
+        axis.set_xlabel("update (rollout batch)")
+    axes[0].set_ylabel("success rate (training)")
+    label_ends(axes[-1], ends, list(ARMS.values()), STYLES)
+    return figure
+
+
+def finals(records: Sequence[Record]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Each rival of the first stage, with its mean final success per task and level."""
+    cells: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        stage, task, arm, *_ = record["key"]
+        if stage == "first":
+            final = 0.0 if record["error"] else record["test"][-1]
+            own = cells.setdefault(arm, {})
+            own.setdefault(f"{task}, {record['level']}", []).append(final)
+    for arm, own in cells.items():
+        yield arm, {cell: statistics.fmean(values) for cell, values in own.items()}
+
+
+def draw_rivals(records: Sequence[Record]) -> Any:
+    """A row per rival, a dot per cell; those that ran on both tasks come first."""
+    ranked = sorted(
+        finals(records), key=lambda line: (len(line[1]), statistics.fmean(line[1].values()))
+    )
+    cells = list(ranked[-1][1])
+    figure, axis = plt.subplots(figsize=(7, 0.21 * len(ranked) + 1), layout="constrained")
+    for style, marker, cell in zip(STYLES, "o^sD", cells, strict=False):
+        points = [(means[cell], y) for y, (_, means) in enumerate(ranked) if cell in means]
+        axis.scatter(*zip(*points, strict=True), s=22, marker=marker, label=cell, **style)
+    axis.set_yticks(range(len(ranked)), [arm for arm, _ in ranked], fontsize=8)
+    axis.set_ylim(-1, len(ranked))
+    axis.set_xlabel("final success on held-out episodes, mean of three seeds")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="lower right")
+    return figure
 
 
 def main() -> None:
+    """Write both pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path, help="the table that benchmarks/stability.py writes")
-    parser.add_argument("--output", type=Path, default=Path("runs/stability"))
-    args = parser.parse_args()
-    if not args.results.is_file():
-        parser.error(f"{args.results} does not exist; run benchmarks/stability.py first")
-    opened = gzip.open if args.results.suffix == ".gz" else open
-    with opened(args.results, "rt", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["estimator"] == "exact"]
-    args.output.mkdir(parents=True, exist_ok=True)
-    drawings = {"success": draw_success, "collapse": draw_collapse, "clipping": draw_clipping}
-    drawings |= {"estimate": draw_estimate, "headline": draw_headline}
-    for name, draw in drawings.items():
-        stages = ("second",) if draw is draw_headline else ("test", "demo")
-        shown = [row for row in rows if row["stage"] in stages]
-        figure = draw(shown) if shown else None
-        if figure is None:
-            print(f"{name}: nothing to draw yet")
-            continue
-        path = args.output / f"{name}.png"
-        figure.savefig(path, dpi=200 if draw is draw_headline else 110)
+    parser.add_argument("--output", type=Path, default=Path("docs/figures"))
+    folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
+    records = recorded()
+    for name, draw in {"headline": draw_headline, "rivals": draw_rivals}.items():
+        figure = draw(records)
+        figure.savefig(folder / f"{name}.png", dpi=130)
         plt.close(figure)
-        print(path)
-
-
-def levels(rows: Sequence[Row], stage: str = "test") -> list[Level]:
-    """Pressures of a stage, from none to most."""
-    found = {(r["pressure"], r["learning_rate"]) for r in rows if r["stage"] == stage}
-    order = ("none", "epochs", "stale", "both")
-    return sorted(found, key=lambda level: (float(level[1]), order.index(level[0])))
-
-
-def curves(rows: Sequence[Row], **wanted: str) -> Callable[[str], list[tuple[int, list[float]]]]:
-    """Per figure the update and its values over seeds, of the runs that match."""
-    kept = [
-        row
-        for row in rows
-        if row["phase"] == "train" and all(row[key] == value for key, value in wanted.items())
-    ]
-
-    def of(name: str) -> list[tuple[int, list[float]]]:
-        points: dict[int, list[float]] = {}
-        for row in kept:
-            if row[name]:
-                points.setdefault(int(row["update"]), []).append(float(row[name]))
-        return sorted(points.items())
-
-    return of
-
-
-def draw_line(axis: Any, points: list[tuple[int, list[float]]], log: bool, **style: Any) -> None:
-    """Mean and range over seeds."""
-    if not points:
-        return
-    updates = [update for update, _ in points]
-    least = FLOOR if log else float("-inf")
-    means = [max(least, sum(values) / len(values)) for _, values in points]
-    axis.plot(updates, means, linewidth=1.4, **style)
-    low = [max(least, min(values)) for _, values in points]
-    high = [max(least, max(values)) for _, values in points]
-    axis.fill_between(updates, low, high, alpha=0.12, color=style.get("color"), linewidth=0)
-    if log:
-        axis.set_yscale("log")
-
-
-def grid(rows: int, columns: int) -> tuple[Any, Any]:
-    """Panels, updates along x."""
-    size = (3.6 * columns, 2.9 * rows + 0.5)
-    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-    for axis in axes.flat:
-        axis.grid(alpha=0.3)
-    for axis in axes[-1]:
-        axis.set_xlabel("update (rollout batch)")
-    return figure, axes
-
-
-def add_legend(figure: Any, axes: Any) -> None:
-    """One for all panels."""
-    entries = {}
-    for axis in axes.flat:
-        handles, labels = axis.get_legend_handles_labels()
-        entries |= dict(zip(labels, handles, strict=True))
-    columns = min(7, max(3, 60 // max(map(len, entries), default=1)))
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
-
-
-def title_of(level: Level) -> str:
-    return f"pressure: {level[0]}, learning rate {float(level[1]):.2g}"
-
-
-def draw_success(rows: Sequence[Row]) -> Any:
-    """Success level by level, with a critic above and without below; Figure 2."""
-    panels = [("test", level) for level in levels(rows)]
-    panels += [("demo", level) for level in levels(rows, "demo")]
-    figure, axes = grid(2, len(panels))
-    for column, (stage, level) in enumerate(panels):
-        for row, methods in enumerate((METHODS[:4], METHODS[4:])):
-            axis = axes[row][column]
-            for method in methods:
-                of = curves(
-                    rows, stage=stage, pressure=level[0], learning_rate=level[1], method=method
-                )
-                draw_line(axis, of(SUCCESS), False, label=method, **STYLES[method])
-            axis.set_ylim(-0.02, 1.02)
-            if not axis.lines:
-                axis.text(0.5, 0.5, "not run", ha="center", transform=axis.transAxes)
-        name = "demo task, " if stage == "demo" else ""
-        axes[0][column].set_title(name + title_of(level), fontsize=9)
-    for row in axes:
-        row[0].set_ylabel("success rate (training)")
-    figure.suptitle("Success while training (counterpart of the paper's Figure 2)", fontsize=11)
-    add_legend(figure, axes)
-    return figure
-
-
-def draw_headline(rows: Sequence[Row]) -> Any:
-    """No pressure beside all of it, on the second set of seeds; the README's picture."""
-    found = levels(rows, "second")
-    panels = [found[0], found[-1]]
-    figure, axes = grid(1, len(panels))
-    for axis, (pressure, rate) in zip(axes[0], panels, strict=True):
-        ends = []
-        for method in HEADLINE:
-            of = curves(rows, stage="second", pressure=pressure, learning_rate=rate, method=method)
-            draw_line(axis, of(SUCCESS), False, **STYLES[method])
-            ends += [(update, sum(values) / len(values)) for update, values in of(SUCCESS)[-1:]]
-        axis.set_ylim(-0.02, 1.02)
-        axis.set_title(f"{HEADINGS[pressure]}\nlearning rate {float(rate):g}", fontsize=9)
-    axes[0][0].set_ylabel("success rate (training)")
-    label_ends(axes[0][-1], ends, HEADLINE, list(STYLES.values()))
-    return figure
-
-
-def draw_collapse(rows: Sequence[Row]) -> Any:
-    """What token PPO's updates look like with more and more pressure; Figure 3."""
-    figure, axes = grid(2, 3)
-    colours = plt.get_cmap("viridis")
-    found = levels(rows)
-    for axis, (name, label, log) in zip(axes.flat, SIGNALS, strict=True):
-        for i, level in enumerate(found):
-            of = curves(rows, stage="test", pressure=level[0], learning_rate=level[1], method="ppo")
-            colour = colours(i / max(1, len(found) - 1) * 0.85)
-            draw_line(axis, of(name), log, label=title_of(level), color=colour)
-        axis.set_ylabel(label)
-    figure.suptitle("Token PPO under pressure (counterpart of the paper's Figure 3)", fontsize=11)
-    add_legend(figure, axes)
-    return figure
-
-
-def draw_clipping(rows: Sequence[Row]) -> Any:
-    """Clipping and KL of the variants, level by level; Figure 5."""
-    found = levels(rows)
-    figure, axes = grid(2, len(found))
-    for column, level in enumerate(found):
-        for row, (name, label, log) in enumerate(SIGNALS[1:3]):
-            axis = axes[row][column]
-            for method in METHODS:
-                of = curves(
-                    rows, stage="test", pressure=level[0], learning_rate=level[1], method=method
-                )
-                draw_line(axis, of(name), log, label=method, **STYLES[method])
-            axes[row][0].set_ylabel(label)
-        axes[0][column].set_title(title_of(level), fontsize=9)
-    figure.suptitle("Clipping and KL (counterpart of the paper's Figure 5)", fontsize=11)
-    add_legend(figure, axes)
-    return figure
-
-
-def draw_estimate(rows: Sequence[Row]) -> Any:
-    """The kept part's share of the norms, estimated against exact."""
-    figure, axes = grid(1, 1)
-    axis = axes[0][0]
-    for method in METHODS:
-        pairs = [
-            (exact_share(row), float(row["clip_bias/estimated_share"]))
-            for row in rows
-            if row["phase"] == "train"
-            and row["method"] == method
-            and row["clip_bias/estimated_share"]
-        ]
-        if pairs:
-            axis.scatter(*zip(*pairs, strict=True), s=4, alpha=0.4, **STYLES[method], label=method)
-    axis.plot([0, 1], [0, 1], color="black", linewidth=0.8)
-    axis.set_xlabel("exact |g| / (|g| + |C|), mean of an update")
-    axis.set_ylabel("estimated from the logits")
-    axis.legend(fontsize=7)
-    return figure
-
-
-def exact_share(row: Row) -> float:
-    kept, bias = float(row["clip_bias/grad_norm"]), float(row["clip_bias/norm"])
-    return kept / (kept + bias) if kept + bias else 1.0
+        print(folder / f"{name}.png")
 
 
 if __name__ == "__main__":

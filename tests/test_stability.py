@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import random
 from pathlib import Path
 
@@ -184,8 +183,7 @@ def test_stages_follow_from_those_before(study, tmp_path):
     assert not {cell.seed for cell in second} & (seeds["tune"] | seeds["test"])
 
 
-@pytest.mark.slow
-def test_intervals_and_plots(study, script, tmp_path):
+def test_intervals(study, tmp_path):
     table = study_table(study, tmp_path)
     for cell in study["stages"].test(table):
         add(table, cell, 0.5 + cell.seed / 10)
@@ -193,11 +191,19 @@ def test_intervals_and_plots(study, script, tmp_path):
     assert entry["runs"] == 5
     assert entry["final"] == pytest.approx(0.7)
     assert 0.5 < entry["final_low"] < 0.7 < entry["final_high"] < 0.9
+
+
+def test_the_pictures_show_every_rival_and_all_that_the_test_has_run(script):
     plots = script("plot_stability")
-    with open(table.path, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["stage"] == "test"]
-    for draw in (plots.draw_success, plots.draw_collapse, plots.draw_clipping, plots.draw_estimate):
-        figure = draw(rows)
-        for axis in figure.axes:
-            assert axis.get_ylabel() or axis is not figure.axes[0]
-        assert figure.legends or figure.axes[0].get_legend()
+    records = plots.recorded()
+    figure = plots.draw_rivals(records)
+    (axis,) = figure.axes
+    rivals = [label.get_text() for label in axis.get_yticklabels()]
+    assert len(rivals) == len({r["key"][2] for r in records if r["key"][0] == "first"})
+    assert rivals[-1] == "winners+share-logits"
+    headline = plots.draw_headline(records)
+    for axis in headline.axes:
+        assert len(axis.lines) == len(plots.ARMS)
+        assert axis.get_title().split("\n")[0] in plots.TASKS
+    shown = [text.get_text() for text in headline.axes[-1].texts]
+    assert shown == sorted(plots.ARMS.values(), key=shown.index)

@@ -79,6 +79,14 @@ def test_public_names_are_in_the_reference(site):
             assert constant or f'id="{module.__name__}.{name}"' in text, f"{module.__name__}.{name}"
 
 
+def test_the_page_of_settings_is_what_their_metadata_say():
+    import settings_table
+
+    text = settings_table.PAGE.read_text()
+    assert settings_table.written(text) == text
+    assert len(settings_table.table()) == len(settings_table.NAMES) + 2
+
+
 def test_docstrings_become_markup():
     from api_text import adapt
 

@@ -9,7 +9,6 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
-
 # `log x`, where nothing else keeps the name of a function and its argument apart.
 APPLIED = re.compile(r"(<mo>&ApplyFunction;</mo>)(?=\s*<m(?:i|sub|sup)>)")
 

@@ -44,7 +44,7 @@ def _let_names_break(cell: nodes.Element, *, first: bool) -> None:
 
 def _label(row: nodes.Element, heads: list[str]) -> None:
     for cell, head in list(zip(row, heads, strict=False))[1:]:
-        if head and cell.children:
+        if head and cell.astext():
             cell[0].insert(0, nodes.inline("", f"{head}: ", classes=["cell-label"]))
 
 

@@ -1,4 +1,4 @@
-"""The table of `docs/single_gpu.md`: the longest episode that fits, by model, method and card.
+"""The table of `docs/one_gpu.md`: the longest episode that fits, by model, method and card.
 
     python benchmarks/memory_table.py
 
@@ -55,7 +55,8 @@ def table() -> list[str]:
         for method, name in METHODS.items():
             needed = f"{peak(size, method, 4096) / GIB:.1f} GiB"
             cells = [f"{longest(size, method, card) or '-'}" for card in CARDS]
-            rows.append([size, name, needed, *cells])
+            if set(cells) != {"-"}:  # no row for what fits on none of them
+                rows.append([size, name, needed, *cells])
     return markdown.table(head, rows).splitlines()
 
 

@@ -3,7 +3,7 @@
     python benchmarks/scaling.py            # about five minutes on two cores
     python benchmarks/scaling.py --quick    # under a minute
 
-Bytes are counted at the collectives, and compared with the arithmetic of `docs/scaling.md`. Times hold
+Bytes are counted at the collectives, and compared with the arithmetic of `docs/many_gpus.md`. Times hold
 for this machine's cores only: with more processes than cores they measure the sharing of cores. The last
 line is JSON.
 """

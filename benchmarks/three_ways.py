@@ -68,7 +68,7 @@ def build_agent(folder: Path, steps: int) -> Path:
     texts = [message["content"] for _ in range(50) for message in careless_game(env, dice)]
     words = [f"\\boxed{{{number}}}" for number in range(1, LARGEST + 1)]
     tokenizer = tiny_tokenizer(texts, vocab_size=420, markers=[*words, "higher", "lower"])
-    # Weights of the usual size do not learn to listen (docs/experiments.md, the tutorial's agent).
+    # Weights of the usual size do not learn to listen (docs/lab/experiments.md, the tutorial's agent).
     small = {"hidden_size": 64, "intermediate_size": 160, "initializer_range": 0.1}
     model = Qwen2ForCausalLM(tiny_config(tokenizer, **small))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)

@@ -1,4 +1,4 @@
-"""Make TextWorld games, rows of them for `trl-stppo train`, and demonstrations (docs/environments.md).
+"""Make TextWorld games, rows of them for `trl-stppo train`, and demonstrations (docs/recipes.md).
 
 python scripts/make_textworld.py --train 1000 --test 100 --output data/textworld
 """

@@ -1,4 +1,4 @@
-"""Turn question-answering data sets into rows for `train_stppo.py --dataset_name` (docs/data.md).
+"""Turn question-answering data sets into rows for `train_stppo.py --dataset_name` (docs/recipes.md).
 
 python scripts/prepare_data.py --train nq hotpotqa \
     --eval nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle --output data/search

@@ -14,7 +14,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "api").glob("*.md"))]
+GUIDE = sorted(DOCS.glob("*.md"))
+PAGES = [
+    *(ROOT / "README.md", *GUIDE),
+    *(page for folder in ("api", "lab") for page in sorted((DOCS / folder).glob("*.md"))),
+    ROOT / "scripts" / "configs" / "paper" / "README.md",
+]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<info>.*)$")
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
@@ -77,8 +82,13 @@ def _comments(before: list[str]) -> tuple[str | None, str]:
     return (reason[1] if reason else None), hidden if comment.startswith("<!-- run first\n") else ""
 
 
-def prose(page: Path) -> str:
-    """A page without its fenced blocks and comments; line numbers stay."""
+def prose(page: Path, under: str | None = None) -> str:
+    """A page without its fenced blocks and comments; line numbers stay.
+
+    Args:
+        page: its file.
+        under: leave out what does not stand under this heading of level 2.
+    """
     kept, inside = [], ""
     for line in page.read_text().splitlines():
         fence = FENCE.match(line)
@@ -91,12 +101,16 @@ def prose(page: Path) -> str:
         else:
             kept.append(line)
     text = "\n".join(kept)
+    if under is not None:
+        before, _, text = text.partition(f"\n## {under}\n")
+        assert text, f"{page.name} has no heading {under!r}"
+        text = "\n" * (before.count("\n") + 2) + text.split("\n## ")[0]
     return re.sub(r"<!--.*?-->", lambda m: "\n" * m[0].count("\n"), text, flags=re.DOTALL)
 
 
-def quoted(page: Path) -> list[str]:
+def quoted(page: Path, under: str | None = None) -> list[str]:
     """What stands in backticks, outside of blocks."""
-    return CODE.findall(prose(page))
+    return CODE.findall(prose(page, under))
 
 
 def links(page: Path) -> list[str]:
@@ -117,9 +131,9 @@ def anchors(page: Path) -> set[str]:
     return names
 
 
-def table_rows(page: Path) -> Iterator[list[str]]:
-    """Cells of all table rows of a page, headings left out."""
-    lines = prose(page).splitlines()
+def table_rows(page: Path, under: str | None = None) -> Iterator[list[str]]:
+    """Cells of all table rows of a page, or of one of its sections, headings left out."""
+    lines = prose(page, under).splitlines()
     for line, then in zip(lines, [*lines[1:], ""], strict=True):
         if line.lstrip().startswith("|") and not set(line) <= set("| -:"):
             if set(then) <= set("| -:") and then.strip():

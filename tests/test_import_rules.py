@@ -75,8 +75,8 @@ RULES = {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
             *("envs", "errors", "redaction", "statistics", "version", "wording"),
         },
-        {"torch", "transformers", "accelerate", "numpy"},
-        {"datasets", "deepspeed", "rich", "peft", "psutil", "safetensors", "vllm"},
+        {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"},
+        {"deepspeed", "rich", "psutil", "safetensors", "vllm"},
     ),
     "__init__": ({"agent", "moved", "version", "trainer", "watch"}, set(), set()),
 }

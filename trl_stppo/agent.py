@@ -32,14 +32,14 @@ class AgentEpisode:
         rewards: what the environment has paid for each turn.
         final_reward: what it has paid for the episode at its end (`get_reward`), None for nothing.
         success: whether the task was solved, None where the environment does not say.
-        stop_reason: why the episode ended, as in docs/rollout.md.
+        stop_reason: why the episode ended, as in docs/environments.md.
         error: what went wrong in the environment, None for nothing.
         prompt: as given, with the environment's opening words.
         prompt_ids: its tokens.
         ids: tokens after the prompt.
         turn_spans: where the turns are in `ids`.
         logprobs: of `ids` when they were sampled, nats; 0 of what the environment has written, and
-            everywhere with a model that keeps nothing between turns (docs/rollout.md).
+            everywhere with a model that keeps nothing between turns (docs/many_gpus.md).
     """
 
     messages: list[dict[str, Any]]

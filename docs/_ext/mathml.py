@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 
+# `log x`, where nothing else keeps the name of a function and its argument apart.
+APPLIED = re.compile(r"(<mo>&ApplyFunction;</mo>)(?=\s*<m(?:i|sub|sup)>)")
+
+
+def _markup(text: str, *, as_block: bool) -> str:
+    return APPLIED.sub(r'\1<mspace width="0.17em"></mspace>', tex2mathml(text, as_block=as_block))
+
 
 def _inline(self: Any, node: nodes.math) -> None:
-    self.body.append(tex2mathml(node.astext(), as_block=False))
+    self.body.append(_markup(node.astext(), as_block=False))
     raise nodes.SkipNode
 
 
 def _block(self: Any, node: nodes.math_block) -> None:
-    formula = tex2mathml(node.astext(), as_block=True)
+    formula = _markup(node.astext(), as_block=True)
     self.body.append(f'<div class="math-block">{formula}</div>')
     raise nodes.SkipNode
 

@@ -1,4 +1,7 @@
-"""Titles for links whose text is a file name, as `[rollout.md](rollout.md)`, which suits GitHub."""
+"""Titles for links whose text is a file name, as `[methods.md](methods.md)`, which suits GitHub.
+
+Pages of lab/ are in no table of contents on purpose.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def titled(text: str) -> str:
 
 
 def _source_read(app: Sphinx, page: str, source: list[str]) -> None:
-    source[0] = titled(source[0])
+    source[0] = ("---\norphan: true\n---\n" if page.startswith("lab/") else "") + titled(source[0])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

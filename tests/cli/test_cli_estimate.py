@@ -41,7 +41,7 @@ def test_a_model_and_a_method_are_enough(shown):
         *QWEN, "--qlora", *words, "--variant", "ppo", "--gradient_accumulation_steps", "8"
     )
     assert code == 0
-    assert peak(text) == pytest.approx(10.5, abs=0.2)  # docs/single_gpu.md, with a buffer more
+    assert peak(text) == pytest.approx(10.5, abs=0.2)  # docs/one_gpu.md, with a buffer more
     assert "LoRA of rank 16 on 4-bit weights, bfloat16" in text
     for phase in ("rollout", "scoring", "update", "optimizer step"):
         assert f" {phase} " in text
@@ -64,12 +64,12 @@ def test_a_card_is_enough_or_not(card, code, shown):
     assert ("does not fit" in text) == bool(code)
     assert ("max_completion_length=2048 (saves" in text) == bool(code)
     if card == "24":
-        assert text.splitlines()[-1] in (ROOT / "docs" / "cli.md").read_text()
+        assert text.splitlines()[-1] in (ROOT / "docs" / "one_gpu.md").read_text()
 
 
 def test_a_trainings_file_gives_what_its_dry_run_says(shown, capsys):
     path = str(ROOT / "scripts" / "configs" / "single_gpu_24gb.yaml")
-    assert peak(shown("--config", path)[1]) == 13.1  # docs/single_gpu.md
+    assert peak(shown("--config", path)[1]) == 13.1  # docs/one_gpu.md
     demo = shown("--config", DEMO)[1]
     assert "prompts of " in demo
     assert ", in the rollout, on a CPU (use_cpu); --card says" in demo

@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.docs_kit import DOCS, PAGES, ROOT, anchors, blocks, links
+from tests.docs_kit import DOCS, GUIDE, PAGES, ROOT, anchors, blocks, links
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 def test_links_are_seen():
-    assert "docs/rollout.md" in links(ROOT / "README.md")
+    assert "docs/environments.md" in links(ROOT / "README.md")
     assert "how-the-norms-are-measured" in anchors(DOCS / "algorithm.md")
 
 
@@ -55,7 +55,14 @@ def test_every_page_is_in_the_table_of_contents():
     pages = {line for line in listed if (DOCS / f"{line}.md").is_file()}
     assert {page.stem for page in DOCS.glob("*.md")} - {"index"} == pages - {"api/index"}
     captions = re.findall(r":caption: (.+)", "".join(tree.code for tree in trees))
-    assert captions == ["Start", "Concepts", "How-to", "Evidence", "Reference", "Contributing"]
+    assert captions == ["Start", "Guide", "Reference", "Contributing"]
+
+
+def test_the_guide_stays_short():
+    """Measurements go to docs/lab, reference into docstrings, what a recipe needs beside it."""
+    guide = [page for page in GUIDE if page.name != "contributing.md"]
+    assert len(guide) <= 15
+    assert sum(len(page.read_text().splitlines()) for page in guide) <= 2200
 
 
 def test_pages_read_well_on_github():

@@ -1,4 +1,4 @@
-"""docs/metrics.md has every figure that training logs, and no other."""
+"""docs/watching.md has every figure that training logs, and no other."""
 
 from __future__ import annotations
 
@@ -83,10 +83,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def documented() -> set[str]:
-    """Names in the tables, and in the last paragraph."""
-    rows = {name for row in table_rows(DOCS / "metrics.md") for name in CODE.findall(row[0])}
-    last = prose(DOCS / "metrics.md").strip().split("\n\n")[-1]
-    return rows | set(CODE.findall(last))
+    """Names in the tables, in the last paragraph, and of the reasons for which episodes end."""
+    page, ends = (
+        DOCS / "watching.md",
+        table_rows(DOCS / "environments.md", "Limits and stop reasons"),
+    )
+    rows = {name for row in table_rows(page, "Figures") for name in CODE.findall(row[0])}
+    last = prose(page).strip().split("\n\n")[-1]
+    return rows | set(CODE.findall(last)) | {f"stop_reason/{row[0].strip('`')}" for row in ends}
 
 
 def test_everything_that_is_logged_is_documented(logged):
@@ -100,7 +104,7 @@ def test_everything_that_is_logged_is_documented(logged):
 
 
 def test_every_figure_has_its_meaning_its_healthy_range_and_what_to_do():
-    rows = [row for row in table_rows(DOCS / "metrics.md") if len(row) == 4]
+    rows = list(table_rows(DOCS / "watching.md", "Figures"))
     assert len(rows) > 40
     assert [row[0] for row in rows if not all(cell.strip() for cell in row)] == []
 

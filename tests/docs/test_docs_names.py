@@ -28,8 +28,9 @@ METRICS_OF_OTHERS = {"loss", "grad_norm", "learning_rate", "epoch"}
 
 
 def documented_metrics() -> set[str]:
-    """The names of the first columns of docs/metrics.md."""
-    names = {name for row in table_rows(DOCS / "metrics.md") for name in CODE.findall(row[0])}
+    """The names of the first columns of the figures of docs/watching.md."""
+    rows = table_rows(DOCS / "watching.md", "Figures")
+    names = {name for row in rows for name in CODE.findall(row[0])}
     return names | METRICS_OF_OTHERS
 
 
@@ -45,7 +46,7 @@ def is_documented(metric: str, names: set[str]) -> bool:
 def evaluation_figures() -> frozenset[str]:
     """What docs/evaluation.md lists, with the endings that it abbreviates."""
     names = set()
-    for row in table_rows(DOCS / "evaluation.md"):
+    for row in table_rows(DOCS / "evaluation.md", "Figures"):
         found = CODE.findall(row[0])
         for name in found:
             names |= {name, *(f"{found[0]}{end}" for end in found if end.startswith("_"))}
@@ -79,10 +80,9 @@ def test_a_metric_that_does_not_exist_is_noticed():
 
 
 def test_every_metric_says_what_is_healthy_and_what_to_do():
-    for row in table_rows(DOCS / "metrics.md"):
-        if not row[0].startswith("`stop_reason/"):
-            assert len(row) == 4, row
-            assert row[1], row
+    for row in table_rows(DOCS / "watching.md", "Figures"):
+        assert len(row) == 4, row
+        assert row[1], row
 
 
 # ---------------------------------------------------------------------------- options
@@ -129,10 +129,17 @@ FOREIGN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["troubleshooting", "metrics"])
-def test_options_in_advice_exist(name):
+ADVICE = [
+    *(("reliability", under) for under in ("The run does not learn", "The run breaks")),
+    *(("reliability", under) for under in ("Episodes", "Memory and time")),
+    ("watching", "Figures"),
+]
+
+
+@pytest.mark.parametrize(("name", "under"), ADVICE)
+def test_options_in_advice_exist(name, under):
     metrics = documented_metrics() | evaluation_figures()
-    for text in quoted(DOCS / f"{name}.md"):
+    for text in quoted(DOCS / f"{name}.md", under):
         option = re.fullmatch(r"([a-z]+(?:_[a-z0-9]+)+)(=.*)?", text)
         if option and option[1] not in metrics | KNOWN_WORDS:
             assert option[1] in fields(), f"{name}.md: {text}"
@@ -155,7 +162,7 @@ def test_settings_in_backticks_exist(page):
             assert setting[1] in fields() | identifiers(), f"{page.name}: {text}"
 
 
-@pytest.mark.parametrize("name", ["configuration", "evaluation", "rollout", "reliability"])
+@pytest.mark.parametrize("name", ["configuration", "evaluation", "environments", "reliability"])
 def test_words_with_underscores_are_names_of_the_code(name):
     for text in quoted(DOCS / f"{name}.md"):
         if re.fullmatch(r"[a-z]{2,}(_[a-z0-9]+)+", text):

@@ -52,6 +52,29 @@ def test_formulas_are_markup(site):
     assert (site / "algorithm.html").read_text().count("<math ") == 3
 
 
+def test_brackets_of_formulas_stretch_with_a_font_of_our_own(site):
+    style = (site / "_static" / "site.css").read_text()
+    assert re.search(r"^math \{\s+font-family: \"Page Math\"", style, re.MULTILINE)
+    for name in re.findall(r'url\("([^"]+)"\)', style):
+        assert (site / "_static" / name).stat().st_size > 10_000
+
+
+def test_wide_tables_become_lists_on_a_phone(site):
+    page = (site / "watching.html").read_text()
+    assert '<span class="cell-label">healthy: </span>' in page
+    assert re.search(r'<table class="[^"]*\bstack\b', page)
+    short = (site / "many_gpus.html").read_text()
+    assert "LoRA, shared: " not in short
+    assert "core.<wbr>ratios.<wbr>log_<wbr>importance" in (site / "algorithm.html").read_text()
+
+
+def test_arguments_of_trainers_have_types(site):
+    page = (site / "api" / "trainers.html").read_text()
+    signature = page.split('id="trl_stppo.STPPOTrainer"')[1].split("</dt>")[0]
+    assert signature.count(">Any<") < 16
+    assert "IterableDataset" in signature
+
+
 @pytest.mark.parametrize("name", ["PPOConfig", "STPPOConfig", "STGRPOConfig"])
 def test_every_own_field_has_a_row(site, name):
     config = getattr(trl_stppo, name)
@@ -77,6 +100,14 @@ def test_public_names_are_in_the_reference(site):
         for name in module.__all__:
             constant = name.isupper() or name.startswith("__")
             assert constant or f'id="{module.__name__}.{name}"' in text, f"{module.__name__}.{name}"
+
+
+def test_the_page_of_settings_is_what_their_metadata_say():
+    import settings_table
+
+    text = settings_table.PAGE.read_text()
+    assert settings_table.written(text) == text
+    assert len(settings_table.table()) == len(settings_table.NAMES) + 2
 
 
 def test_docstrings_become_markup():

@@ -173,6 +173,6 @@ def test_the_docs_say_what_the_file_says_and_what_the_memory_model_computes(name
         peak = estimate(planned.planned_setup(run)).peak
     card = 80 if "8gpu" in name else 24
     assert peak <= FITS * card * GIB
-    lines = (ROOT / "docs" / "paper.md").read_text().splitlines()
+    lines = (FOLDER / "README.md").read_text().splitlines()
     [line] = [line for line in lines if line.startswith(f"| `{name}.yaml` | `{launched}` |")]
     assert line.endswith(f"| {peak / GIB:.1f} GiB |")

@@ -1,4 +1,4 @@
-"""Every YAML in scripts/configs parses, fits its card, and docs/single_gpu.md says what is computed."""
+"""Every YAML in scripts/configs parses, fits its card, and docs/one_gpu.md says what is computed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trl_stppo.models.memory import FITS, GIB, estimate
 
 CONFIGS = sorted((ROOT / "scripts" / "configs").glob("*.yaml"))
 SINGLE_GPU = [path for path in CONFIGS if path.stem.startswith("single_gpu")]
-DOCS = (ROOT / "docs" / "single_gpu.md").read_text()
+DOCS = (ROOT / "docs" / "one_gpu.md").read_text()
 # Keys that the configuration turns into others.
 RESOLVED = {"gradient_accumulation_steps", "total_episodes", "use_cpu", "report_to"}
 

@@ -191,7 +191,7 @@ def test_generations_must_still_divide_the_rollout_batch():
         ("init_kl_coef", "STPPOConfig has no argument `init_kl_coef`. Did you mean `kl_coef`?"),
         ("mini_batch_size", "There is none here: it follows from per_device_train_batch_size"),
         ("lora_rank", "The trainer, ModelConfig or LoraConfig takes it"),
-        ("xyzzy", "docs/configuration.md lists"),
+        ("xyzzy", "train --help_all` lists"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name, said):

@@ -22,7 +22,7 @@ from tests.scripted import norm
 from trl_stppo.trainer.sharding import checks
 
 CONFIGS = sorted((ROOT / "trl_stppo" / "cli" / "accelerate_configs").glob("*.yaml"))
-DOCS = (ROOT / "docs" / "distributed.md").read_text()
+DOCS = (ROOT / "docs" / "many_gpus.md").read_text()
 DEEPSPEED = [name for name in ENGINES if name.startswith("ZeRO")]
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"

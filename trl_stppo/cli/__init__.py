@@ -1,4 +1,4 @@
-"""The console script `trl-stppo`; `docs/cli.md` shows what it can do.
+"""The console script `trl-stppo`; `docs/configuration.md` lists the commands.
 
 Nothing heavy is imported until a command needs it, so that `--help` answers at once.
 """

@@ -2,7 +2,7 @@
 
 Adds up what a run would take of each GPU, phase by phase, from flags and files as `train` takes them
 (--help_all lists them) or from a model's name alone. Computed from shapes and settings: no weights are
-loaded, and no GPU is needed. docs/single_gpu.md says how far off it may be.
+loaded, and no GPU is needed. docs/lab/measurements.md says how far off it may be.
 
 Examples:
     trl-stppo estimate --model Qwen/Qwen2.5-7B-Instruct --qlora --rows 1 --length 4096 --card 24

@@ -251,7 +251,7 @@ def compare(words: Sequence[str]) -> Results:
         check_name(flag, name)
     models = 0 if args.reward_model_name_or_path is None else 1
     check_reward_weights(config, models + len(args.reward_funcs or []))
-    if models:  # docs/compatibility.md
+    if models:  # docs/migration.md
         logger.warning("`reward_model_name_or_path`: not asked here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision

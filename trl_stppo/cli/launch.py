@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ..wording import did_you_mean
 from .usage import UsageError, worded
 
-REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/distributed.md)
+REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/many_gpus.md)
 LAUNCHED = "trl_stppo.cli.launched"
 # What a launcher tells its processes.
 TOLD = ("LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")

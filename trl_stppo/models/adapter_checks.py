@@ -1,4 +1,4 @@
-"""Which PEFT adapters a policy may have; `docs/lora.md` tables them.
+"""Which PEFT adapters a policy may have; `docs/one_gpu.md` tables them.
 
 What would not be trained, played, saved or resumed as its configuration says is refused before
 anything is loaded or trained.

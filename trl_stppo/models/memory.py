@@ -4,7 +4,7 @@
 models into it. Sizes are bytes unless a name says otherwise. What is counted per layer follows what
 autograd keeps of transformers' Llama-like decoders with SDPA attention, as Korthikanti et al. 2022
 (arXiv:2205.05198, Section 4.1) count it for theirs; of other families it is the closest guess.
-`docs/single_gpu.md` gives the error.
+`docs/lab/measurements.md` gives the error.
 """
 
 from __future__ import annotations

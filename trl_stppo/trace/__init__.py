@@ -1,7 +1,7 @@
 """Recorded episodes: the files that a training writes, and the page that shows them.
 
 `trl_stppo.trainer.recording.recorder` records; everything here works on plain data, without torch.
-`docs/trace.md` describes the format and the page.
+`docs/watching.md` describes the page, `format.py` each field.
 """
 
 from .files import read_trace

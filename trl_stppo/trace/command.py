@@ -2,7 +2,7 @@
 
 It needs no network and shows the episodes that the run has recorded (--trace_episodes of `train`), to
 filter and sort, with every token coloured by role, ratio, advantage, value, or whether it was clipped
-(docs/trace.md).
+(docs/watching.md).
 
 Examples:
     trl-stppo trace runs/demo --open

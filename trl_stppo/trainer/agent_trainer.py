@@ -1,7 +1,6 @@
 """What a trainer of agents is made of, whatever its loss: how it is built, and where upstream meets it.
 
-`AgentTrainer` holds no state of a run itself: helpers do, and the methods that upstream must find on
-the class hand on to them. The algorithm is in `ppo_trainer.py`.
+`AgentTrainer` holds no state of a run: its methods hand on to helpers. The algorithm is in `ppo_trainer.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch import nn
 
 from ..core.layout import Part
 from ..models.critic import Critic
+from . import argument_types as of
 from . import old_names
 from ._trl import GRPOTrainer, reference_needed, small_tiles
 from .checkpoints.checkpoints import Checkpoints
@@ -56,28 +56,28 @@ class AgentTrainer(GRPOTrainer):
 
     def __init__(
         self,
-        model: Any = None,
-        reward_funcs: Any = None,
+        model: of.Model | None = None,
+        reward_funcs: of.Rewards | None = None,
         args: PPOConfig | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        reward_processing_classes: Any = None,
-        callbacks: Any = None,
-        optimizers: tuple[Any, Any] = (None, None),
-        quantization_config: Any = None,
-        peft_config: Any = None,
-        tools: Any = None,
-        rollout_func: Any = None,
-        environment_factory: Any = None,
+        train_dataset: of.Rows | None = None,
+        eval_dataset: of.EvaluationRows | None = None,
+        processing_class: of.Tokenizer | None = None,
+        reward_processing_classes: of.Tokenizers | None = None,
+        callbacks: of.Callbacks | None = None,
+        optimizers: of.OptimizerAndSchedule = (None, None),
+        quantization_config: of.Quantization | None = None,
+        peft_config: of.Adapter | None = None,
+        tools: of.Tools | None = None,
+        rollout_func: of.RolloutFunc | None = None,
+        environment_factory: of.Environments | None = None,
         *,
-        reward_model: Any = None,
-        value_model: Any = None,
-        ref_model: Any = None,
+        reward_model: of.Rewards | None = None,
+        value_model: of.Model | None = None,
+        ref_model: of.Model | None = None,
         data_collator: Any = None,
-        turn_reward_funcs: Any = None,
-        turn_reward_processing_classes: Any = None,
-        eval_environment_factory: Any = None,
+        turn_reward_funcs: of.Rewards | None = None,
+        turn_reward_processing_classes: of.Tokenizers | None = None,
+        eval_environment_factory: of.Environments | None = None,
         **unknown: Any,
     ) -> None:
         old_names.check_arguments(type(self), model, unknown)

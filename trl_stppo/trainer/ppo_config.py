@@ -1,7 +1,7 @@
 """Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO.
 
 A PPO name for something GRPOConfig already has (`cliprange` for `epsilon`, ...) is an alias: set one
-of the two; after construction both hold the value. `docs/configuration.md` tables the defaults on which
+of the two; after construction both hold the value. `docs/migration.md` tables the defaults on which
 the parents differ.
 """
 
@@ -159,7 +159,7 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "return; with a handler of our own.",
     )
 
-    # Multi-turn rollout (docs/rollout.md).
+    # Multi-turn rollout (docs/environments.md).
     max_turns: int | None = option(
         None,
         "Turns per episode. The last one is still played; TRL's max_tool_calling_iterations "
@@ -213,7 +213,7 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "up to n - 1 updates old, for which the sampler's correction is needed.",
     )
 
-    # Evaluation (docs/evaluation.md) and recorded episodes (docs/trace.md).
+    # Evaluation (docs/evaluation.md) and recorded episodes (docs/watching.md).
     eval_generation_kwargs: dict[str, Any] | str | None = option(
         None,
         "What evaluation does otherwise than training: temperature (0 takes the likeliest "

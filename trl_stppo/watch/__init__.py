@@ -1,6 +1,6 @@
 """Watching runs: lines in the terminal while they train, curves and tables afterwards.
 
-Reads what trainers log (`docs/metrics.md`) and knows no trainer. Names load on first use.
+Reads what trainers log (`docs/watching.md`) and knows no trainer. Names load on first use.
 """
 
 from __future__ import annotations

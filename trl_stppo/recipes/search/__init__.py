@@ -1,4 +1,4 @@
-"""Agents that search: environments, retrievers, data sets and rewards (docs/search_agents.md)."""
+"""Agents that search: environments, retrievers, data sets and rewards (docs/recipes.md)."""
 
 from .env import SearchEnv, StdlibSearchEnv
 

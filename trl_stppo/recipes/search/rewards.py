@@ -1,4 +1,4 @@
-"""Reward functions in TRL's form for answers in Search-R1's protocol (docs/data.md).
+"""Reward functions in TRL's form for answers in Search-R1's protocol (docs/recipes.md).
 
     reward_funcs:
       - trl_stppo.recipes.search.rewards:exact_match_reward

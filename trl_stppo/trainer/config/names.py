@@ -178,9 +178,9 @@ class KnownNames:
             old = name in IGNORED or OLD_NAMES.get(name) in known or _was_off(name, given[name])
             if name in known or takes_any or (takes_old and old):
                 continue
-            advice = proposal(name, known) or "docs/configuration.md lists those that there are."
+            advice = proposal(name, known) or "`trl-stppo train --help_all` lists all there are."
             if name in OLD_NAMES:
-                advice = f"Since 0.2 it is `{OLD_NAMES[name]}`; docs/compatibility.md says how."
+                advice = f"Since 0.2 it is `{OLD_NAMES[name]}`; docs/migration.md says how."
             elif name in RENAMED and RENAMED[name] not in known:
                 advice = (
                     "The trainer, ModelConfig or LoraConfig takes it; on the command line it is "

@@ -161,7 +161,7 @@ class StopWhen:
             later = not updated and name.startswith(_OF_UPDATES)
             if name in known or name in OF_LOGS or str(condition) in self.strikes or later:
                 continue
-            advice = did_you_mean(name, known) or "docs/metrics.md has those there are."
+            advice = did_you_mean(name, known) or "docs/watching.md has those there are."
             raise ValueError(
                 f"`stop_when={str(condition)!r}` would never be met: this run does not log {name!r}. {advice}"
             )

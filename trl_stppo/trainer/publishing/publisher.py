@@ -1,7 +1,7 @@
 """Pushing to the Hub: around upstream's uploads and model card.
 
 What lands there loads by plain `AutoModelForCausalLM` or `PeftModel`: the policy at the root, the
-critic in a folder of its own, `agent.json` with what one needs to play. See `docs/hub.md`.
+critic in a folder of its own, `agent.json` with what one needs to play. See `docs/evaluation.md`.
 """
 
 from __future__ import annotations

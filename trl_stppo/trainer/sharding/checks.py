@@ -1,6 +1,6 @@
 """What cannot be trained with DeepSpeed or FSDP, refused when the trainer is built.
 
-The tables below are the ones of `docs/distributed.md`; `tests/trainer/test_engines.py` holds both
+The tables below are the ones of `docs/many_gpus.md`; `tests/trainer/test_engines.py` holds both
 against what happens.
 """
 

@@ -1,4 +1,4 @@
-"""What is logged: the names and formulas of `docs/metrics.md`, over all processes.
+"""What is logged: the names and formulas of `docs/watching.md`, over all processes.
 
 Everything is collected as sums and divided once, so that neither the split into micro-batches nor
 the number of processes changes a figure.

@@ -1,4 +1,4 @@
-"""Question-answering data sets as rows for training agents that search (docs/data.md)."""
+"""Question-answering data sets as rows for training agents that search (docs/recipes.md)."""
 
 from .mixing import Prepared, prepare, report_lines
 from .saving import check_output, save

@@ -140,7 +140,7 @@ class HttpRetriever:
             raise _ServerFailure(f"status {status}: {shown}")
         raise RetrievalError(
             f"{self.url} refused a request with status {status}: {shown!r}. Needed is a server of "
-            "Search-R1's form (docs/search_agents.md). Check the path of the URL and the server."
+            "Search-R1's form (docs/recipes.md). Check the path of the URL and the server."
         )
 
 

@@ -23,7 +23,7 @@ SMALL = {
     "max_completion_length": 24,
     "logging_steps": 1,
     "target_kl": 10.0,
-    "clip_bias_estimator": "auto",
+    "clip_bias_estimator": "exact",
     "use_cpu": True,
     "bf16": False,
     "gradient_checkpointing": False,

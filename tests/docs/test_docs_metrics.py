@@ -23,6 +23,7 @@ SMALL = {
     "max_completion_length": 24,
     "logging_steps": 1,
     "target_kl": 10.0,
+    "stabilizers": ["episodes", "share"],
     "clip_bias_estimator": "exact",
     "use_cpu": True,
     "bf16": False,

@@ -216,7 +216,7 @@ def test_a_variant_is_a_ratio_a_correction_and_an_estimator(variant, tmp_path):
     level = "sequence" if name == "gspo" else "turn" if "t" in prefix else "token"
     assert args.advantage_estimator == estimator
     assert args.importance_sampling_level == level
-    assert args.stabilizers == (["winners", "share"] if "s" in prefix else [])
+    assert args.stabilizers == (["share"] if "s" in prefix else [])
     assert quick_config(tmp_path, STGRPOConfig, variant=None).advantage_estimator == "group"
 
 

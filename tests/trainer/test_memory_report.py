@@ -129,15 +129,14 @@ class TestSetup:
         assert found.accumulates
         assert found.checkpointing
         assert found.optim == "adamw_torch"
-        assert found.bias_buffers == 0
+        assert found.bias_buffers == 1
         assert found.slots == 16  # four micro-batches of four
         assert found.device == "cpu"
         assert found.weight_bytes == found.compute_bytes == 4
 
     def test_the_extra_terms_wait_in_a_buffer_of_their_own(self, tmp_path):
-        exact = {"variant": "st-ppo", "clip_bias_estimator": "exact"}
-        assert setup(tmp_path, **exact).bias_buffers == 1
-        assert setup(tmp_path, **exact, entropy_coef=0.1).bias_buffers == 2
+        assert setup(tmp_path, variant="st-ppo", entropy_coef=0.1).bias_buffers == 2
+        assert setup(tmp_path, stabilizers=["winners", "share"]).bias_buffers == 0
         assert setup(tmp_path, variant="ppo", entropy_coef=0.1).bias_buffers == 0
 
     def test_slots(self, tmp_path):

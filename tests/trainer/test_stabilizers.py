@@ -14,7 +14,6 @@ from trl_stppo.trace.files import read_trace
 from trl_stppo.trainer.gradients import movement
 
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
-ESTIMATED = {"clip_bias_estimator": None}
 
 
 def winners_of(batch) -> list[float]:
@@ -99,7 +98,7 @@ def test_the_loss_that_is_logged_is_not_weighted(tmp_path):
         assert logged(weighted, name) == pytest.approx(logged(plain, name), rel=1e-9), name
 
 
-@pytest.mark.parametrize("estimator", ["exact", None])
+@pytest.mark.parametrize("estimator", ["exact", "logits"])
 def test_share_is_of_the_weighted_kept_and_the_whole_clipped_terms(estimator, tmp_path):
     options = {"clip_bias_estimator": estimator, "variant": "st-ppo"}
     plain, _ = train(tmp_path / "plain", stabilizers=["share"], **options)
@@ -123,11 +122,15 @@ def test_without_a_stabilizer_no_weight_is_logged(tmp_path):
     assert not logged(trainer, "policy/episode_weight_mean")
 
 
-def test_the_default_is_winners_and_share_by_the_estimate(tmp_path):
-    trainer, _ = train(tmp_path, variant="st-ppo", stabilizers=None, **ESTIMATED)
-    assert trainer.args.stabilizers == ["winners", "share"]
-    assert logged(trainer, "clip_bias/is_estimate") == [1.0]
-    assert logged(trainer, "policy/episode_weight_min") == [0.0]
+@pytest.mark.parametrize(
+    ("stabilizers", "estimates"), [(None, 0.0), (["winners", "share"], 1.0), ("winners", None)]
+)
+def test_where_episodes_are_weighed_the_norms_are_estimated(stabilizers, estimates, tmp_path):
+    options = {"stabilizers": stabilizers, "clip_bias_estimator": None}
+    trainer, _ = train(tmp_path, variant="st-ppo", **options)
+    expected = [] if estimates is None else [estimates]
+    assert logged(trainer, "clip_bias/is_estimate") == expected
+    assert logged(trainer, "policy/episode_weight_min") == ([0.0] if stabilizers else [])
 
 
 # ----------------------------------------------------------------------- what is logged

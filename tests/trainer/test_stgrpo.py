@@ -154,7 +154,7 @@ def test_the_pieces_of_the_paper_are_in(tmp_path):
         tmp_path, STGRPOTrainer, arguments={"reward_funcs": paid_by_count, **TEXT}, **options
     )
     assert trainer.args.importance_sampling_level == "turn"
-    assert trainer.args.stabilizers == ["winners", "share"]
+    assert trainer.args.stabilizers == ["share"]
     trainer.train()
     scales = [e["clip_bias/scale"] for e in trainer.state.log_history if "clip_bias/scale" in e]
     assert len(scales) == 6

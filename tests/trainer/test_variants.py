@@ -11,7 +11,7 @@ from trl import TrlParser
 
 from trl_stppo import STGRPOConfig, STPPOConfig
 
-DEFAULT = ["winners", "share"]
+DEFAULT = ["share"]
 
 
 def config(kind=STPPOConfig, **options) -> STPPOConfig:
@@ -31,7 +31,7 @@ def test_a_variant_sets_ratio_level_and_stabilizers(variant, level, stabilizers)
     args = config(variant=variant)
     assert (args.importance_sampling_level, args.stabilizers) == (level, stabilizers)
     assert args.measures_clip_bias is bool(stabilizers)
-    assert args.takes_second_gradient is False
+    assert args.takes_second_gradient is bool(stabilizers)
     repeated = config(
         variant=variant, importance_sampling_level=level, stabilizers=stabilizers or "none"
     )
@@ -151,7 +151,7 @@ def test_without_a_variant_the_two_fields_are_free():
     [
         (["winners", "share"], "share", True, False),
         (["episodes"], "none", True, False),
-        ("share", "share", False, False),
+        ("share", "share", False, True),
         (["triggered", "episodes"], "triggered", True, True),
     ],
 )

@@ -17,8 +17,9 @@ STABILIZERS = {
     "episodes": "weighs each episode by how much of its gradient the clip leaves",
     "triggered": "divides the gradient by the norm of the clipping bias, as the paper does",
 }
-# What a variant lists that has the correction.
-DEFAULT_STABILIZERS = ("winners", "share")
+# What a variant lists whose updates are stabilised. Not "winners": in a game of chance it learns to be lucky
+# (docs/stability.md).
+DEFAULT_STABILIZERS = ("share",)
 # Values of 0.1.0 that lost their study -> what they were.
 GONE = {
     **dict.fromkeys(("floor", "relative"), "a mode of `clip_bias_normalization`"),
@@ -86,8 +87,9 @@ class STPPOConfig(PPOConfig):
     clip_bias_estimator: str | None = option(
         None,
         "How the norm of the clipping bias is measured: 'logits', an estimate that needs no second "
-        "gradient; 'exact', from the gradients themselves; 'auto', exact where 'triggered' needs "
-        "it. None is as auto, but only where a step is scaled by it or stop_when watches it.",
+        "gradient; 'exact', from the gradients themselves; 'auto', exact unless episodes are "
+        "weighed or gradients sharded. None is as auto, but only where a step is scaled by it or "
+        "stop_when watches it.",
     )
 
     def __post_init__(self) -> None:
@@ -180,8 +182,10 @@ class STPPOConfig(PPOConfig):
     @property
     def takes_second_gradient(self) -> bool:
         """Whether the norm is measured from gradients; they are nowhere whole under an engine that shards."""
-        wanted = self.clip_bias_estimator == "exact" or self.step_scale == "triggered"
-        return wanted and self.measures_clip_bias
+        if self.clip_bias_estimator == "exact" or self.step_scale == "triggered":
+            return True
+        by_itself = self.clip_bias_estimator != "logits" and not self.weighs_episodes
+        return by_itself and self.measures_clip_bias
 
     def check_estimator(self) -> None:
         """Refuse what the estimate in the space of the logits cannot do."""

@@ -63,7 +63,7 @@ def main() -> None:
             print(f"{name}: nothing to draw yet")
             continue
         path = args.output / f"{name}.png"
-        figure.savefig(path, dpi=200 if draw is draw_headline else 110)
+        figure.savefig(path, dpi=165 if draw is draw_headline else 110)
         plt.close(figure)
         print(path)
 

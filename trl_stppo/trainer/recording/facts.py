@@ -86,13 +86,10 @@ def _prompt_id(rollout: Rollout, number: int) -> str:
 
 def _columns(rollout: Rollout, number: int) -> dict[str, Any]:
     """What is short of the row besides its prompt."""
-    row = cut(rollout.rows[rollout.episodes[number].row])
-    told = {name: value for name, value in row.items() if name not in ("prompt", "id")}
-    return {
-        name: value
-        for name, value in told.items()
-        if value not in (None, "", []) and len(json.dumps(value)) <= SHORT
-    }
+    row = rollout.rows[rollout.episodes[number].row]
+    told = {name: cut(value) for name, value in row.items() if name not in ("prompt", "id")}
+    some = {name: value for name, value in told.items() if value not in (None, "", [])}
+    return {name: value for name, value in some.items() if len(json.dumps(value)) <= SHORT}
 
 
 def _ending(rollout: Rollout, number: int) -> dict[str, Any]:

@@ -148,7 +148,9 @@ def test_of_all_rows_one_is_shown_that_was_learned(tmp_path):
             for row in range(3)
         ]
         write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
-    shown = shown_episode(tmp_path)
+    columns = {"answers": ["the answer", "another"], "hops": 2}
+    rows = [{"prompt": "Go.", "id": f"question-{row}", **columns} for row in range(3)]
+    shown = shown_episode(tmp_path, rows)
     assert shown["prompt"] == "user: Go."
     assert shown["columns"] == "answers: the answer | another; hops: 2"
     (before, first), (after, second) = shown["played"]
@@ -157,7 +159,9 @@ def test_of_all_rows_one_is_shown_that_was_learned(tmp_path):
     assert first.startswith("agent: at 0\nenvironment: xxx")
     assert second.startswith("agent: at 8\n")
     assert max(map(len, second.split("\n"))) < 320
-    assert shown_episode(tmp_path / "nothing") is None
+    assert shown_episode(tmp_path / "nothing", rows) is None
+    others = [{**row, "hops": 3} for row in rows], [{**row, "id": "x"} for row in rows], []
+    assert [shown_episode(tmp_path, some) for some in others] == [None] * 3, "of an earlier run"
 
 
 def test_a_card_survives_names_docstrings_and_rows_of_others(tmp_path):

@@ -73,7 +73,7 @@ def _shown(figures: Mapping[str, float], name: str) -> str:
     if name not in figures:
         return ""
     value, low, high = figures[name], figures.get(f"{name}_low"), figures.get(f"{name}_high")
-    if value.is_integer() and abs(value) >= 2:
+    if name == "episodes":
         return f"{value:.0f}"
     return f"{value:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
 

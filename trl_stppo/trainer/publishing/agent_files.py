@@ -106,7 +106,7 @@ def improve_card(
         tags=[*upstream.tags, "agent"],
         example=_blank(row),
         offered=offered,
-        episode=shown_episode(Path(args.output_dir)) if offered else None,
+        episode=shown_episode(Path(args.output_dir), host.eval_dataset) if offered else None,
         system_prompt=_system_prompt(row.get("prompt")),
         play=vars(settings),
         turn_ends=upstream.tokenizer.convert_ids_to_tokens(list(host.eos_token_ids)),

@@ -17,6 +17,7 @@ from ...hub.description import Description
 from ...hub.markdown import plain
 from ...trace.files import read_episodes, read_updates
 from ...trace.format import TracedEpisode, TracedUpdate
+from ..recording.facts import prompt_id, short_columns
 
 MESSAGE = 300  # characters of one that are shown
 
@@ -32,15 +33,16 @@ def offered_rows(run: Description, *rows: Any) -> str | None:
     return name if inspect.ismethod(offer) and name in offer() else None
 
 
-def shown_episode(folder: Path) -> dict[str, Any] | None:
+def shown_episode(folder: Path, rows: Any) -> dict[str, Any] | None:
     """A row of the first and of the last evaluation that a run has recorded.
 
     Args:
-        folder: the run's `output_dir`.
+        folder: the run's `output_dir`, in which another run may have left episodes of other rows.
+        rows: the held-out ones, of which the row must be one.
 
     Returns:
         `prompt` and short `columns` of the row, and `played`: of before training, if that was recorded, and
-        of after it a heading and what was said. None where no evaluation was recorded.
+        of after it a heading and what was said. None where no such row was recorded.
     """
     try:
         held = [entry for entry in read_updates(folder) if entry[0].phase == "eval"]
@@ -48,8 +50,10 @@ def shown_episode(folder: Path) -> dict[str, Any] | None:
         return None
     if not held:
         return None
-    after = _episodes(held, held[-1][0])
-    before = _episodes(held, held[0][0]) if held[0][0].global_step == 0 else {}
+    after = _episodes(held, held[-1][0], rows)
+    before = _episodes(held, held[0][0], rows) if held[0][0].global_step == 0 else {}
+    if not after:
+        return None
     both = [key for key in after if key in before]
     # The one that says most: failed, and then solved.
     both.sort(key=lambda key: (before[key].success is not False) + (after[key].success is not True))
@@ -71,12 +75,20 @@ def shown_episode(folder: Path) -> dict[str, Any] | None:
 
 
 def _episodes(
-    held: list[tuple[TracedUpdate, Path]], wanted: TracedUpdate
+    held: list[tuple[TracedUpdate, Path]], wanted: TracedUpdate, rows: Any
 ) -> dict[tuple[int, int], TracedEpisode]:
-    """Those of one evaluation, of all processes, by row and repetition."""
+    """Those of these rows in one evaluation, of all processes, by row and repetition."""
     same = (wanted.name, wanted.global_step)
     files = [entry for entry in held if (entry[0].name, entry[0].global_step) == same]
-    return {(e.row, e.repetition): e for entry in files for e in read_episodes(*entry)}
+    found = {(e.row, e.repetition): e for entry in files for e in read_episodes(*entry)}
+    return {key: e for key, e in found.items() if _is_of(e, rows)}
+
+
+def _is_of(episode: TracedEpisode, rows: Any) -> bool:
+    if episode.row >= len(rows):
+        return False
+    row = dict(rows[episode.row])
+    return (prompt_id(row), short_columns(row)) == (episode.prompt_id, episode.columns)
 
 
 def _heading(update: TracedUpdate, episode: TracedEpisode) -> str:

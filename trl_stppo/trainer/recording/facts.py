@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...rollout.engine import RolloutEngine
@@ -42,8 +42,8 @@ def facts(
             {
                 "row": name[0],
                 "repetition": name[1],
-                "prompt_id": _prompt_id(rollout, number),
-                "columns": _columns(rollout, number),
+                "prompt_id": prompt_id(rollout.rows[rollout.episodes[number].row]),
+                "columns": short_columns(rollout.rows[rollout.episodes[number].row]),
                 "seed": _seed(rollout, name),
                 "score": rollout.earnings[number],
                 "rewards": {key: None if math.isnan(value) else value for key, value in pairs},
@@ -76,23 +76,19 @@ def _seed(rollout: Rollout, name: tuple[int, int]) -> list[int] | None:
     return [*rollout.seed, *(name[:1] if rollout.names is None else name)]
 
 
-def _prompt_id(rollout: Rollout, number: int) -> str:
-    row = rollout.rows[rollout.episodes[number].row]
+def prompt_id(row: Mapping[str, Any]) -> str:
+    """The row's `id`, else a hash of its prompt."""
     if row.get("id") is not None:
         return str(cut(row["id"]))
     prompt = json.dumps(row.get("prompt"), default=str)
     return hashlib.sha256(prompt.encode()).hexdigest()[:12]
 
 
-def _columns(rollout: Rollout, number: int) -> dict[str, Any]:
+def short_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """What is short of the row besides its prompt."""
-    row = cut(rollout.rows[rollout.episodes[number].row])
-    told = {name: value for name, value in row.items() if name not in ("prompt", "id")}
-    return {
-        name: value
-        for name, value in told.items()
-        if value not in (None, "", []) and len(json.dumps(value)) <= SHORT
-    }
+    told = {name: cut(value) for name, value in row.items() if name not in ("prompt", "id")}
+    some = {name: value for name, value in told.items() if value not in (None, "", [])}
+    return {name: value for name, value in some.items() if len(json.dumps(value)) <= SHORT}
 
 
 def _ending(rollout: Rollout, number: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ Record = dict[str, Any]
 RECORDED = Path(__file__).parents[1] / "benchmarks/rivals.jsonl.gz"
 SUCCESS, WINDOW = "episode/success_rate", 3
 # Name of the study -> settings of the package.
-ARMS = {"winners+share-logits": "st-ppo", "share": "st-ppo, share", "token": "ppo"}
+ARMS = {"share": "st-ppo", "winners+share-logits": "st-ppo, winners", "token": "ppo"}
 LEVELS = {"threshold": "4 epochs", "extreme": "8 epochs on rollouts 4 updates old"}
 TASKS = ("corridor", "demo", "textworld")
 STYLES = [{"color": colour} for colour in COLOURS]

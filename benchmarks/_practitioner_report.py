@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from _rivals_stages import Record, Records, rows_of
@@ -119,22 +118,26 @@ def claims(runs: Runs) -> list[dict[str, Any]]:
     return [{"guide": True, **line} for line in lines]
 
 
+def spread(name: str, figures: BySeed) -> dict[str, float]:
+    """Mean and interval."""
+    values = list(figures.values())
+    low, high = bootstrap(values)
+    return {name: statistics.fmean(values), f"{name}_low": low, f"{name}_high": high}
+
+
 def report(records: Records) -> dict[str, Any]:
     """Means and intervals of every kind of run, and the claims."""
     runs, table = Runs(records), []
     for world, reward, method, demonstrations in runs.kinds:
         which = (world, reward, method, int(demonstrations))
         ends = runs.figures(final, *which)
-        low, high = bootstrap(list(ends.values()))
         line: dict[str, Any] = {"world": world, "reward": reward, "method": method}
         line |= {"demonstrations": int(demonstrations), "seeds": len(ends)}
-        line |= {"final": statistics.fmean(ends.values()), "low": low, "high": high}
+        line |= spread("final", ends)
         for name, of in (("start", start), ("speed", speed)):
             line[name] = statistics.fmean(runs.figures(of, *which).values())
         if (reward, method, demonstrations) == ("sparse", "ppo", "0"):
-            visits = list(runs.figures(visit, *which).values())
-            line |= dict(zip(("visit_low", "visit_high"), bootstrap(visits), strict=True))
-            line["visit"] = statistics.fmean(visits)
+            line |= spread("visit", runs.figures(visit, *which))
         table.append(line)
     return {"table": table, "claims": claims(runs)}
 
@@ -148,7 +151,7 @@ def print_table(outcome: dict[str, Any]) -> None:
     for line in outcome["table"]:
         cells = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in (line[n] for n in columns)]
         other = f"{line['visit']:.3f}" if "visit" in line else ""
-        grid.add_row(*cells, f"{line['low']:.3f} - {line['high']:.3f}", other)
+        grid.add_row(*cells, f"{line['final_low']:.3f} - {line['final_high']:.3f}", other)
     console.print(grid)
     grid = Grid(title="claims")
     for name in ("claim", "seeds", "difference", "90 %", "verdict"):
@@ -159,8 +162,3 @@ def print_table(outcome: dict[str, Any]) -> None:
             cells = [str(line["seeds"]), f"{line['difference']:+.3f}", interval, line["verdict"]]
             grid.add_row(line["claim"], *cells)
     console.print(grid)
-
-
-def draw(outcome: dict[str, Any], records: Records, path: Path) -> None:
-    """The picture."""
-    raise NotImplementedError

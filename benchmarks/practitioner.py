@@ -21,8 +21,8 @@ the order of the list below, all of a seed before the next; what the time leaves
 end. (At first: all five seeds of a question before the next. Changed for the time of the machine, before
 the first run that counts; three runs of seed 500 had ended in a mix-up of processes and were thrown away.)
 
-1. `rewards`: sparse (1 for having won) and dense (shares of the score as it grows), each by ppo, st-ppo,
-   grpo, rloo and rebn. Claims: dense rewards learn faster with ppo and with grpo (mean success of the
+1. `rewards`: sparse (1 for having won) and dense (shares of the score as it grows), each by ppo, grpo,
+   rloo, st-ppo and rebn. Claims: dense rewards learn faster with ppo and with grpo (mean success of the
    rollouts of all updates); they end better with ppo and with grpo; ppo and grpo gain more
    by them, at the end, than rloo does (the mean of two differences minus the third).
 2. `worlds`: ppo with sparse rewards, trained on the easy world (w3-o4-q4, runs of question 1) or on a
@@ -84,9 +84,9 @@ METHODS: dict[
     str, dict[str, Any]
 ] = {  # what the driver of the stability study does not know by name
     "ppo": {},
-    "st-ppo": {},
     "grpo": {},
     "rloo": {"variant": "rloo"},
+    "st-ppo": {},
     "rebn": {"variant": "rebn", "num_generations": 1},
 }
 SEEDS, PILOT_SEED = (range(500, 502), range(502, 505)), 100

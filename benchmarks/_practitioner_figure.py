@@ -92,8 +92,8 @@ def draw_worlds(axis: Any, lines: Lines) -> None:
             name, label = "final" if trained == played else "visit", f"trained on the {trained} one"
             style = {"color": WORLDS[trained], "label": None if index else label}
             point(axis, index + shift, line, name, **style)
-            if name == "final":
-                axis.hlines(line["start"], index - 0.3, index + 0.3, "grey", "dashed")
+            before = line["start" if name == "final" else "visit_before"]
+            axis.hlines(before, index - 0.3, index + 0.3, "grey", "dashed")
     axis.set_xticks(range(2), [f"{world} world" for world in WORLDS])
     axis.set_xlim(-0.6, 1.6)
     axis.set_title("ppo with sparse rewards (dashed: before)", fontsize=10)

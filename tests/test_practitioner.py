@@ -86,17 +86,17 @@ def test_a_claim_holds_where_the_interval_lies_on_its_side(report, differences, 
 
 def test_differences_are_taken_seed_by_seed(study, report, records):
     for seed, (sparse, dense) in enumerate(((0.5, 0.7), (0.6, 0.7), (0.9, None))):
-        add(records, study.Play(seed=seed), 0.3, 0.1, sparse)
+        add(records, study.Play(seed=seed), 0.3, 0.05, 0.1, sparse)
         if dense is not None:
             add(records, study.Play(seed=seed, reward="dense"), 0.3, dense, rollouts=(0.2, 0.4))
-        add(records, study.Play("hard", seed=seed), 0.05, 0.6, 0.3)
+        add(records, study.Play("hard", seed=seed), 0.04, 0.3, 0.6, 0.3)
     outcome = report.report(records)
     line = claim_of(outcome, "dense rewards are better in the end with ppo")
     assert (line["seeds"], line["difference"]) == (2, pytest.approx(0.15))
     assert line["verdict"] == "agrees"
     line = claim_of(outcome, "dense rewards are faster with ppo")
     assert line["difference"] == pytest.approx(-0.2)
-    # Before training, after the easy world, after the hard one.
+    # Of the easy world's agent in the hard one, before and after; then the hard one's.
     line = claim_of(outcome, "training on the easy world helps")
     assert line["difference"] == pytest.approx(0.1 - 0.05)
     line = claim_of(outcome, "training on the easy world does no worse")
@@ -107,7 +107,7 @@ def test_differences_are_taken_seed_by_seed(study, report, records):
 def test_the_picture_is_drawn_of_what_is_there(study, script, report, records, tmp_path):
     pytest.importorskip("matplotlib")
     for seed in range(2):
-        add(records, study.Play(seed=seed), 0.3, 0.1, 0.7)
+        add(records, study.Play(seed=seed), 0.3, 0.05, 0.1, 0.7)
         add(records, study.Play(seed=seed, demonstrations=64, sft_rate=1e-3), 0.3, 0.6, rollouts=())
     script("_practitioner_figure").draw(
         report.report(records)["table"], records.rows, tmp_path / "a.png"

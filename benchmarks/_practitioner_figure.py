@@ -87,9 +87,9 @@ def draw_worlds(axis: Any, lines: Lines) -> None:
     for (index, played), (shift, trained) in itertools.product(
         enumerate(WORLDS), zip(ASIDE, WORLDS, strict=True)
     ):
-        line = lines.get((trained, "sparse", "ppo", 0))
-        if line:
-            name, label = "final" if trained == played else "visit", f"trained on the {trained} one"
+        line = lines.get((trained, "sparse", "ppo", 0), {})
+        name, label = "final" if trained == played else "visit", f"trained on the {trained} one"
+        if name in line:
             style = {"color": WORLDS[trained], "label": None if index else label}
             point(axis, index + shift, line, name, **style)
             before = line["start" if name == "final" else "visit_before"]

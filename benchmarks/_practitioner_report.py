@@ -44,6 +44,15 @@ class Runs:
         runs = self._runs.get((world, reward, method, str(demonstrations)), {})
         return {seed: of(record) for seed, record in runs.items()}
 
+    def visits(self, when: int, world: str = "easy") -> BySeed:
+        """Success of ppo in the other world, before training (1) or after (2), where it was there."""
+        runs = self._runs.get((world, "sparse", "ppo", "0"), {})
+        return {
+            seed: float(record["test"][when])
+            for seed, record in runs.items()
+            if len(record["test"]) == 4
+        }
+
     @property
     def kinds(self) -> list[tuple[str, ...]]:
         """World, reward, method and demonstrations of what has been run."""
@@ -63,16 +72,6 @@ def final(record: Record) -> float:
 def speed(record: Record) -> float:
     """Mean success of the rollouts of all updates."""
     return judge(rows_of(record))["area"]
-
-
-def visit(record: Record) -> float:
-    """Success in the other world, after training."""
-    return float(record["test"][-2])
-
-
-def visit_before(record: Record) -> float:
-    """Success in the other world, before training."""
-    return float(record["test"][1])
 
 
 def minus(ours: BySeed, theirs: BySeed) -> BySeed:
@@ -108,8 +107,7 @@ def claims(runs: Runs) -> list[dict[str, Any]]:
     text = "ppo and grpo gain more by dense rewards than rloo"
     lines.append(claim(text, minus(biased, gains["rloo"])))
 
-    from_easy, from_hard = runs.figures(visit), runs.figures(final, "hard")
-    before = runs.figures(visit_before)
+    before, from_easy, from_hard = runs.visits(1), runs.visits(2), runs.figures(final, "hard")
     lines.append(
         claim("training on the easy world helps on the hard one", minus(from_easy, before))
     )
@@ -141,9 +139,10 @@ def report(records: Records) -> dict[str, Any]:
         line |= spread("final", ends)
         for name, of in (("start", start), ("speed", speed)):
             line[name] = statistics.fmean(runs.figures(of, *which).values())
-        if (reward, method, demonstrations) == ("sparse", "ppo", "0"):
-            line |= spread("visit", runs.figures(visit, *which))
-            line["visit_before"] = statistics.fmean(runs.figures(visit_before, *which).values())
+        after = runs.visits(2, world)
+        if after and (reward, method, demonstrations) == ("sparse", "ppo", "0"):
+            line |= spread("visit", after)
+            line["visit_before"] = statistics.fmean(runs.visits(1, world).values())
         table.append(line)
     return {"table": table, "claims": claims(runs)}
 

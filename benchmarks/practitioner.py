@@ -19,7 +19,8 @@ lies on its side of zero, *disagrees* where it lies on the other, and is *open* 
 claims are not corrected for their number. Two seeds of every question come first, then the others, in
 the order of the list below, all of a seed before the next; what the time leaves out is left out from the
 end. (At first: all five seeds of a question before the next. Changed for the time of the machine, before
-the first run that counts; three runs of seed 500 had ended in a mix-up of processes and were thrown away.)
+the first run that counts; three runs of seed 500 had ended in a mix-up of processes and were thrown away.
+After two seeds of question 1 question 3 went before what is left of 2, whose games were not made yet.)
 
 1. `rewards`: sparse (1 for having won) and dense (shares of the score as it grows), each by ppo, grpo,
    rloo, st-ppo and rebn. Claims: dense rewards learn faster with ppo and with grpo (mean success of the

@@ -58,7 +58,7 @@ def config_of(cell: Cell, task: Task, folder: str, **others: Any) -> STPPOConfig
     if not critic:
         for name in ("critic_learning_rate", "lam", "gamma"):
             settings.pop(name, None)
-        return STGRPOConfig(**settings, num_generations=GROUP, num_generations_eval=1)
+        return STGRPOConfig(**{"num_generations": GROUP, "num_generations_eval": 1, **settings})
     return STPPOConfig(**settings)
 
 

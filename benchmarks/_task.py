@@ -42,6 +42,8 @@ def warm_start(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     demonstrations: Sequence[list[dict[str, str]]],
+    learning_rate: float = 3e-3,
+    warmup_steps: int = 50,
 ) -> None:
     """Train an agent on demonstrations, one pass in this order.
 
@@ -52,9 +54,9 @@ def warm_start(
         output_dir=str(staging),
         per_device_train_batch_size=BATCH,
         num_train_epochs=1,
-        learning_rate=3e-3,
+        learning_rate=learning_rate,
         lr_scheduler_type="cosine",
-        warmup_steps=50,
+        warmup_steps=warmup_steps,
         assistant_only_loss=True,
         train_sampling_strategy="sequential",
         gradient_checkpointing=False,  # TRL's own field, whatever transformers calls it

@@ -29,9 +29,9 @@ MISTAKES = 0.35
 PLAYS = 3  # with mistakes, per game
 
 
-def rows_of(folder: Path, seeds: range) -> list[dict[str, Any]]:
+def rows_of(folder: Path, seeds: range, kind: GameKind = KIND) -> list[dict[str, Any]]:
     """Rows of games that are in the folder, or are made now: half a second each."""
-    games = make_games(folder / GAMES, KIND, seeds)
+    games = make_games(folder / GAMES, kind, seeds)
     return game_rows(games, system=None, turns_per_step=TURNS_PER_STEP)
 
 
@@ -75,19 +75,19 @@ def build_textworld_agent(folder: Path, steps: int = 600) -> None:
     warm_start(agent, model, tokenizer, lessons)
 
 
-def textworld_task(folder: Path, reward: str = "sparse") -> Task:
-    """Six turns; sparse: 1 for having won; dense: a quarter for each step that gets further."""
+def textworld_task(folder: Path, reward: str = "sparse", kind: GameKind = KIND) -> Task:
+    """Three turns for two steps; sparse: 1 for having won; dense: a share for each step that gets further."""
     settings = {
-        "max_turns": int(TURNS_PER_STEP * KIND.quest_length),
+        "max_turns": int(TURNS_PER_STEP * kind.quest_length),
         "max_turn_tokens": 16,
-        "max_completion_length": 320,
+        "max_completion_length": 80 * kind.quest_length,
         "critic_learning_rate": 1e-3,
         "per_device_eval_batch_size": 128,
     }
     return Task(
         folder / AGENT,
-        Dataset.from_list(rows_of(folder, TRAIN_SEEDS)),
-        Dataset.from_list(rows_of(folder, TEST_SEEDS)),
+        Dataset.from_list(rows_of(folder, TRAIN_SEEDS, kind)),
+        Dataset.from_list(rows_of(folder, TEST_SEEDS, kind)),
         partial(TextWorldEnv, reward=reward),
         settings,
         episodes=32,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import yaml
 
 from tests.dry_run_kit import launcher_of
 from tests.fake_gem import install
-from tests.script_kit import ROOT
+from tests.script_kit import AGENT, ROOT
+from trl_stppo.recipes.textworld import GameKind, game_rows, make_games, write_rows
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 
@@ -27,9 +29,24 @@ def cases() -> list[tuple[Path, str]]:
     return [(path, "") for path in CONFIGS] + [(p, v) for p in every for v in variants_of(p)]
 
 
+@pytest.fixture
+def small_games(tmp_path, monkeypatch):
+    """What a benchmark makes for tiny.yaml of the text adventures, seen from where the file is started."""
+    pytest.importorskip("textworld")
+    made = tmp_path / "runs" / "practitioner"
+    kind = GameKind(rooms=2, objects=3, quest_length=3, step_points=True, theme="basic")
+    rows = 64 * game_rows(make_games(made / "games", kind, [0]))
+    for split in ("train", "test"):
+        write_rows(made / "rows" / f"{split}.jsonl", rows)
+    (made / "textworld-agent").symlink_to(AGENT)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(("path", "variant"), cases(), ids=lambda v: getattr(v, "stem", v))
-def test_every_shipped_file_passes(path, variant, dry_run, monkeypatch):
+def test_every_shipped_file_passes(path, variant, dry_run, monkeypatch, request):
     install(monkeypatch)
+    if path == TINY:
+        request.getfixturevalue("small_games")
     flags = ["--variant", variant] if variant else []
     code, shown = dry_run("--config", str(path), *launcher_of(path), *flags)
     assert (code, "PROBLEM" in shown) == (0, False), shown
@@ -38,26 +55,75 @@ def test_every_shipped_file_passes(path, variant, dry_run, monkeypatch):
 
 
 GEM = ROOT / "scripts" / "configs" / "gem" / "games.yaml"
-COMMANDS = [
-    line.removeprefix("#   trl-stppo train ").split()
-    for line in GEM.read_text().splitlines()
-    if line.startswith("#   trl-stppo train ")
-]
+METHODS = ("st-ppo", "grpo", "rloo", "rebn")
+GUIDE, TINY = (
+    ROOT / "scripts" / "configs" / "textworld" / f"{name}.yaml" for name in ("guide", "tiny")
+)
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[3] if words[3:] else "rebn")
+def commands_of(path: Path) -> list[list[str]]:
+    """The words behind `train --config FILE` of the commands in a file's first lines."""
+    lines = [line.removeprefix("#   trl-stppo train ") for line in path.read_text().splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith("--config ")]
+    for words in commands:
+        assert ROOT / words[1] == path
+    return [words[2:] for words in commands]
+
+
+@pytest.mark.parametrize("words", commands_of(GEM), ids=lambda words: words[1] if words else "rebn")
 def test_the_file_of_gem_switches_between_three_methods_by_the_lines_that_it_says(
     words, dry_run, monkeypatch
 ):
     install(monkeypatch)
-    assert len(COMMANDS) == 3
-    code, shown = dry_run(*words[:1], str(GEM), *words[2:])
+    assert len(commands_of(GEM)) == 3
+    code, shown = dry_run("--config", str(GEM), *words)
     assert (code, "PROBLEM" in shown) == (0, False), shown
-    method = words[3] if words[3:] else "rebn"
+    method = words[1] if words else "rebn"
     assert f"variant {method}: token ratio" in shown
     assert ("critic separate" in shown) is (method == "ppo")
     assert "learning rates policy 1e-06" in shown
     assert "128 (" + ("16 prompts x 8" if method == "grpo" else "one per prompt") in shown
+
+
+@pytest.mark.parametrize("reward", ["sparse", "dense"])
+@pytest.mark.parametrize(
+    "words", commands_of(GUIDE), ids=lambda words: words[1] if words else "ppo"
+)
+def test_the_file_of_the_guide_switches_methods_and_rewards_by_the_lines_that_it_says(
+    words, reward, dry_run
+):
+    (dense,) = (
+        shlex.split(line.lstrip("# "))
+        for line in GUIDE.read_text().splitlines()
+        if line.startswith("#   --environment_kwargs")
+    )
+    flags = dense if reward == "dense" else []
+    code, shown = dry_run("--config", str(GUIDE), *words, *flags)
+    assert (code, "PROBLEM" in shown) == (0, False), shown
+    method = words[1] if words else "ppo"
+    assert [words[1:2] for words in commands_of(GUIDE)] == [[], *([name] for name in METHODS)]
+    assert f"variant {method}:" in shown
+    assert f"reward={reward}" in shown
+    assert ("critic 1e-05" in shown) is ("ppo" in method)
+    assert "256 (" + ("32 prompts x 8" if method in ("grpo", "rloo") else "one") in shown
+
+
+@pytest.mark.parametrize(
+    "words", commands_of(TINY), ids=lambda words: " ".join(words) or "as it is"
+)
+def test_the_lines_of_the_small_file_of_the_guide_pass(words, dry_run, small_games):
+    code, shown = dry_run("--config", str(TINY), *words)
+    assert (code, "PROBLEM" in shown) == (0, False), shown
+
+
+def test_the_file_of_the_guide_has_its_settings():
+    config = yaml.safe_load(GUIDE.read_text())
+    episodes = config["per_device_train_batch_size"] * config["gradient_accumulation_steps"]
+    assert episodes == 256
+    wanted = {"num_ppo_epochs": 1, "num_mini_batches": 1, "gamma": 1.0, "cliprange": 0.2}
+    wanted |= {"learning_rate": 1e-6, "critic_learning_rate": 1e-5, "temperature": 0.7}
+    wanted |= {"max_turns": 8, "kl_coef": 0.01, "eval_generation_kwargs": {"temperature": 0.4}}
+    assert {name: config[name] for name in wanted} == wanted
 
 
 def test_the_file_of_gem_has_its_settings():

@@ -142,6 +142,7 @@ def test_what_the_parser_refuses_is_invalid_and_has_its_price(game) -> None:
         ("", ""),
         ("\x00", ""),
         ("lo\x00ok\x1b", "look"),
+        ("\\boxed{look}", "boxed{look}"),  # an escape, in which the interpreter reads for ever
         ("x" * 1000, "x" * 150),
     ],
 )

@@ -146,7 +146,7 @@ HEAVY = {
 
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
 BENCHMARKS = (
-    *("candidates", "import_time", "memory", "retrieval", "rivals"),
+    *("candidates", "import_time", "memory", "practitioner", "retrieval", "rivals"),
     *("rollout", "scaling", "soak", "stability", "three_ways", "update", "vllm_turns"),
 )
 

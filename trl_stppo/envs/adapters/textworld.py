@@ -162,6 +162,6 @@ def _clean(text: str) -> str:
 
 
 def _command(action: str) -> str:
-    """The last line of the action, fit for the interpreter: a NUL makes it hang or crash."""
-    last = action_text(action).splitlines()[-1:]
-    return "".join(filter(str.isprintable, "".join(last)))[:MAX_COMMAND_CHARS].strip()
+    """The last line of the action, fit for the interpreter: a NUL or a backslash makes it hang or crash."""
+    last = "".join(action_text(action).splitlines()[-1:]).replace("\\", "")
+    return "".join(filter(str.isprintable, last))[:MAX_COMMAND_CHARS].strip()

@@ -57,9 +57,8 @@ def test_each_method_is_trained_as_its_variant(study, script, method, tmp_path):
     play, config_of = study.Play(method=method), script("_stability_run").config_of
     task = script("_task").Task(tmp_path, None, None, None, {"max_turns": 6}, 32, 20)
     config = config_of(play.cell, task, str(tmp_path), **study.METHODS[method])
-    variants = {"ppo": ("token", "none"), "st-ppo": ("turn", "share")}
-    level = variants.get(method, ("token", "none"))
-    assert (config.importance_sampling_level, config.clip_bias_normalization) == level
+    expected = ("turn", ["share"]) if method == "st-ppo" else ("token", [])
+    assert (config.importance_sampling_level, config.stabilizers) == expected
     if "ppo" not in method:
         assert config.advantage_estimator == {
             "grpo": "group",

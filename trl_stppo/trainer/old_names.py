@@ -44,8 +44,9 @@ def check_arguments(kind: type, model: Any, unknown: Mapping[str, Any]) -> None:
         else f"`{name}` is none of its arguments. {did_you_mean(name, known) or ''}".rstrip()
         for name in unknown
     ]
+    ends = "" if said[-1].endswith(("?", ".")) else "."
     raise TypeError(
-        f"{kind.__name__} was given arguments that it does not have: {'; '.join(said)}. "
+        f"{kind.__name__} was given arguments that it does not have: {'; '.join(said)}{ends} "
         f"docs/migration.md has the names of TRL's PPO beside those of here."
     )
 

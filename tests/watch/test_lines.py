@@ -273,9 +273,9 @@ def state_of(step: int, history: list[dict], main: bool = True) -> SimpleNamespa
     )
 
 
-@pytest.mark.parametrize("main", [True, False])
-def test_only_the_main_process_prints(main, capsys):
-    lines, entry = ProgressLines(), {"policy/clip_fraction": 0.5, "guard/kl_stopped_steps": 2}
+def two_rollouts(logs: list[dict], main: bool = True) -> tuple[ProgressLines, SimpleNamespace, ...]:
+    """A training of which these are the log entries."""
+    lines = ProgressLines()
     args = SimpleNamespace(
         gradient_accumulation_steps=1,
         output_dir="runs/a",
@@ -283,10 +283,17 @@ def test_only_the_main_process_prints(main, capsys):
         eval_strategy="no",
     )
     lines.on_train_begin(args, state_of(0, [], main), None)
-    for step in (1, 2):
-        state = state_of(step, [entry] * step, main)
+    for step in range(1, len(logs) + 1):
+        state = state_of(step, logs[:step], main)
         lines.on_step_end(args, state, None)
         lines.on_log(args, state, None)
+    return lines, args, state
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_only_the_main_process_prints(main, capsys):
+    entry = {"policy/clip_fraction": 0.5, "guard/kl_stopped_steps": 2}
+    lines, args, state = two_rollouts([entry, entry], main)
     lines.on_evaluate(args, state, None, metrics={"eval_runtime": 1.0})
     lines.on_train_end(args, state, None)
     printed = capsys.readouterr().out
@@ -295,6 +302,24 @@ def test_only_the_main_process_prints(main, capsys):
         return
     assert printed.count("! 2 optimizer steps left out beyond target_kl\n") == 1, "a running total"
     assert printed.splitlines()[-1].startswith("stopped after rollout 2/4, step 2/4, in ")
+
+
+@pytest.mark.parametrize(
+    ("figures", "hint"),
+    [
+        ({"stop_reason/token_budget": 0.5}, "raise max_completion_length"),
+        ({"stop_reason/token_budget": 0.4}, None),
+        ({"stop_reason/max_turns": 0.95}, "raise max_turns"),
+        ({"reward_std": 0.0}, "the same reward"),
+        ({"reward_std": 1e-3}, None),
+        ({"reward_std": None}, None),
+    ],
+)
+def test_a_task_of_which_nothing_can_be_learnt_is_pointed_out_once(figures, hint, capsys):
+    two_rollouts([{"policy/clip_fraction": 0.5, **figures}] * 2)
+    hints = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
+    assert len(hints) == (hint is not None)
+    assert hint is None or hint in hints[0]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "the terminal has gone")])

@@ -69,6 +69,22 @@ GUARDS = {
     "guard/empty_steps": "skipped, no episode to learn from",
     "guard/kl_stopped_steps": "left out beyond target_kl",
 }
+# Metric -> the range, over the rollouts of a line, that says of the task that little can be learnt, and
+# what to say; once per run.
+HINTS = {
+    "stop_reason/token_budget": (
+        (0.5, 1.0),
+        "half of the episodes or more are cut off: raise max_completion_length, or lower max_turn_tokens",
+    ),
+    "stop_reason/max_turns": (
+        (0.9, 1.0),
+        "nine episodes in ten or more run out of turns: raise max_turns, or begin with easier rows",
+    ),
+    "reward_std": (
+        (0.0, 0.0),
+        "all episodes have the same reward, so nothing tells good ones from bad ones",
+    ),
+}
 _TIMES = 16  # characters of time and time left
 
 
@@ -145,6 +161,7 @@ class ProgressLines(TrainerCallback):
         self._legend: list[Column] = []
         self._since: dict[str, list[float]] = {}
         self._guards: dict[str, float] = {}
+        self._hinted: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say what is trained, on what, and how long."""
@@ -229,9 +246,7 @@ class ProgressLines(TrainerCallback):
 
     def _introduction(self, args: Any, state: Any) -> Iterable[str]:
         task, steps = self.task(), self._steps
-        method = (
-            getattr(args, "variant", None) or type(args).__name__.removesuffix("Config").lower()
-        )
+        method = getattr(args, "variant", None) or type(args).__name__.removesuffix("Config")
         words = [f"{method} trains {task.get('model', 'the model')}"]
         if task.get("environment", "none") != "none":
             words.append(f"in {task['environment']}")
@@ -269,6 +284,11 @@ class ProgressLines(TrainerCallback):
             if (more := round(so_far - self._guards[metric])) > 0:
                 say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
                 self._guards[metric] = so_far
+        for metric, ((low, high), what) in HINTS.items():
+            figure = mean(self._since.get(metric))
+            if metric not in self._hinted and figure is not None and low <= figure <= high:
+                say(f"! {what}")
+                self._hinted.add(metric)
 
     def _evaluations_left(self, args: Any, state: Any) -> int:
         """How many evaluations `eval_strategy` has still to come; one is made at the very end, too."""

@@ -113,7 +113,8 @@ class RolloutMetrics:
     """
 
     def __init__(self, *, values: bool) -> None:
-        self._sums = RatioOfSums()
+        # An environment need not say whether an episode succeeds or an action can be read.
+        self._sums = RatioOfSums("episode/success_rate", "turns/valid_action_rate")
         self._values = values
 
     def collect(

@@ -19,9 +19,14 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 class RatioOfSums:
-    """Collects numerators and denominators by name, plus maxima."""
+    """Collects numerators and denominators by name, plus maxima.
 
-    def __init__(self) -> None:
+    Args:
+        optional: names left out where the denominator is 0; elsewhere a quotient of nothing is 0.
+    """
+
+    def __init__(self, *optional: str) -> None:
+        self._optional = optional
         self._sums: dict[str, list[Tensor]] = {}
         self._maxima: dict[str, Tensor] = {}
 
@@ -57,6 +62,7 @@ class RatioOfSums:
         result = {
             name: top / bottom if bottom else 0.0
             for name, (top, bottom) in zip(self._sums, sums, strict=True)
+            if bottom or name not in self._optional
         }
         result.update(zip(self._maxima, maxima, strict=True))
         self._sums, self._maxima = {}, {}

@@ -80,6 +80,6 @@ def test_a_misspelt_argument_is_asked_about():
 
 
 def test_an_environment_under_another_name_is_told_its_own():
-    with pytest.raises(TypeError, match=r"`env` is none .*`environment_factory`, a class") as error:
+    with pytest.raises(TypeError, match=r"`env` is none .*`environment_factory` \(docs") as error:
         PPOTrainer(model=None, env=None)
     assert "TRL's PPO" not in str(error.value)

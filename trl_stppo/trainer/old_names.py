@@ -48,7 +48,7 @@ def check_arguments(kind: type, model: Any, unknown: Mapping[str, Any]) -> None:
     if set(unknown) & set(ARGUMENTS):
         ends += " docs/migration.md has the names of TRL's PPO beside those of here."
     elif any("env" in name for name in unknown):
-        ends += " Environments are made by `environment_factory`, a class or a function (docs/environments.md)."
+        ends += " Environments are made by `environment_factory` (docs/environments.md)."
     raise TypeError(
         f"{kind.__name__} was given arguments that it does not have: {'; '.join(said)}{ends}"
     )

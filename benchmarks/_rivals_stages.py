@@ -191,11 +191,20 @@ def _levels(task: str, pilots: tuple[str, ...]) -> dict[str, tuple[str, float]]:
 
 
 def pilot(records: Records, task: str) -> list[Trial]:
-    """Token PPO at all pressures and rates; the corridor's is the stability study's."""
+    """Token PPO at the pressures and rates that `levels` looks at; the corridor's is the stability study's.
+
+    What it looks at next depends on what it has seen, so it is asked again after each round.
+    """
     if task == "corridor":
         return []
     cells: Any = pilot_cells
-    return [Trial("token", cell.pressure, cell) for cell in cells(SimpleNamespace(rows=[]), task)]
+    every = [Trial("token", cell.pressure, cell) for cell in cells(SimpleNamespace(rows=[]), task)]
+    missing = [job for job in every if job.key not in records.keys]
+    try:
+        levels(records, task)
+    except KeyError as error:  # the next pressure and rate
+        return [job for job in missing if (job.level, job.cell.learning_rate) == error.args[0]]
+    return []
 
 
 def on_policy(records: Records, task: str) -> list[Trial]:

@@ -69,13 +69,14 @@ def levels(table: Table, task: str = "corridor") -> dict[str, tuple[str, float]]
     found = {
         (entry["pressure"], float(entry["learning_rate"])): entry
         for entry in summaries(table)
-        if (entry["stage"], entry["task"]) == ("pilot", task)
+        if (entry["stage"], entry["task"], entry["runs"]) == ("pilot", task, len(PILOT_SEEDS))
     }
     best = max(LEARNING_RATES, key=lambda rate: found["none", rate]["final"])
     result = {"none": ("none", best)}
-    for rate, pressure in itertools.product(LEARNING_RATES, list(PRESSURES)[1:]):
+    upward = [rate for rate in LEARNING_RATES if rate >= best]
+    for rate, pressure in itertools.product(upward, list(PRESSURES)[1:]):
         entry = found[pressure, rate]
-        if rate >= best and 2 * entry["collapsed"] >= entry["runs"]:
+        if 2 * entry["collapsed"] >= entry["runs"]:
             result["threshold"] = (pressure, rate)
             break
     result["extreme"] = (list(PRESSURES)[-1], LEARNING_RATES[-1])

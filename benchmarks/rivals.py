@@ -89,7 +89,7 @@ def run_stage(stage: str, task: str, records: Records, args: Any, deadline: floa
     while True:
         jobs = jobs_of(records, task)
         left_out = run_all(jobs, records, args, deadline, work)
-        if left_out or stage != "tuning" or not jobs:
+        if left_out or stage not in ("pilot", "tuning") or not jobs:
             return left_out
 
 

@@ -43,6 +43,17 @@ def records_of(study, path, finals):
     return records
 
 
+def run_pilots(stages, records, task, final):
+    """All rounds; returns pressure, rate and seed of the runs, in their order."""
+    done = []
+    while jobs := stages.pilot(records, task):
+        assert {job.task for job in jobs} == {task}
+        for job in jobs:
+            records.add(job, rows_of_a_run(final(job.cell)))
+            done.append((job.cell.pressure, job.cell.learning_rate, job.cell.seed))
+    return done
+
+
 def test_what_was_cut_off_is_run_again(study, tmp_path):
     path = tmp_path / "rows.jsonl.gz"
     records = records_of(study, path, {"share": 0.5, "turn": 0.4})
@@ -92,10 +103,7 @@ def test_levels_of_the_corridor_are_those_of_the_stability_study(study, tmp_path
     )
     assert {job.base for job in jobs if job.arm == "ess"} == {0.8}
     assert [job.cell.seed for job in jobs] == sorted(job.cell.seed for job in jobs)
-    pilots = stages.pilot(records, "demo")
-    assert {job.cell.task for job in pilots} == {"demo"}
-    for job in pilots:
-        records.add(job, rows_of_a_run(0.1 if job.cell.pressure == "stale" else 0.8))
+    run_pilots(stages, records, "demo", lambda cell: 0.1 if cell.pressure == "stale" else 0.8)
     assert stages.levels(records, "demo")["threshold"][0] == "stale"
     for job in stages.on_policy(records, "demo"):
         rows = rows_of_a_run(0.9)
@@ -114,15 +122,20 @@ def test_the_third_task_has_pilots_of_its_own_and_no_part_in_the_first_stage(stu
     stages = study.stages
     assert stages.TASKS == ("corridor", "demo", "textworld")
     records = stages.Records(tmp_path / "rows.jsonl.gz")
-    pilots = stages.pilot(records, "textworld")
-    assert {job.task for job in pilots} == {"textworld"}
-    for job in pilots:
-        best = 0.9 if job.cell.learning_rate == 1e-4 else 0.8
-        records.add(job, rows_of_a_run(0.1 if job.cell.pressure == "both" else best))
+
+    def final(cell):
+        best = 0.9 if cell.learning_rate == 5.5e-4 else 0.8
+        return 0.1 if cell.pressure == "stale" else best
+
+    cells = run_pilots(stages, records, "textworld", final)
+    # Four rates without pressure, then from the best upward until half collapse.
+    tried = [("none", 1e-4), ("none", 3e-4), ("none", 5.5e-4), ("none", 1e-3)]
+    tried += [("epochs", 5.5e-4), ("stale", 5.5e-4)]
+    assert cells == [(*at, seed) for at in tried for seed in (100, 101, 102)]
     levels = stages.levels(records, "textworld")
-    assert levels["none"] == ("none", 1e-4)
-    assert levels["overlap"] == ("overlap", 1e-4)
-    assert levels["threshold"] == ("both", 1e-4)
+    assert levels["none"] == ("none", 5.5e-4)
+    assert levels["overlap"] == ("overlap", 5.5e-4)
+    assert levels["threshold"] == ("stale", 5.5e-4)
     assert len(stages.on_policy(records, "textworld")) == 3
     assert stages.first(records, "textworld") == stages.reproduce(records, "textworld") == []
     assert stages.table_of(records) == []

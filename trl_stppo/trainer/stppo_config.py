@@ -17,8 +17,8 @@ STABILIZERS = {
     "episodes": "weighs each episode by how much of its gradient the clip leaves",
     "triggered": "divides the gradient by the norm of the clipping bias, as the paper does",
 }
-# What a variant lists whose updates are stabilised. Not "winners": in a game of chance it learns to be lucky
-# (docs/stability.md).
+# What a variant lists whose updates are stabilised. Not "winners": where a way to play has yet to be found it
+# settles too early (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
 # Values of 0.1.0 that lost their study -> what they were.
 GONE = {

@@ -1,6 +1,6 @@
 """Tables that stay readable: long names break at their dots, and on a phone each row becomes a list.
 
-A table with much text in a cell gets the class `stack`; its cells begin with the heading of their column,
+A table with much text in a cell or in a row gets the class `stack`; its cells begin with the heading of their column,
 which the style sheet shows on narrow screens alone.
 """
 
@@ -13,6 +13,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 LONG = 40  # characters of a cell
+WIDE = 80  # characters of a row
 NAME = 16  # characters of a name that may break
 
 
@@ -22,6 +23,7 @@ def _mark(app: Sphinx, doctree: nodes.document) -> None:
         rows = [row for body in table.findall(nodes.tbody) for row in body]
         stack = False
         for row in rows:
+            stack |= sum(len(cell.astext()) for cell in row) > WIDE
             for number, cell in enumerate(row):
                 if len(cell.astext()) > LONG:
                     cell["classes"].append("long")

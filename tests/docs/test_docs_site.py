@@ -63,6 +63,8 @@ def test_wide_tables_become_lists_on_a_phone(site):
     page = (site / "watching.html").read_text()
     assert '<span class="cell-label">healthy: </span>' in page
     assert re.search(r'<table class="[^"]*\bstack\b', page)
+    # Short cells, but too many for a phone.
+    assert "token PPO: </span>" in (site / "stability.html").read_text()
     short = (site / "many_gpus.html").read_text()
     assert "LoRA, shared: " not in short
     assert "core.<wbr>ratios.<wbr>log_<wbr>importance" in (site / "algorithm.html").read_text()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -48,14 +48,8 @@ TRAINED = (
 )
 
 
-class TraceRecorder:
-    """One per trainer, on every process; together they record `trace_episodes` of each update.
-
-    Args:
-        host: whose episodes are recorded.
-        upstream: its private side.
-        player: has played them.
-    """
+class TraceRecorder(TrainerCallback):
+    """One per trainer, on every process; together they record `trace_episodes` of each update."""
 
     def __init__(self, host: Host, upstream: Upstream, player: EpisodePlayer) -> None:
         self._host, self._upstream, self._player = host, upstream, player
@@ -68,7 +62,7 @@ class TraceRecorder:
         self._start, self._started, self._first_step = 0, time.time(), None
         self._warned = False
         if episodes:
-            host.add_callback(TraceCallback(self))
+            host.add_callback(self)
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._upstream.tokenizer.decode(
@@ -78,7 +72,7 @@ class TraceRecorder:
 
     # ------------------------------------------------------------------ what training calls
 
-    def begin(self) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A training begins or goes on: what earlier ones have recorded of later steps is void."""
         start = 0
         if self._host.accelerator.is_main_process:
@@ -158,7 +152,14 @@ class TraceRecorder:
                 episodes, kept = self._episodes(rollout, self._player.pad(rollout), numbers, engine)
                 self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
 
-    def finish_evaluation(self, metrics: dict[str, float] | None) -> None:
+    def on_evaluate(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Write down the evaluation that is over."""
         record, self._evaluation = self._evaluation, None
         if record is not None and metrics is not None:
@@ -167,6 +168,12 @@ class TraceRecorder:
                 if value is not None:
                     record.header["figures"][name] = float(value)
         self._write(record)
+
+    def on_predict(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Likewise, without figures."""
+        self.on_evaluate(args, state, control)
 
     def state_dict(self) -> dict[str, Any] | None:
         """The open update for a checkpoint, None between two updates."""
@@ -177,13 +184,7 @@ class TraceRecorder:
         if state is None or not self._share:
             self._update = None
             return
-        device = self._host.accelerator.device
-        tensors = {
-            part: {name: tensor.to(device) for name, tensor in state[part].items()}
-            for part in ("batch", "passes")
-        }
-        outcomes = [(name, rows.to(device)) for name, rows in state["outcomes"]]
-        self._update = OpenRecord(**{**state, **tensors, "outcomes": outcomes})
+        self._update = OpenRecord(**send_to_device(state, self._host.accelerator.device))
 
     # -------------------------------------------------------------------------- inside
 
@@ -263,31 +264,3 @@ class TraceRecorder:
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)
             self._warned = True
-
-
-class TraceCallback(TrainerCallback):
-    """Tells the recorder when a training begins and an evaluation ends."""
-
-    def __init__(self, recorder: TraceRecorder) -> None:
-        self._recorder = recorder
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here on, steps are this training's."""
-        self._recorder.begin()
-
-    def on_evaluate(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """All episodes are there, and their figures."""
-        self._recorder.finish_evaluation(metrics)
-
-    def on_predict(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        """Likewise."""
-        self._recorder.finish_evaluation(None)

@@ -68,7 +68,7 @@ RULES = {
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
     ),
     "__main__": ({"cli"}, set(), set()),
-    "trace": ({"trace", "errors"}, set(), set()),
+    "trace": ({"trace", "errors"}, {"tokenizers"}, set()),
     "watch": ({"watch", "redaction"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
     "trainer": (
         {

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ...core import ClippedSurrogate
 from ...rollout.engine import RolloutEngine
 from ...trace.files import FOLDER, next_start, write_update
 from ...trace.format import TracedUpdate
-from ...trace.pieces import TokenPieces
+from ...trace.pieces import cut
 from ..host import Host, Upstream, is_warming_up
 from ..loop.batch import Batch
 from ..loop.player import EpisodePlayer
@@ -56,7 +57,6 @@ class TraceRecorder(TrainerCallback):
         accelerator, episodes = host.accelerator, host.args.trace_episodes
         share, rest = divmod(episodes, accelerator.num_processes)
         self._share = share + (accelerator.process_index < rest)
-        self._pieces = TokenPieces(self._decode)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
         self._start, self._started, self._first_step = 0, time.time(), None
@@ -64,11 +64,11 @@ class TraceRecorder(TrainerCallback):
         if episodes:
             host.add_callback(self)
 
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._upstream.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+    def _pieces(self, ids: list[int]) -> list[str]:
+        tokenizer = self._upstream.tokenizer
+        whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        return cut(ids, partial(tokenizer.decode, **whole), backend)
 
     # ------------------------------------------------------------------ what training calls
 

@@ -96,11 +96,6 @@ class IsolatedEnvironment:
 
         There is no timeout: `kill` from another thread ends a call that hangs.
 
-        Args:
-            method: its name.
-            *args: picklable arguments.
-            **kwargs: picklable arguments.
-
         Returns:
             A copy of what the method returned.
 

@@ -102,12 +102,6 @@ class RunState(TrainerCallback):
 
     Between the two it watches the place in the rows.
 
-    Args:
-        host: the trainer.
-        upstream: its private side.
-        optimizers: of policy and critic.
-        stale: the policy's past weights.
-
     Attributes:
         folder: the checkpoint that the run goes on from; None where it starts.
         guards, trace: what is kept of them too; set once they are there.

@@ -157,9 +157,6 @@ class ClipBiasEstimate:
 
     They are known before the last backward pass of a mini-batch, and where an engine shards gradients
     or steps inside the backward pass there are no others. Their unit is not the exact norms'.
-
-    Args:
-        device: where the sums are kept.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -67,7 +67,7 @@ def test_an_access_is_seen(line, count):
 def test_few_classes_of_ours_stand_above_upstreams():
     order = STPPOTrainer.__mro__
     ours = [cls.__name__ for cls in order[: order.index(GRPOTrainer)]]
-    assert ours == ["STPPOTrainer", "PPOTrainer", "AgentTrainer"]
+    assert ours == ["STPPOTrainer", "PPOTrainer", "AgentTrainer", "Host"]
 
 
 def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):

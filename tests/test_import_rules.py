@@ -18,7 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What environments and their adapters play, and how they look a tool over.
 ENV_PACKAGES = {
-    *("datasets", "packaging", "transformers"),
+    *("datasets", "transformers"),
     *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld"),
 }
 RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers", "textworld"}
@@ -68,7 +68,7 @@ RULES = {
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
     ),
     "__main__": ({"cli"}, set(), set()),
-    "trace": ({"trace", "errors"}, set(), set()),
+    "trace": ({"trace", "errors"}, {"tokenizers"}, set()),
     "watch": ({"watch", "redaction"}, {"rich", "transformers"}, {"matplotlib", "numpy", "rich"}),
     "trainer": (
         {

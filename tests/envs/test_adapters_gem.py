@@ -136,7 +136,7 @@ def test_rows_hold_a_seed_each_and_no_game_twice(gem) -> None:
 
 def test_a_missing_package_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gem", None)
-    with pytest.raises(ImportError, match="pip install 'gem-llm"):
+    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[gem\]'"):
         GemEnv("dice")
 
 

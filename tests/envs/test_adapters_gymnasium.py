@@ -77,7 +77,7 @@ def test_private_randomness_is_put_back_after_an_error() -> None:
 
 def test_a_missing_package_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ImportError, match="pip install 'gymnasium"):
+    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[gymnasium\]'"):
         FrozenLakeEnv()
 
 

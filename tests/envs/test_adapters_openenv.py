@@ -134,7 +134,7 @@ def test_asynchronous_twin_awaits() -> None:
 def test_an_address_without_the_package_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "openenv", None)
     monkeypatch.setitem(sys.modules, "openenv.core", None)
-    with pytest.raises(ImportError, match="pip install 'openenv"):
+    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[openenv\]'"):
         OpenEnvSession("http://127.0.0.1:1").reset()
 
 

@@ -108,7 +108,7 @@ def test_the_global_generator_is_left_alone(made) -> None:
 
 def test_a_missing_package_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ImportError, match="pip install 'textarena"):
+    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[textarena\]'"):
         TextArenaEnv("Bandit-v0")
 
 

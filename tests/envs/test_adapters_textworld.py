@@ -196,7 +196,7 @@ def test_a_file_that_is_no_game_is_refused(game, path) -> None:
 
 def test_a_missing_package_names_the_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ImportError, match="pip install 'textworld"):
+    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[textworld\]'"):
         TextWorldEnv("a.z8").reset()
 
 

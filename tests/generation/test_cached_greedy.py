@@ -80,7 +80,8 @@ PREFILLS = [(kind, tokens) for kind in ("gpt2", "llama") for tokens in (1, 7, 40
     ("kind", "prefill_tokens"), quick(PREFILLS, ("gpt2", 1), ("llama", 7), ("gpt2", 40))
 )
 def test_prefill_in_pieces_changes_nothing(kind: str, prefill_tokens: int) -> None:
-    backend = backend_of(model_of(kind, "sdpa"), prefill_tokens=prefill_tokens)
+    backend = backend_of(model_of(kind, "sdpa"))
+    backend.PREFILL_TOKENS = prefill_tokens
     sizes = []
     handle = backend.model.register_forward_pre_hook(
         lambda _, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True

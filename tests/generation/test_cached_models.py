@@ -250,8 +250,3 @@ def test_models_that_are_accepted() -> None:
     config.num_attention_heads = config.num_key_value_heads = 2
     config.pad_token_id = None
     assert supports(Qwen2ForCausalLM(config)) is None
-
-
-def test_prefill_tokens_below_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="prefill_tokens"):
-        backend_of(tiny_model(), prefill_tokens=0)

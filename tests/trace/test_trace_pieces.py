@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from trl_stppo.trace.pieces import MAX_OPEN, TokenPieces
+from trl_stppo.trace.pieces import cut
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -27,55 +27,59 @@ def word_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def fallback_tokenizer() -> Tokenizer:
+    """Two words, and bytes for all else: a run of them that is no text takes back its valid beginning."""
+    vocabulary = {f"<0x{i:02X}>": i for i in range(256)} | {"▁a": 256, "b": 257}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="b"))
+    space = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*space, decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
 @pytest.mark.parametrize("text", ["plain", "naïve €5", "👩\u200d💻!", "日本語\x00\u202e", ""])
 def test_a_character_of_several_tokens_belongs_to_its_last_one(text):
     tokenizer = byte_tokenizer()
-    ids = tokenizer.encode(text).ids
-    pieces = TokenPieces(tokenizer.decode)(ids)
+    pieces = cut(tokenizer.encode(text).ids, tokenizer.decode, tokenizer)
     expected = [part for c in text for part in [""] * (len(c.encode()) - 1) + [c]]
     assert pieces == expected
 
 
-def test_any_bytes_add_up_to_their_text():
+@pytest.mark.parametrize("backed", [True, False])
+@pytest.mark.parametrize("make", [byte_tokenizer, word_tokenizer, fallback_tokenizer])
+def test_any_tokens_add_up_to_their_text(make, backed):
     """A policy that has learned nothing samples halves of characters all the time."""
-    tokenizer, draw = byte_tokenizer(), random.Random(0)
-    cut = TokenPieces(tokenizer.decode)
+    tokenizer, draw = make(), random.Random(0)
     for _ in range(200):
-        ids = [draw.randrange(256) for _ in range(draw.randrange(1, 60))]
-        pieces = cut(ids)
+        ids = [draw.randrange(tokenizer.get_vocab_size()) for _ in range(draw.randrange(60))]
+        pieces = cut(ids, tokenizer.decode, tokenizer if backed else None)
         assert len(pieces) == len(ids)
         assert "".join(pieces) == tokenizer.decode(ids)
 
 
-def test_words_keep_the_space_before_them():
+@pytest.mark.parametrize("backed", [True, False])
+def test_words_keep_the_space_before_them(backed):
     tokenizer = word_tokenizer()
-    pieces = TokenPieces(tokenizer.decode)([0, 1, 2, 4, 5, 3, 0])
-    assert pieces == ["the", " cat", "s", " ran", ".", " ", " the"]
+    pieces = cut([0, 1, 2, 4, 5, 0], tokenizer.decode, tokenizer if backed else None)
+    assert pieces == ["the", " cat", "s", " ran", ".", " the"]
+
+
+def test_what_a_decoder_takes_back_costs_the_tokens_beside_it_alone():
+    tokenizer = fallback_tokenizer()
+    ids = [256, ord("x"), 200, 256, 257, 256]
+    assert cut(ids, tokenizer.decode, tokenizer) == ["a", "", "", "\ufffd\ufffd a", "b", " a"]
+
+
+def test_without_a_backend_a_character_goes_to_the_token_behind_it():
+    tokenizer = byte_tokenizer()
+    pieces = cut(tokenizer.encode("naïve").ids, tokenizer.decode, None)
+    assert pieces == ["n", "a", "", "", "ïv", "e"]
 
 
 def test_a_decoder_that_rewrites_its_past_still_adds_up():
-    """No such window can be matched; whole texts are, once in a while."""
-
     def decode(ids):
         return "".join("ab"[i % 2] for i in ids)[::-1] + f"/{len(ids)}"
 
-    ids = list(range(3 * MAX_OPEN))
-    pieces = TokenPieces(decode)(ids)
+    ids = list(range(99))
+    pieces = cut(ids, decode, None)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == decode(ids)
-
-
-def test_one_odd_character_costs_a_long_text_little():
-    tokenizer, calls = byte_tokenizer(), []
-
-    def decode(ids):
-        calls.append(len(ids))
-        return tokenizer.decode(ids)
-
-    cut = TokenPieces(decode)
-    text = "a plain word " * 500
-    cut(tokenizer.encode("€ " + text).ids)
-    calls.clear()
-    pieces = cut(tokenizer.encode(text + "€" + text).ids)
-    assert pieces == [*text, "", "", "€", *text]
-    assert len(calls) < 20

@@ -97,12 +97,7 @@ class Findings:
 
 
 def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
-    """Print the plan of a run; 0 where everything would start, 1 where something would not.
-
-    Args:
-        words: flags of the training.
-        launch_words: flags for accelerate's launcher.
-    """
+    """Print the plan of a run; 0 where everything would start, 1 where something would not."""
     found = Findings()
     launch = found.check(launcher, words, launch_words)
     if launch is not None:

@@ -79,13 +79,7 @@ def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str
 
 
 def check_agent(folder: Path, flag: str, trust: bool) -> None:
-    """Refuse an agent that cannot be loaded, before hours have been spent on others.
-
-    Args:
-        folder: of the agent.
-        flag: that has named it.
-        trust: `trust_remote_code`.
-    """
+    """Refuse an agent that cannot be loaded, before hours have been spent on others."""
     base = adapter_base(folder)
     if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
         raise FileNotFoundError(

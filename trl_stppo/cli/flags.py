@@ -36,12 +36,7 @@ HEADINGS = (
 
 
 class FlagParser(Parser, TrlParser):
-    """TrlParser whose help is grouped by where flags come from.
-
-    Args:
-        dataclass_types: whose fields are the flags.
-        options: as argparse's parser takes them.
-    """
+    """TrlParser whose help is grouped by where flags come from."""
 
     def __init__(self, dataclass_types: Sequence[type], **options: Any) -> None:
         options = {"add_help": False, "formatter_class": _Formatter, **options}
@@ -112,10 +107,6 @@ def help_of(types: Sequence[type], *, launched: bool, **texts: str) -> str:
 
 def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     """Instances of some dataclasses from flags and the file that `--config` names; a flag beats the file.
-
-    Args:
-        types: the dataclasses.
-        words: flags and their values.
 
     Raises:
         UsageError: names or values that are not known, or a file that cannot be read.

@@ -124,12 +124,7 @@ def starts_one() -> bool:
 
 
 def launched(words: Sequence[str], program: Sequence[str]) -> int:
-    """Let accelerate start the processes; the exit code, of the first that failed.
-
-    Args:
-        words: for the launcher.
-        program: a command and its words.
-    """
+    """Let accelerate start the processes; the exit code, of the first that failed."""
     from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

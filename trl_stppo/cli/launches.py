@@ -43,10 +43,6 @@ class Launch:
 def launcher(words: Sequence[str], launch_words: Sequence[str] = ()) -> Launch:
     """How the run is started: from the flags, or what accelerate has set.
 
-    Args:
-        words: flags of the command.
-        launch_words: flags for accelerate's launcher.
-
     Raises:
         ValueError: a file or number that says nothing.
     """

@@ -192,13 +192,7 @@ def _versions() -> str:
 
 
 def guarded(call: Callable[[], int], said: str, *, debug: bool = False) -> int:
-    """The call's exit code; what it raises is told, with a traceback only where that says more.
-
-    Args:
-        call: the command.
-        said: program and command, before a message.
-        debug: always show the traceback.
-    """
+    """The call's exit code; what it raises is told behind `said`, with a traceback where that says more."""
     debug = debug or os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")
     try:
         return call()

@@ -67,10 +67,6 @@ def trl_rewards() -> dict[str, ast.expr]:
 def load_reward(path: str, key: str) -> Any:
     """The reward function behind one of TRL's names, or a path as `load_object` takes it.
 
-    Args:
-        path: or name.
-        key: of the flag that gives it.
-
     Raises:
         UsageError: there is none.
     """

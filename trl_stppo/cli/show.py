@@ -13,6 +13,7 @@ Examples:
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from ..agent import Agent, AgentEpisode
-from ..trace.pieces import TokenPieces
+from ..trace.pieces import cut
 from .agent_models import TokenCounter
 from .agents import played_environment
 from .arguments import ShowArguments
@@ -61,9 +62,10 @@ def painted(
 ) -> Text:
     """Tokens in one colour."""
     special = set(tokenizer.all_special_ids)
-    pieces = TokenPieces(lambda part: tokenizer.decode(part, skip_special_tokens=False))
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    pieces = cut(ids, decode, getattr(tokenizer, "backend_tokenizer", None))
     text = Text()
-    for i, piece in enumerate(pieces(ids)):
+    for i, piece in enumerate(pieces):
         unlikely = logprobs is not None and logprobs[i] < UNLIKELY
         text.append(piece, style + Style(reverse=ids[i] in special, underline=unlikely))
     return text

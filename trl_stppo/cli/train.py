@@ -81,11 +81,7 @@ def make_trainer(
 
 
 class FirstEvaluation(TrainerCallback):
-    """Has a run begin with an evaluation, which its log keeps at step 0; what is resumed has it there.
-
-    Args:
-        episodes: of it.
-    """
+    """Has a run begin with an evaluation, which its log keeps at step 0; what is resumed has it there."""
 
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes

@@ -53,13 +53,7 @@ def check_tools(
 
 
 def check_schema(warn: Callable[[str], Any], name: str, tool: Callable[..., Any]) -> None:
-    """Raise unless the method can be described to the model.
-
-    Args:
-        warn: gets what is only untidy.
-        name: of the method, for the message.
-        tool: itself.
-    """
+    """Raise unless the method can be described to the model; `warn` gets what is only untidy."""
     helper = "or let the name of a helper start with an underscore"
     doc = inspect.getdoc(tool)
     if not doc:

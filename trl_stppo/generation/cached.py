@@ -80,10 +80,9 @@ class CachedBackend:
         eos_token_ids: tokens that end a turn.
         pad_token_id: any valid token.
         capacity: how many episodes may be between `add` and `release`; None is any number.
-        prefill_tokens: how many tokens, padding included, one forward pass takes at most.
 
     Raises:
-        ValueError: the model is not supported or `prefill_tokens` is below 1.
+        ValueError: the model is not supported.
     """
 
     # New turns start once there is one for so many that are generating, or after so many steps:
@@ -92,8 +91,10 @@ class CachedBackend:
     ADMIT_AFTER = 4
     # Contents move once more than one slot in so many is idle among those that decode.
     IDLE_ONE_IN = 8
+    # How many tokens, padding included, one forward pass takes at most.
+    PREFILL_TOKENS = 8192
     # Prefilling rows that are not neighbours copies what they hold: so many tokens at most for
-    # each of `prefill_tokens`.
+    # each of those.
     COPIED_PER_TOKEN = 16
     # Room for this many tokens of a first turn is made along with that for its prompt.
     FIRST_ROOM = 64
@@ -106,17 +107,13 @@ class CachedBackend:
         *,
         pad_token_id: int,
         capacity: int | None = None,
-        prefill_tokens: int = 8192,
     ) -> None:
         reason = supports(model)
         if reason is not None:
             raise ValueError(reason)
-        if prefill_tokens < 1:
-            raise ValueError(f"prefill_tokens is {prefill_tokens}, not >= 1.")
         self.model: Any = model
         self.sampling = sampling
         self.capacity = capacity
-        self.prefill_tokens = prefill_tokens
         self._pad, self._ends = pad_token_id, set(eos_token_ids)
         self._sampler = Sampler(sampling)
         self._running = False
@@ -258,8 +255,8 @@ class CachedBackend:
         longest = 0
         for row in rows:
             count, longest = len(group) + 1, max(longest, len(row.ids))
-            copied = count * longest <= self.prefill_tokens * self.COPIED_PER_TOKEN
-            if group and not (copied and count * row.new <= self.prefill_tokens):
+            copied = count * longest <= self.PREFILL_TOKENS * self.COPIED_PER_TOKEN
+            if group and not (copied and count * row.new <= self.PREFILL_TOKENS):
                 yield group
                 group, longest = [], len(row.ids)
             group.append(row)
@@ -270,8 +267,8 @@ class CachedBackend:
         """Feed all that is new to the rows, padded on the left; logits [rows, vocabulary]."""
         # The last of each row's new tokens is then the last of all, whose logits models give alone.
         width = max(row.new for row in rows)
-        for _ in range(0, width, self.prefill_tokens):
-            counts = [min(row.new, self.prefill_tokens) for row in rows]
+        for _ in range(0, width, self.PREFILL_TOKENS):
+            counts = [min(row.new, self.PREFILL_TOKENS) for row in rows]
             wide = max(counts)
             ids, positions = [], []
             for row, count in zip(rows, counts, strict=True):

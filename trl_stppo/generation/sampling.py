@@ -150,11 +150,7 @@ def turn_random(seed: tuple[int, ...]) -> Random:
 
 
 class Sampler:
-    """Draws one token per row.
-
-    Args:
-        settings: how.
-    """
+    """Draws one token per row."""
 
     # Numbers of one float64 table [rows, vocabulary]; more rows are drawn in several goes.
     TABLE = 2**25

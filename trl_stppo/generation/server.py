@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from .protocol import TurnRequest, TurnResult
 from .queued import QueuedBackend, cut
@@ -34,16 +34,6 @@ class ServerError(Exception):
         self.unreachable = unreachable
 
 
-class TurnServer(Protocol):
-    """What a server is asked for, from many threads at once; any failure is a ServerError."""
-
-    def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
-        """Ids and log-probabilities of a turn."""
-
-    def weights(self) -> str:
-        """Name of the weights that it samples with; another one after a restart."""
-
-
 class ServerBackend(QueuedBackend):
     """Asks for each turn from a thread of its own, and asks again where that makes sense.
 
@@ -51,7 +41,9 @@ class ServerBackend(QueuedBackend):
     `patience`, or with errors alone, gets a result with an `error`.
 
     Args:
-        server: is asked.
+        server: is asked, from many threads at once, to `sample(request)`, which gives the ids of a turn and
+            their log-probabilities or None, and for the name of its `weights()`, another one after a
+            restart. Any failure is a ServerError.
         weights: name of the right weights, `update#push`: they may be sent again.
         patience: how long a server may be away, in seconds.
         send_weights: sends them once more to a server that has lost them, and returns their name; None
@@ -66,7 +58,7 @@ class ServerBackend(QueuedBackend):
 
     def __init__(
         self,
-        server: TurnServer,
+        server: Any,
         weights: str,
         *,
         patience: float,

@@ -8,8 +8,7 @@ skipped by its name.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,14 +40,19 @@ def full_precision(tensor: Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
-class Critic(ABC):
+class Critic:
     """State values for every completion token, from one forward pass of a backbone.
 
     Attributes:
         whole: the weights that `save` is to write, where the modules hold pieces of them.
+        parameter_names: of those inside the policy.
+        head: makes values of hidden states.
     """
 
     whole: dict[str, Tensor] | None = None
+    parameter_names: Sequence[str] = ()
+    head: nn.Module
+    _base: PreTrainedModel
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
         """Values of the states around the last `num_tokens` tokens.
@@ -65,23 +69,25 @@ class Critic(ABC):
         hidden = self.hidden_states(input_ids, attention_mask)
         return self.score(hidden[:, -num_tokens - 1 :])
 
-    @abstractmethod
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Last hidden state of the critic's backbone, [B, P + T, H]."""
+        return self._base.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
 
-    @abstractmethod
     def score(self, hidden: Tensor) -> Tensor:
-        """Scalar head: [B, S, H] -> [B, S] float32."""
+        """Scalar head: [B, S, H] -> [B, S] float32, or float64 where the head is."""
+        with full_precision(hidden):
+            values = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(-1)
+        return values if values.dtype == torch.float64 else values.float()
 
-    @abstractmethod
     def parameters(self) -> list[nn.Parameter]:
         """Trainable parameters, in a stable order."""
+        return []
 
-    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write everything `load` needs into `folder`."""
 
-    @abstractmethod
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; raises FileNotFoundError rather than start over silently."""
 
@@ -93,25 +99,9 @@ class Critic(ABC):
 class NoCritic(Critic):
     """Stands in its place where a method has none: nothing to train, to save or to load."""
 
-    parameter_names: tuple[str, ...] = ()
-
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """There are none."""
         raise NotImplementedError("This trainer has no critic, and so no values.")
-
-    def score(self, hidden: Tensor) -> Tensor:
-        """There are no values."""
-        raise NotImplementedError("This trainer has no critic, and so no values.")
-
-    def parameters(self) -> list[nn.Parameter]:
-        """None."""
-        return []
-
-    def save(self, folder: Path) -> None:
-        """Nothing is written."""
-
-    def load(self, folder: Path) -> None:
-        """Nothing is read."""
 
 
 class SharedCritic(Critic):
@@ -129,20 +119,17 @@ class SharedCritic(Critic):
         adapters.add_critic_adapter(model, rank)
         self.model = model
         self._layers = adapters.adapter_layers(model)
-        self._names = [n for n, _ in model.named_parameters() if adapters.CRITIC in n.split(".")]
-        config = model.get_base_model().config.get_text_config()
+        names = [n for n, _ in model.named_parameters() if adapters.CRITIC in n.split(".")]
+        self.parameter_names = names
+        self._base = model.get_base_model()
+        config = self._base.config.get_text_config()
         self.head = scalar_head(config.hidden_size, like=model.get_input_embeddings().weight)
-        adapters.match_policy_dtype(model, self._names)
+        adapters.match_policy_dtype(model, names)
         self._enable_gradients()
-
-    @property
-    def parameter_names(self) -> list[str]:
-        """Names of the adapter's parameters inside the policy."""
-        return self._names
 
     def _enable_gradients(self) -> None:
         # PEFT freezes every inactive adapter whenever adapters are switched, disabled or loaded.
-        for name in self._names:
+        for name in self.parameter_names:
             self.model.get_parameter(name).requires_grad_(True)
 
     @contextmanager
@@ -152,21 +139,10 @@ class SharedCritic(Critic):
             self._enable_gradients()
             yield
 
-    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """See `Critic.hidden_states`."""
-        backbone = self.model.get_base_model().base_model
-        return backbone(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
-
-    def score(self, hidden: Tensor) -> Tensor:
-        """See `Critic.score`."""
-        with full_precision(hidden):
-            return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
-
     def parameters(self) -> list[nn.Parameter]:
         """See `Critic.parameters`."""
-        return [self.model.get_parameter(n) for n in self._names] + list(self.head.parameters())
+        own = [self.model.get_parameter(name) for name in self.parameter_names]
+        return own + list(self.head.parameters())
 
     def save(self, folder: Path) -> None:
         """Write the head; PEFT itself saves the adapter, into a folder of the adapter's name."""
@@ -206,8 +182,6 @@ class SeparateCritic(Critic):
         ValueError: the model lacks the head, has more than one output, or nothing to train.
     """
 
-    parameter_names: tuple[str, ...] = ()
-
     def __init__(self, model: PreTrainedModel) -> None:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not hasattr(base, "score") or not getattr(base, "base_model_prefix", ""):
@@ -219,30 +193,9 @@ class SeparateCritic(Critic):
             raise ValueError(
                 f"`value_model` has num_labels={base.config.num_labels}; a critic needs num_labels=1."
             )
-        self.model = model
-        self._base = base
+        self.model, self._base, self.head = model, base, base.score
         if not self.parameters():
             raise ValueError("`value_model` has no trainable parameter: nothing could be learned.")
-
-    @property
-    def head(self) -> nn.Module:
-        """What makes values of hidden states."""
-        head: nn.Module = self._base.score
-        return head
-
-    def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """See `Critic.hidden_states`."""
-        backbone = getattr(self._base, self._base.base_model_prefix)
-        return backbone(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
-
-    def score(self, hidden: Tensor) -> Tensor:
-        """See `Critic.score`."""
-        dtype = next(self._base.score.parameters()).dtype
-        with full_precision(hidden):
-            values = self._base.score(hidden.to(dtype)).squeeze(-1)
-        return values if values.dtype == torch.float64 else values.float()
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Critic.parameters`."""

@@ -11,20 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import EnvironmentFailureError
 from ..generation.protocol import Backend
 from .chat import ChatRenderer, Message
-from .driver import Driver
-from .environments import EnvironmentPool
-from .episode import Durations, Episode, Limits
+from .episode import Durations, Episode
 from .loop import EpisodeLoop
 from .parts import Parts
 from .record import FAILURES, culprit
-from .turns import Selection
-from .workers import EnvironmentCalls
 
 logger = logging.getLogger(__name__)
 
@@ -35,39 +31,10 @@ MAX_FAILURES_IN_A_ROW = 64
 CLOSE_SECONDS = 2.0
 
 
-class RolloutEngine:
-    """Plays episodes of any number of named environments.
+class RolloutEngine(Parts):
+    """Plays episodes of any number of named environments; its arguments are `Parts`."""
 
-    Args:
-        drivers: by name of the environment factory; None is the single unnamed one, or nobody.
-        pool: their instances, None where there are only tools.
-        calls: where environments run.
-        limits: budgets of an episode.
-        tool_suffix: tool messages -> their token ids, TRL's own function.
-        on_env_error: what an episode teaches whose environment failed: `"penalise"` pays its last
-            turn `-env_error_penalty`, `"mask"` teaches nothing, `"drop"` is left out of the batch's
-            figures too.
-        env_error_penalty: reward units.
-        selection: plays the best of several turns; None plays the one that is sampled.
-    """
-
-    def __init__(
-        self,
-        drivers: dict[str | None, Driver],
-        pool: EnvironmentPool | None,
-        calls: EnvironmentCalls,
-        limits: Limits,
-        *,
-        tool_suffix: Callable[[list[Message]], list[int]] | None = None,
-        on_env_error: str = "mask",
-        env_error_penalty: float = 1.0,
-        selection: Selection | None = None,
-    ) -> None:
-        self.drivers, self.pool, self.calls, self.limits = drivers, pool, calls, limits
-        self._parts = Parts(
-            drivers, pool, calls, limits, tool_suffix, on_env_error, env_error_penalty, selection
-        )
-        self.failures_in_a_row = 0
+    failures_in_a_row = 0
 
     def run(
         self,
@@ -107,10 +74,10 @@ class RolloutEngine:
         if names is None:
             names = [(first_row + row,) for row in range(len(rows))]
         seeds = [(*seed, *name) for name in names]
-        loop = EpisodeLoop(self._parts, episodes, indices, renderer, backend, seeds)
+        loop = EpisodeLoop(self, episodes, indices, renderer, backend, seeds)
         loop.play()
         self._report(episodes)
-        if self._parts.on_env_error == "drop":
+        if self.on_env_error == "drop":
             for episode in episodes:
                 episode.counted = episode.stop_reason not in FAILURES
         return episodes, Durations(loop.env_seconds, loop.wait_seconds, loop.generation_seconds)

@@ -117,11 +117,7 @@ class EnvironmentPool:
         return env
 
     def close(self, run_async: Callable[[Any], Any]) -> None:
-        """Let go of all instances; `close()` is called on those that have one.
-
-        Args:
-            run_async: waits for an asynchronous `close`.
-        """
+        """Let go of all instances; `close()` is called on those that have one."""
         with self._lock:
             instances, self._instances = list(self._instances.values()), {}
         for env in instances:

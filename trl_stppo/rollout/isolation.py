@@ -43,7 +43,7 @@ class IsolatedEnvironment:
     """An environment that lives in a child process and is used like the object itself.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` and
-    `get` reach also those that this class hides (`call`, `get`, `kill`, `close`, `alive`, ...).
+    `get` reach also those that this class hides (`call`, `get`, `kill`, `close`, ...).
     Thread-safe: calls take turns, while `kill` works from any thread at any time. Attributes are
     copies, and assigning one does not reach the child.
 
@@ -96,11 +96,6 @@ class IsolatedEnvironment:
 
         There is no timeout: `kill` from another thread ends a call that hangs.
 
-        Args:
-            method: its name.
-            *args: picklable arguments.
-            **kwargs: picklable arguments.
-
         Returns:
             A copy of what the method returned.
 
@@ -135,11 +130,6 @@ class IsolatedEnvironment:
         if value is MISSING:
             raise AttributeError(f"{self.env_type_name!r} object has no attribute {name!r}")
         return value
-
-    @property
-    def alive(self) -> bool:
-        """Whether the child still runs."""
-        return not self._killed and self._wait_for_end(0.0) is None
 
     def kill(self) -> None:
         """End the child and its subprocesses at once; a call under way raises EnvironmentDied.

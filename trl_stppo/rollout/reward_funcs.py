@@ -40,10 +40,6 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
 
     Episodes that leave nothing to be scored get `None` without being shown.
 
-    Args:
-        func: as GRPOTrainer takes it.
-        asked: the episodes.
-
     `None` keeps its meaning ("does not apply to this row"); upstream turns it into NaN afterwards,
     where the two could no longer be told apart. Reward models and names pass unchanged.
     """

@@ -105,12 +105,7 @@ class Damage:
 def read_updates(
     folder: str | Path, damage: Damage | None = None
 ) -> list[tuple[TracedUpdate, Path]]:
-    """What was recorded when, and where its episodes are; see `read_trace`.
-
-    Args:
-        folder: as there.
-        damage: is added to.
-    """
+    """What was recorded when, and where its episodes are; see `read_trace`."""
     place = trace_folder(folder)
     damage = Damage() if damage is None else damage
     found = []
@@ -139,13 +134,7 @@ def _start(update: TracedUpdate) -> tuple[int, float]:
 def read_episodes(
     update: TracedUpdate, path: Path, damage: Damage | None = None
 ) -> Iterator[TracedEpisode]:
-    """The episodes of one file.
-
-    Args:
-        update: its first line.
-        path: of the file.
-        damage: is added to.
-    """
+    """The episodes of one file; what cannot be read is added to `damage`."""
     lost = Damage()
     for line in _lines(path)[1:]:  # as whole as when its first line was read
         try:

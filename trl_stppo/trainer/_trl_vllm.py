@@ -160,10 +160,6 @@ def rejoin(vllm: Any) -> None:
 class TurnClient:
     """TRL's client as a server of turns, for many threads at once.
 
-    Args:
-        client: as `new_client` makes it.
-        vllm: whose settings hold.
-
     Attributes:
         names_weights: whether the server can name its weights, which vLLM could not always.
     """

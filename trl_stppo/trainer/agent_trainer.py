@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from ..core.layout import Part
-from ..models.critic import Critic
 from . import argument_types as of
 from . import old_names
-from ._trl import GRPOTrainer, reference_needed, small_tiles
+from ._trl import reference_needed, small_tiles
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .evaluation.evaluator import Evaluator
@@ -25,7 +24,7 @@ from .gradients.optimizers import Optimizers, policy_parameters
 from .guards import finite_weights
 from .guards.guards import Guards
 from .guards.signals import without_upstreams
-from .host import Upstream
+from .host import Host, Upstream
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.mini_batches import MiniBatches
@@ -45,11 +44,9 @@ from .sharding import runtime
 from .watching import display
 
 
-class AgentTrainer(GRPOTrainer):
+class AgentTrainer(Host):
     """GRPOTrainer with our helpers in it, which it asks wherever upstream would do something else."""
 
-    config_class: type[PPOConfig]
-    has_critic = True
     __getattr__ = old_names.attribute  # asked for what is not there
     _scales_updates: Callable[[], bool]  # of subclasses, as is the next one
     _after_optimizer: Callable[[torch.optim.Optimizer], None]
@@ -151,7 +148,7 @@ class AgentTrainer(GRPOTrainer):
 
     def _install_models(self, *given: Any) -> None:
         """What stands beside the policy (`setup.models.install_models`), and what moves policy and critic."""
-        self.critic: Critic = models.install_models(self, *given)
+        self.critic = models.install_models(self, *given)
         finite_weights.check_loaded(self)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)

@@ -7,14 +7,13 @@ lives in the helper, which others are handed in turn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import torch
-from accelerate import Accelerator
-from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
+from ._trl import GRPOTrainer
 from .loop.batch import Batch
 from .ppo_config import PPOConfig
 
@@ -22,89 +21,14 @@ T = TypeVar("T")
 Wrapped = Callable[..., Any]  # upstream's method behind one of our hooks
 
 
-class Host(Protocol):
-    """The public side of a trainer, as upstream names it."""
+class Host(GRPOTrainer):
+    """Upstream's trainer, with what ours add that helpers may ask for."""
 
     args: PPOConfig
-    accelerator: Accelerator
-    state: TrainerState
-    control: TrainerControl
-    model: Any
-    model_wrapped: Any
-    ref_model: Any
-    optimizer: torch.optim.Optimizer | None
-    lr_scheduler: Any
-    callback_handler: Any
-    train_dataset: Any
-    eval_dataset: Any
-    is_in_train: bool
-    is_deepspeed_enabled: bool
-    is_fsdp_enabled: bool
-    num_generations: int
-    importance_sampling_level: str
-    epsilon_low: float
-    epsilon_high: float
-    num_generations_eval: int
-    pad_to_multiple_of: int | None
-    mask_truncated_completions: bool
-    vllm_importance_sampling_correction: bool
-    environments: list[Any] | None
-    reward_weights: torch.Tensor
-    log_completions: bool
-    generation_kwargs: dict[str, Any]
-    num_iterations: int
-    use_vllm: bool
-    vllm_mode: str
-    vllm_generation: Any
-    use_transformers_continuous_batching: bool
-    generation_config: Any
     rollout_func: RolloutFunc | None
-    eos_token_ids: list[int]
-    chat_template: str | None
-    chat_template_kwargs: dict[str, Any]
-    reward_func_names: list[str]
-    tools: list[Callable[..., Any]]
-    has_critic: bool
-    critic: Critic
-    # Of models, optimizers and the display.
-    processing_class: Any
-    reward_funcs: list[Any]
-    temperature: float
-    beta: float
-    optimizer_cls_and_kwargs: tuple[Any, Any] | None
-    # Of checkpoints and the Hub.
     config_class: type[PPOConfig]
-    hub_model_id: str | None
-
-    def add_callback(self, callback: TrainerCallback) -> None:
-        """Upstream's."""
-
-    def remove_callback(self, callback: TrainerCallback) -> None:
-        """Upstream's."""
-
-    def get_train_dataloader(self) -> Any:
-        """Upstream's."""
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Upstream's, of episodes."""
-
-    def get_off_policy_mask(self, *args: Any) -> torch.Tensor:
-        """Upstream's."""
-
-    def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Upstream's."""
-
-    def get_optimizer_cls_and_kwargs(self, args: Any, model: Any = None) -> tuple[Any, Any]:
-        """Upstream's."""
-
-    def is_world_process_zero(self) -> bool:
-        """Upstream's."""
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Upstream's, of a whole agent."""
-
-    def create_model_card(self) -> None:
-        """Upstream's, of an agent."""
+    has_critic = True
+    critic: Critic
 
 
 def is_warming_up(host: Host) -> bool:

@@ -24,13 +24,7 @@ ARGUMENTS = {
 
 
 def check_arguments(kind: type, model: Any, unknown: Mapping[str, Any]) -> None:
-    """Refuse arguments that a trainer does not have, and a policy that is missing.
-
-    Args:
-        kind: the trainer's class.
-        model: the argument.
-        unknown: further ones, by their names.
-    """
+    """Refuse arguments that a trainer does not have, and a policy that is missing."""
     if not unknown:
         if model is None:
             raise TypeError(

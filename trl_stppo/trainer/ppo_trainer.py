@@ -47,7 +47,7 @@ from .loop.mini_batches import Totals
 from .loop.player import judge
 from .loop.rollout import Rollout
 from .loop.rows import Row
-from .loop.targets import Targets, TargetSettings, compute_targets
+from .loop.targets import Targets, compute_targets
 from .ppo_config import PPOConfig
 from .watching import display
 from .watching.metrics import MiniBatchMetrics, RolloutMetrics
@@ -155,7 +155,9 @@ class PPOTrainer(AgentTrainer):
             final_values,
             kl,
             batch["loss_mask"],
-            TargetSettings.of(self.args, warming_up=is_warming_up(self)),
+            self.args,
+            # Warm-up regresses on Monte Carlo returns, which is GAE with lambda 1.
+            1.0 if is_warming_up(self) else self.args.lam,
             self.accelerator.reduce,
         )
 

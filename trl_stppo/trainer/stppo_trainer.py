@@ -123,7 +123,8 @@ class STPPOTrainer(PPOTrainer):
         if self._correction is not None:
             later = self._correction.observe(surrogate, weights, extra, episode_tokens(inputs))
             if later is not None:
-                self._later = take_rows(inputs, later.rows), later.coefficient
+                rows, coefficient = later
+                self._later = take_rows(inputs, rows), coefficient
             extra = None if extra is None else extra.detach()
         return super()._combine(inputs, surrogate, weights, extra)
 

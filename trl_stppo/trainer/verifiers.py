@@ -74,10 +74,6 @@ class CriticScores:
 
     That is the value before the turn's last token, which ends it: the last state in which the critic has
     been trained before the environment answers.
-
-    Args:
-        critic: of the policy that plays.
-        batch_size: rows in one forward pass.
     """
 
     def __init__(self, critic: Critic, batch_size: int = 16) -> None:

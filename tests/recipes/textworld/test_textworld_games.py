@@ -188,5 +188,5 @@ def test_a_quest_that_no_world_has_is_refused(tmp_path, monkeypatch):
 
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld.generator", None)
-    with pytest.raises(ImportError, match="pip install 'textworld"):
+    with pytest.raises(ImportError, match=r"pip install 'trl-stppo\[textworld\]'"):
         make_games(tmp_path, KIND, [0])

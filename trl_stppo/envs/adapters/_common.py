@@ -5,7 +5,6 @@ import random
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
@@ -27,18 +26,11 @@ def last_word(text: str, words: Iterable[str]) -> str | None:
     return str(found[-1]).lower() if found else None
 
 
-def missing(package: str) -> ImportError:
-    """The error for a package that is not installed, with the versions that were tried."""
-    from packaging.requirements import Requirement
-
-    try:
-        known = [Requirement(line) for line in requires("trl-stppo") or ()]
-    except PackageNotFoundError:  # a checkout on the path
-        known = []
-    versions = next((str(r.specifier) for r in known if r.name == package), "")
+def missing(package: str, extra: str = "") -> ImportError:
+    """The error for a package that is not installed; the extra is called as it is, unless it is given."""
     return ImportError(
         f"`{package}` is not installed, and this environment plays its games. Install it with "
-        f"pip install '{package}{versions}'."
+        f"pip install 'trl-stppo[{extra or package}]'."
     )
 
 

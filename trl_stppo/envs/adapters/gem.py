@@ -42,7 +42,7 @@ class GemEnv:
                 import gem
                 from gem.utils.constants import LanguageGameReward
             except ImportError as error:
-                raise missing("gem-llm") from error
+                raise missing("gem-llm", "gem") from error
             self._env: Any = gem.make(env_id, **options)
         self._rewards: Any = LanguageGameReward
         self._is_running = False

@@ -52,10 +52,6 @@ def f1_score(prediction: str, answers: Iterable[str]) -> float:
     Words are counted with repetition, after the normalisation of `exact_match`, whose matches all
     score 1. An empty side scores 0.
 
-    Args:
-        prediction: what the model answered.
-        answers: the accepted answers.
-
     Returns:
         A number in [0, 1].
     """

@@ -28,11 +28,6 @@ class Checkpoints:
 
     Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
 
-    Args:
-        host: the trainer.
-        state: what they hold besides upstream's.
-        describe: what the trainer trains.
-
     Attributes:
         last: that this run has written or come from; None before.
         staging: where one is being written; None while none is.

@@ -297,11 +297,6 @@ def _step(folder: Path) -> Any:
 def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
     """The checkpoint that `train(resume_from_checkpoint=wanted)` goes on from; nothing is changed.
 
-    Args:
-        run_dir: the run's output directory.
-        wanted: as for `train`.
-        thorough: as for `complaint`.
-
     Returns:
         Its folder, None for a run that starts.
 

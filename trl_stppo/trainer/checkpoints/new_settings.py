@@ -30,11 +30,7 @@ _KEPT = {*_RATES, "weight_decay", *_ADAM}
 def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
     """Let the run go on with the settings that it has now, and say which are new.
 
-    Args:
-        host: whose scheduler has been loaded.
-        optimizers: which have been, too.
-        folder: the checkpoint that they come from.
-        saved: its settings.
+    Its scheduler and optimizers have been loaded, from a checkpoint of `saved` settings.
     """
     groups = _groups(host, optimizers)
     saved = {**_adams(groups), **renamed(saved)}

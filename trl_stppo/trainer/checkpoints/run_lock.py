@@ -28,11 +28,7 @@ WATCH_SECONDS = 6.0
 
 
 class RunLock:
-    """The right to write to an output directory.
-
-    Args:
-        folder: the output directory.
-    """
+    """The right to write to an output directory."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._name = folder / NAME, uuid.uuid4().hex

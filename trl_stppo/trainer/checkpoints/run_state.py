@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -22,7 +23,6 @@ from ...models.weights import load_converted
 from ..gradients.optimizers import Optimizers
 from ..guards.guards import Guards
 from ..host import Host, Upstream
-from ..loop.batch import Batch
 from ..loop.stale import StalePolicies
 from ..recording.recorder import TraceRecorder
 from ..sharding.critics import loading
@@ -101,12 +101,6 @@ class RunState(TrainerCallback):
     """Writes the run's state down, and puts it back once upstream has set up its own.
 
     Between the two it watches the place in the rows.
-
-    Args:
-        host: the trainer.
-        upstream: its private side.
-        optimizers: of policy and critic.
-        stale: the policy's past weights.
 
     Attributes:
         folder: the checkpoint that the run goes on from; None where it starts.
@@ -268,8 +262,7 @@ class RunState(TrainerCallback):
         host, upstream = self._host, self._upstream
         device = host.accelerator.device
         upstream.step = host.state.global_step * host.args.gradient_accumulation_steps
-        buffer = state["buffer"]
-        upstream.buffer = None if buffer is None else [_to(part, device) for part in buffer]
+        upstream.buffer = send_to_device(state["buffer"], device)
         for mode, figures in state["metrics"].items():
             upstream.metrics[mode].update(figures)
         upstream.loss = state["loss"].to(device)
@@ -287,8 +280,3 @@ class RunState(TrainerCallback):
             else:
                 logs[key].extend(entries)
         self.trace.load_state_dict(self._episodes.get("trace"))
-
-
-def _to(part: dict[str, Any], device: torch.device) -> Batch:
-    moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in part.items()}
-    return cast(Batch, moved)

@@ -66,16 +66,7 @@ class PlayedEpisode:
         rewards: Sequence[float],
         weights: Sequence[float],
     ) -> PlayedEpisode:
-        """What is known of an episode.
-
-        Args:
-            name: of the episode.
-            episode: as it was played.
-            whole: whether its last token ends a turn.
-            score: of the episode.
-            rewards: of each reward function.
-            weights: of these.
-        """
+        """What is known of an episode."""
         parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
         answered = episode.env_type is not None
         reason = episode.stop_reason if answered else None
@@ -121,12 +112,7 @@ class EvaluationRun:
         return [((start + i) * processes + index, 0) for i in range(count)]
 
     def first_time(self, names: Sequence[Name], gather: GatherObjects) -> list[bool]:
-        """Which of a batch's episodes have not been counted yet, here or on another process.
-
-        Args:
-            names: of the batch of this process.
-            gather: a collective call.
-        """
+        """Which of a batch's episodes have not been counted yet, here or on another process."""
         new: list[list[bool]] = []
         for batch in gather([list(names)]):
             new.append([])

@@ -10,7 +10,6 @@ are not scaled and do not count into either norm.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +22,6 @@ from .buffers import GradientBuffer, Reduce, grad_norm
 # A pass of their own costs the clipped episodes a forward and a backward pass, the other way costs
 # all episodes of the micro-batch a backward pass, which takes at least as long as a forward one.
 FEW = 0.5
-
-
-class Later(NamedTuple):
-    """Episodes of a micro-batch whose clipping bias is still to be computed.
-
-    Attributes:
-        rows: [b] int64, which episodes.
-        coefficient: [b, T] float; minus its product with the log ratio, summed, has the gradient
-            that these episodes' clipped terms have in the loss.
-    """
-
-    rows: Tensor
-    coefficient: Tensor
 
 
 def has_dropout(model: nn.Module) -> bool:
@@ -80,7 +66,7 @@ class ClipBiasCorrection:
 
     def observe(
         self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None, tokens: Tensor
-    ) -> Later | None:
+    ) -> tuple[Tensor, Tensor] | None:
         """Take in a micro-batch: the clipped terms, and what must stay unscaled.
 
         Args:
@@ -90,7 +76,9 @@ class ClipBiasCorrection:
             tokens: [B], tokens of prompt and completion, which a pass costs.
 
         Returns:
-            What is left to `add`, once the graph is gone; None where nothing is.
+            What is left to `add`, once the graph is gone: [b] int64, which episodes, and [b, T] float;
+            minus its product with the log ratio, summed, has the gradient that their clipped terms have
+            in the loss. None where nothing is left.
         """
         if extra is not None and extra.requires_grad:
             self._extra.add(extra, retain_graph=True)
@@ -100,7 +88,7 @@ class ClipBiasCorrection:
             return None
         if self._repeatable and cost[0] <= FEW * cost[1]:
             clipped_rows = rows.nonzero().squeeze(1)
-            return Later(clipped_rows, (surrogate.clipped * weights).detach()[clipped_rows])
+            return clipped_rows, (surrogate.clipped * weights).detach()[clipped_rows]
         self.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
         return None
 
@@ -169,9 +157,6 @@ class ClipBiasEstimate:
 
     They are known before the last backward pass of a mini-batch, and where an engine shards gradients
     or steps inside the backward pass there are no others. Their unit is not the exact norms'.
-
-    Args:
-        device: where the sums are kept.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -234,13 +234,7 @@ class Ending:
 
 
 class EndingCallback(TrainerCallback):
-    """Ends a run at the end of an optimizer step, where its state is one that can be resumed.
-
-    Args:
-        host: that is trained.
-        ending: of its run.
-        watch_log: takes in what transformers logs.
-    """
+    """Ends a run at the end of an optimizer step, where its state is one that can be resumed."""
 
     def __init__(
         self, host: Host, ending: Ending, watch_log: Callable[[dict[str, float]], None]

@@ -34,12 +34,9 @@ def failures_of(episodes: Sequence[Episode]) -> Failures:
 
 
 class FailureWatch:
-    """Adds up how many episodes of the last rollout batches have failed.
+    """Adds up how many episodes of the last rollout batches have failed, for `max_env_error_rate`.
 
     Where only some kinds of episodes need what is broken, the others alone go on teaching.
-
-    Args:
-        limit: `max_env_error_rate`.
     """
 
     def __init__(self, limit: float) -> None:

@@ -169,10 +169,6 @@ class Guards:
     def check_before_backward(self, loss: Tensor, micro_batches: list[Batch]) -> None:
         """Stop for a loss that is not finite, where the engine would step with its gradient.
 
-        Args:
-            loss: of one of them.
-            micro_batches: this process's part of the mini-batch.
-
         Raises:
             NonFiniteError: on all processes.
         """

@@ -98,9 +98,6 @@ def _condition(entry: Any) -> Condition:
 class StopWhen:
     """Counts how often in a row each condition has been met.
 
-    Args:
-        stop_when: the setting.
-
     Attributes:
         conditions: what it says.
         strikes: by condition whose metric has been seen, plain numbers for a checkpoint.

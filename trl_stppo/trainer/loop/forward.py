@@ -29,12 +29,7 @@ ACCELERATOR_OVERHEAD = 512.0
 
 
 class ForwardPasses:
-    """Log-probabilities and values of groups of rows of like lengths.
-
-    Args:
-        host: with its critic.
-        logprobs: upstream's forward pass of the policy.
-    """
+    """Log-probabilities and values of groups of rows of like lengths."""
 
     def __init__(self, host: Host, logprobs: PartLogprobs) -> None:
         self._host, self._logprobs = host, logprobs

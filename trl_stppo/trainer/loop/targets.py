@@ -16,33 +16,6 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class TargetSettings:
-    """The options that decide how a reward becomes an advantage; see `PPOConfig`."""
-
-    gamma: float
-    lam: float
-    advantage_level: str
-    kl_coef: float
-    whiten_rewards: bool
-    whiten_advantages: bool
-    bootstrap_truncated: bool
-
-    @classmethod
-    def of(cls, args: PPOConfig, *, warming_up: bool) -> TargetSettings:
-        """Those of a configuration; `warming_up` is whether the critic learns alone."""
-        return cls(
-            gamma=args.gamma,
-            # Warm-up regresses on Monte Carlo returns, which is GAE with lambda 1.
-            lam=1.0 if warming_up else args.lam,
-            advantage_level=args.advantage_level,
-            kl_coef=args.kl_coef,
-            whiten_rewards=args.whiten_rewards,
-            whiten_advantages=args.whiten_advantages,
-            bootstrap_truncated=args.bootstrap_truncated,
-        )
-
-
-@dataclass(frozen=True)
 class Targets:
     """Per-token targets of one rollout batch, all [B, T].
 
@@ -70,7 +43,8 @@ def compute_targets(
     final_values: Tensor,
     kl: Tensor | None,
     loss_mask: Tensor,
-    settings: TargetSettings,
+    args: PPOConfig,
+    lam: float,
     reduce: Reduce,
 ) -> Targets:
     """Rewards, advantages and returns of a rollout batch.
@@ -82,20 +56,21 @@ def compute_targets(
         final_values: [B]. State after the episode's last token.
         kl: [B, T] nats per token against the reference policy, or None.
         loss_mask: [B, T] bool, tokens that train; a subset of the action mask.
-        settings: options.
+        args: options.
+        lam: of GAE, in place of the options' one.
         reduce: sums a tensor over processes.
     """
     index = turns.turn_index
     rewards = token_rewards(
-        index, scores=scores, turn_rewards=turns.turn_rewards, kl=kl, kl_coef=settings.kl_coef
+        index, scores=scores, turn_rewards=turns.turn_rewards, kl=kl, kl_coef=args.kl_coef
     )
-    if settings.whiten_rewards:
+    if args.whiten_rewards:
         rewards = whiten(rewards, turns.action_mask, center=False, reduce=reduce)
     bootstrap = None
-    if settings.bootstrap_truncated:
+    if args.bootstrap_truncated:
         bootstrap = torch.where(turns.terminated, torch.zeros_like(final_values), final_values)
-    factors = (settings.gamma, settings.lam)
-    if settings.advantage_level == "turn":
+    factors = (args.gamma, lam)
+    if args.advantage_level == "turn":
         raw, returns = turn_gae(rewards, values, index, *factors, bootstrap_values=bootstrap)
         value_mask = loss_mask & turn_starts(index)
     else:
@@ -103,6 +78,6 @@ def compute_targets(
             rewards, values, turns.action_mask, *factors, bootstrap_values=bootstrap
         )
         value_mask = loss_mask
-    advantages = whiten(raw, loss_mask, reduce=reduce) if settings.whiten_advantages else raw
+    advantages = whiten(raw, loss_mask, reduce=reduce) if args.whiten_advantages else raw
     advantages = advantages.masked_fill(~loss_mask, 0.0)
     return Targets(rewards, raw, advantages, values, returns, value_mask)

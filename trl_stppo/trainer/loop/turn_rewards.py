@@ -22,12 +22,7 @@ from .rollout import Rollout
 
 
 def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
-    """Every turn of a rollout that may teach something.
-
-    Args:
-        tokenizer: decodes where there is no conversation.
-        rollout: as it was played.
-    """
+    """Every turn of a rollout that may teach something."""
     turns = []
     for i, (episode, row) in enumerate(zip(rollout.episodes, rollout.columns(), strict=True)):
         if not episode.trains:

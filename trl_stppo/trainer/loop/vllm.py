@@ -31,10 +31,6 @@ QUERIES = "prefix_cache_queries_total"
 class VLLM:
     """What is asked of vLLM, by all processes at the same places.
 
-    Args:
-        host: whose policy samples.
-        upstream: its private side.
-
     Attributes:
         figures: sum and count by name, of the last rollout.
     """

@@ -23,13 +23,7 @@ from .shown_episode import offered_rows, shown_episode
 
 
 def agent_settings(host: Host, run: Description, limits: Limits) -> AgentSettings:
-    """How the trainer's evaluation plays.
-
-    Args:
-        host: the trainer.
-        run: what it trains.
-        limits: of evaluation's episodes.
-    """
+    """How the trainer's evaluation plays."""
     args, told = host.args, dataclasses.asdict(limits)
     del told["max_context_tokens"]  # the model's
     return AgentSettings(

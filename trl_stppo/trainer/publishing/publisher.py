@@ -28,30 +28,6 @@ from . import agent_files
 logger = logging.getLogger(__name__)
 
 
-class CompletePushCallback(TrainerCallback):
-    """Puts beside the policy what upstream leaves in the checkpoint when it pushes from one.
-
-    Upstream calls it once it is sure to push, and has copied nothing yet.
-
-    Attributes:
-        checkpoint: that is being pushed; None in a push of the whole output directory.
-    """
-
-    def __init__(self) -> None:
-        self.checkpoint: Path | None = None
-
-    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy the critic and the agent's settings."""
-        if self.checkpoint is None:
-            return
-        run_dir = Path(args.output_dir)
-        shutil.copyfile(self.checkpoint / AGENT_FILE, run_dir / AGENT_FILE)
-        if (self.checkpoint / CRITIC_FOLDER).is_dir():
-            shutil.copytree(
-                self.checkpoint / CRITIC_FOLDER, run_dir / CRITIC_FOLDER, dirs_exist_ok=True
-            )
-
-
 def repo_name(host: Host) -> str:
     """The trainer's repository; upstream's constructor may ask already."""
     named = getattr(host, "hub_model_id", None) or host.args.hub_model_id
@@ -66,17 +42,10 @@ def make_repository(wrapped: Wrapped, host: Host, token: str | None, **kwargs: A
         raise pushing.failed_creation(error, repo_name(host)) from error
 
 
-class Publisher:
+class Publisher(TrainerCallback):
     """Of one trainer: its repositories hold a whole agent, and its failed pushes lose nothing.
 
     Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
-
-    Args:
-        host: the trainer.
-        upstream: its private side.
-        checkpoints: that are pushed.
-        describe: what the trainer trains.
-        limits: of evaluation's episodes.
     """
 
     def __init__(
@@ -89,11 +58,11 @@ class Publisher:
     ) -> None:
         self._host, self._upstream, self._checkpoints = host, upstream, checkpoints
         self._describe, self._limits = describe, limits
-        self._complete_push = CompletePushCallback()
-        host.add_callback(self._complete_push)
         self._saved_for_push = True
+        self._pushing: Path | None = None  # a checkpoint; None in a push of all there is
         self._saving_checkpoint = self._foreign_card_named = False
         self._pushed_from: dict[Any, Path] = {}
+        host.add_callback(self)
 
     @property
     def _run_dir(self) -> Path:
@@ -214,18 +183,30 @@ class Publisher:
             return  # it is uploaded under its final name
         folder = Path(checkpoint)
         before = list(self._push_jobs())
-        self._complete_push.checkpoint = folder
+        self._pushing = folder
         try:
             with uploads_without(pushing.LEFT_OUT_TOO):
                 wrapped(checkpoint)
         except Exception as error:
             pushing.warn_of_failed_push(error, repo_name(self._host), folder)
         finally:
-            self._complete_push.checkpoint = None
+            self._pushing = None
         for job in self._push_jobs():
             if job not in before:
                 self._pushed_from[job] = folder
                 pushing.watch(job, self._warn_of(folder))
+
+    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put beside the policy what upstream leaves in the checkpoint when it pushes from one.
+
+        Upstream calls it once it is sure to push, and has copied nothing yet.
+        """
+        folder, run_dir = self._pushing, Path(args.output_dir)
+        if folder is None:
+            return
+        shutil.copyfile(folder / AGENT_FILE, run_dir / AGENT_FILE)
+        if (folder / CRITIC_FOLDER).is_dir():
+            shutil.copytree(folder / CRITIC_FOLDER, run_dir / CRITIC_FOLDER, dirs_exist_ok=True)
 
     def _push_jobs(self) -> list[Any]:
         progress = getattr(self._host, "push_in_progress", None)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...trace.format import DIGITS, TracedEpisode, TracedUpdate
-from ...trace.pieces import TokenPieces
 
+Pieces = Callable[[list[int]], list[str]]  # the text of each token
 # Lines do not hold the update, so any will do.
 NOWHERE = TracedUpdate("train", "train", 0, 0)
 # Those that float64 has exactly.
@@ -21,7 +22,7 @@ def lines(
     episodes: list[dict[str, Any]],
     batch: dict[str, Tensor],
     passes: dict[str, Tensor],
-    pieces: TokenPieces,
+    pieces: Pieces,
 ) -> list[dict[str, Any]]:
     """One line per episode.
 
@@ -50,7 +51,7 @@ def lines(
 
 
 def _line(
-    episode: dict[str, Any], own: dict[str, Any], passed: dict[str, Any], pieces: TokenPieces
+    episode: dict[str, Any], own: dict[str, Any], passed: dict[str, Any], pieces: Pieces
 ) -> dict[str, Any]:
     facts = dict(episode)
     prompt, ids = facts.pop("ids", None) or _ids(facts["turn_spans"], own)

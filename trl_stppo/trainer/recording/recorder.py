@@ -12,11 +12,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -24,7 +25,7 @@ from ...core import ClippedSurrogate
 from ...rollout.engine import RolloutEngine
 from ...trace.files import FOLDER, next_start, write_update
 from ...trace.format import TracedUpdate
-from ...trace.pieces import TokenPieces
+from ...trace.pieces import cut
 from ..host import Host, Upstream, is_warming_up
 from ..loop.batch import Batch
 from ..loop.player import EpisodePlayer
@@ -48,37 +49,30 @@ TRAINED = (
 )
 
 
-class TraceRecorder:
-    """One per trainer, on every process; together they record `trace_episodes` of each update.
-
-    Args:
-        host: whose episodes are recorded.
-        upstream: its private side.
-        player: has played them.
-    """
+class TraceRecorder(TrainerCallback):
+    """One per trainer, on every process; together they record `trace_episodes` of each update."""
 
     def __init__(self, host: Host, upstream: Upstream, player: EpisodePlayer) -> None:
         self._host, self._upstream, self._player = host, upstream, player
         accelerator, episodes = host.accelerator, host.args.trace_episodes
         share, rest = divmod(episodes, accelerator.num_processes)
         self._share = share + (accelerator.process_index < rest)
-        self._pieces = TokenPieces(self._decode)
         self._update: OpenRecord | None = None
         self._evaluation: OpenRecord | None = None
         self._start, self._started, self._first_step = 0, time.time(), None
         self._warned = False
         if episodes:
-            host.add_callback(TraceCallback(self))
+            host.add_callback(self)
 
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._upstream.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+    def _pieces(self, ids: list[int]) -> list[str]:
+        tokenizer = self._upstream.tokenizer
+        whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        return cut(ids, partial(tokenizer.decode, **whole), backend)
 
     # ------------------------------------------------------------------ what training calls
 
-    def begin(self) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A training begins or goes on: what earlier ones have recorded of later steps is void."""
         start = 0
         if self._host.accelerator.is_main_process:
@@ -158,7 +152,14 @@ class TraceRecorder:
                 episodes, kept = self._episodes(rollout, self._player.pad(rollout), numbers, engine)
                 self._evaluation.episodes += lines(episodes, kept, {}, self._pieces)
 
-    def finish_evaluation(self, metrics: dict[str, float] | None) -> None:
+    def on_evaluate(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Write down the evaluation that is over."""
         record, self._evaluation = self._evaluation, None
         if record is not None and metrics is not None:
@@ -167,6 +168,12 @@ class TraceRecorder:
                 if value is not None:
                     record.header["figures"][name] = float(value)
         self._write(record)
+
+    def on_predict(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Likewise, without figures."""
+        self.on_evaluate(args, state, control)
 
     def state_dict(self) -> dict[str, Any] | None:
         """The open update for a checkpoint, None between two updates."""
@@ -177,13 +184,7 @@ class TraceRecorder:
         if state is None or not self._share:
             self._update = None
             return
-        device = self._host.accelerator.device
-        tensors = {
-            part: {name: tensor.to(device) for name, tensor in state[part].items()}
-            for part in ("batch", "passes")
-        }
-        outcomes = [(name, rows.to(device)) for name, rows in state["outcomes"]]
-        self._update = OpenRecord(**{**state, **tensors, "outcomes": outcomes})
+        self._update = OpenRecord(**send_to_device(state, self._host.accelerator.device))
 
     # -------------------------------------------------------------------------- inside
 
@@ -263,31 +264,3 @@ class TraceRecorder:
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)
             self._warned = True
-
-
-class TraceCallback(TrainerCallback):
-    """Tells the recorder when a training begins and an evaluation ends."""
-
-    def __init__(self, recorder: TraceRecorder) -> None:
-        self._recorder = recorder
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here on, steps are this training's."""
-        self._recorder.begin()
-
-    def on_evaluate(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """All episodes are there, and their figures."""
-        self._recorder.finish_evaluation(metrics)
-
-    def on_predict(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        """Likewise."""
-        self._recorder.finish_evaluation(None)

@@ -92,17 +92,7 @@ def plan_rewards(
     *,
     scores_turns: bool,
 ) -> RewardPlan:
-    """Collect every source of reward in GRPOTrainer's form.
-
-    Args:
-        args: configuration.
-        reward_funcs: the caller's.
-        processing_classes: of these.
-        reward_model: one more.
-        tokenizer: of that one.
-        rollout: who plays.
-        scores_turns: whether there are `turn_reward_funcs`.
-    """
+    """Collect every source of reward in GRPOTrainer's form."""
     funcs = [] if reward_funcs is None else reward_funcs
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]

@@ -30,10 +30,6 @@ class ShardedGradient(GradientBuffer):
     """The gradient of a module in FSDP2's pieces, which its hooks reduce in each backward pass.
 
     It is moved out of `.grad`, where upstream would clip that of a shared critic along with the policy's.
-
-    Args:
-        parameters: in pieces.
-        total: sums over processes.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], total: Reduce) -> None:

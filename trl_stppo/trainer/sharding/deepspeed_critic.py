@@ -28,10 +28,6 @@ FOLDER = "critic_engine"
 class EngineGradient(GradientBuffer):
     """The critic's gradient, in the pieces in which the engine keeps it.
 
-    Args:
-        engine: DeepSpeed's, of the critic.
-        host: whose micro-batches it follows.
-
     Attributes:
         is_empty: see `GradientBuffer`; the same on all processes.
     """

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from ...models.memory import FITS, GIB, TILE_TOKENS, Estimate, Setup, estimate, make_qlora
+from ...models.memory import FITS, GIB, TILE_TOKENS, Setup, estimate, make_qlora
 from ...models.shapes import modules_size, read_setup
 from ...watch.lines import say, wrapped
 from .._trl import TORCH_TILE_TOKENS
@@ -73,15 +73,6 @@ def warn_of_threads(model: Any) -> None:
             f"threads: {threads}; for a model this small one is faster, several times so on a busy "
         )
         say("\n".join(wrapped(f"{said}machine: export OMP_NUM_THREADS=1")))
-
-
-def estimate_of(trainer: Host) -> Estimate | None:
-    """What the trainer's run will take, None where its models' shapes are not known."""
-    try:
-        return estimate(setup_of(trainer))
-    except ValueError as error:
-        logger.debug("%s", error)
-        return None
 
 
 def report(setup: Setup, size: int, name: str) -> list[str]:

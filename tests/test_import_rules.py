@@ -45,7 +45,8 @@ RULES = {
         {"huggingface_hub", "jinja2"},
         {"huggingface_hub", "torch", "transformers", "peft", "safetensors"},
     ),
-    "agent": ({"hub", "trainer", "rollout", "generation"}, set(), set()),
+    "agent": ({"agent_episode", "hub", "trainer", "rollout", "generation"}, set(), set()),
+    "agent_episode": ({"rollout"}, set(), set()),
     # The console script talks to TRL by its public names alone.
     "cli": (
         {

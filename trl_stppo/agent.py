@@ -6,9 +6,9 @@ import inspect
 import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .agent_episode import AgentEpisode
 from .hub.loading import load_model, load_tokenizer
 from .hub.setting_rules import SAMPLING
 from .hub.settings import DEFAULT_LENGTH, AgentSettings
@@ -20,45 +20,6 @@ if TYPE_CHECKING:
     from .trainer.verifiers import Verifier
 
 EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, row, repetition)
-
-
-@dataclass(frozen=True)
-class AgentEpisode:
-    """What came of one episode.
-
-    Attributes:
-        messages: the conversation, prompt included where that was messages.
-        turns: what the agent has said in each turn.
-        rewards: what the environment has paid for each turn.
-        final_reward: what it has paid for the episode at its end (`get_reward`), None for nothing.
-        success: whether the task was solved, None where the environment does not say.
-        stop_reason: why the episode ended, as in docs/environments.md.
-        error: what went wrong in the environment, None for nothing.
-        prompt: as given, with the environment's opening words.
-        prompt_ids: its tokens.
-        ids: tokens after the prompt.
-        turn_spans: where the turns are in `ids`.
-        logprobs: of `ids` when they were sampled, nats; 0 of what the environment has written, and
-            everywhere with a model that keeps nothing between turns (docs/many_gpus.md).
-    """
-
-    messages: list[dict[str, Any]]
-    turns: list[str]
-    rewards: list[float]
-    final_reward: float | None
-    success: bool | None
-    stop_reason: str
-    error: str | None
-    prompt: list[dict[str, Any]] | str
-    prompt_ids: list[int] = field(repr=False)
-    ids: list[int] = field(repr=False)
-    turn_spans: list[tuple[int, int]] = field(repr=False)
-    logprobs: list[float] = field(repr=False)
-
-    @property
-    def score(self) -> float:
-        """All that the environment has paid."""
-        return sum(self.rewards) + (self.final_reward or 0.0)
 
 
 class Agent:
@@ -225,7 +186,7 @@ class Agent:
                 names = [(start + i, 0) for i in range(len(part))]
                 seeds = (seed, EVALUATION)
                 episodes += player.play(part, sampling, seeds, names=names)
-        return [self._episode(episode) for episode in episodes]
+        return [AgentEpisode.of(episode, self.tokenizer.decode) for episode in episodes]
 
     @contextmanager
     def player(
@@ -380,27 +341,6 @@ class Agent:
     def _trained_with_tools(self) -> bool:
         kinds = [entry.get("kind") for entry in self.settings.environments]
         return bool(self.settings.tools) or "tools" in kinds
-
-    def _episode(self, episode: Any) -> AgentEpisode:
-        before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
-        decode = self.tokenizer.decode
-        return AgentEpisode(
-            messages=[*before, *episode.messages],
-            turns=[
-                decode(episode.ids[start:end], skip_special_tokens=True)
-                for start, end in episode.turn_spans
-            ],
-            rewards=list(episode.turn_rewards),
-            final_reward=episode.final_reward,
-            success=episode.success,
-            stop_reason=str(episode.stop_reason.value),
-            error=episode.error,
-            prompt=episode.prompt,
-            prompt_ids=list(episode.prompt_ids),
-            ids=list(episode.ids),
-            turn_spans=list(episode.turn_spans),
-            logprobs=list(episode.logprobs),
-        )
 
 
 def _of_others(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, Any]]:

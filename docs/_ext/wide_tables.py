@@ -1,7 +1,7 @@
 """Tables that stay readable: long names break at their dots, and on a phone each row becomes a list.
 
-A table with much text in a cell or in a row gets the class `stack`; its cells begin with the heading of their column,
-which the style sheet shows on narrow screens alone.
+A table with much text in a cell or in a row gets the class `stack`; its cells begin with the heading of
+their column, which the style sheet shows on narrow screens alone.
 """
 
 from __future__ import annotations

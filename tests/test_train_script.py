@@ -51,7 +51,10 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     train.run([*words, *secret])
     shown, base = capsys.readouterr().out, "scripts/assets/search-agent"
     hidden = """--hub_token '***' --model_init_kwargs '{"token": "***"}'"""
-    assert f"  trl-stppo evaluate {' '.join(words)} {hidden} --models {base} {tmp_path}\n" in shown
+    assert (
+        f"  trl-stppo evaluate {' '.join(words)} {hidden} --max_rows 8 --models {base} {tmp_path}\n"
+        in shown
+    )
     assert TOKEN not in shown
     assert leaks(tmp_path) == []
     assert f"next:\n  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
@@ -105,6 +108,7 @@ def test_commands_to_go_on_with_are_as_short_as_they_can_be_typed(tmp_path, monk
     monkeypatch.setattr(train.sys, "executable", str(python))
     args = SimpleNamespace(output_dir=str(tmp_path / "runs" / "x"), trace_episodes=1)
     trainer = SimpleNamespace(args=args, eval_dataset=None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     modules = ["next:", "  .venv/bin/python -m trl_stppo trace runs/x --open"]
     assert train.next_steps(trainer, [], "")[:2] == modules
     script.touch()
@@ -113,6 +117,14 @@ def test_commands_to_go_on_with_are_as_short_as_they_can_be_typed(tmp_path, monk
         "next, after `source .venv/bin/activate`:",
         "  trl-stppo trace runs/x --open",
         "  trl-stppo plot runs/x",
+    ]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    trainer.eval_dataset = range(9)
+    assert train.next_steps(trainer, ["--config", "x.yaml"], "tiny", 9)[1:] == [
+        "  export OMP_NUM_THREADS=1",
+        "  trl-stppo trace runs/x --open",
+        "  trl-stppo plot runs/x",
+        "  trl-stppo evaluate --config x.yaml --max_rows 9 --models tiny runs/x",
     ]
 
 

@@ -310,7 +310,7 @@ def test_only_the_main_process_prints(main, capsys):
         ({"stop_reason/token_budget": 0.5}, "raise max_completion_length"),
         ({"stop_reason/token_budget": 0.4}, None),
         ({"stop_reason/max_turns": 0.95}, "raise max_turns"),
-        ({"reward_std": 0.0}, "the same reward"),
+        ({"reward_std": 0.0, "episode/score": 1.0}, "all episodes score 1: nothing"),
         ({"reward_std": 1e-3}, None),
         ({"reward_std": None}, None),
     ],

@@ -16,6 +16,7 @@ Examples:
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -138,15 +139,20 @@ def train(
             parts = {name: figures_of(part, prefix="eval_") for name, part in found.items()}
             print_tables({"Held-out rows": parts})
         print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
-        steps = next_steps(trainer, words, str(model_args.model_name_or_path))
+        rows = args.eval_episodes and len(trainer.eval_dataset)
+        steps = next_steps(trainer, words, str(model_args.model_name_or_path), rows)
         print("\n".join(steps))
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=args.dataset_name)
     return 0
 
 
-def next_steps(trainer: Any, words: Sequence[str], base: str) -> list[str]:
-    """Commands to look at the run with, as they can be typed here, under a heading."""
+def next_steps(trainer: Any, words: Sequence[str], base: str, rows: int = 0) -> list[str]:
+    """Commands to look at the run with, as they can be typed here, under a heading.
+
+    What is evaluated is what the run itself has seen: so many of the held-out rows, 0 for all, and with as
+    many threads, of which a small model gets slower.
+    """
     run, program, heading = shlex.quote(_short(Path(trainer.args.output_dir))), "trl-stppo", "next:"
     if shutil.which(program) is None:
         python = Path(sys.executable)
@@ -158,8 +164,11 @@ def next_steps(trainer: Any, words: Sequence[str], base: str) -> list[str]:
     said.append(f"plot {run}")
     if words and trainer.eval_dataset is not None:  # the task as it was given, flags included
         models = f"{shlex.quote(base)} {run}"
-        said.append(f"evaluate {shlex.join(redacted_words(words))} --models {models}")
-    return [heading, *(f"  {program} {command}" for command in said)]
+        most = f" --max_rows {rows}" if rows else ""
+        said.append(f"evaluate {shlex.join(redacted_words(words))}{most} --models {models}")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    commands = [f"  {program} {command}" for command in said]
+    return [heading, *([f"  export OMP_NUM_THREADS={threads}"] if threads else []), *commands]
 
 
 def _short(path: Path) -> str:

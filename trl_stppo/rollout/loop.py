@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..generation.candidates import CandidatesBackend
@@ -26,6 +28,7 @@ MAX_CHARS_PER_TOKEN = 256
 OPENING_CHARS_PER_TOKEN = 8
 # How long a backend that samples whole batches waits for more episodes to become ready, in seconds.
 LINGER_SECONDS = 0.05
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class EpisodeLoop:
@@ -384,4 +387,7 @@ def _described(error: BaseException) -> str:
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
-    return f"{type(error).__name__}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
+    place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    return f"{type(error).__name__}: {text}{place}"

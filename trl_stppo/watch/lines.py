@@ -80,10 +80,7 @@ HINTS = {
         (0.9, 1.0),
         "nine episodes in ten or more run out of turns: raise max_turns, or begin with easier rows",
     ),
-    "reward_std": (
-        (0.0, 0.0),
-        "all episodes have the same reward, so nothing tells good ones from bad ones",
-    ),
+    "reward_std": ((0.0, 0.0), "all episodes score {score}: nothing tells good ones from bad ones"),
 }
 _TIMES = 16  # characters of time and time left
 
@@ -287,7 +284,7 @@ class ProgressLines(TrainerCallback):
         for metric, ((low, high), what) in HINTS.items():
             figure = mean(self._since.get(metric))
             if metric not in self._hinted and figure is not None and low <= figure <= high:
-                say(f"! {what}")
+                say("! " + what.format(score=shown(mean(self._since.get(SCORE)), ".3g")))
                 self._hinted.add(metric)
 
     def _evaluations_left(self, args: Any, state: Any) -> int:

@@ -24,7 +24,7 @@ function drawItem(place) {
     make("span", { class: kind }, result),
     make("span", { class: "num" }, show(episode.score)),
     make("span", { class: "end" }, `${episode.turns} ${episode.turns === 1 ? "turn" : "turns"}`)),
-  make("p", {}, make("span", {}, ...visible(episode.question)), make("span", { class: "answer" }, "→ ", ...visible(episode.answer))));
+  make("p", {}, make("span", {}, ...visible(episode.question)), make("span", { class: "answer" }, "said: ", ...visible(episode.answer))));
   item.style.top = `${place * HEIGHT}px`;
   item.addEventListener("click", () => select(place, true));
   return item;

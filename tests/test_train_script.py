@@ -44,6 +44,7 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
 ):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(train.shutil, "which", lambda program: "/bin/trl-stppo")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     tmp_path = tmp_path / "run"
     pushed = ["--push_to_hub", "true", "--hub_model_id", "me/demo"]
     words = [*FLAGS.split(), "--output_dir", str(tmp_path), *pushed]

@@ -29,7 +29,8 @@ RECORDED = Path(__file__).parents[1] / "benchmarks/rivals.jsonl.gz"
 SUCCESS, WINDOW = "episode/success_rate", 3
 # Name of the study -> settings of the package.
 ARMS = {"share": "st-ppo", "winners+share-logits": "st-ppo, winners", "token": "ppo"}
-LEVELS = {"threshold": "4 epochs", "extreme": "8 epochs on rollouts 4 updates old"}
+LEVELS = ("threshold", "extreme")
+PRESSURES = {"epochs": "4 epochs", "both": "8 epochs on rollouts 4 updates old"}
 TASKS = ("corridor", "demo", "textworld")
 STYLES = [{"color": colour} for colour in COLOURS]
 
@@ -54,6 +55,12 @@ def curves(records: Sequence[Record], task: str, level: str, arm: str) -> list[l
         for record in records
         if record["key"][:3] == keys and record["level"] == level
     ]
+
+
+def pressure(records: Sequence[Record], task: str, level: str) -> str:
+    """What a level is on a task."""
+    at = (task, level)
+    return next(PRESSURES[r["key"][3]] for r in records if (r["key"][1], r["level"]) == at)
 
 
 def draw_headline(records: Sequence[Record]) -> Any:
@@ -81,7 +88,7 @@ def draw_headline(records: Sequence[Record]) -> Any:
             ends.append((float(len(means)), means[-1]))
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.3)
-        axis.set_title(f"{task}\n{LEVELS[level]}", fontsize=9)
+        axis.set_title(f"{task}\n{pressure(records, task, level)}", fontsize=9)
         axis.set_xlabel("update (rollout batch)")
     axes[0].set_ylabel("success rate (training)")
     label_ends(axes[-1], ends, list(ARMS.values()), STYLES)

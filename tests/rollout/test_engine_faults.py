@@ -241,7 +241,9 @@ def test_failures_for_long_end_the_run_saying_what_happened(caplog):
     for _ in range(3):
         assert outcomes(engine, *[False] * 20) == ["env_error"] * 20
     assert outcomes(engine, *[False] * 3) == ["env_error"] * 3  # 63 in a row
-    expected = r"The last 64 episodes all .* The newest: ConnectionError: nobody there \(.*\)\. Try "
+    expected = (
+        r"The last 64 episodes all .* The newest: ConnectionError: nobody there \(.*\)\. Try "
+    )
     with pytest.raises(RuntimeError, match=expected):
         outcomes(engine, False)
     engine.close()

@@ -4,8 +4,8 @@ Bit for bit: the weights at the end of that batch, and after a whole further one
 advantages are computed in float64, which rounds those of the further batch otherwise: its weights and its
 log are close to 0.1.0's, and equal bit for bit what the first version with that change made of it (hashes
 in `since_float64.json`; one of episodes was noted again when tokenizers' own stream began to say which token
-a half character belongs to). All of that can only be asked of the same arithmetic (`same_arithmetic`). Where it
-is another one, the weights must go where they went, up to CLOSE of the way; the further batch is left out
+a half character belongs to). All of that can only be asked of the same arithmetic (`same_arithmetic`). Where
+it is another one, the weights must go where they went, up to CLOSE of the way; the further batch is left out
 there if a token of it was drawn otherwise, which makes it another batch.
 
 A version that cannot do that refuses the checkpoint in a sentence that names `trl-stppo 0.1.0`, with which

@@ -100,14 +100,14 @@ class STPPOTrainer(PPOTrainer):
     ) -> ClippedSurrogate:
         """Weigh the episodes; the estimate of the norms sees them weighted."""
         stabilizers, loss_mask = self.args.stabilizers or (), inputs["loss_mask"]
-        trust = torch.ones(len(loss_mask), device=loss_mask.device)
-        if "winners" in stabilizers:
-            trust = trust * winner_weights(inputs["advantages"], loss_mask)
-        if "episodes" in stabilizers:
-            parts = coefficients(surrogate, weights, logprobs)
-            power = self.args.clip_bias_power
-            trust = trust * episode_weights(*parts, logprobs, entropies, loss_mask, power)
         if self.args.weighs_episodes:
+            trust = torch.ones(len(loss_mask), device=loss_mask.device)
+            if "winners" in stabilizers:
+                trust = trust * winner_weights(inputs["advantages"], loss_mask)
+            if "episodes" in stabilizers:
+                parts = coefficients(surrogate, weights, logprobs)
+                power = self.args.clip_bias_power
+                trust = trust * episode_weights(*parts, logprobs, entropies, loss_mask, power)
             surrogate = surrogate.weighted(trust)
             self._mini_batches.metrics.add_episode_weights(trust, loss_mask.any(dim=1))
         if self._estimate is not None:

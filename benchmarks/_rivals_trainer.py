@@ -44,10 +44,15 @@ PARTS = {  # part -> what it changes
 }
 RATES = (1e-5, 1e-2)  # bounds of "kl"
 DELTA = 0.2  # of "mask"
+CREDIT = tuple(
+    f"credit/{estimate}"
+    for estimate in ("token GAE", "turn GAE", "return less value", "return less mean", "value")
+)
 FIGURES = (
     *("study/movement", "study/scale", "study/weight_mean", "study/weight_min"),
     "study/weight_losers",
     *("study/ess_episodes", "study/ess_turns", "study/divergence", "study/token_kl"),
+    *CREDIT,
 )
 
 

@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from _outcome import finish
+from _rivals_credit import CreditTrainer, credit, credit_table
 from _rivals_signals import signals
 from _rivals_stages import (
     FIRST_TASKS,
@@ -49,7 +50,12 @@ from rich.console import Console
 from rich.table import Table as Grid
 from stability import run_all
 
-LATER = {"tuning": tuning, "test": test, "sweep": sweep}  # than the first stage has been judged
+LATER = {
+    "tuning": tuning,
+    "test": test,
+    "sweep": sweep,
+    "credit": credit,
+}  # than the first stage has been judged
 ALL_STAGES = {**STAGES, **LATER}
 # Between them they have every hook.
 QUICK = ("episodes+vtrace+share", "decoupled+turns+ess")
@@ -61,7 +67,8 @@ def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:
     task = (
         task if updates is None else replace(task, updates=updates, test=task.test.select(range(8)))
     )
-    make = partial(RivalTrainer, arm=job.arm, base=job.base)
+    kind = CreditTrainer if job.cell.stage == "credit" else RivalTrainer
+    make = partial(kind, arm=job.arm, base=job.base)
     started = time.process_time()  # who waits for a busy machine is no slower a method
     rows = run(job.cell, task, make, (*FIGURES, *OWN_FIGURES), **settings_of(job.arm))
     rows[-1]["cpu"] = time.process_time() - started
@@ -130,7 +137,7 @@ def main() -> None:
     with gzip.open(RECORDED, "rt", newline="") as file:
         ahead = signals(csv.DictReader(file))
     outcome |= {"rivals": table, "survivors": survivors(table), "verdict": judged}
-    finish({**outcome, "signals": ahead})
+    finish({**outcome, "signals": ahead, "credit": credit_table(records)})
 
 
 if __name__ == "__main__":

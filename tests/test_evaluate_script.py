@@ -278,6 +278,14 @@ def test_max_rows_bounds_each_data_set(words):
     assert {name: len(rows) for name, rows in parts.items()} == {"nq": 3, "hotpotqa": 3}
 
 
+def test_rows_keep_their_order_where_all_of_them_fit():
+    rows = Dataset.from_list([{"n": n} for n in range(9)])
+    assert agents.drawn(rows, 9)["n"] == [*range(9)]
+    few = agents.drawn(rows, 8)["n"]
+    assert len(set(few)) == 8
+    assert few != sorted(few)
+
+
 def test_rows_without_the_column_are_one_data_set(words, tmp_path):
     small_data(tmp_path / "mine")
     for split in ("train", "test"):

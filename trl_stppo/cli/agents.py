@@ -139,7 +139,9 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
 
 
 def drawn(rows: Any, number: int) -> Any:
-    """A few rows, drawn with a fixed seed; of a stream out of its first, and kept."""
+    """So many rows, drawn with a fixed seed, of a stream out of its first; all as they are if no more."""
+    if hasattr(rows, "__len__") and len(rows) <= number:
+        return rows
     few = rows.shuffle(seed=0).take(number)
     return few if hasattr(few, "__len__") else Dataset.from_list(list(few))
 

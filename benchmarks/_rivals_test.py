@@ -10,6 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from _rivals_stages import (
@@ -173,6 +174,18 @@ def sweep(records: Records, task: str) -> list[Trial]:
     ]
 
 
+def groups(records: Records, task: str) -> list[Trial]:
+    """Without a critic: the package's own stabilizers, on groups of episodes."""
+    if task != "corridor":
+        return []
+    at, arms = levels(records, task), ("share", "winners+share", "episodes+share")
+    jobs = [
+        trial("groups", task, arm, name, at[name], seed)
+        for seed, name, arm in itertools.product(TEST_SEEDS[:5], LEVELS, arms)
+    ]
+    return [replace(job, cell=replace(job.cell, method="st-grpo")) for job in jobs]
+
+
 # -------------------------------------------------------------------------------- verdict
 
 
@@ -250,7 +263,7 @@ def cells(records: Records, tasks: Sequence[str]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records.rows:
         cell = record["cell"]
-        if cell["stage"] in ("test", "sweep") and cell["task"] in tasks:
+        if cell["stage"] in ("test", "sweep", "groups") and cell["task"] in tasks:
             key = (cell["stage"], cell["task"], record["level"], *record["key"][2:5])
             groups.setdefault(key, []).append(record)
     lines = []

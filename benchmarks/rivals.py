@@ -40,7 +40,7 @@ from _rivals_stages import (
     table_of,
     trial,
 )
-from _rivals_test import sweep, test, tuning, verdict
+from _rivals_test import groups, sweep, test, tuning, verdict
 from _rivals_trainer import FIGURES as OWN_FIGURES
 from _rivals_trainer import RivalTrainer, settings_of
 from _stability_grid import FIGURES
@@ -50,12 +50,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 from stability import run_all
 
-LATER = {
-    "tuning": tuning,
-    "test": test,
-    "sweep": sweep,
-    "credit": credit,
-}  # than the first stage has been judged
+# What waits for the first stage's verdict.
+LATER = {stage.__name__: stage for stage in (tuning, test, sweep, groups, credit)}
 ALL_STAGES = {**STAGES, **LATER}
 # Between them they have every hook.
 QUICK = ("episodes+vtrace+share", "decoupled+turns+ess")
@@ -68,9 +64,12 @@ def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:
         task if updates is None else replace(task, updates=updates, test=task.test.select(range(8)))
     )
     kind = CreditTrainer if job.cell.stage == "credit" else RivalTrainer
-    make = partial(kind, arm=job.arm, base=job.base)
+    make: Any = partial(kind, arm=job.arm, base=job.base)
+    settings = settings_of(job.arm)
+    if job.cell.stage == "groups":  # the package as it is
+        make, settings = None, {"stabilizers": job.arm.split("+"), "clip_bias_estimator": "auto"}
     started = time.process_time()  # who waits for a busy machine is no slower a method
-    rows = run(job.cell, task, make, (*FIGURES, *OWN_FIGURES), **settings_of(job.arm))
+    rows = run(job.cell, task, make, (*FIGURES, *OWN_FIGURES), **settings)
     rows[-1]["cpu"] = time.process_time() - started
     return rows
 

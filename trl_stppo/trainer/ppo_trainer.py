@@ -362,10 +362,7 @@ class PPOTrainer(AgentTrainer):
         """For subclasses that need another gradient once the micro-batch's graph is gone."""
 
     def _before_optimizer_step(self) -> None:
-        """All gradients of the mini-batch are there; upstream clips the policy's afterwards.
-
-        (DeepSpeed has stepped by now.) The critic's is reduced and clipped here, and waits for the step.
-        """
+        """Reduce and clip the critic's gradient; upstream clips the policy's, DeepSpeed has stepped."""
         if not self.has_critic:
             return
         gradient, limit = self._optimizers.critic_grads, self.args.critic_max_grad_norm

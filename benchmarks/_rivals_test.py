@@ -241,6 +241,8 @@ def verdict(records: Records, tasks: Sequence[str]) -> dict[str, Any]:
     for task in tasks:
         at = levels(records, task)
         for name in LEVELS:
+            if movement(records, task, winner, at[name]) is None:  # for want of time
+                continue
             rate, _ = twin(records, task, winner, name)
             pair = [
                 finals(records, "test", task, arm, (at[name][0], r))
@@ -250,12 +252,29 @@ def verdict(records: Records, tasks: Sequence[str]) -> dict[str, Any]:
         for name in QUIET:
             pair = [finals(records, "test", task, arm, at[name]) for arm in (winner, "token")]
             quiet[f"{task} {name}"] = against(*pair)
-    complete = {cell: line for cell, line in twins.items() if line.get("p") is not None}
+    complete = {cell: line for cell, line in twins.items() if line["seeds"] == len(TEST_SEEDS)}
     for line, p in zip(
         complete.values(), holm([line["p"] for line in complete.values()]), strict=True
     ):
         line["holm"] = p
     return {"winner": winner, "twins": twins, "token": quiet, "cells": cells(records, tasks)}
+
+
+def swept(records: Records) -> dict[str, dict[str, Any]]:
+    """Of each rival in the sweep: final success by rate, the mean over its logarithm, the best rate."""
+    finals: dict[str, dict[float, list[float]]] = {}
+    for record in records.of("sweep", "corridor"):
+        arm, rate = record["key"][2], float(record["key"][4])
+        finals.setdefault(arm, {}).setdefault(rate, []).append(judge(rows_of(record))["final"])
+    found = {}
+    for arm, ends in finals.items():
+        means = {rate: statistics.fmean(ends[rate]) for rate in sorted(ends)}
+        steps = list(itertools.pairwise((math.log(rate), mean) for rate, mean in means.items()))
+        width = sum(x1 - x0 for (x0, _), (x1, _) in steps)
+        area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in steps)
+        best = max(means, key=means.__getitem__)
+        found[arm] = {"finals": means, "area": area / width if width else None, "best": best}
+    return found
 
 
 def cells(records: Records, tasks: Sequence[str]) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ from _rivals_stages import (
     table_of,
     trial,
 )
-from _rivals_test import groups, sweep, test, tuning, verdict
+from _rivals_test import groups, sweep, swept, test, tuning, verdict
 from _rivals_trainer import FIGURES as OWN_FIGURES
 from _rivals_trainer import RivalTrainer, settings_of
 from _stability_grid import FIGURES
@@ -136,7 +136,8 @@ def main() -> None:
     with gzip.open(RECORDED, "rt", newline="") as file:
         ahead = signals(csv.DictReader(file))
     outcome |= {"rivals": table, "survivors": survivors(table), "verdict": judged}
-    finish({**outcome, "signals": ahead, "credit": credit_table(records)})
+    outcome |= {"signals": ahead, "credit": credit_table(records), "sweep": swept(records)}
+    finish(outcome)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 headline.png  success while training, far off policy: the default, its ancestors, and token PPO
 rivals.png    final success of every rival of the first stage, best first
+sweep.png     final success at learning rates from far too small to far too large
 """
 
 from __future__ import annotations
@@ -126,14 +127,45 @@ def draw_rivals(records: Sequence[Record]) -> Any:
     return figure
 
 
+def draw_sweep(records: Sequence[Record]) -> Any:
+    """A line per rival through the means of its seeds, which are dots."""
+    swept: dict[str, dict[float, list[float]]] = {}
+    for record in records:
+        stage, _, arm, _, rate, _ = record["key"]
+        if stage == "sweep":
+            final = 0.0 if record["error"] else record["test"][-1]
+            swept.setdefault(arm, {}).setdefault(float(rate), []).append(final)
+    figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    ends = []
+    for style, by_rate in zip(STYLES, swept.values(), strict=False):
+        rates = sorted(by_rate)
+        means = [statistics.fmean(by_rate[rate]) for rate in rates]
+        dots = [(rate, final) for rate in rates for final in by_rate[rate]]
+        axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, **style)
+        axis.plot(rates, means, linewidth=1.8, **style)
+        ends.append((rates[-1], means[-1]))
+    axis.set_xscale("log")
+    axis.set_ylim(-0.02, 1.02)
+    axis.grid(alpha=0.3)
+    axis.set_title("corridor, 4 epochs", fontsize=9)
+    axis.set_xlabel("learning rate")
+    axis.set_ylabel("final success, held-out episodes")
+    label_ends(axis, ends, list(swept), STYLES)
+    return figure
+
+
 def main() -> None:
-    """Write both pictures."""
+    """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("docs/figures"))
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
     records = recorded()
-    for name, draw in {"headline": draw_headline, "rivals": draw_rivals}.items():
+    for name, draw in {
+        "headline": draw_headline,
+        "rivals": draw_rivals,
+        "sweep": draw_sweep,
+    }.items():
         figure = draw(records)
         figure.savefig(folder / f"{name}.png", dpi=130)
         plt.close(figure)

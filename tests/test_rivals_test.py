@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+DATA = Path(__file__).parents[1] / "benchmarks/rivals.jsonl.gz"
 RATES = {"none": 3e-4, "threshold": 5.5e-4, "extreme": 1e-3, "overlap": 3e-4}
 PRESSURES = {"none": "none", "threshold": "epochs", "extreme": "both", "overlap": "overlap"}
 SCORES = {"winners": 0.9, "episodes+share": 0.8, "vtrace": 0.7, "kl-0.01": 0.5, "kl-0.03": 0.6}
@@ -129,3 +132,26 @@ def test_the_verdict_pairs_seeds(study, records):
     assert verdict["token"]["corridor none"]["seeds"] == 20
     cell = next(c for c in verdict["cells"] if (c["arm"], c["level"]) == ("token", "extreme"))
     assert (cell["runs"], cell["final"], cell["collapsed"]) == (10, pytest.approx(0.5), 0)
+
+
+def test_the_recorded_runs_have_a_verdict(study):
+    """A level whose twin has not been run is left out; one counts in Holm's family with all its seeds."""
+    stages, recorded = study.stages, study.stages.Records(DATA)
+    tested = [task for task in stages.TASKS if recorded.of("test", task)]
+    verdict = study.test.verdict(recorded, tested)
+    assert verdict["winner"] == "winners+share-logits"
+    family = [line for line in verdict["twins"].values() if "holm" in line]
+    assert len(family) >= 4
+    assert all(line["seeds"] == 10 for line in family)
+
+
+def test_a_sweep_is_judged_over_the_logarithm_of_the_rate(study, records):
+    for job in study.test.sweep(records, "corridor"):
+        small = job.cell.learning_rate <= 1e-3
+        records.add(job, a_run(0.9 if job.arm == "share" or small else 0.0))
+    swept = study.test.swept(records)
+    assert swept["share"]["area"] == pytest.approx(0.9)
+    assert swept["token"]["best"] in (1e-4, 3e-4, 5.5e-4, 1e-3)
+    # Level for one decade of log10(30), then down to nothing in a straight line.
+    rest = 1 - 1 / math.log10(30)
+    assert swept["token"]["area"] == pytest.approx(0.9 * (1 / math.log10(30) + rest / 2))

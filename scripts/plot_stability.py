@@ -65,17 +65,17 @@ def pressure(records: Sequence[Record], task: str, level: str) -> str:
 
 
 def draw_headline(records: Sequence[Record]) -> Any:
-    """One panel per task and level that all arms have run."""
-    panels = [
-        (task, level)
+    """One panel per task, at the highest pressure that all arms have run."""
+    panels = {
+        task: level
         for task in TASKS
         for level in LEVELS
         if all(len(curves(records, task, level, arm)) >= 5 for arm in ARMS)
-    ]
+    }
     figure, axes = plt.subplots(
         1, len(panels), figsize=(3.1 * len(panels) + 1, 2.9), layout="constrained", sharey=True
     )
-    for axis, (task, level) in zip(axes, panels, strict=True):
+    for axis, (task, level) in zip(axes, panels.items(), strict=True):
         ends = []
         for style, arm in zip(STYLES, ARMS, strict=False):
             runs = curves(records, task, level, arm)

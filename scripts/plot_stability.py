@@ -137,7 +137,8 @@ def draw_sweep(records: Sequence[Record]) -> Any:
             swept.setdefault(arm, {}).setdefault(float(rate), []).append(final)
     figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
     ends = []
-    for style, by_rate in zip(STYLES, swept.values(), strict=False):
+    names = sorted(swept, key=[*ARMS, *swept].index)  # in the headline's colours
+    for style, by_rate in zip(STYLES, map(swept.__getitem__, names), strict=False):
         rates = sorted(by_rate)
         means = [statistics.fmean(by_rate[rate]) for rate in rates]
         dots = [(rate, final) for rate in rates for final in by_rate[rate]]
@@ -150,7 +151,7 @@ def draw_sweep(records: Sequence[Record]) -> Any:
     axis.set_title("corridor, 4 epochs", fontsize=9)
     axis.set_xlabel("learning rate")
     axis.set_ylabel("final success, held-out episodes")
-    label_ends(axis, ends, list(swept), STYLES)
+    label_ends(axis, ends, names, STYLES)
     return figure
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from _stability_grid import SUCCESS, TUNE_SEEDS
 from _stability_tasks import ROOMS, CorridorEnv
 from torch import Tensor
 
-from trl_stppo.core import token_gae, token_rewards, turn_gae
+from trl_stppo.core import reduce_turns, token_gae, token_rewards, turn_gae, turn_starts
 from trl_stppo.rollout.turn_batch import build_turn_batch
 from trl_stppo.trainer.evaluation.settings import evaluation_settings, undisturbed
 
@@ -82,13 +83,14 @@ class CreditTrainer(RivalTrainer):
         rewards = token_rewards(
             index, scores=values.new_zeros(len(values)), turn_rewards=turns.turn_rewards
         )
+        of_turns = partial(reduce_turns, turn_index=index, num_turns=ROOMS)
         doors = torch.tensor([right_doors(e.columns, actions_of(e)) for e in rollout.episodes])
         worth, advantages = monte_carlo(doors.view(ROWS, REPLAYS, ROOMS))
-        at_starts = _per_turn(values, index)[0]
+        at_starts = of_turns(values.masked_fill(~turn_starts(index), 0.0), op="sum")
         returns = rewards.sum(1, keepdim=True)
         estimates = (
-            _per_turn(token_gae(rewards, values, index >= 0, 1.0, self.args.lam)[0], index)[1],
-            _per_turn(turn_gae(rewards, values, index, 1.0, self.args.lam)[0], index)[1],
+            of_turns(token_gae(rewards, values, index >= 0, 1.0, self.args.lam)[0], op="mean"),
+            of_turns(turn_gae(rewards, values, index, 1.0, self.args.lam)[0], op="mean"),
             returns - at_starts,
             (returns - returns.mean()).expand(-1, ROOMS),
         )
@@ -107,7 +109,7 @@ def right_doors(row: dict[str, Any], actions: Sequence[str]) -> list[bool]:
     env, right = CorridorEnv(), []
     env.reset(**row)
     for action in actions:
-        right.append(action.split() == ["i", "seek", row["colour"], env.right_door])
+        right.append(env.is_right(action))
         env.step(action)
     return right
 
@@ -136,23 +138,10 @@ def monte_carlo(doors: Tensor) -> tuple[Tensor, Tensor]:
     return worth, so_far * after - worth
 
 
-def _per_turn(x: Tensor, turn_index: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each turn the first token's and the mean, [B, K] each."""
-    columns = []
-    for turn in range(ROOMS):
-        inside = turn_index == turn
-        first = x.gather(1, inside.int().argmax(1, keepdim=True)).squeeze(1)
-        columns.append((first, (x * inside).sum(1) / inside.sum(1)))
-    firsts, means = zip(*columns, strict=True)
-    return torch.stack(firsts, 1), torch.stack(means, 1)
-
-
 def correlation(a: Tensor, b: Tensor) -> float:
     """Pearson's; 0 where one of them is constant."""
-    a, b = a.double().flatten(), b.double().flatten()
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(a.norm() * b.norm())
-    return float(a @ b) / scale if scale else 0.0
+    both = torch.stack([a.flatten(), b.flatten()]).double()
+    return float(torch.corrcoef(both)[0, 1].nan_to_num())
 
 
 def credit_table(records: Records) -> list[dict[str, Any]]:

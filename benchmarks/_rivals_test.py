@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from _rivals_stages import (
     CANDIDATES,
     LEVELS,
@@ -262,31 +263,31 @@ def verdict(records: Records, tasks: Sequence[str]) -> dict[str, Any]:
 
 def swept(records: Records) -> dict[str, dict[str, Any]]:
     """Of each rival in the sweep: final success by rate, the mean over its logarithm, the best rate."""
-    finals: dict[str, dict[float, list[float]]] = {}
-    for record in records.of("sweep", "corridor"):
-        arm, rate = record["key"][2], float(record["key"][4])
-        finals.setdefault(arm, {}).setdefault(rate, []).append(judge(rows_of(record))["final"])
-    found = {}
-    for arm, ends in finals.items():
-        means = {rate: statistics.fmean(ends[rate]) for rate in sorted(ends)}
-        steps = list(itertools.pairwise((math.log(rate), mean) for rate, mean in means.items()))
-        width = sum(x1 - x0 for (x0, _), (x1, _) in steps)
-        area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in steps)
+    pressure, found = levels(records, "corridor")["threshold"][0], dict[str, dict[str, Any]]()
+    for arm in dict.fromkeys(record["key"][2] for record in records.of("sweep", "corridor")):
+        ends = {r: finals(records, "sweep", "corridor", arm, (pressure, r)) for r in SWEEP_RATES}
+        means = {rate: statistics.fmean(runs.values()) for rate, runs in ends.items() if runs}
+        logs = [math.log(rate) for rate in means]
+        area = float(np.trapezoid(list(means.values()), logs))
         best = max(means, key=means.__getitem__)
-        found[arm] = {"finals": means, "area": area / width if width else None, "best": best}
+        found[arm] = {
+            "finals": means,
+            "area": area / (logs[-1] - logs[0]) if len(logs) > 1 else None,
+            "best": best,
+        }
     return found
 
 
 def cells(records: Records, tasks: Sequence[str]) -> list[dict[str, Any]]:
     """Final success and collapses of every rival in every cell of the test."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
+    alike: dict[tuple[str, ...], list[Record]] = {}
     for record in records.rows:
         cell = record["cell"]
         if cell["stage"] in ("test", "sweep", "groups") and cell["task"] in tasks:
             key = (cell["stage"], cell["task"], record["level"], *record["key"][2:5])
-            groups.setdefault(key, []).append(record)
+            alike.setdefault(key, []).append(record)
     lines = []
-    for (stage, task, level, arm, pressure, rate), rows in sorted(groups.items()):
+    for (stage, task, level, arm, pressure, rate), rows in sorted(alike.items()):
         judged = [judge(rows_of(row)) for row in rows]
         ends = [run["final"] for run in judged]
         low, high = bootstrap(ends)

@@ -45,7 +45,7 @@ class CorridorEnv:
         """Through a door; an action that cannot be read is a wrong one."""
         words = action.split()
         valid = len(words) == 4 and words[:2] == ["i", "seek"] and words[3] in DOORS
-        self._right = self._right and words == ["i", "seek", self._colour, self.right_door]
+        self._right = self._right and self.is_right(action)
         self._room += 1
         info: dict[str, Any] = {"valid_action": valid}
         if self._room == ROOMS:
@@ -57,6 +57,10 @@ class CorridorEnv:
         self._doors = [self._colour, *self._dice.sample(others, len(DOORS) - 1)]
         self._dice.shuffle(self._doors)
         return "doors " + " ".join(f"{c} {d}" for c, d in zip(self._doors, DOORS, strict=True))
+
+    def is_right(self, action: str) -> bool:
+        """Whether it goes through the right door, for the right colour."""
+        return action.split() == ["i", "seek", self._colour, self.right_door]
 
     @property
     def right_door(self) -> str:

@@ -20,12 +20,14 @@ from tests.fakes import char_tokenizer, float64_policy
 from tests.scripted import EPISODES, Float64Groups, Float64Trainer, logged, train
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.loop.batch import full_sequence
+from trl_stppo.trainer.loop.targets import Targets
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
 CASES: dict[str, dict[str, Any]] = {
     "full policy, separate critic": {"variant": "st-ppo", "entropy_coef": 0.01},
     "scaled gradient": {"stabilizers": ["triggered"], "max_grad_norm": 0.5, "beta": 0.1},
     "weighted episodes": {"variant": "st-ppo", "stabilizers": ["share", "episodes", "winners"]},
+    "a process without a winner": {"variant": "st-ppo", "stabilizers": ["share", "winners"]},
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
                             "critic_warmup_steps": 2, "whiten_rewards": True,
                             "ddp_find_unused_parameters": False},
@@ -55,6 +57,17 @@ FIGURES = (
 )
 
 
+class LastWins(Float64Trainer):
+    """Of all episodes the last one of the last process alone goes better than expected."""
+
+    def _advantages(self, *args: Any) -> Targets:
+        targets = super()._advantages(*args)
+        signs = -torch.ones(len(targets.advantages), 1)
+        if self.accelerator.process_index == self.accelerator.num_processes - 1:
+            signs[-1] = 1.0
+        return Targets(**{**vars(targets), "advantages": signs * targets.advantages.abs()})
+
+
 @contextmanager
 def overhead(tokens: float | None) -> Iterator[None]:
     """What one more pass is said to cost on the CPU; None leaves it."""
@@ -78,13 +91,14 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     if ragged:
         options["model"] = float64_policy(char_tokenizer())
         options["model"].register_buffer("exchanged", torch.zeros(1))
+    kind = Float64Groups if "num_generations" in options else Float64Trainer
     with overhead(0.0 if ragged else None):
         trainer, recorder = train(
             folder,
             per_device_train_batch_size=EPISODES // world,
             num_ppo_epochs=2,
             max_steps=6,
-            trainer_class=Float64Groups if "num_generations" in options else Float64Trainer,
+            trainer_class=LastWins if case == "a process without a winner" else kind,
             **options,
         )
         if ragged:

@@ -6,12 +6,14 @@ import math
 from itertools import pairwise
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from tests.guard_kit import build, run, same
 from tests.outages import build as build_asking
 from tests.scripted import logged, weights
 from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
+from trl_stppo.trainer.loop.targets import Targets
 
 
 def masked(*rollouts: int, episodes: slice = slice(None)):
@@ -116,3 +118,76 @@ def test_a_batch_whose_environments_have_failed_teaches_nothing(trainer_class, t
     trainer.train()
     assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2, 2]
     assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True, False]
+
+
+# --------------------------------------------------------------- weights that leave nothing
+
+
+def losing(*rollouts: int):
+    """Of these rollout batches no episode goes better than expected."""
+
+    def poison(trainer, due):
+        original, count = trainer._advantages, []
+
+        def advantages(*args):
+            targets = original(*args)
+            count.append(1)
+            if len(count) - 1 in rollouts:
+                return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
+            return targets
+
+        trainer._advantages = advantages
+
+    return poison
+
+
+WINNERS = {"variant": "st-ppo", "stabilizers": ["winners"], "weight_decay": 0.1}
+
+
+def parts(before: dict, after: dict) -> tuple[bool, bool]:
+    """Whether policy and critic have moved; the critic's group is the last one."""
+    last = max(name.split("/")[0] for name in before)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    critic = {name for name in moved if name.split("/")[0] == last}
+    return bool(moved - critic), bool(critic)
+
+
+@pytest.mark.parametrize(
+    "halves", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}]
+)
+def test_without_a_winner_the_critic_alone_steps(halves, tmp_path):
+    trainer, moments = run(tmp_path, losing(1), max_steps=9, **WINNERS, **halves)
+    after = moments.by_step
+    moved = [parts(after[n], after[n + 1]) for n in range(1, 9)]
+    assert moved == [(True, True)] * 2 + [(False, True)] * 3 + [(True, True)] * 3
+    assert logged(trainer, "guard/empty_steps") == [0, 0, 0, 1, 2, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("term", [{"entropy_coef": 0.1}, {"beta": 0.1}])
+def test_terms_without_weights_are_a_reason_to_step(term, tmp_path):
+    trainer, moments = run(tmp_path, losing(1), **WINNERS, **term)
+    after = moments.by_step
+    assert all(parts(after[n], after[n + 1]) == (True, True) for n in range(1, 6))
+    assert logged(trainer, "guard/empty_steps") == [0] * 6
+
+
+def test_without_a_winner_and_a_critic_nothing_moves(tmp_path):
+    options = {"stabilizers": ["winners", "share"], "weight_decay": 0.1, "num_generations": 2}
+    trainer = build_asking(tmp_path, trainer_class=STGRPOTrainer, max_steps=4, **options)
+    original, after = trainer._advantages, []
+
+    def advantages(*args):
+        targets = original(*args)
+        if trainer.state.global_step == 2:
+            return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
+        return targets
+
+    class Keeps(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            after.append(weights(trainer))
+
+    trainer._advantages = advantages
+    trainer.add_callback(Keeps())
+    trainer.train()
+    assert [same(*pair) for pair in pairwise(after)] == [False, True, True]
+    assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2]

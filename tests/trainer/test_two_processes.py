@@ -10,7 +10,10 @@ from tests.launch import by_case
 from tests.scripted import norm
 from tests.tiers import quick
 
-NOW = ("LoRA, shared critic", "estimated", "groups of several lengths", "RLOO", "ReBN")
+NOW = (
+    *("LoRA, shared critic", "estimated", "groups of several lengths", "RLOO", "ReBN"),
+    "a process without a winner",
+)
 
 
 @pytest.fixture(scope="module")

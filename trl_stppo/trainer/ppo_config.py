@@ -153,6 +153,11 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "and Python also {metric: reward_std, below: 0.01, patience: 5}. Of any metric of the "
         "training, so often in a row as it is logged: per rollout batch or per optimizer step.",
     )
+    save_best: bool = option(
+        False,
+        "Save the policy that has played the most successful rollout of the training so far, and keep "
+        "that checkpoint beyond save_total_limit.",
+    )
     enable_jit_checkpoint: bool = option(
         True,
         "On SIGTERM or the first SIGINT, finish the optimizer step, save a checkpoint and "

@@ -182,9 +182,10 @@ class PPOTrainer(AgentTrainer):
         """Write the rollout down; `all_rewards` are those of all processes, [W * B, F]."""
         log, gather = self._rollout_log, self.accelerator.gather
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        # Without a critic, advantages are made of the spread of rewards, and tell it themselves.
-        log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=self.has_critic)
         judge(rollout)
+        if self.model.training:
+            self._guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
+        log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=self.has_critic)
         metrics = RolloutMetrics(values=self.has_critic)
         log.add(metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather))
         self._trace.rollout(rollout, batch)
@@ -223,7 +224,8 @@ class PPOTrainer(AgentTrainer):
             return value_loss.requires_grad_()  # the policy rests; its gradient stays None
         loss = self._policy_loss(model, inputs, totals) + value_loss
         if self.is_deepspeed_enabled:
-            self._guards.check_before_backward(loss, self._mini_batches.window)
+            weighs = self._guards.check_before_backward(loss, self._mini_batches.window)
+            loss = loss if weighs or not self.accelerator.sync_gradients else loss.detach()
         return loss
 
     def _value_loss(self, inputs: Batch, totals: Totals) -> Tensor:
@@ -280,7 +282,7 @@ class PPOTrainer(AgentTrainer):
         logprobs: Tensor,
         entropies: Tensor,
     ) -> ClippedSurrogate:
-        """For subclasses that weigh episodes, or scale the step by what the terms, [B, T] each, say."""
+        """For subclasses that weigh episodes, or scale the step by the terms, [B, T] each."""
         return surrogate
 
     def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
@@ -325,9 +327,8 @@ class PPOTrainer(AgentTrainer):
             entropy = entropy / totals.policy_tokens.clamp(min=1) * self.accelerator.num_processes
             terms.append(-args.entropy_coef * entropy)
         if aux_loss is not None:
-            self._mini_batches.metrics.add_mean(
-                "aux_loss", aux_loss, torch.ones_like(aux_loss).bool()
-            )
+            counts = torch.ones_like(aux_loss).bool()
+            self._mini_batches.metrics.add_mean("aux_loss", aux_loss, counts)
             terms.append(self.router_aux_loss_coef * aux_loss / args.gradient_accumulation_steps)
         return sum(terms[1:], terms[0]) if terms else None
 
@@ -345,9 +346,9 @@ class PPOTrainer(AgentTrainer):
             metrics, window = self._mini_batches.flush(), self._mini_batches.window
             self._rollout_log.add(metrics)
             if not self._guards.admit(metrics, window):
-                # The optimizer passes over what has no gradient.
-                self.model.zero_grad(set_to_none=True)
-                self._start_mini_batch()
+                self.model.zero_grad(set_to_none=True)  # which the optimizer passes over
+                if self._guards.verdict != "critic_only":
+                    self._start_mini_batch()
             self._trace.end_mini_batch(window, verdict=self._guards.verdict)
         return loss
 

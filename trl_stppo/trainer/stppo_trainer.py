@@ -109,6 +109,8 @@ class STPPOTrainer(PPOTrainer):
                 power = self.args.clip_bias_power
                 trust = trust * episode_weights(*parts, logprobs, entropies, loss_mask, power)
             surrogate = surrogate.weighted(trust)
+            if not (self.args.beta or self.args.entropy_coef or self.aux_loss_enabled):
+                self._guards.add_weights(trust)
             self._mini_batches.metrics.add_episode_weights(trust, loss_mask.any(dim=1))
         if self._estimate is not None:
             self._estimate.observe(surrogate, weights, logprobs, entropies, loss_mask)

@@ -231,6 +231,7 @@ class Checkpoints:
         args = self._host.args
         if args.should_save:
             best = self._host.state.best_model_checkpoint
+            kept = {*kept, self._state.guards.best_checkpoint}
             files.prune(run_dir, args.save_total_limit, best, kept)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
@@ -247,8 +248,9 @@ class Checkpoints:
         best = self._host.state.best_model_checkpoint
         ended_early = self._state.guards.ending.reason
         if limit == 1 and best is not None and settings.should_save and not ended_early:
+            kept = {path.resolve() for path in (Path(best), self._state.guards.best_checkpoint)}
             for folder in files.checkpoints(Path(best).parent):
-                if folder.resolve() != Path(best).resolve():
+                if folder.resolve() not in kept:
                     files.discard(folder)
         return result
 

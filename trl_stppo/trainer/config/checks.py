@@ -248,6 +248,11 @@ def _check_combinations(config: GRPOConfig) -> None:
             f"rollout is half warm-up. Nearest: "
             f"{math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps}."
         )
+    if config.save_best and config.rollout_staleness:
+        raise ValueError(
+            f"`save_best=True` is not supported with `rollout_staleness={config.rollout_staleness}`: the "
+            f"policy that plays a rollout is in no checkpoint then. Use load_best_model_at_end."
+        )
     upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     if config.delta is not None and config.delta <= upper:
         raise ValueError(

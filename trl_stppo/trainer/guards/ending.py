@@ -152,6 +152,12 @@ class Ending:
         self._save()
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
+    def save_before_rollout(self) -> None:
+        """The same for a run that goes on with the rollout that has been played."""
+        states = _random_states(self._host.accelerator.device)
+        self._save_as_before()
+        _set_random_states(states)
+
     def _where_and_how(self, error: Exception) -> str:
         when = "once the environment works"
         if isinstance(error, NonFiniteError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +25,14 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 
 from ...rollout.episode import Episode
+from ..checkpoints.files import checkpoints
 from ..gradients.optimizers import Optimizers, policy_parameters
 from ..host import Host, Upstream, is_warming_up
 from ..loop.batch import Batch
 from . import skipped
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
+from .falls import FallWatch
 from .stop_when import OF_LOGS, StopWhen, added, sizes
 
 logger = logging.getLogger(__name__)
@@ -45,9 +48,12 @@ class GuardState:
     Attributes:
         skipped_steps: not finite, in all.
         consecutive_skips: of these, those since the last step that was taken.
-        empty_steps: without an episode to learn from, in all.
+        empty_steps: without an episode to learn from, or with weights of 0 alone, in all.
         kl_stopped_steps: beyond `target_kl`, in all.
         rollout_stopped: whether the rest of this rollout batch is not to move the weights.
+        kls: `policy/approx_kl` of this update's mini-batches.
+        best: success of the best rollout, with `save_best`.
+        best_step: optimizer steps of the policy that played it.
     """
 
     skipped_steps: int = 0
@@ -55,6 +61,9 @@ class GuardState:
     empty_steps: int = 0
     kl_stopped_steps: int = 0
     rollout_stopped: bool = False
+    kls: list[float] = dataclasses.field(default_factory=list)
+    best: float = -1.0
+    best_step: int | None = None
 
 
 class Guards:
@@ -69,7 +78,7 @@ class Guards:
 
     Attributes:
         ending: why and how the run ends early.
-        verdict: on the last step: "taken", or why not: "not_finite", "target_kl" or "empty".
+        verdict: on the last step: "taken", "critic_only", or why not: "not_finite", "target_kl", "empty".
 
     Raises:
         ValueError: an option that the engine leaves no room for.
@@ -94,6 +103,7 @@ class Guards:
         self._policy: list[tuple[str, nn.Parameter]] | None = None
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
+        self._falls = FallWatch(host.args.generation_batch_size)
         self.ending = Ending(host, self._failures, last_checkpoint, save)
         self.verdict = "taken"
         host.add_callback(EndingCallback(host, self.ending, self.watch_log))
@@ -103,6 +113,7 @@ class Guards:
         self._state = GuardState()
         self._stop_when.strikes = {}
         self._failures.clear()
+        self._falls.reset()
         self._of_rollout: dict[str, float] = {}
         self.start_mini_batch()
 
@@ -111,6 +122,7 @@ class Guards:
         watched = {
             "strikes": dict(self._stop_when.strikes),
             "failures": self._failures.state_dict(),
+            "falls": self._falls.state_dict(),
         }
         return {**dataclasses.asdict(self._state), **watched}
 
@@ -119,6 +131,7 @@ class Guards:
         counts = dict(state)
         self._stop_when.load_strikes(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
+        self._falls.load_state_dict(counts.pop("falls", {}))
         self._state = GuardState(**counts)
 
     @contextmanager
@@ -137,6 +150,51 @@ class Guards:
         with self.ending.saving():
             yield
         self._of_rollout = added(metrics, before)
+        kls, self._state.kls = self._state.kls, []
+        step = self._host.state.global_step
+        fall = self._falls.look(self._of_rollout, statistics.fmean(kls) if kls else None, step)
+        if fall and self._host.accelerator.is_main_process:
+            self._warn_of_fall(fall)
+
+    def _warn_of_fall(self, fall: str) -> None:
+        """One line with the checkpoint from which the run can go on."""
+        folders = checkpoints(Path(self._host.args.output_dir))
+        good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
+        logger.warning(
+            "After step %d: %s. Last checkpoint before the fall: %s. See 'Success falls suddenly' in "
+            "docs/reliability.md.",
+            self._host.state.global_step, fall, good[-1] if good else "none",
+        )  # fmt: skip
+
+    def keep_best(self, episodes: list[Episode]) -> None:
+        """Save the policy that has played a rollout if it is the best one so far (`save_best`).
+
+        Args:
+            episodes: of this process; the policy has not been trained on them yet.
+
+        Raises:
+            ValueError: no environment reports success.
+        """
+        host, state = self._host, self._state
+        if not host.args.save_best:
+            return
+        own = [e.success for e in episodes if e.counted and e.success is not None]
+        known = [success for part in gather_object([own]) for success in part]
+        if not known and any(gather_object([any(e.counted for e in episodes)])):
+            raise ValueError(
+                "`save_best=True` needs environments that report `info['success']`, and none did. Use "
+                "load_best_model_at_end with an evaluation instead."
+            )
+        success = statistics.fmean(known) if known else -1.0
+        if success <= state.best:
+            return
+        state.best, state.best_step = success, host.state.global_step
+        self.ending.save_before_rollout()
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """Of the policy that has played the best rollout; there is none before the first step."""
+        return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def count_failures(self, episodes: list[Episode]) -> None:
         """Take in this process's part of a rollout batch.
@@ -158,27 +216,37 @@ class Guards:
             empty: whether the new one has nothing to learn from, on any process.
         """
         self._losses: list[Tensor] = []
+        self._weight: Tensor | None = None
         self._faults = ""
-        self._empty = empty
+        self._empty, self._weightless = empty, False
         self._before = sizes(self._upstream.metrics["train"])
 
     def add_loss(self, loss: Tensor) -> None:
         """Take in a micro-batch's loss, detached."""
         self._losses.append(loss)
 
-    def check_before_backward(self, loss: Tensor, micro_batches: list[Batch]) -> None:
+    def add_weights(self, weights: Tensor) -> None:
+        """Take in a micro-batch's weights of episodes, [B]; all of the policy's gradient has them."""
+        self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
+
+    def check_before_backward(self, loss: Tensor, micro_batches: list[Batch]) -> bool:
         """Stop for a loss that is not finite, where the engine would step with its gradient.
+
+        Returns:
+            Whether the mini-batch's weights so far leave a gradient, on any process.
 
         Raises:
             NonFiniteError: on all processes.
         """
-        flag = (~loss.detach().isfinite()).long().reshape(1)
-        everyone = self._host.accelerator.gather(flag).tolist()
+        weight = torch.ones_like(loss) if self._weight is None else self._weight
+        flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
+        everyone, weighs = self._host.accelerator.gather(flags.unsqueeze(0)).T.tolist()
         if any(everyone):
             self._faults = f"{KINDS[0]} ({_processes(everyone)})"
             self._losses.append(loss.detach())
             self._count_skip(micro_batches)
             raise self.ending.before_backward(self._faults)
+        return any(weighs)
 
     def inspect(self) -> bool:
         """Whether what the backward passes left is finite everywhere and wanted: one small gather.
@@ -194,8 +262,11 @@ class Guards:
             _broken((p.grad for _, p in policy), device),
             _broken([self._optimizers.critic_grads.norm()], device),
         ]
-        own = torch.stack([*(fault.long() for fault in faults), self.ending.received()])
-        *columns, signals = host.accelerator.gather(own.unsqueeze(0)).T.tolist()
+        weight = torch.ones((), device=device) if self._weight is None else self._weight
+        own = [*(fault.long() for fault in faults), (weight == 0).long(), self.ending.received()]
+        gathered = host.accelerator.gather(torch.stack(own).unsqueeze(0))
+        *columns, weightless, signals = gathered.T.tolist()
+        self._weightless = all(weightless)
         self.ending.agree(signals)
         pairs = zip(KINDS, columns, strict=True)
         self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
@@ -209,7 +280,7 @@ class Guards:
             micro_batches: this process's part of it.
 
         Returns:
-            Whether the optimizer may have its gradient.
+            Whether the optimizer may have the policy's gradient too.
         """
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
@@ -221,12 +292,14 @@ class Guards:
             self.verdict = "target_kl"
             state.rollout_stopped = True
             state.kl_stopped_steps += 1
-        elif self._empty:
-            self.verdict = "empty"
+        elif self._empty or self._weightless:
+            critic_only = self._host.has_critic and not self._empty
+            self.verdict = "critic_only" if critic_only else "empty"
             state.empty_steps += 1
         else:
             self.verdict = "taken"
             state.consecutive_skips = 0
+        state.kls += [figures[name] for name in ("policy/approx_kl",) if name in figures]
         self._log()
         self._watch()
         self._losses = []
@@ -299,6 +372,7 @@ class Guards:
         figures = self._upstream.metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
+        figures["guard/falls"] = [self._falls.falls]
         if self._host.args.target_kl is not None:
             figures["guard/kl_stopped_steps"] = [self._state.kl_stopped_steps]
 

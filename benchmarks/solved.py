@@ -28,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from _outcome import finish
 from _rivals_stages import CLIP_RANGES, Record, Records, Trial, levels
+from _solved_grpo import run_grpo
 from _solved_trainer import FIGURES, SolvedTrainer, parts_of, settings_of
 from _stability_grid import SUCCESS, Cell
 from _stability_run import run
@@ -36,6 +37,8 @@ from stability import run_all
 
 HERE = Path(__file__).parent
 RATE = 4e-3  # the tutorial's
+GRPO = "trl-grpo"
+TASKS = ("hanoi", "guess", "corridor", "demo", "textworld")
 HEIGHT, DROP, NEAR = 0.9, 0.15, 0.05  # of a fall
 CANDIDATES = (
     *("share", "share+memory-0.9", "winners+share", "share+undo-0.05", "share+spread-0.9"),
@@ -99,15 +102,27 @@ def test(records: Records, finalist: str) -> list[Trial]:
     return [*jobs, *(of_game("test", "hanoi", arm, seed, rate) for seed, rate, arm in slow)]
 
 
+def grpo(records: Records) -> list[Trial]:
+    """TRL's own GRPO where token PPO collapses; the others have run there on these seeds."""
+    rivals, jobs = Records(HERE / "rivals.jsonl.gz"), list[Trial]()
+    for task, seeds in (("corridor", range(400, 410)), ("textworld", range(400, 405))):
+        level = levels(rivals, task)["threshold"]
+        jobs += [trial("grpo", task, GRPO, *level, seed, 0.2) for seed in seeds]
+    return jobs
+
+
 def work(job: Trial, folder: str, updates: int | None) -> list[dict[str, Any]]:
     """One run, in a process that stays for others."""
     task = load_task(job.cell.task, Path(folder))
     if updates is not None:
         task = replace(task, updates=updates, test=task.test.select(range(8)))
+    started = time.process_time()
+    if job.arm == GRPO:
+        rows = run_grpo(job.cell, task)
+        return [*rows[:-1], {**rows[-1], "cpu": time.process_time() - started}]
     settings = settings_of(job.arm)
     if job.cell.pressure != "tutorial":
         settings["lr_scheduler_type"] = "constant"
-    started = time.process_time()
     rows = run(job.cell, task, partial(SolvedTrainer, arm=job.arm), FIGURES, **settings)
     rows[-1]["cpu"] = time.process_time() - started
     return rows
@@ -188,8 +203,9 @@ def best(records: Records) -> list[str]:
 def main() -> None:
     """Run the stages, then print the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    stages = ("candidates", "others", "test")
+    stages = ("candidates", "others", "test", "grpo")
     parser.add_argument("--stages", nargs="+", choices=stages, default=["candidates"])
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--finalist", help="of the test; default: the best candidate")
     parser.add_argument("--budget_hours", type=float, default=24.0, help="no run starts after it")
     parser.add_argument("--jobs", dest="workers", type=int, default=1, help="runs at the same time")
@@ -204,13 +220,15 @@ def main() -> None:
         shutil.rmtree(args.output, ignore_errors=True)
     args.output.mkdir(parents=True, exist_ok=True)
     records, deadline = Runs(args.data), time.monotonic() + 3600 * args.budget_hours
-    jobs, left_out = {"candidates": candidates, "others": others}, dict[str, int]()
+    left_out = dict[str, int]()
+    jobs = {"candidates": candidates, "others": others, "grpo": grpo}
     jobs["test"] = lambda records: test(records, args.finalist or best(records)[0])
     for stage in args.stages:
-        left_out[stage] = run_all(jobs[stage](records), records, args, deadline, work)
+        wanted = [job for job in jobs[stage](records) if job.task.split("-")[0] in args.tasks]
+        left_out[stage] = run_all(wanted, records, args, deadline, work)
     if args.quick:
         arms = ("share+memory-0.9", "share+undo-0.05+clip-2")
-        quick = [of_game("quick", "hanoi", arm, 0) for arm in arms]
+        quick = [of_game("quick", "hanoi", arm, 0) for arm in (*arms, GRPO)]
         left_out["quick"] = run_all(quick, records, args, deadline, work)
     died = [{"error": row["error"]} for row in records.rows if args.quick and row["error"]]
     found = {stage: summary(records, stage) for stage in stages}

@@ -98,10 +98,15 @@ class Records:
 
     Args:
         path: .jsonl.gz; what a killed process has left at its end is cut off.
+        figures: of the log that a record keeps.
+
+    Attributes:
+        about: goes into every record that is added.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, list[Record]()
+    def __init__(self, path: Path, figures: Iterable[str] = (*FIGURES, *OWN_FIGURES)) -> None:
+        self.path, self.rows, self.figures = path, list[Record](), tuple(figures)
+        self.about: Record = {}
         if not path.is_file():
             return
         complete = 0
@@ -127,8 +132,9 @@ class Records:
     def add(self, done: Trial, rows: list[dict[str, Any]]) -> None:
         """Append a run, from the rows of `_stability_run.run`."""
         updates = [row for row in rows if row["phase"] == "train"]
-        names = [n for n in (*FIGURES, *OWN_FIGURES) if any(r.get(n) is not None for r in updates)]
+        names = [n for n in self.figures if any(r.get(n) is not None for r in updates)]
         record: Record = {"key": list(done.key), "level": done.level, "base": done.base}
+        record |= self.about
         record["cell"] = asdict(done.cell)
         record["test"] = [row[SUCCESS] for row in rows if row["phase"] == "test"]
         record["curves"] = {name: [_short(row.get(name)) for row in updates] for name in names}

@@ -26,8 +26,8 @@ METHODS = {  # name -> (ratio, whether the correction is on, whether there is a 
 }
 # Epochs, mini-batches, updates by which rollouts are stale; from hardly any pressure to a lot.
 PRESSURES = {"none": (1, 4, 0), "epochs": (4, 4, 0), "stale": (4, 4, 2), "both": (8, 4, 4)}
-# Only of the study of rivals: rollouts are one update old, all else is as without pressure.
-OVERLAP = {"overlap": (1, 4, 1)}
+# Of later studies: rollouts one update old and no other pressure; the settings of the tutorial.
+LATER_PRESSURES = {"overlap": (1, 4, 1), "tutorial": (2, 4, 0)}
 LEARNING_RATES = (1e-4, 3e-4, 5.5e-4, 1e-3)
 PILOT_SEEDS, TUNE_SEEDS, TEST_SEEDS = range(100, 103), range(200, 203), range(5)
 # For what was asked after the test had been seen.

@@ -13,7 +13,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 import transformers
-from _stability_grid import FIGURES, METHODS, OVERLAP, PRESSURES, SUCCESS, Cell
+from _stability_grid import FIGURES, LATER_PRESSURES, METHODS, PRESSURES, SUCCESS, Cell
 from _task import Task
 
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
@@ -25,7 +25,7 @@ GROUP = 4  # episodes per prompt where there is no critic
 def config_of(cell: Cell, task: Task, folder: str, **others: Any) -> STPPOConfig:
     """The trainer's configuration: the task's, the cell's, and then what `others` say."""
     level, _, critic = METHODS[cell.method]
-    epochs, mini_batches, staleness = (PRESSURES | OVERLAP)[cell.pressure]
+    epochs, mini_batches, staleness = (PRESSURES | LATER_PRESSURES)[cell.pressure]
     settings: dict[str, Any] = {
         **task.settings,
         "output_dir": folder,

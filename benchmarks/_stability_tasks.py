@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from _solved_tasks import KINDS, build_solved_agent, solved_task
 from _task import BATCH, Task, warm_start
 from _textworld_task import build_textworld_agent, textworld_task
 from datasets import Dataset
@@ -122,6 +123,9 @@ def build_agent(task: str, folder: Path, steps: int | None = None) -> None:
         folder: of agents and games.
         steps: of the warm start; None for as many as the studies take.
     """
+    if task.split("-")[0] in KINDS:
+        build_solved_agent(task, folder)
+        return
     builders = {"corridor": build_corridor_agent, "demo": None}
     builder = builders.get(task, build_textworld_agent)
     if builder is not None:
@@ -132,6 +136,8 @@ def load_task(name: str, folder: Path) -> Task:
     """The task of this name; `build_agent` has left its agent in the folder."""
     tasks = {"corridor": corridor_task, "demo": demo_task, "textworld": textworld_task}
     tasks["textworld-dense"] = partial(textworld_task, reward="dense")
+    if name.split("-")[0] in KINDS:
+        return solved_task(name, folder)
     return tasks[name](folder)
 
 

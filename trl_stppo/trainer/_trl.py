@@ -207,7 +207,7 @@ def generation_model(trainer: Any) -> Iterator[Any]:
         ) as model,
         whole_weights(trainer.accelerator, model),
     ):
-        yield model
+        yield getattr(model, "_orig_mod", model)  # compiled, it has other arguments
 
 
 def open_trackio(trainer: Any) -> None:

@@ -90,6 +90,10 @@ def install_models(
     """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
     keep_trainable(host.model)
     install_reference(host, reference)
+    for model in (host.model, host.ref_model):
+        config = getattr(model, "config", None)
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False  # only the loss needs them, and requests them
     install_stop_token(host)
     return build_critic(host, value_model, published)
 

@@ -54,7 +54,12 @@ RIGHT = {
     "short context": lambda: llama(max_position_embeddings=16),
     "eager": lambda: llama(attn_implementation="eager"),
     "yarn": lambda: llama(
-        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
         max_position_embeddings=256,
     ),
     "global layers": lambda: neo(8, "global"),

@@ -114,7 +114,10 @@ def test_nothing_is_left_behind() -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     before, numbers = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     assert why_unlike(model, 0) is None
-    assert all(module.training for module in model.modules()) and model.is_gradient_checkpointing
-    assert torch.equal(torch.get_rng_state(), numbers) and torch.is_grad_enabled()
+    assert all(module.training for module in model.modules())
+    assert model.is_gradient_checkpointing
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert torch.is_grad_enabled()
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+    after = model.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

@@ -10,7 +10,7 @@ import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tests.builders import LIMITS, TEXT, Kept, build, prompts
-from tests.fakes import char_tokenizer, tiny_policy
+from tests.fakes import char_tokenizer
 from tests.generation.test_probe import LONG
 from trl_stppo import PPOTrainer
 from trl_stppo.generation import slots
@@ -85,4 +85,5 @@ def test_usual_models_keep_their_cache(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(sampler, "CachedBackend", Counted)
     trainer = build(tmp_path, PPOTrainer, arguments=dict(TEXT), **LIMITS)
     trainer.train()
-    assert len(made) == 1 and "generate`" not in caplog.text
+    assert len(made) == 1
+    assert "generate`" not in caplog.text

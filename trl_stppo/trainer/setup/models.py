@@ -23,7 +23,7 @@ from .._trl import (
 from ..host import Host
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
-from . import continuing
+from . import continuing, text_only
 
 
 def check_sharding(
@@ -88,6 +88,7 @@ def install_models(
     host: Host, reference: ReferencePlan, value_model: Any, published: Path | None
 ) -> Critic:
     """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
+    text_only.check_vocabulary(host.model, host.processing_class)
     keep_trainable(host.model)
     install_reference(host, reference)
     for model in filter(None, (host.model, host.ref_model)):

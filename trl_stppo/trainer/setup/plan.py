@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import isclass
+from pathlib import Path
 from typing import Any
 
 from ...envs.base import without_prompt
@@ -75,8 +77,30 @@ def check_overrides(trainer: Any) -> None:
             )
 
 
-def check_distinct(model: Any, ref_model: Any, reward_model: Any, value_model: Any) -> None:
-    """Refuse one model in two roles of which one trains it."""
+def check_models(
+    model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
+) -> None:
+    """Refuse what cannot play its role, and one model in two roles of which one trains it."""
+    if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
+        raise ValueError(f"`model={model!r}`: there is no such folder.")
+    causal = isinstance(model, str) or (hasattr(model, "generation_config") and not isclass(model))
+    for name, value, fits, loader in (
+        ("model", model, causal, "the name of a causal language model, or AutoModelForCausalLM"),
+        ("ref_model", ref_model, not isinstance(ref_model, str), "AutoModelForCausalLM"),
+        (
+            "processing_class",
+            processing_class,
+            not isinstance(processing_class, str),
+            "AutoTokenizer",
+        ),
+    ):
+        if not fits:
+            kind = (
+                value
+                if isinstance(value, str)
+                else getattr(value, "__name__", type(value).__name__)
+            )
+            raise TypeError(f"`{name}` is {kind!r}. Pass {loader}.from_pretrained(...).")
     if ref_model is not None and ref_model is model:
         raise ValueError(
             "`ref_model` and `model` are the same object, so the reference would be trained along. "
@@ -105,6 +129,7 @@ class RolloutPlan:
         standalone_tools: tools that belong to no environment.
         user_func: the caller's rollout_func, or None.
         messages: argument whose rows have messages as prompts that we are to show; None where none have.
+        plain: likewise of text; the first of them.
         columns: of the training rows, where they are known and all that reward functions get.
     """
 
@@ -114,6 +139,7 @@ class RolloutPlan:
     standalone_tools: list[Any] = field(default_factory=list)
     user_func: Callable[..., dict[str, Any]] | None = None
     messages: str | None = None
+    plain: str | None = None
     columns: tuple[str, ...] | None = None
 
     @property
@@ -244,6 +270,8 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         shown.check_prompt(dataset[0]["prompt"], f"The `prompt` of the first row of `{name}`")
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name
+    elif "prompt" in columns and "input_ids" not in columns and rollout.user_func is None:
+        rollout.plain = rollout.plain or dataset[0]["prompt"]
     said = without_prompt(name, dataset.column_names) if owns_prompt else None
     if said is not None:
         logger.warning(said)

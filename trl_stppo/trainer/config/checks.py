@@ -40,8 +40,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 # What `generation_kwargs` may not hold, because turns have their own: key -> the setting that says it.
 OF_TURNS = {
     **dict.fromkeys(
-        ("max_new_tokens", "max_tokens"),
-        "`max_completion_length`, or `max_turn_tokens` with an environment",
+        ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
     ),
     "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
 }

@@ -49,22 +49,17 @@ class TurnSampler:
 
     @property
     def _is_cached(self) -> bool:
-        """Whether our own cache samples."""
         return why_not_cached(self._host) is None and self._is_right
 
     @cached_property
     def _is_right(self) -> bool:
         """Whether our own cache samples as the model's forward pass does, on every process."""
-        host = self._host
-        rough, pad = host.accelerator.mixed_precision != "no", self._tokenizer.pad_token_id
-        with generation_model(host) as model:
-            reason = why_unlike(model, pad, rough=rough)
-        wrong = sum(own for own, *_ in self._exchange((int(reason is not None), 0, 0)))
-        if wrong and host.accelerator.is_main_process:
-            logger.warning(
-                "Turns go through `generate`, because the sampler does not suit this model. %s",
-                reason or "Another process has found it so.",
-            )
+        rough = self._host.accelerator.mixed_precision != "no"
+        with generation_model(self._host) as model:
+            reason = why_unlike(model, self._tokenizer.pad_token_id, rough=rough)
+        wrong = any(found for found, *_ in self._exchange((int(reason is not None), 0, 0)))
+        if wrong and self._host.accelerator.is_main_process:
+            logger.warning("Turns go through `generate`. %s", reason or "Another process chose so.")
         return not wrong
 
     @contextmanager

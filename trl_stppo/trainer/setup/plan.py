@@ -83,24 +83,15 @@ def check_models(
     """Refuse what cannot play its role, and one model in two roles of which one trains it."""
     if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
         raise ValueError(f"`model={model!r}`: there is no such folder.")
-    causal = isinstance(model, str) or (hasattr(model, "generation_config") and not isclass(model))
-    for name, value, fits, loader in (
-        ("model", model, causal, "the name of a causal language model, or AutoModelForCausalLM"),
-        ("ref_model", ref_model, not isinstance(ref_model, str), "AutoModelForCausalLM"),
-        (
-            "processing_class",
-            processing_class,
-            not isinstance(processing_class, str),
-            "AutoTokenizer",
-        ),
-    ):
-        if not fits:
-            kind = (
-                value
-                if isinstance(value, str)
-                else getattr(value, "__name__", type(value).__name__)
-            )
-            raise TypeError(f"`{name}` is {kind!r}. Pass {loader}.from_pretrained(...).")
+    given = {"processing_class": processing_class, "ref_model": ref_model}
+    wrong = {name: value for name, value in given.items() if isinstance(value, str)}
+    if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):
+        wrong["model"] = model
+    for name, value in wrong.items():
+        raise TypeError(
+            f"`{name}` is {value!r:.70}, not what from_pretrained(...) of "
+            f"{'AutoTokenizer' if name == 'processing_class' else 'AutoModelForCausalLM'} returns."
+        )
     if ref_model is not None and ref_model is model:
         raise ValueError(
             "`ref_model` and `model` are the same object, so the reference would be trained along. "

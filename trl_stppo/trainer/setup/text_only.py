@@ -49,16 +49,12 @@ def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: An
         check_tokenizer(processing_class, model)
     if rollout.messages is not None:
         check_template(processing_class, f" of `{rollout.messages}`")
-    marks = processing_class.all_special_tokens
-    if (
-        rollout.plain
-        and processing_class.chat_template
-        and not any(mark in rollout.plain for mark in marks)
-    ):
+    plain = rollout.plain if processing_class.chat_template else None
+    if plain and not any(mark in plain for mark in processing_class.all_special_tokens):
         logger.warning(
-            "Prompts are plain text (%.40r), so the tokenizer's chat template is not used. For a chat model "
-            "write them as [{'role': 'user', 'content': prompt}].",
-            rollout.plain,
+            "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
+            "[{'role': 'user', 'content': prompt}].",
+            plain,
         )
     return processing_class
 
@@ -69,8 +65,8 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
     for token in range(rows, len(tokenizer)):
         if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
             raise ValueError(
-                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows for them. Call "
-                f"model.resize_token_embeddings({len(tokenizer)}), or pass the model's own tokenizer."
+                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows. Pass the "
+                f"model's own tokenizer, or call model.resize_token_embeddings({len(tokenizer)})."
             )
 
 

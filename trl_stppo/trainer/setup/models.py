@@ -94,7 +94,7 @@ def install_models(
     for model in filter(None, (host.model, host.ref_model)):
         if host.args.disable_dropout:
             disable_dropout(model)
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         if getattr(config, "output_router_logits", False):
             config.output_router_logits = False  # only the loss needs them, and requests them
     install_stop_token(host)

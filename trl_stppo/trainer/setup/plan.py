@@ -84,7 +84,7 @@ def check_models(
     if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
         raise ValueError(f"`model={model!r}`: there is no such folder.")
     given = {"processing_class": processing_class, "ref_model": ref_model}
-    wrong = {name: value for name, value in given.items() if isinstance(value, str)}
+    wrong: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, str)}
     if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):
         wrong["model"] = model
     for name, value in wrong.items():

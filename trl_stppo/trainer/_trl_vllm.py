@@ -191,8 +191,11 @@ class TurnClient:
         """The log-probabilities of a turn that can be one; None stands for NaN, which means unscored."""
         vocabulary = self._vllm.model.config.get_text_config().vocab_size
         whole, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
-        if not ids or any(type(token) is not int or not 0 <= token < vocabulary for token in ids):
-            raise ValueError(f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {ids}")
+        bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
+        if bad or not ids:
+            raise ValueError(
+                f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {bad[:1]}"
+            )
         if end in whole[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
             raise ValueError(f"tokens follow the end {end} of a turn")
         for value in logprobs:  # vLLM writes -9999 for minus infinity

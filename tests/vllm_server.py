@@ -64,8 +64,8 @@ class CompletionsServer:
     Attributes:
         requests: all that have been asked, as dicts.
         answers: all that have been given: (prompt ids, sampled ids, logprobs).
-        faults: for the next requests: a status, "drop", which closes the connection, or "garbage"; None
-            for none.
+        faults: for the next requests: a status, "drop", which closes the connection, "garbage", or a
+            function that changes the right answer; None for none.
         weights: what they are called; "default" is that of a server that has just been started.
         joined: how often a trainer has met it.
         resets: how often it was to forget prefixes, those of running turns too.
@@ -75,7 +75,7 @@ class CompletionsServer:
         self.sample = sample
         self.requests: list[dict[str, Any]] = []
         self.answers: list[tuple[list[int], list[int], list[float]]] = []
-        self.faults: list[str | None] = []
+        self.faults: list[str | Callable[[dict[str, Any]], Any] | None] = []
         self.weights, self.joined, self.resets = "default", 0, 0
         server = self
 
@@ -115,7 +115,7 @@ class CompletionsServer:
             return
         if fault == "garbage":
             self.reply(handler, 200, {"choices": [{"token_ids": [7]}]})
-        elif fault is not None:
+        elif isinstance(fault, str):
             self.reply(handler, int(fault), {"error": "out of memory"})
         else:
             choices = [
@@ -123,6 +123,8 @@ class CompletionsServer:
                 for prompt in request["prompt"]
                 for _ in range(request["n"])
             ]
+            for choice in choices if callable(fault) else ():
+                fault(choice)
             self.reply(handler, 200, {"choices": choices})
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -113,6 +114,20 @@ def test_absence_is_given_up_in_time_and_by_all_who_come_later() -> None:
     turns.add(TurnRequest(2, [1], 2, (1,)))
     while turns.busy:
         assert turns.step() in ([], [TurnResult(2, [2], [-1.0])])
+
+
+def test_a_turn_that_is_never_answered_ends_although_others_are() -> None:
+    server = Server(_0=[AWAY] * 10_000)
+    turns = ServerBackend(server, "run-5#1", patience=0.05)
+    turns.add(TurnRequest(0, [1], 1, (0,)))
+    others, results, until = itertools.count(1), [], time.monotonic() + PATIENCE
+    while not any(result.key == 0 for result in results):
+        assert time.monotonic() < until
+        key = next(others)
+        turns.add(TurnRequest(key, [1], 1, (key,)))
+        time.sleep(0.01)
+        results += turns.step()
+    assert [result.error for result in results if result.error] == ["away"]
 
 
 def test_a_refusal_is_raised_where_the_rollout_is_played() -> None:

@@ -7,10 +7,10 @@ import functools
 import pytest
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel, Qwen2Model
 
 from tests.builders import build, prompts, share_of_a
-from tests.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.hub.hub_kit import saved_base
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import EnvironmentContractError
@@ -222,3 +222,70 @@ def test_a_rollout_func_that_returns_too_few(tmp_path):
 def test_a_tool_that_cannot_be_described(arguments, said, no_weights, tmp_path):
     with pytest.raises(EnvironmentContractError, match=said):
         build(tmp_path / "run", arguments={"model": no_weights, **arguments})
+
+
+# ------------------------------------------------------------------------------------- models
+
+
+def grown():
+    """A tokenizer with one token more than its model."""
+    tokenizer = char_tokenizer()
+    tokenizer.add_tokens(["<new>"])
+    return tokenizer
+
+
+PACKED = BitsAndBytesConfig(load_in_4bit=True)
+WRONG_MODELS = {
+    "name of a tokenizer": (TypeError, {"processing_class": "qwen"}, "processing_class", "qwen"),
+    "name of a reference": (TypeError, {"ref_model": "qwen"}, "ref_model", "qwen"),
+    "class": (TypeError, {"model": Qwen2Model}, "model", "Qwen2Model"),
+    "classifier": (
+        *(TypeError, {"model": tiny_value_model(char_tokenizer())}, "model"),
+        "Qwen2ForSequenceClassification",
+    ),
+    "bare": (
+        TypeError,
+        {"model": Qwen2Model(tiny_config(char_tokenizer()))},
+        "model",
+        "Qwen2Model",
+    ),
+    "folder": (ValueError, {"model": "./nope"}, "model", "./nope"),
+    "packed": (ValueError, {"quantization_config": PACKED}, "peft_config", "load_in_4bit"),
+    "tokens": (ValueError, {"processing_class": grown()}, "processing_class", "has 99 rows"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_MODELS)
+def test_what_cannot_be_a_policy_is_named(tmp_path, kind):
+    error, arguments, field, value = WRONG_MODELS[kind]
+    with pytest.raises(error, match=f"`{field}[=`].*{value}|{value}.*`{field}[=`]"):
+        build(tmp_path, arguments=arguments)
+
+
+def test_a_special_token_that_no_row_has_may_lack_one(tmp_path):
+    tokenizer = char_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    build(tmp_path, arguments={"processing_class": tokenizer})
+    tokenizer.pad_token = "<image>"
+    with pytest.raises(ValueError, match="`processing_class`"):
+        build(tmp_path, arguments={"processing_class": tokenizer})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "warns"),
+    [
+        ("say a ", True),
+        ("<|im_start|>u say a ", False),
+        ([{"role": "user", "content": "a"}], False),
+    ],
+)
+def test_plain_prompts_beside_a_chat_template_are_pointed_at(tmp_path, caplog, prompt, warns):
+    rows = Dataset.from_dict({"prompt": [prompt] * 8})
+    build(tmp_path, arguments={"train_dataset": rows, "eval_dataset": rows})
+    assert caplog.text.count("plain text") == warns
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "max_tokens", "eos_token_id"])
+def test_what_turns_have_settings_for_is_no_generation_kwarg(tmp_path, name):
+    with pytest.raises(ValueError, match=f"`generation_kwargs` has {name}=3: set `"):
+        build(tmp_path, generation_kwargs={name: 3})

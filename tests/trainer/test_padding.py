@@ -82,12 +82,15 @@ def batch(lengths, width):
     }
 
 
-@pytest.mark.parametrize(("lengths", "kept"), [([3, 5], 5), ([0, 0], 1), ([10], 10)])
-def test_only_columns_that_all_episodes_lack_are_cut(lengths, kept):
-    cut = without_padding(batch(lengths, 10))
+@pytest.mark.parametrize(
+    ("lengths", "width", "kept"),
+    [([3, 5], 10, 5), ([0, 0], 10, 1), ([10], 10, 10), ([2, 3], 5, 3)],
+)
+def test_only_columns_that_all_episodes_lack_are_cut(lengths, width, kept):
+    cut = without_padding(batch(lengths, width))  # prompts have 5 columns and keep them
     assert cut["completion_ids"].shape == (len(lengths), kept)
     assert cut["advantages"].shape == (len(lengths), kept)
-    assert cut["prompt_ids"].shape == (len(lengths), 5)
+    assert cut["prompt_ids"].shape == cut["prompt_mask"].shape == (len(lengths), 5)
     assert cut["completion_mask"].sum() == sum(lengths)
 
 

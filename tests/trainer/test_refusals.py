@@ -26,7 +26,8 @@ def test_a_reward_model_that_returns_nan_is_named(tmp_path):
 
 @pytest.mark.parametrize("role", ["reward_model", "model"])
 def test_the_critic_may_not_be_another_role_s_model(tmp_path, role):
-    model = tiny_value_model(char_tokenizer())
+    make = tiny_policy if role == "model" else tiny_value_model
+    model = make(char_tokenizer())
     with pytest.raises(ValueError, match=f"`value_model` and `{role}` are the same object"):
         build(tmp_path, arguments={"value_model": model, role: model})
 

@@ -138,7 +138,12 @@ def test_generation_slots(tmp_path, monkeypatch, slots, expected):
     held = []
     original = CachedBackend.add
     monkeypatch.setattr(
-        CachedBackend, "add", lambda self, r: (original(self, r), held.append(len(self._rows)))[0]
+        CachedBackend,
+        "add",
+        lambda self, r: (
+            original(self, r),
+            held.append(len(self._rows) * (type(self) is CachedBackend)),
+        )[0],
     )
     data = prompts(4, pause=[0.1] * 4)
     trainer = trained(tmp_path, Sleepy, data, generation_slots=slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 
 import pytest
@@ -299,6 +300,49 @@ def test_what_the_server_fails_at_is_asked_for_again_and_nothing_changes(
         assert torch.equal(one, other)
     asked = [e["sampling/asked_again"] for e in trainer.state.log_history if "loss" in e]
     assert sum(asked) == 3
+
+
+def token(value):
+    """An answer whose first token is another."""
+    return lambda choice: choice["token_ids"].__setitem__(0, value)
+
+
+def scored(value):
+    """An answer whose first token has another log-probability."""
+
+    def lie(choice):
+        told = choice["logprobs"]
+        told["token_logprobs"][0] = told["top_logprobs"][0][told["tokens"][0]] = value
+
+    return lie
+
+
+def unfinished(choice):
+    choice["token_ids"][0] = char_tokenizer().eos_token_id
+    choice["token_ids"].append(5)
+    told = choice["logprobs"]
+    for column in told.values():
+        column.append(column[-1])
+
+
+LIES = {
+    "beyond": token(99_999),
+    "negative": token(-5),
+    "text": token("7"),
+    "unscored": lambda choice: choice.update(logprobs=None),
+    "endless": unfinished,
+    **{str(value): scored(value) for value in (math.inf, -math.inf, 1e300, 5.0, -1e300)},
+}
+
+
+@pytest.mark.parametrize("lie", quick(LIES, *LIES))
+def test_what_cannot_be_a_turn_is_asked_for_again(tmp_path, monkeypatch, lie):
+    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
+    trainer, _ = played(tmp_path, [None, LIES[lie]], **setting(max_steps=1))
+    assert logs(trainer)["sampling/asked_again"] == 1
+    for _, ids, logprobs in rows_of(trainer.kept[0][1]):
+        assert max(ids) < len(char_tokenizer())
+        assert logprobs.isfinite().all()
 
 
 def test_a_turn_that_the_server_always_fails_at_ends_its_episode_alone(

@@ -9,7 +9,6 @@ their contents, until there are too many of them.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import NonFiniteError
 from .protocol import TurnRequest, TurnResult
 from .sampling import Sampler, SamplingSettings, turn_random
-from .slots import SlotCache, Span, aligned, base_of, supports
+from .slots import SlotCache, Span, aligned, base_of, options_of, supports
 
 
 @dataclass(eq=False)
@@ -245,8 +244,7 @@ class CachedBackend:
         base = base_of(self.model)
         eager = base.config._attn_implementation == "eager"
         self._mask_dtype: torch.dtype | None = self.model.dtype if eager else None
-        keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
-        self._options = {"logits_to_keep": 1} if keeps else {}
+        self._options = options_of(self.model, 1)
         return SlotCache(keep_ids=self.sampling.penalises, device=self._device)
 
     def _groups(self, rows: list[_Row]) -> Iterator[list[_Row]]:

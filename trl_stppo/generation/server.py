@@ -123,7 +123,7 @@ class ServerBackend(QueuedBackend):
         self._answers.put((request, answer))
 
     def _asked(self, request: TurnRequest) -> TurnResult:
-        pause, failures = FIRST_PAUSE, 0
+        pause, failures, began = FIRST_PAUSE, 0, time.monotonic()
         while True:
             weights = self._weights
             try:
@@ -136,7 +136,10 @@ class ServerBackend(QueuedBackend):
                 self._away_since = None
                 return cut(request, ids, logprobs)
             failures += not error.unreachable
-            if self._queue.get(request.key) is not request or self._gives_up(error, failures):
+            # Others may be answered again and again, so that nobody is away for long.
+            starves = time.monotonic() - began > TRIES * self._patience and error.unreachable
+            released = self._queue.get(request.key) is not request
+            if released or self._gives_up(error, failures) or starves:
                 return TurnResult(request.key, [], None, str(error))
             self._tell(error)
             self.asked_again += 1

@@ -237,13 +237,16 @@ def supports(model: nn.Module) -> str | None:
 def _attention_kind(base: nn.Module, config: Any) -> str | None:
     if getattr(base, "_is_stateful", False):
         return "The model has a recurrent state, which a key-value cache does not hold."
-    kinds = getattr(config, "layer_types", None)
-    others = sorted(set(kinds or ()) - {"full_attention"})
+    kinds = getattr(config, "layer_types", getattr(config, "attention_layers", None))
+    others = sorted(set(kinds or ()) - {"full_attention", "global"})
     if others:
         return f"The model has layers other than full attention: {', '.join(others)}."
     sliding = getattr(config, "sliding_window", None) is not None
     if kinds is None and sliding and getattr(config, "use_sliding_window", True):
         return "The model's attention is limited to a sliding window."
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return "The model's rotary frequencies depend on the longest row of a batch (longrope)."
     if getattr(config, "alibi", False):
         return "The model takes positions from its attention mask (ALiBi)."
     if getattr(config, "num_kv_shared_layers", 0):
@@ -251,6 +254,13 @@ def _attention_kind(base: nn.Module, config: Any) -> str | None:
     if not getattr(config, "is_causal", True):
         return "The model's attention is not causal."
     return None
+
+
+def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
+    """Options of a forward pass whose last `keep` logits of each row are wanted, and nothing else."""
+    known = inspect.signature(base_of(model).forward).parameters
+    options = {"logits_to_keep": keep, "output_router_logits": False}
+    return {name: value for name, value in options.items() if name in known}
 
 
 def base_of(model: nn.Module) -> Any:

@@ -207,7 +207,7 @@ def generation_model(trainer: Any) -> Iterator[Any]:
         ) as model,
         whole_weights(trainer.accelerator, model),
     ):
-        yield model
+        yield getattr(model, "_orig_mod", model)  # compiled, it has other arguments
 
 
 def open_trackio(trainer: Any) -> None:
@@ -321,14 +321,21 @@ def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
     return None if grows else get_training_chat_template(tokenizer)
 
 
+def disable_dropout(model: nn.Module) -> None:
+    """TRL's, also for what models hand to functions as a number, such as OPT's and `layerdrop`."""
+    disable_dropout_in_model(model)
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
 def prepare_reference(
     model: PreTrainedModel | nn.Module, *, temperature: float, args: GRPOConfig
 ) -> PreTrainedModel | nn.Module:
     """Give a caller's reference policy the frozen, fused-head form that GRPOTrainer expects."""
     model.requires_grad_(False)
     model.eval()
-    if args.disable_dropout:
-        disable_dropout_in_model(model)
     add_fused_lm_head(
         model, temperature=temperature, cast_lm_head_to_fp32=args.cast_lm_head_to_fp32
     )

@@ -183,9 +183,25 @@ class TurnClient:
         with failures():
             output = self.client.generate([request.ids], **settings)
             (ids,), logprobs = output["completion_ids"], output["logprobs"]
-            if not ids:
-                raise ValueError("a turn without tokens")
-            return ids, None if logprobs is None else [at[0] for at in logprobs[0]]
+            return ids, self._checked(request, ids, [at[0] for at in logprobs[0]])
+
+    def _checked(
+        self, request: TurnRequest, ids: list[int], logprobs: list[float | None]
+    ) -> list[Any]:
+        """The log-probabilities of a turn that can be one; None stands for NaN, which means unscored."""
+        vocabulary = self._vllm.model.config.get_text_config().vocab_size
+        whole, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
+        bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
+        if bad or not ids:
+            raise ValueError(
+                f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {bad[:1]}"
+            )
+        if end in whole[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
+            raise ValueError(f"tokens follow the end {end} of a turn")
+        for value in logprobs:  # vLLM writes -9999 for minus infinity
+            if value is not None and value == value and not -1e4 <= value <= 1e-3:
+                raise ValueError(f"{value} is no log-probability")
+        return logprobs
 
     def weights(self) -> str:
         """Name of the server's weights, "" if it cannot name them.

@@ -78,11 +78,11 @@ class AgentTrainer(Host):
         **unknown: Any,
     ) -> None:
         old_names.check_arguments(type(self), model, unknown)
+        plan.check_models(model, processing_class, ref_model, reward_model, value_model)
         if args is None:
             args = plan.default_config(self.config_class, model, self._name)
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
         plan.check_overrides(self)
-        plan.check_distinct(model, ref_model, reward_model, value_model)
         check_packages(args, model, quantization_config)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from transformers import GenerationConfig
 
 from ..generation.batched import BatchedBackend
 from ..generation.cached import CachedBackend
+from ..generation.probe import why_unlike
 from ..generation.protocol import TurnRequest
 from ..generation.sampling import SamplingSettings
 from ..generation.slots import supports
@@ -21,6 +24,8 @@ from ._trl import prepare_tool_tokenizer
 from .loop.rows import rows_with_prompts
 from .setup import plan
 from .setup.players import assemble, growing_template
+
+logger = logging.getLogger(__name__)
 
 
 class Speaker:
@@ -51,9 +56,16 @@ class Speaker:
         _, other = SamplingSettings.from_generation_config(
             GenerationConfig(**self._options), self.model.generation_config
         )
-        if supports(self.model) is not None or other is not None:
+        if supports(self.model) or other is not None or not self._is_right:
             return BatchedBackend(lambda *batch: self._generate(sampling, *batch))
         return CachedBackend(self.model, sampling, self.eos_token_ids, pad_token_id=self._pad)
+
+    @cached_property
+    def _is_right(self) -> bool:
+        reason = why_unlike(self.model, self._pad)
+        if reason is not None:
+            logger.warning("Turns go through `generate`. %s", reason)
+        return reason is None
 
     def turn(
         self, ids: list[int], limit: int, sampling: SamplingSettings, seed: tuple[int, ...]

@@ -37,6 +37,13 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     ),
     "fp16": (False, "clipping and norms need unscaled gradients", "use bf16=True"),
 }
+# What `generation_kwargs` may not hold, because turns have their own: key -> the setting that says it.
+OF_TURNS = {
+    **dict.fromkeys(
+        ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
+    ),
+    "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
+}
 # Level and form of the correction for the gap to the sampler; the turn level is ours.
 SAMPLER_CORRECTIONS = tuple(
     f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
@@ -112,6 +119,10 @@ def check_refused(config: GRPOConfig) -> None:
             f"`metric_for_best_model={config.metric_for_best_model!r}`: evaluation plays episodes and "
             f"computes no loss. Use 'episode/score' (the default), 'episode/success_rate', or another "
             f"figure of docs/evaluation.md."
+        )
+    for name in {*(config.generation_kwargs or {})} & {*OF_TURNS}:
+        raise ValueError(
+            f"`generation_kwargs` has {name}={config.generation_kwargs[name]!r}: set {OF_TURNS[name]}."
         )
     if config.stop_token not in (None, "eos"):
         raise ValueError(f"`stop_token={config.stop_token!r}`: allowed are None and 'eos'.")

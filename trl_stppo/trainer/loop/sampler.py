@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from ...generation.batched import BatchedBackend, GenerateBatch
 from ...generation.cached import CachedBackend
 from ...generation.collective import CollectiveBackend
+from ...generation.probe import why_unlike
 from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
 from ...generation.slots import supports
@@ -18,6 +21,8 @@ from .._trl import generation_model, new_token_limit, overrides
 from ..host import Host
 from ..sharding import runtime
 from .vllm import VLLM
+
+logger = logging.getLogger(__name__)
 
 # TRL's own call: (rows of ids, images, fields of images, completions per row) -> ids, logprobs
 GenerateTurns = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
@@ -40,7 +45,22 @@ class TurnSampler:
     @property
     def tells_logprobs(self) -> bool:
         """Whether sampled tokens come with log-probabilities."""
-        return self._host.use_vllm or why_not_cached(self._host) is None
+        return self._host.use_vllm or self._is_cached
+
+    @property
+    def _is_cached(self) -> bool:
+        return why_not_cached(self._host) is None and self._is_right
+
+    @cached_property
+    def _is_right(self) -> bool:
+        """Whether our own cache samples as the model's forward pass does, on every process."""
+        rough = self._host.accelerator.mixed_precision != "no"
+        with generation_model(self._host) as model:
+            reason = why_unlike(model, self._tokenizer.pad_token_id, rough=rough)
+        wrong = any(found for found, *_ in self._exchange((int(reason is not None), 0, 0)))
+        if wrong and self._host.accelerator.is_main_process:
+            logger.warning("Turns go through `generate`. %s", reason or "Another process chose so.")
+        return not wrong
 
     @contextmanager
     def backend(self) -> Iterator[Backend]:
@@ -51,12 +71,12 @@ class TurnSampler:
             with self.vllm.backend(capacity) as backend:
                 yield backend
             return
-        if is_collective(host):
+        if self._is_collective:
             together = CollectiveBackend(self._batches(), self._exchange, end, capacity=capacity)
             yield together
             together.finish()
             return
-        if why_not_cached(host) is not None:
+        if not self._is_cached:
             yield BatchedBackend(self._batches(), capacity=capacity)
             return
         settings, _ = sampling_settings(host)
@@ -71,6 +91,16 @@ class TurnSampler:
             )
             with backend.running():
                 yield backend
+
+    @property
+    def _is_collective(self) -> bool:
+        """Whether a call of `GenerateTurns` involves other processes, so that all must make it together."""
+        host = self._host
+        if host.accelerator.num_processes == 1:
+            return False
+        if not host.use_vllm:
+            return runtime.shards_weights(host.accelerator) and not self._is_cached
+        return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1
 
     def _batches(self) -> GenerateBatch:
         """TRL's call in our form; it cannot be told seeds."""
@@ -115,12 +145,3 @@ def speaks_to_vllm(host: Host) -> bool:
     """Whether turns go to vLLM one by one; where an engine runs on several GPUs they all step together."""
     alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
     return host.use_vllm and alone and not overrides(host, "_generate_single_turn")
-
-
-def is_collective(host: Host) -> bool:
-    """Whether a call of `GenerateTurns` involves other processes, so that all must make it together."""
-    if host.accelerator.num_processes == 1:
-        return False
-    if not host.use_vllm:
-        return runtime.shards_weights(host.accelerator) and why_not_cached(host) is not None
-    return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1

@@ -17,6 +17,7 @@ from ...models.adapter_checks import CRITIC, SPLIT_INITS
 from ...models.critic import ADAPTERS, HEAD_FILE, SharedCritic
 from .._trl import create_model_from_path
 from ..ppo_config import PPOConfig
+from .packages import quantised
 
 ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass one."
 
@@ -46,13 +47,19 @@ def policy_to_go_on_with(
         The three arguments for GRPOTrainer; the same ones where the model is no name of an adapter.
 
     Raises:
-        ValueError: a new adapter is asked for as well.
+        ValueError: a new adapter is asked for as well, or there is none and the weights are packed.
     """
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
-    if not isinstance(model, str):
-        return model, processing_class, quantization_config
-    if find_adapter_config_file(model, revision=revision, token=token) is None:
+    named = isinstance(model, str)
+    if not named or find_adapter_config_file(model, revision=revision, token=token) is None:
+        given = quantization_config or kwargs.get("quantization_config")
+        bits = quantised(given or getattr(model, "config", None))
+        if bits and peft_config is None and not hasattr(model, "peft_config"):
+            raise ValueError(
+                f"`quantization_config` has {bits[0]}=True, and packed weights cannot be trained. Pass "
+                f"`peft_config=LoraConfig(...)`, or leave `quantization_config` out."
+            )
         return model, processing_class, quantization_config
     if peft_config is not None:
         raise ValueError(

@@ -16,14 +16,14 @@ from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from .._trl import (
     SyncRefModelCallback,
-    disable_dropout_in_model,
+    disable_dropout,
     prepare_frozen,
     prepare_reference,
 )
 from ..host import Host
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
-from . import continuing
+from . import continuing, text_only
 
 
 def check_sharding(
@@ -88,8 +88,15 @@ def install_models(
     host: Host, reference: ReferencePlan, value_model: Any, published: Path | None
 ) -> Critic:
     """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
+    text_only.check_vocabulary(host.model, host.processing_class)
     keep_trainable(host.model)
     install_reference(host, reference)
+    for model in filter(None, (host.model, host.ref_model)):
+        if host.args.disable_dropout:
+            disable_dropout(model)
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False  # only the loss needs them, and requests them
     install_stop_token(host)
     return build_critic(host, value_model, published)
 
@@ -98,8 +105,6 @@ def install_reference(host: Host, plan: ReferencePlan) -> None:
     """Put a reference that is not upstream's where GRPOTrainer looks for it."""
     if plan.adapter:
         adapters.add_reference_adapter(host.model)
-        if host.args.disable_dropout:  # the copy has brought its own
-            disable_dropout_in_model(host.model)
         return
     if plan.model is None:
         return
@@ -155,7 +160,7 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
         # The critic's forward bypasses DDP's; its gradients are reduced by us.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)
         if args.disable_dropout:
-            disable_dropout_in_model(policy)
+            disable_dropout(policy)
     else:
         trust = continuing.loading_options(args)["trust_remote_code"]
         critic = _separate(critic_from_policy(policy, trust_remote_code=trust), host)
@@ -198,7 +203,7 @@ def _separate(model: Any, host: Host) -> SeparateCritic:
     args = host.args
     keep_trainable(model)
     if args.disable_dropout:
-        disable_dropout_in_model(model)
+        disable_dropout(model)
     if args.gradient_checkpointing:
         # Upstream asks for reentrant checkpoints of a LoRA policy under ZeRO-3.
         kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": False}

@@ -27,9 +27,7 @@ def check_packages(args: PPOConfig, model: Any, quantization_config: Any) -> Non
         ("model_init_kwargs['quantization_config']", given),
         ("model.config.quantization_config", getattr(model, "config", None)),
     ):
-        config = getattr(config, "quantization_config", config)
-        bits = [key for key in ("load_in_4bit", "load_in_8bit") if _has(config, key)]
-        reasons += [f"`{name}` asks for {key}" for key in bits]
+        reasons += [f"`{name}` asks for {key}" for key in quantised(config)]
     optim = str(getattr(args.optim, "value", args.optim)).lower()
     if optim.startswith(ITS_OPTIMIZERS):
         reasons.append(f"`optim={optim!r}` is one of its optimizers")
@@ -40,6 +38,8 @@ def check_packages(args: PPOConfig, model: Any, quantization_config: Any) -> Non
         )
 
 
-def _has(config: Any, key: str) -> bool:
-    value = config.get(key) if isinstance(config, dict) else getattr(config, key, False)
-    return bool(value)
+def quantised(config: Any) -> list[str]:
+    """How bitsandbytes packs weights, by a model's configuration or one of quantisation."""
+    config = getattr(config, "quantization_config", config)
+    ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
+    return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import isclass
+from pathlib import Path
 from typing import Any
 
 from ...envs.base import without_prompt
@@ -75,8 +77,21 @@ def check_overrides(trainer: Any) -> None:
             )
 
 
-def check_distinct(model: Any, ref_model: Any, reward_model: Any, value_model: Any) -> None:
-    """Refuse one model in two roles of which one trains it."""
+def check_models(
+    model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
+) -> None:
+    """Refuse what cannot play its role, and one model in two roles of which one trains it."""
+    if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
+        raise ValueError(f"`model={model!r}`: there is no such folder.")
+    given = {"processing_class": processing_class, "ref_model": ref_model}
+    wrong: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, str)}
+    if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):
+        wrong["model"] = model
+    for name, value in wrong.items():
+        raise TypeError(
+            f"`{name}` is {value!r:.70}, not what from_pretrained(...) of "
+            f"{'AutoTokenizer' if name == 'processing_class' else 'AutoModelForCausalLM'} returns."
+        )
     if ref_model is not None and ref_model is model:
         raise ValueError(
             "`ref_model` and `model` are the same object, so the reference would be trained along. "
@@ -105,6 +120,7 @@ class RolloutPlan:
         standalone_tools: tools that belong to no environment.
         user_func: the caller's rollout_func, or None.
         messages: argument whose rows have messages as prompts that we are to show; None where none have.
+        plain: likewise of text; the first of them.
         columns: of the training rows, where they are known and all that reward functions get.
     """
 
@@ -114,6 +130,7 @@ class RolloutPlan:
     standalone_tools: list[Any] = field(default_factory=list)
     user_func: Callable[..., dict[str, Any]] | None = None
     messages: str | None = None
+    plain: str | None = None
     columns: tuple[str, ...] | None = None
 
     @property
@@ -244,6 +261,8 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         shown.check_prompt(dataset[0]["prompt"], f"The `prompt` of the first row of `{name}`")
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name
+    elif "prompt" in columns and "input_ids" not in columns and rollout.user_func is None:
+        rollout.plain = rollout.plain or dataset[0]["prompt"]
     said = without_prompt(name, dataset.column_names) if owns_prompt else None
     if said is not None:
         logger.warning(said)

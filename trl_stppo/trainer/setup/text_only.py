@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,8 @@ from transformers import AutoProcessor, ProcessorMixin
 from ...rollout.chat import check_template, has_image
 from .._trl import get_config_model_id
 from ..ppo_config import PPOConfig
+
+logger = logging.getLogger(__name__)
 
 IMAGE_COLUMNS = ("image", "images")  # those that GRPOTrainer shows to a model
 
@@ -46,7 +49,25 @@ def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: An
         check_tokenizer(processing_class, model)
     if rollout.messages is not None:
         check_template(processing_class, f" of `{rollout.messages}`")
+    plain = rollout.plain if processing_class.chat_template else None
+    if plain and not any(mark in plain for mark in processing_class.all_special_tokens):
+        logger.warning(
+            "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
+            "[{'role': 'user', 'content': prompt}].",
+            plain,
+        )
     return processing_class
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Refuse a tokenizer whose tokens the model cannot embed; special ones but padding may stay unused."""
+    rows, known = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
+    for token in range(rows, len(tokenizer)):
+        if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
+            raise ValueError(
+                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows. Pass the "
+                f"model's own tokenizer, or call model.resize_token_embeddings({len(tokenizer)})."
+            )
 
 
 def _name(model: Any) -> str:

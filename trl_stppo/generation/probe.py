@@ -1,0 +1,119 @@
+"""Compares the sampler with a model's own forward pass before it samples a turn.
+
+`slots.supports` refuses models that are known to be sampled wrongly. This finds the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NonFiniteError
+from .cached import CachedBackend, _Row
+from .protocol import TurnRequest, TurnResult
+from .sampling import SamplingSettings
+from .slots import SlotCache, base_of, options_of
+
+TOLERANCE = 1e-3  # nats in exact arithmetic, if logits are a nat or more apart
+LONGEST = 2048  # tokens of a row
+LENGTHS = (3, 11, 37)
+GROWTH = 12  # tokens that each row gets
+# Settings that name a length from which on a model may compute otherwise ...
+_EDGES = re.compile(r'"(\w*(?:window|chunk|original_max_position)\w*)": (\d+)')
+# ... of which `supports` judges these.
+_JUDGED = ("sliding_window", "original_max_position_embeddings")
+
+
+class _Recorder(CachedBackend):
+    """Keeps logits by row and position."""
+
+    seen: defaultdict[int, dict[int, Tensor]]
+
+    def _sample(
+        self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache
+    ) -> list[TurnResult]:
+        for row, of_row in zip(rows, logits, strict=True):
+            if row is not None:
+                self.seen[row.key][len(row.ids) - 1] = of_row
+        return super()._sample(rows, logits, cache)
+
+
+def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> str | None:
+    """Why a model that `supports` accepts is sampled wrongly, as a sentence; None if it is not.
+
+    Rows of unlike lengths play two turns each on a `CachedBackend`. Their log-probabilities are
+    compared with those of the forward pass over each row alone.
+
+    Args:
+        model: on its device, with whole weights.
+        pad_token_id: any valid token.
+        rough: whether the model computes in 16 bits although its weights have more.
+    """
+    config = base_of(model).config
+    context = getattr(config, "max_position_embeddings", None) or LONGEST
+    most, lengths = min(context, LONGEST) - GROWTH, list(LENGTHS)
+    for name, value in _EDGES.findall(config.to_json_string(use_diff=False)):
+        edge = int(value)
+        if 2 < edge < context and edge + GROWTH <= LONGEST:
+            lengths += [edge - 2, edge]
+        elif 2 < edge < context and name not in _JUDGED:
+            return f"It was not tried beyond {name}={edge} tokens."
+    if most < 1:
+        return None
+    text = Random(0).choices(range(config.vocab_size), k=2 * LONGEST)
+    text = [token for token in text if token != pad_token_id]
+    rows = [text[at : at + min(length, most)] for at, length in enumerate(lengths)]
+    backend = _Recorder(model, SamplingSettings(do_sample=False), [], pad_token_id=pad_token_id)
+    backend.seen = defaultdict(dict)
+    with backend.running(), torch.no_grad():
+        for limit in (2, 4):
+            for key, row in enumerate(rows):
+                backend.add(TurnRequest(key, [*row], limit + key % 2, (0,)))
+            while backend.busy:
+                try:
+                    results = backend.step()
+                except NonFiniteError:  # the rollout says so of its own rows
+                    return None
+                for result in results:
+                    rows[result.key] += [*result.ids, *text[:2]]
+        own = [_own_logits(model, row, pad_token_id) for row in rows]
+        long = max(rows, key=len)
+        padded = [
+            _own_logits(model, long, pad_token_id, min(blank, context - len(long)))
+            for blank in (1, 16)
+        ]
+    halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
+    rough = rough or halves or getattr(model, "is_quantized", False)
+    noise = max(_gap(own[rows.index(long)], logits, rough) for logits in padded)
+    spread = min(float(logits.std(-1).mean()) for logits in own)
+    allowed = max(TOLERANCE * min(1.0, max(spread, 0.01)), 2 * noise)
+    if rough:  # two steps of bfloat16 at the largest logit
+        allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in own))
+    gaps = []
+    for key, row in enumerate(rows):
+        seen = torch.stack([*backend.seen[key].values()])
+        gaps.append(_gap(seen, own[key][[at - len(row) for at in backend.seen[key]]], rough))
+    said = f"Its cached log-probabilities are {max(gaps):.2g} nats from those of its forward pass"
+    return None if max(gaps) <= allowed else f"{said}, and {allowed:.2g} are allowed."
+
+
+def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> Tensor:
+    """Logits of a row's last tokens without a cache, padded on the right with `blank` tokens."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([row + [pad] * blank], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * blank], device=device)
+    options = options_of(model, GROWTH + 1 + blank)
+    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
+    return logits[0, : logits.shape[1] - blank][-GROWTH - 1 :].double()
+
+
+def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
+    """How far two tables of log-probabilities, given as logits, are apart: at most, or in the mean."""
+    a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
+    # In 16 bits one position may go far astray, such as to another expert.
+    return float((a - b).abs().mean() if rough else (a - b).abs().max())

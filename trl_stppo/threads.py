@@ -42,5 +42,5 @@ class DaemonThread(threading.Thread):
         except (RuntimeError, MemoryError) as error:
             raise ThreadStartError(
                 f"The thread {self.name!r} could not be started ({error}). In most cases memory or the "
-                f"number of threads is limited: raise the limit (`ulimit -v`, `ulimit -u`, or the container's)."
+                f"number of threads is limited: raise that limit (`ulimit -v`, `ulimit -u`, the container's)."
             ) from error

@@ -51,7 +51,7 @@ class Broken(CountEnv):
 
 
 def test_a_column_that_reset_needs_is_missed_at_the_start(tmp_path):
-    with pytest.raises(EnvironmentContractError, match="`Secret.reset` needs `secret`") as caught:
+    with pytest.raises(EnvironmentContractError, match=r"`Secret.reset` needs `secret`") as caught:
         build(tmp_path, arguments={"environment_factory": Secret}, **LIMITS)
     assert "`train_dataset`" in str(caught.value)
     rows = prompts(secret=["x"] * 8)

@@ -386,6 +386,8 @@ def _described(error: BaseException) -> str:
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
+    if "same thread" in text:  # as sqlite3 has it
+        text += ' (give check_same_thread=False, or set env_isolation="process")'
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
     place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""

@@ -102,9 +102,9 @@ class Checkpoints:
                 if stream and not output.global_step and not self._state.guards.ending.reason:
                     args = self._host.args
                     raise ValueError(
-                        f"`train_dataset` is a stream that ended before the first step: one rollout batch takes "
-                        f"{args.generation_batch_size // args.num_generations} rows. Give more rows, or lower "
-                        f"per_device_train_batch_size or gradient_accumulation_steps."
+                        f"`train_dataset` is a stream that ended before the first step: a rollout takes "
+                        f"{args.generation_batch_size // args.num_generations} rows. Give more rows, or "
+                        f"lower per_device_train_batch_size or gradient_accumulation_steps."
                     )
                 return output
         finally:

@@ -244,9 +244,9 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         )
     if "prompt" in columns:
         shown.check_prompt(dataset[0]["prompt"], f"The `prompt` of the first row of `{name}`")
-    if rollout.user_func is None:
+    if rollout.user_func is None and {"prompt", "input_ids"} & columns:
         column = "prompt" if "prompt" in columns else "input_ids"
-        shown.check_no_empty(dataset, name, column, or_none=owns_prompt, or_text=owns_prompt)
+        shown.check_no_empty(dataset, name, column, by_environment=owns_prompt)
     _check_resets(name, dataset.column_names, rollout)
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name

@@ -23,7 +23,8 @@ from trl_stppo.trainer.checkpoints.run_lock import NAME, RunLock
 def dying(monkeypatch):
     """Call it, and every thread dies before it runs."""
     monkeypatch.setattr(threads, "START_SECONDS", 0.2)
-    return lambda: monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
+    yield lambda: monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
+    threading._limbo.clear()  # where Python keeps those that have not begun, as if they lived
 
 
 def at_step(hook, step, what):

@@ -29,9 +29,9 @@ RULES = {
     "envs": ({"envs", "errors", "moved"}, set(), ENV_PACKAGES),
     # Whole tasks on top of everything; nothing else imports them.
     "recipes": ({"recipes", "envs", "errors"}, {"numpy", "httpx", "httpx2"}, RECIPE_PACKAGES),
-    "generation": ({"generation", "errors"}, {"torch", "transformers"}, set()),
+    "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),
     "rollout": (
-        {"rollout", "generation", "core", "envs", "errors", "redaction"},
+        {"rollout", "generation", "core", "envs", "errors", "redaction", "threads"},
         {"torch"},
         {"dill"},
     ),
@@ -74,7 +74,7 @@ RULES = {
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("envs", "errors", "redaction", "statistics", "version", "wording"),
+            *("envs", "errors", "redaction", "statistics", "threads", "version", "wording"),
         },
         {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},

@@ -29,6 +29,10 @@ class EnvironmentFailureError(RuntimeError):
     """Environments that fail so often that nothing can be learned from them."""
 
 
+class ThreadStartError(RuntimeError):
+    """A thread that does not run, in most cases because memory is limited."""
+
+
 class IndexFolderError(ValueError):
     """A folder that holds no complete search index, or one of another kind or other settings."""
 

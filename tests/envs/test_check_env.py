@@ -4,6 +4,8 @@ import asyncio
 import functools
 import random
 import re
+import signal
+import sqlite3
 import time
 from decimal import Decimal
 from types import SimpleNamespace
@@ -402,3 +404,45 @@ def test_what_was_made_is_closed_and_an_instance_of_the_caller_is_not() -> None:
 def test_the_kinds_are_told_apart(env) -> None:
     instance = env()
     assert check.is_text_environment(instance) == (env not in (CleanTools,))
+
+
+def asking_a_database(**options):
+    """Clean, with a database that reset opens and step reads."""
+
+    def reset(self, **row):
+        self.database = sqlite3.connect(":memory:", **options)
+        return Clean.reset(self, **row)
+
+    def step(self, action):
+        self.database.execute("select 1")
+        return Clean.step(self, action)
+
+    return env_with(Clean, reset=reset, step=step)
+
+
+def test_calls_come_from_different_threads_as_in_a_training() -> None:
+    with pytest.raises(EnvironmentContractError) as caught:
+        check_env(asking_a_database())
+    assert "check_same_thread=False" in str(caught.value)
+    assert 'env_isolation="process"' in str(caught.value)
+    assert check_env(asking_a_database(check_same_thread=False)()) == []
+
+
+def test_a_tool_that_needs_the_main_thread_gets_it_and_a_step_does_not() -> None:
+    def look(self, where: str) -> str:
+        """Look.
+
+        Args:
+            where: the place.
+        """
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return where
+
+    assert check_env(env_with(CleanTools, look=look)(), actions=[("look", {"where": "x"})]) == []
+
+    def step(self, action):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return Clean.step(self, action)
+
+    with pytest.raises(EnvironmentContractError, match="different threads"):
+        check_env(env_with(Clean, step=step))

@@ -5,8 +5,10 @@ import inspect
 import pickle
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from trl_stppo.errors import EnvironmentContractError
@@ -34,8 +36,33 @@ _NOT_TO_RAISE = {
     ),
 }
 
+_OF_ONE_THREAD = (
+    "calls that come from different threads, one at a time, as those of a training do",
+    "something that only the thread may use that made it, as a connection of sqlite3",
+    'sqlite3.connect(..., check_same_thread=False), or env_isolation="process"',
+)
+
 # name -> (fingerprint, state, restore, seed)
 Generators = dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any], Any]]
+
+
+def _elsewhere(function: Callable[[], Any], is_tool: bool) -> Any:
+    """Call it on a thread of its own: in a training reset and step come from different ones, too."""
+    outcome: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="environment", daemon=True).start()
+    try:
+        return outcome.result()
+    except ValueError as error:
+        if is_tool and "only works in main thread" in str(error):
+            return function()  # as a training does with tools
+        raise
 
 
 class Session:
@@ -67,7 +94,8 @@ class Session:
         name = f"{type(env).__name__}.{method}"
         function = getattr(env, method)
         started = time.perf_counter()
-        result = function(*args, **kwargs)
+        is_tool = method not in ("reset", "step", "get_reward")
+        result = _elsewhere(lambda: function(*args, **kwargs), is_tool)
         if inspect.iscoroutinefunction(function):
             result = self._runner.run(result)
         self._seconds.setdefault(name, []).append(time.perf_counter() - started)
@@ -100,11 +128,14 @@ class Session:
                 if isinstance(column, str) and column not in kwargs and column not in values:
                     what = f"{type(env).__name__}.reset raised KeyError: {column!r}"
                     raise lacks(what, [column], kwargs) from error
+            reasons = _NOT_TO_RAISE.get(method, _NOT_TO_RAISE["other"])
+            if "same thread" in str(error) or "main thread" in str(error):
+                reasons = _OF_ONE_THREAD
             shown = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]
             raise violation(
                 f"{type(env).__name__}.{method}({', '.join(shown)}) raised "
                 f"{type(error).__name__}: {error}",
-                *_NOT_TO_RAISE.get(method, _NOT_TO_RAISE["other"]),
+                *reasons,
             ) from error
 
     def warn_if_slow(self) -> None:

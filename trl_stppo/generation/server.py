@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..threads import DaemonThread
 from .protocol import TurnRequest, TurnResult
 from .queued import QueuedBackend, cut
 
@@ -81,7 +82,7 @@ class ServerBackend(QueuedBackend):
     def add(self, request: TurnRequest) -> None:
         """Ask for a turn."""
         super().add(request)
-        threading.Thread(target=self._work, args=(request,), name="turn", daemon=True).start()
+        DaemonThread(self._work, "turn", request).start()
 
     def step(self) -> list[TurnResult]:
         """Wait for a moment, and return the turns that have been answered.

@@ -9,13 +9,13 @@ for the slowest episode, and whatever goes wrong in an environment ends that epi
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import EnvironmentFailureError
+from ..errors import EnvironmentFailureError, ThreadStartError
 from ..generation.protocol import Backend
+from ..threads import DaemonThread
 from .chat import ChatRenderer, Message
 from .episode import Durations, Episode
 from .loop import EpisodeLoop
@@ -86,11 +86,11 @@ class RolloutEngine(Parts):
         """Let go of workers and environments, without waiting for long."""
         if self.pool is not None:
             pool, run_async = self.pool, self.calls.run_async
-            closing = threading.Thread(target=pool.close, args=(run_async,), daemon=True)
+            closing = DaemonThread(pool.close, "closing", run_async)
             try:
                 closing.start()
                 closing.join(CLOSE_SECONDS)
-            except RuntimeError:  # the interpreter is ending and starts no threads any more
+            except ThreadStartError:  # the interpreter is ending and starts no threads any more
                 logger.debug("environments are not closed: the interpreter is ending")
         self.calls.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
 from collections import deque
@@ -13,6 +12,7 @@ from typing import Any
 from ..generation.candidates import CandidatesBackend
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..redaction import redacted
+from ..threads import DaemonThread
 from .calls import CallResult
 from .chat import ChatRenderer, Message, beginning, with_opening
 from .driver import Driver, Opening, Outcome
@@ -346,8 +346,7 @@ class EpisodeLoop:
         env = self._parts.pool.discard(episode.name, self._indices[episode.row])
         if env is not None and reason is StopReason.ENV_ERROR:  # otherwise it may still be busy
             run_async = self._parts.calls.run_async
-            closing = threading.Thread(target=close_environment, args=(env, run_async), daemon=True)
-            closing.start()
+            DaemonThread(close_environment, "closing", env, run_async).start()
 
     def _end(self, episode: Episode, reason: StopReason) -> None:
         """The last turn has been played; what remains is the environment's own score."""
@@ -387,6 +386,8 @@ def _described(error: BaseException) -> str:
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
+    if "same thread" in text:  # as sqlite3 has it
+        text += ' (give check_same_thread=False, or set env_isolation="process")'
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]
     place = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""

@@ -109,27 +109,32 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
     Raises:
         TypeError: it needs an argument that there is none of, or does not take one.
     """
-    try:
-        # A decorator may add what the function below it needs.
-        parameters = inspect.signature(func, follow_wrapped=False).parameters
-    except (TypeError, ValueError):  # a compiled function tells none
-        return
-    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
+    missing, left = unmatched(func, arguments)
     if missing:
         raise TypeError(
             f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`, and the rows have no "
             f"such column: besides the prompt they have {', '.join(columns) or 'none'}. Rename the column or "
             f"the parameter, or give the parameter a default."
         )
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    left = [name for name in arguments if name not in named]
     if left:
         raise TypeError(
             f"The reward function `{name_of(func)}` does not take `{'`, `'.join(left)}`: it gets every "
             f"column of the rows, and {', '.join(GIVEN)}. Add `**kwargs` to its parameters."
         )
+
+
+def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[list[str], list[str]]:
+    """Parameters that need an argument and get none of these, and arguments that `func` does not take."""
+    try:
+        # A decorator may add what the function below it needs.
+        parameters = inspect.signature(func, follow_wrapped=False).parameters
+    except (TypeError, ValueError):  # a compiled function tells none
+        return [], []
+    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return missing, []
+    return missing, [name for name in arguments if name not in named]
 
 
 def _columns(kwargs: dict[str, Any]) -> list[str]:

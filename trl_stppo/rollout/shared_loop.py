@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
+from ..threads import DaemonThread
+
 # Who runs shorter than this, in seconds, until it waits or ends has not blocked the loop.
 BLOCKING = 0.1
 # For whom a task runs; the tasks that it starts inherit it.
@@ -32,7 +34,7 @@ class SharedLoop:
         self._holder: tuple[Any, float] | None = None
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(self._task)
-        threading.Thread(target=self._run, name="environment-loop", daemon=True).start()
+        DaemonThread(self._run, "environment-loop").start()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], owner: Any) -> Future[Any]:
         """Run a coroutine for somebody; from any thread.

@@ -18,6 +18,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
+from ..errors import ThreadStartError
+from ..threads import DaemonThread
 from .calls import CANCEL_SECONDS, Call, CallResult, Job, caught
 from .shared_loop import SharedLoop
 
@@ -177,8 +179,12 @@ class EnvironmentCalls:
 
     def _staff(self) -> None:
         while self._live < self.workers and self._live - self._busy() < len(self._waiting):
+            try:
+                DaemonThread(self._worker, "environment").start()
+            except ThreadStartError:
+                self._waiting.clear()  # which ends; what lets go of it is to start no more threads
+                raise
             self._live += 1
-            threading.Thread(target=self._worker, name="environment", daemon=True).start()
         self._work.notify(len(self._waiting))
 
     def _busy(self) -> int:

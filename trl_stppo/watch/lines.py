@@ -281,6 +281,8 @@ class ProgressLines(TrainerCallback):
             if (more := round(so_far - self._guards[metric])) > 0:
                 say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
                 self._guards[metric] = so_far
+        if mean(self._since.get("turns/mean")) == 0.0:
+            return  # nothing was played: these hints are about what was
         for metric, ((low, high), what) in HINTS.items():
             figure = mean(self._since.get(metric))
             if metric not in self._hinted and figure is not None and low <= figure <= high:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import TrainOutput
+from transformers.utils import logging as upstreams
 
 from ...errors import CheckpointError, CheckpointWriteError
 from ...hub.description import Description
@@ -21,6 +22,18 @@ from ..watching.reporting import named_run, names_runs
 from . import disk, files, same_run
 from .run_lock import RunLock
 from .run_state import RunState, load_beside_policy, load_models
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Upstream shows one per model that it writes; the first bar starts a thread, which can hang."""
+    shown = upstreams.is_progress_bar_enabled()
+    upstreams.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            upstreams.enable_progress_bar()
 
 
 class Checkpoints:
@@ -42,6 +55,7 @@ class Checkpoints:
         self.staging: Path | None = None
         self.run_name = uuid.uuid4().hex
         self._has_trained = False
+        disk.readers()
 
     # --------------------------------------------------------------------- resuming
 
@@ -84,6 +98,14 @@ class Checkpoints:
                 output = wrapped(*args, **kwargs)
                 if self._state.guards.ending.unsaved:
                     self._state.guards.ending.check_weights()
+                stream = not hasattr(self._host.train_dataset, "__len__")
+                if stream and not output.global_step and not self._state.guards.ending.reason:
+                    args = self._host.args
+                    raise ValueError(
+                        f"`train_dataset` is a stream that ended before the first step: a rollout takes "
+                        f"{args.generation_batch_size // args.num_generations} rows. Give more rows, or "
+                        f"lower per_device_train_batch_size or gradient_accumulation_steps."
+                    )
                 return output
         finally:
             self._state.trace.finish()
@@ -208,7 +230,8 @@ class Checkpoints:
         try:
             self.staging = staging
             try:
-                wrapped(model, trial)
+                with _without_bars():
+                    wrapped(model, trial)
             finally:
                 self.staging = None
             self._find_best(run_dir)

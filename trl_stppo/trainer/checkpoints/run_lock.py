@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointWriteError, RunLockError
+from ...threads import DaemonThread
 from . import disk
 
 NAME = "_running.json"  # upstream leaves out of an upload what begins with an underscore
@@ -33,7 +34,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self._path, self._name = folder / NAME, uuid.uuid4().hex
         self._ended = threading.Event()
-        self._beat = threading.Thread(target=self._keep_touching, name="run lock", daemon=True)
+        self._beat = DaemonThread(self._keep_touching, "run lock")
 
     def take(self) -> None:
         """Take it, from a run that has crashed if need be; what goes wrong changes nothing.
@@ -41,7 +42,9 @@ class RunLock:
         Raises:
             RunLockError: another run has it.
             CheckpointWriteError: nothing can be written there.
+            ThreadStartError: memory is so limited that no thread starts.
         """
+        self._beat.start()  # first: a file without it would outlive a failure
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             while not self._is_written():
@@ -52,7 +55,6 @@ class RunLock:
                 f"`output_dir={str(self._path.parent)!r}` cannot be written to: {why}. {remedy}, or set "
                 f"another output_dir."
             ) from error
-        self._beat.start()
 
     def check(self) -> None:
         """Raise a RunLockError where another run has taken over, as from one that was suspended."""

@@ -43,26 +43,38 @@ class FailureWatch:
         self._limit = limit
         self._batches: deque[Failures] = deque(maxlen=FAILURE_BATCHES)
 
-    def rollout(self, everyone: Iterable[Failures]) -> None:
+    def rollout(self, everyone: Iterable[Failures], columns: Iterable[str] = ()) -> None:
         """Take in what the processes have seen of a rollout batch.
 
+        Args:
+            everyone: of each process.
+            columns: of the rows.
+
         Raises:
-            EnvironmentFailureError: of the last ones too many episodes have failed.
+            EnvironmentFailureError: too many episodes of the last ones have failed, or all of the first.
         """
         failed, episodes, errors = zip(*everyone, strict=True)
         self._batches.append(Failures(sum(failed), sum(episodes), tuple(sum(errors, ()))))
         failed, episodes, errors = zip(*self._batches, strict=True)
         rate = sum(failed) / sum(episodes)
-        if len(self._batches) < FAILURE_BATCHES or rate <= self._limit:
+        nothing_played = len(self._batches) == 1 and rate == 1.0
+        enough = len(self._batches) == FAILURE_BATCHES or nothing_played
+        if not enough or rate <= self._limit:
             return
         common: Counter[str] = Counter()
         for text, count in sum(errors, ()):
             common[text] += count
         said = "; ".join(f"{text.rstrip('.')} ({n}x)" for text, n in common.most_common(3))
+        which, advice = f"the last {FAILURE_BATCHES} rollout batches", ""
+        if nothing_played:
+            which = "the first rollout batch"
+            advice = (
+                f" The rows have the columns {', '.join(columns) or '(none)'}. Try the environment with "
+                f"them: `trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
+            )
         raise EnvironmentFailureError(
-            f"{sum(failed)} of {sum(episodes)} episodes of the last {FAILURE_BATCHES} rollout batches "
-            f"({rate:.0%}) ended in a failure of their environment or sampler, more than "
-            f"`max_env_error_rate={self._limit}` allows: {said}."
+            f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of their "
+            f"environment or sampler, more than `max_env_error_rate={self._limit}` allows: {said}.{advice}"
         )
 
     def clear(self) -> None:

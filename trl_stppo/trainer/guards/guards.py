@@ -200,9 +200,9 @@ class Guards:
         """Take in this process's part of a rollout batch.
 
         Raises:
-            EnvironmentFailureError: too many have failed for long, on all processes.
+            EnvironmentFailureError: too many have failed, on all processes.
         """
-        self._failures.rollout(gather_object([failures_of(episodes)]))
+        self._failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
     @property
     def leaves_weights(self) -> bool:

@@ -7,6 +7,7 @@ update and in the loss. All of them meet here, so that all of them see a row at 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -46,18 +47,22 @@ class ForwardPasses:
         **images: Any,
     ) -> Logprobs:
         """Upstream's `_get_per_token_logps_and_entropies`, at most `batch_size` rows at a time."""
-        # One group, where a router's loss is no sum over rows, or where DDP or an engine exchanges
-        # something in every pass and another process may have another number of groups.
-        exchanges = isinstance(model, nn.parallel.DistributedDataParallel)
-        whole = compute_aux_loss or exchanges or runtime.is_sharded(self._host.accelerator)
+        # One group, where a router's loss is no sum over rows, or where an engine exchanges something in
+        # every pass and another process may have another number of groups. DDP exchanges in the pass
+        # after which it expects gradients, the last one; it takes that for all that was computed if it
+        # looks for weights without a gradient, as of experts that no token has reached.
+        ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        whole = compute_aux_loss or runtime.is_sharded(self._host.accelerator)
+        whole = whole or (ddp is not None and (ddp.find_unused_parameters or ddp.static_graph))
         overhead = float("inf") if whole else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
         for part in parts:
             keep = tail_width(part, width, logits_to_keep)
-            part_logprobs, entropy, aux_loss = self._logprobs(
-                model, part, keep, compute_entropy, compute_aux_loss
-            )
+            with ddp.no_sync() if ddp is not None and part is not parts[-1] else nullcontext():
+                part_logprobs, entropy, aux_loss = self._logprobs(
+                    model, part, keep, compute_entropy, compute_aux_loss
+                )
             logprobs.append(part_logprobs)
             entropies.append(entropy)
             aux_losses.append(aux_loss)

@@ -17,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 from ...generation.engine import EngineBackend
 from ...generation.protocol import Backend
 from ...generation.server import ServerBackend, ServerError
+from ...threads import DaemonThread
 from .. import _trl_vllm as door
 from .._trl import profiling_context
 from ..host import Host, Upstream
@@ -195,7 +196,7 @@ class VLLM:
             while not ended.wait(LOOK_SECONDS):
                 queues.extend(v for k, v in _figures(client).items() if k == QUEUE)
 
-        threading.Thread(target=look, name="queue", daemon=True).start()
+        DaemonThread(look, "queue").start()
         try:
             yield
         finally:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...envs.base import without_prompt
+from ...errors import EnvironmentContractError
 from ...rollout.environments import Factories, split_environments
+from ...rollout.reward_funcs import unmatched
 from .._trl import NOT_CALLED, get_config_model_id, overrides
 from ..loop.rows import PLACEHOLDER_PROMPT, is_conversational
 from ..ppo_config import PPOConfig
@@ -259,6 +261,10 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         )
     if "prompt" in columns:
         shown.check_prompt(dataset[0]["prompt"], f"The `prompt` of the first row of `{name}`")
+    if rollout.user_func is None and {"prompt", "input_ids"} & columns:
+        column = "prompt" if "prompt" in columns else "input_ids"
+        shown.check_no_empty(dataset, name, column, by_environment=owns_prompt)
+    _check_resets(name, dataset.column_names, rollout)
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name
     elif "prompt" in columns and "input_ids" not in columns and rollout.user_func is None:
@@ -271,3 +277,23 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
             f"`{name}` is pre-tokenised (`input_ids`), but environments and tools need a `prompt` to add "
             f"their words to. Give the prompt as text or messages."
         )
+
+
+def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
+    """Refuse rows that `reset` of an environment cannot be called with."""
+    for key, env in rollout.probes.items():
+        given = [column for column in columns if key is None or column != "environment"]
+        # A text environment gets a seed, and no column that it does not name.
+        is_text = key in rollout.text
+        missing, left = unmatched(env.reset, [*given, "seed"] if is_text else given)
+        method = f"`{type(env).__name__}.reset`"
+        if missing:
+            raise EnvironmentContractError(
+                f"{method} needs `{'`, `'.join(missing)}`, and `{name}` has no such column: it has "
+                f"{', '.join(columns)}. Rename the column or the parameter, or give the parameter a default."
+            )
+        if left and not is_text:
+            raise EnvironmentContractError(
+                f"{method} does not take `{'`, `'.join(left)}`: it gets every column of `{name}`. Add "
+                f"`**row` to its parameters."
+            )

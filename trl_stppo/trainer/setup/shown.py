@@ -24,6 +24,30 @@ def check_prompt(prompt: Any, name: str) -> None:
     )
 
 
+def check_no_empty(dataset: Any, name: str, column: str, *, by_environment: bool) -> None:
+    """Refuse a dataset with a row that shows a model nothing; all rows are looked at.
+
+    Args:
+        dataset: of `datasets`.
+        name: of the argument.
+        column: with the prompts, as text, messages or ids.
+        by_environment: whether None and an empty text may stand there, for an environment to fill.
+    """
+    row = 0
+    for table in dataset.select_columns(column).with_format("arrow").iter(10_000):
+        for chunk in table[column].chunks:
+            # Lengths of lists: messages would take long to become Python's.
+            values = chunk.value_lengths() if hasattr(chunk, "value_lengths") else chunk
+            for value in values.to_pylist():
+                if not value and not (by_environment and value != 0):
+                    said = "[]" if value == 0 else repr(value)
+                    raise ValueError(
+                        f"`{column}` of row {row} of `{name}` is {said}, which leaves nothing to show the "
+                        f"model. Drop such rows, or give them a prompt."
+                    )
+                row += 1
+
+
 def check_tools(tools: Sequence[Any], environments: Mapping[Any, Any]) -> None:
     """Refuse tools that cannot be described to a model.
 

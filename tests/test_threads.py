@@ -1,0 +1,113 @@
+"""Threads that die while they start, as under a memory limit: the run ends, and does not wait for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from transformers import TrainerCallback
+
+from tests.builders import LIMITS, TEXT, build
+from tests.launch import ENVIRONMENT, ROOT
+from trl_stppo import threads
+from trl_stppo.errors import ThreadStartError
+from trl_stppo.threads import DaemonThread
+from trl_stppo.trainer.checkpoints.files import complaint
+from trl_stppo.trainer.checkpoints.run_lock import NAME, RunLock
+
+
+@pytest.fixture
+def dying(monkeypatch):
+    """Call it, and every thread dies before it runs."""
+    monkeypatch.setattr(threads, "START_SECONDS", 0.2)
+    yield lambda: monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
+    threading._limbo.clear()  # where Python keeps those that have not begun, as if they lived
+
+
+def at_step(hook, step, what):
+    def method(self, args, state, control, **kwargs):
+        if state.global_step == step:
+            what()
+
+    return type("AtStep", (TrainerCallback,), {hook: method})()
+
+
+def test_a_thread_that_dies_as_it_starts_is_an_error(dying):
+    ran = []
+    thread = DaemonThread(ran.append, "good", 1)
+    thread.start()
+    thread.join()
+    assert ran == [1]
+    assert thread.daemon
+    dying()
+    with pytest.raises(ThreadStartError, match="bad"):
+        DaemonThread(ran.append, "bad", 2).start()
+    assert ran == [1]
+
+
+def test_no_thread_at_all_is_the_same_error(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("can't start new thread")
+
+    name = next(n for n in ("_start_joinable_thread", "_start_new_thread") if hasattr(threading, n))
+    monkeypatch.setattr(threading, name, refuse)
+    with pytest.raises(ThreadStartError, match="ulimit"):
+        DaemonThread(print, "bad").start()
+
+
+def test_a_rollout_whose_threads_do_not_start_ends_the_run_and_frees_its_folder(dying, tmp_path):
+    callback = at_step("on_step_begin", 2, dying)
+    limits = {**LIMITS, "num_mini_batches": 1}
+    trainer = build(tmp_path, arguments={**TEXT, "callbacks": [callback]}, **limits, max_steps=4)
+    engine = trainer._player.engine
+    trainer.add_callback(at_step("on_step_begin", 2, engine.calls.rest))  # the idle ones leave
+    engine.calls._next_call = leave_at_once(engine.calls)
+    with pytest.raises(ThreadStartError, match="environment"):
+        trainer.train()
+    assert not (tmp_path / NAME).exists()
+
+
+def leave_at_once(calls):
+    """A worker's next call, or None without a moment of waiting."""
+    whole = calls._next_call
+
+    def next_call():
+        calls._resting = True
+        return whole()
+
+    return next_call
+
+
+def test_a_run_whose_lock_cannot_be_kept_leaves_no_lock(dying, tmp_path):
+    dying()
+    lock = RunLock(tmp_path)
+    with pytest.raises(ThreadStartError, match="run lock"):
+        lock.take()
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_starts_no_thread(dying, tmp_path):
+    trainer = build(tmp_path, save_strategy="steps", save_steps=2)
+    trainer.add_callback(at_step("on_step_end", 2, dying))
+    trainer.train()
+    assert complaint(tmp_path / "checkpoint-2", thorough=True) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on the address space is Linux's")
+@pytest.mark.parametrize("room", ["0", "3", "40"])
+@pytest.mark.parametrize("hook", ["on_step_end", "on_step_begin"])
+def test_a_memory_limit_ends_a_run_and_does_not_hang_it(hook, room, tmp_path):
+    """Which allocation fails first is a matter of chance; an end it has to be, and a free folder."""
+    command = [sys.executable, "-m", "tests.memory_limit_run", str(tmp_path), hook, room]
+    environment = {**os.environ, **ENVIRONMENT}
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert not (tmp_path / NAME).exists(), ended.stderr[-3000:]
+    checkpoint = tmp_path / "checkpoint-2"
+    assert not checkpoint.exists() or complaint(checkpoint, thorough=True) is None

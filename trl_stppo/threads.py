@@ -1,0 +1,46 @@
+"""Daemon threads whose start cannot hang.
+
+Under a memory limit a thread can die while it starts, and Python's own `Thread.start` waits for it without
+a bound.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .errors import ThreadStartError
+
+START_SECONDS = 60.0
+
+
+class _Begun(threading.Event):
+    """Set by a thread as soon as it runs; `Thread.start` waits for it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(START_SECONDS if timeout is None else timeout):
+            raise RuntimeError(f"it did not run within {START_SECONDS:.0f} s")
+        return True
+
+
+class DaemonThread(threading.Thread):
+    """A thread that runs `target(*args)` and does not keep the process from its end."""
+
+    def __init__(self, target: Callable[..., Any], name: str, *args: Any) -> None:
+        super().__init__(target=target, name=name, args=args, daemon=True)
+        self._started = _Begun()
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            ThreadStartError: it does not run.
+        """
+        try:
+            super().start()
+        except (RuntimeError, MemoryError) as error:
+            raise ThreadStartError(
+                f"The thread {self.name!r} could not be started ({error}). In most cases memory or the "
+                f"number of threads is limited: raise that limit (`ulimit -v`, `ulimit -u`, the container's)."
+            ) from error

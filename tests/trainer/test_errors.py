@@ -112,11 +112,6 @@ REFUSED = {
         {},
         "has the columns ['question'], but neither `prompt`",
     ),
-    "dataset smaller than a rollout batch": (
-        {"train_dataset": prompts(7)},
-        {},
-        "`train_dataset` has 7 rows, fewer than the 8 prompts",
-    ),
     "no dataset and no length": (
         {"train_dataset": None, "environment_factory": CountEnv},
         {"max_steps": -1},

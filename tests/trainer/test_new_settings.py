@@ -160,6 +160,22 @@ def test_an_optimizer_that_was_passed_in_keeps_its_groups(tmp_path, caplog):
     )
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(1e-2, 2e-2), (1e-5, 1e-4)])
+def test_a_rate_of_the_critic_that_nobody_has_set_follows_the_policys(
+    rate, expected, stopped, tmp_path, caplog
+):
+    """A checkpoint may come from another default, which no new setting is."""
+    checkpoint, unchanged = stopped
+    trainer = build(tmp_path, save_strategy="no", learning_rate=rate, critic_learning_rate=None)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert trainer.args.critic_learning_rate == expected
+    bases = [group["initial_lr"] for group in trainer.optimizer.param_groups]
+    assert bases == [rate, rate, expected, expected]
+    same = rate == RUN["learning_rate"]
+    assert same is ("new settings" not in caplog.text)
+    assert same is all(torch.equal(w, unchanged[name]) for name, w in weights(trainer).items())
+
+
 def as_one_group(checkpoint: str) -> None:
     """Write the critic's state as versions before 0.2.0 did: one group, parameters in their order.
 

@@ -64,6 +64,9 @@ class STGRPOConfig(STPPOConfig):
     num_iterations: int = option(1, "Epochs over each rollout batch.")
     kl_coef: float = option(0.0, "Only 0: use beta.")
 
+    def _resolve_critic_rate(self) -> None:
+        """There is no critic."""
+
     @property
     def advantage_estimator(self) -> str:
         """What the variant makes advantages relative to: "group", "leave_one_out" or "batch"."""

@@ -40,6 +40,10 @@ def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any
     saved = {**_adams(groups), **renamed(saved)}
     present = algorithm_settings(host.args)
     changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
+    follows = host.args.derives_critic_rate and "learning_rate" not in changed
+    if (follows or not host.has_critic) and "critic_learning_rate" in changed:
+        # An older version's default; only one that was set is a new setting.
+        host.args.critic_learning_rate, _ = changed.pop("critic_learning_rate")
     without = [n for n in changed if n in _KEPT and not _write(host, groups, n, *changed[n])]
     if not host.accelerator.is_main_process:
         return

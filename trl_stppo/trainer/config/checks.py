@@ -124,6 +124,7 @@ OPTIONAL_COUNTS = (
     *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
+NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "critic_max_grad_norm", "stop_token_id")
 TIMEOUTS = ("env_timeout_seconds", "episode_timeout_seconds")
 # What a field may hold: field -> (check, the rule in words).
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -137,7 +138,6 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
     "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-    "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
     "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
     "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
     "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
@@ -148,10 +148,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
-    **{
-        name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None")
-        for name in ("epsilon_high", "critic_max_grad_norm", "stop_token_id")
-    },
+    **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},
     **{
         name: (lambda v: v is None or v > 0, f"{name} > 0 or None")
         for name in ("target_kl", *TIMEOUTS)

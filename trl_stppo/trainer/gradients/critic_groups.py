@@ -37,7 +37,7 @@ def load_older_states(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.
     def load_any(state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         load(in_two_groups(state, optimizer.param_groups, parameters), *args, **kwargs)
 
-    optimizer.load_state_dict = load_any  # type: ignore[method-assign]
+    optimizer.load_state_dict = load_any  # type: ignore[method-assign, assignment]
 
 
 def complete_schedule(scheduler: Any, groups: int) -> None:

@@ -91,6 +91,7 @@ class Optimizers:
         def rate() -> float | Tensor:
             """Follows the policy's schedule."""
             assert host.optimizer is not None
+            assert args.critic_learning_rate is not None
             group = host.optimizer.param_groups[0]
             start = group.get("initial_lr", args.learning_rate)
             return args.critic_learning_rate * (group["lr"] / start if start else 1.0)

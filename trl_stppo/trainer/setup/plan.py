@@ -182,7 +182,7 @@ def _check_unused_limits(args: PPOConfig) -> None:
 
 
 def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
-    """Refuse datasets that would fail late or never start; make one for environments with data."""
+    """Refuse rows that would fail late, repeat too few of them; make some for environments with data."""
     from datasets import Dataset
 
     if dataset is None:
@@ -208,13 +208,14 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         hidden = ("prompt", "completion", "completion_ids")
         rollout.columns = tuple(name for name in dataset.column_names if name not in hidden)
     needed = args.generation_batch_size // args.num_generations
-    if len(dataset) < needed:
-        raise ValueError(
-            f"`train_dataset` has {len(dataset)} rows, fewer than the {needed} prompts of one rollout "
-            f"batch, so training would never start. Lower per_device_train_batch_size or "
-            f"gradient_accumulation_steps, raise num_generations, or add rows."
-        )
-    return dataset
+    times = -(-needed // len(dataset))
+    if times > 1:
+        logger.warning(
+            "`train_dataset` has %s rows, fewer than the %s prompts of one rollout batch: each row is "
+            "repeated %s times, and an epoch is one rollout batch.",
+            len(dataset), needed, times,
+        )  # fmt: skip
+    return dataset.repeat(times) if times > 1 else dataset
 
 
 def check_eval_dataset(dataset: Any, rollout: RolloutPlan) -> None:

@@ -15,7 +15,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from tests.builders import build, prompts, quick_config, share_of_a
+from tests.builders import build, quick_config, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
 

@@ -65,7 +65,7 @@ def check_arguments(
 
 
 def check_overrides(trainer: Any) -> None:
-    """Refuse a subclass whose method nobody would call."""
+    """Refuse a subclass whose method nobody would call; warn of one that gets another shape than TRL's."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
@@ -73,6 +73,13 @@ def check_overrides(trainer: Any) -> None:
                 f"by turn. Pass a `rollout_func` for episodes of your own, or override "
                 f"`_generate_single_turn` (how turns are sampled) or `_calculate_rewards`."
             )
+    name, package = "_generate_and_score_completions", __name__.split(".")[0]
+    if getattr(trainer, name).__module__.split(".")[0] != package:
+        logger.warning(
+            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B]. To weigh "
+            "episodes there, multiply by `weights[:, None]`; to change their scores, override `_calculate_rewards`.",
+            type(trainer).__name__, name,
+        )  # fmt: skip
 
 
 def check_distinct(model: Any, ref_model: Any, reward_model: Any, value_model: Any) -> None:

@@ -77,7 +77,7 @@ def check_overrides(trainer: Any) -> None:
     if getattr(trainer, name).__module__.split(".")[0] != package:
         logger.warning(
             "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B]. To weigh "
-            "episodes there, multiply by `weights[:, None]`; to change their scores, override `_calculate_rewards`.",
+            "episodes there, multiply by `weights[:, None]`; for scores, override `_calculate_rewards`.",
             type(trainer).__name__, name,
         )  # fmt: skip
 
@@ -249,7 +249,9 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
             f"of messages) nor `input_ids` (token ids). Rename or map one of them."
         )
     if "prompt" in columns:
-        shown.check_prompt(dataset[0]["prompt"], f"The `prompt` of the first row of `{name}`")
+        first = f"The `prompt` of the first row of `{name}`"
+        if odd := shown.check_prompt(dataset[0]["prompt"], first):
+            logger.warning(odd)
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name
     said = without_prompt(name, dataset.column_names) if owns_prompt else None

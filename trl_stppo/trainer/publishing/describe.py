@@ -144,7 +144,11 @@ def _arguments(factory: Any) -> str:
     """`(largest=7)` of a `functools.partial`; what is long or has folders by a short digest alone."""
     if not isinstance(factory, functools.partial):
         return ""
-    words = [_short(value) for value in factory.args]
+    try:
+        named = inspect.signature(factory.func).bind_partial(*factory.args).arguments
+    except (TypeError, ValueError):  # what cannot be told from a secret is left out
+        named = {}
+    words = [_short(value) for name, value in named.items() if not is_secret(name)]
     for name, value in factory.keywords.items():
         if not is_secret(name) and not (name == COUNTER and callable(value)):
             words.append(f"{name}={_short(value)}")

@@ -120,6 +120,16 @@ def test_a_reward_that_is_no_number_is_named_with_its_type(value, tmp_path):
         build(tmp_path, arguments={"reward_funcs": mine}).train()
 
 
+def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
+    def mine(completions, **kwargs):
+        trainer.evaluate(prompts(4))
+        return [0.0] * len(completions)
+
+    trainer = build(tmp_path, arguments={"reward_funcs": mine})
+    with pytest.raises(RuntimeError, match="`evaluate` was called inside a reward function"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("func", [needs_answer, needs_answer_later])
 def test_a_reward_function_that_needs_a_column_that_is_not_there(func, no_weights, tmp_path):
     arguments = {"model": no_weights, "reward_funcs": [share_of_a, func]}

@@ -65,7 +65,9 @@ class STGRPOConfig(STPPOConfig):
     kl_coef: float = option(0.0, "Only 0: use beta.")
 
     def _resolve_critic_rate(self) -> None:
-        """There is no critic."""
+        """There is no critic; a file may name 1e-5, the default of 0.1."""
+        if self.critic_learning_rate == 1e-5:
+            self.critic_learning_rate = None
 
     @property
     def advantage_estimator(self) -> str:

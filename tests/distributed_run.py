@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
                             "critic_warmup_steps": 2, "whiten_rewards": True,
                             "ddp_find_unused_parameters": False},
-    "estimated": {"variant": "st-ppo", "clip_bias_estimator": "logits"},
+    "estimated": {"variant": "st-ppo", "clip_bias_estimator": "logits", "entropy_coef": 0.1},
     # DDP exchanges buffers, in the passes that come after one with gradients: both ranks must make
     # equally many of these.
     "groups of several lengths": {"variant": "st-ppo", "ragged": True,

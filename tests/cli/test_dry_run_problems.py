@@ -29,7 +29,6 @@ from trl_stppo.trainer.setup import packages
         (["--value_model_lora_r", "0"], "value_model_lora_r >= 1"),
         (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere` is no file"),
         (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl` is no file or folder here"),
-        (["--per_device_train_batch_size", "800"], "fewer than the 12800 prompts"),
         (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "has no attribute 'nothing'"),
         (["--dry_run_processes", "0"], "`dry_run_processes=0`"),
         (["--dry_run_accelerate_config", "nowhere.yaml"], "nowhere.yaml` does not exist"),
@@ -51,6 +50,16 @@ def test_what_a_training_refuses_is_refused_here(flags, said, dry_run, tmp_path)
     assert code == 1
     assert said in shown
     assert "this would not start" in shown
+
+
+def test_too_few_rows_are_repeated_and_it_says_so(dry_run, tmp_path):
+    code, shown = dry_run(
+        *("--config", DEMO, "--output_dir", str(tmp_path / "run")),
+        *("--per_device_train_batch_size", "800"),
+    )
+    assert code == 0
+    assert "fewer than the 12800 prompts" in shown
+    assert "repeated 8 times" in shown
 
 
 def test_all_problems_are_shown_at_once(dry_run):

@@ -301,11 +301,15 @@ def test_surrogate_edges():
     assert core.clipped_surrogate(half, half, ones(1, 2), 0.1, 0.1).kept.dtype == torch.float32
 
 
+def test_a_width_of_one_or_more_clips_nothing_from_below():
+    log_ratio, mask = tensor([-30.0, -1.0, 0.5]), ones(1, 3)
+    stats = core.clipped_surrogate(log_ratio, -torch.ones_like(log_ratio), mask, 10.0, 10.0).stats
+    assert stats.clipped_low == stats.clipped_high == 0
+
+
 def test_surrogate_guards():
     x, mask = torch.zeros(2, 3), ones(2, 3)
-    with pytest.raises(ValueError, match=r"cliprange_low must lie in \[0, 1\), got 1.0"):
-        core.clipped_surrogate(x, x, mask, 1.0, 0.2)
-    with pytest.raises(ValueError, match=r"cliprange_low must lie in \[0, 1\), got -0.1"):
+    with pytest.raises(ValueError, match=r"cliprange_low must be at least 0, got -0\.1"):
         core.clipped_surrogate(x, x, mask, -0.1, 0.2)
     with pytest.raises(ValueError, match=r"cliprange_high must be at least 0, got -0\.2"):
         core.clipped_surrogate(x, x, mask, 0.2, -0.2)

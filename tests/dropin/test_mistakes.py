@@ -17,7 +17,7 @@ from datasets import Dataset
 from transformers import Qwen2Model
 from trl import GRPOConfig
 
-from tests.builders import build, prompts
+from tests.builders import build
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy
 from tests.script_kit import AGENT
 from trl_stppo import PPOConfig, STGRPOConfig, STPPOConfig, STPPOTrainer
@@ -67,13 +67,17 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "field-of-old-ppo": ({"init_kl_coef": 0.1}, "init_kl_coef", "", "Did you mean `kl_coef`"),
     "max-prompt-length": ({"max_prompt_length": 512}, "max_prompt_length", "", "filter the rows"),
     "field-of-lora": ({"lora_rank": 8}, "lora_rank", "", "LoraConfig takes it"),
+    "temperature-of-generate": (
+        {"generation_kwargs": {"temperature": 0.5}},
+        *("generation_kwargs", "0.5", "Set temperature=0.5"),
+    ),
     "field-of-generate": (
         {"max_new_tokens": 64},
         *("max_new_tokens", "", "`max_completion_length`"),
     ),
     # variants and the clipping bias
     "misspelt-variant": ({"variant": "st_ppo"}, "variant", "'st_ppo'", "'st-ppo'"),
-    "variant-of-the-other-trainer": ({"variant": "gspo"}, "variant", "'gspo'", "'st-ppo'"),
+    "variant-of-the-other-trainer": ({"variant": "grpo"}, "variant", "'grpo'", "STGRPOConfig"),
     "level-against-variant": (
         {"variant": "st-ppo", "importance_sampling_level": "token"},
         *("importance_sampling_level", "'token'", "Choose the variant"),
@@ -83,7 +87,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         *("stabilizers", "'share'", "Choose the variant"),
     ),
     "power-of-nothing": ({"clip_bias_power": 0.0}, "clip_bias_power", "0.0", "positive"),
-    "misspelt-stabilizer": ({"stabilizers": ["shares"]}, "stabilizers", "'shares'", "'share'"),
+    "misspelt-stabilizer": ({"stabilizers": ["winner"]}, "stabilizers", "'winner'", "`winners`"),
     "two-sizes-of-a-step": (
         {"stabilizers": ["share", "triggered"]},
         *("stabilizers", "'share' and 'triggered'", "Choose one"),
@@ -302,7 +306,12 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         {},
         *("train_dataset", "['question']", "Rename or map"),
     ),
-    "too-few-rows": ({"train_dataset": prompts(3)}, {}, "train_dataset", "3 rows", "or add rows"),
+    "tool-by-name": ({"tools": ["search"]}, {}, "tools[0]", "'search'", "Pass the function"),
+    "reward-by-name": (
+        {"reward_funcs": "accuracy_reward"},
+        {},
+        *("reward_funcs[0]", "'accuracy_reward'", "trl.rewards.accuracy_reward"),
+    ),
     "prompt-is-a-dict": (
         {"train_dataset": DICTS},
         {},

@@ -258,7 +258,10 @@ def test_groups_of_one_are_not_proposed_where_groups_compare():
         ("critic_learning_rate", -1e-5),
         ("critic_warmup_steps", -1),
         ("cliprange_value", 0.0),
-        ("cliprange", 1.0),
+        ("temperature", 0.0),
+        ("top_p", 1.5),
+        ("top_p", 0.0),
+        ("top_k", -1),
         ("cliprange", -0.1),
         ("epsilon_high", -0.1),
         ("num_ppo_epochs", 0),
@@ -345,6 +348,7 @@ def test_corrections_of_the_sampler(level, form):
         ("on_env_error", "penalise 0"),
         ("kl_coef", 0.0),
         ("cliprange_value", None),
+        ("epsilon", 10.0),
         ("delta", 1.3),
     ],
 )
@@ -367,3 +371,30 @@ def test_stop_tokens_that_cannot_be_honoured_are_refused(options, message):
 def test_ppo_alone_has_no_turn_level():
     with pytest.raises(ValueError, match="`importance_sampling_level='turn'`: allowed are 'token'"):
         config(importance_sampling_level="turn")
+
+
+# ------------------------------------------------------------ defaults that follow
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(1e-7, 1e-5), (1e-6, 1e-5), (3e-5, 3e-4), (1e-2, 1e-3), (0.0, 1e-5)]
+)
+def test_the_critics_rate_follows_the_policys_unless_it_is_set(rate, expected):
+    assert config(STPPOConfig, learning_rate=rate).critic_learning_rate == expected
+    assert config(learning_rate=rate, critic_learning_rate=0.5).critic_learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "steps"),
+    [
+        (PPOConfig, {}, 4),
+        (STPPOConfig, {"num_ppo_epochs": 3, "num_mini_batches": 2}, 6),
+        (STGRPOConfig, {}, 1),
+        (STPPOConfig, {"logging_steps": 10}, 10),
+        (STPPOConfig, {"logging_steps": 0.25}, 0.25),
+    ],
+)
+def test_unless_it_is_set_there_is_one_log_per_rollout_batch(cls, options, steps):
+    args = config(cls, **{"gradient_accumulation_steps": 2, "eval_strategy": "steps", **options})
+    assert args.logging_steps == steps
+    assert args.eval_steps == options.get("logging_steps", 10), "as upstream has it"

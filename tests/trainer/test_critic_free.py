@@ -7,8 +7,8 @@ import torch
 from trl import RLOOConfig, RLOOTrainer
 
 import references
-from tests.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_config
-from tests.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_config, train
+from tests.fakes import CountEnv, char_tokenizer, float64_policy, tiny_policy
 from tests.run_log import comparable
 from tests.scripted import weights
 from tests.tiers import quick
@@ -27,6 +27,39 @@ class Recorded(STGRPOTrainer):
     def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
         self.recorded = (batch, turns, scores, targets)
         super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+
+
+@pytest.mark.parametrize("variant", ["grpo", "rloo"])
+def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_paid(
+    variant, tmp_path
+):
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 once rounded."""
+    orders = [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]
+
+    def pay(prompts, trainer):
+        ids, count = [5, 6, 7], len(prompts)
+        rewards = [orders[i % 2] for i in range(count)]
+        rewards[-1], rewards[-3] = (
+            [0.1, 0.2, 1.3],
+            [0.1, 0.2, -0.7],
+        )  # around the mean of the last group
+        spans = [[(0, 1), (1, 2), (2, 3)]] * count
+        same = {"prompt_ids": [ids] * count, "completion_ids": [ids] * count, "logprobs": None}
+        return {**same, "turn_spans": spans, "turn_rewards": rewards}
+
+    options = {"num_generations": 4, "max_steps": 1, "variant": variant, **ONE_BATCH}
+    arguments = {
+        "rollout_func": pay,
+        "reward_funcs": None,
+        "model": float64_policy(char_tokenizer()),
+    }
+    trainer = train(tmp_path, Recorded, arguments=arguments, **options)
+    _, turns, scores, targets = trainer.recorded
+    earned = turns.earned(scores)
+    assert earned[0] != earned[1], "the case should be interesting"
+    teaches = (targets.advantages != 0).any(dim=1).tolist()
+    assert teaches == [False] * (len(earned) - 3) + [True, False, True]
+    assert logs(trainer)["frac_reward_zero_std"] == 1 - 4 / len(earned)
 
 
 # ------------------------------------------------------------------------------------- RLOO

@@ -62,6 +62,12 @@ def test_environments_and_tools_are_told_once_each(tmp_path):
     assert "sk-1" not in repr(run)
 
 
+def test_a_secret_is_known_by_its_name_also_as_a_positional_argument(tmp_path):
+    run = described(tmp_path, partial(Adder, 7, "sk-1"))
+    assert run.environment == "Adder(7)"
+    assert "sk-1" not in repr(run)
+
+
 class Counting(CountEnv):
     def __init__(self, turns, count_tokens):
         super().__init__(turns)

@@ -145,10 +145,9 @@ WINNERS = {"variant": "st-ppo", "stabilizers": ["winners"], "weight_decay": 0.1}
 
 
 def parts(before: dict, after: dict) -> tuple[bool, bool]:
-    """Whether policy and critic have moved; the critic's group is the last one."""
-    last = max(name.split("/")[0] for name in before)
+    """Whether policy and critic have moved; the policy has the first two groups, with decay and without."""
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    critic = {name for name in moved if name.split("/")[0] == last}
+    critic = {name for name in moved if name.split("/")[0] not in ("0", "1")}
     return bool(moved - critic), bool(critic)
 
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
-from tests.builders import build, prompts, quick_config, share_of_a
+from tests.builders import build, quick_config, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
 
@@ -111,11 +111,6 @@ REFUSED = {
         {"train_dataset": Dataset.from_dict({"question": ["?"] * 8})},
         {},
         "has the columns ['question'], but neither `prompt`",
-    ),
-    "dataset smaller than a rollout batch": (
-        {"train_dataset": prompts(7)},
-        {},
-        "`train_dataset` has 7 rows, fewer than the 8 prompts",
     ),
     "no dataset and no length": (
         {"train_dataset": None, "environment_factory": CountEnv},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.builders import LIMITS, TEXT
@@ -9,7 +11,7 @@ from tests.builders import train as train_environment
 from tests.guard_kit import build, run, same
 from tests.scripted import logged, play_script
 from trl_stppo import PPOConfig, STPPOConfig
-from trl_stppo.trainer.guards.stop_when import Condition, added, conditions, sizes
+from trl_stppo.trainer.guards.stop_when import Condition, StopWhen, added, conditions, sizes
 
 # ---------------------------------------------------------------------------- target_kl
 
@@ -126,6 +128,12 @@ def test_after_such_a_stop_a_resumed_run_counts_anew(tmp_path):
     trainer, _ = build(tmp_path, rollout_func=constant(1), **ONE_STEP)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 8, "one batch is not two in a row"
+
+
+def test_a_metric_that_is_not_a_number_once_neither_counts_nor_starts_the_count_anew():
+    limit = StopWhen("reward_std < 0.1 for 2")
+    verdicts = [limit.look({"reward_std": x}, 0, "steps") for x in (0.0, math.nan, math.nan, 0.0)]
+    assert [verdict is not None for verdict in verdicts] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("logging_steps", [1, 4])

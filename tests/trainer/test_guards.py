@@ -43,17 +43,20 @@ def the_critic(trainer, due):
     grads.add = lambda loss: original(loss * (math.nan if due() else 1.0))
 
 
-def the_clipped_terms(trainer, due):
+def the_clipped_terms(trainer, due, factor=math.inf):
     after_optimizer = trainer._after_optimizer
 
     def install(optimizer):
         after_optimizer(optimizer)
         original = trainer._correction.add
-        trainer._correction.add = lambda loss, **k: original(
-            loss * (math.inf if due() else 1.0), **k
-        )
+        trainer._correction.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
 
     trainer._after_optimizer = install
+
+
+def the_norm_of_the_clipped_terms(trainer, due):
+    """It overflows, while each of them is finite."""
+    the_clipped_terms(trainer, due, factor=1e250)
 
 
 def an_old_logprob(trainer, due):
@@ -76,6 +79,7 @@ POISONS = {
     one_weight: "the policy's gradient (process 0)",
     the_critic: "the critic's gradient (process 0)",
     the_clipped_terms: "the gradient of the clipped terms",
+    the_norm_of_the_clipped_terms: "the gradient of the clipped terms",
     an_old_logprob: "the loss (process 0), the policy's gradient (process 0)",
 }
 

@@ -98,6 +98,38 @@ def test_a_reward_function_that_returns_one_number(func, role, tmp_path):
         trainer.train()
 
 
+@pytest.mark.parametrize(
+    "message", [{"role": "human", "content": "hi"}, {"role": "user", "text": "hi"}]
+)
+def test_a_message_that_a_template_passes_over_is_warned_of(message, tmp_path, caplog):
+    usual = [{"role": "user", "content": "hi"}]
+    for prompt, count in ((usual, 0), ([message], 1)):
+        caplog.clear()
+        rows = Dataset.from_list([{"prompt": prompt}] * 8)
+        build(tmp_path, arguments={"train_dataset": rows})
+        assert caplog.text.count("which a chat template may leave out") == count
+
+
+@pytest.mark.parametrize("value", [{"a": 1.0}, "1.0", [[1.0, 2.0]] * 8, [{}] * 8])
+def test_a_reward_that_is_no_number_is_named_with_its_type(value, tmp_path):
+    def mine(completions, **kwargs):
+        return value
+
+    kind = type(value[0] if isinstance(value, list) else value).__name__
+    with pytest.raises(ValueError, match=rf"`mine.*\(a {kind}\)"):
+        build(tmp_path, arguments={"reward_funcs": mine}).train()
+
+
+def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
+    def mine(completions, **kwargs):
+        trainer.evaluate(prompts(4))
+        return [0.0] * len(completions)
+
+    trainer = build(tmp_path, arguments={"reward_funcs": mine})
+    with pytest.raises(RuntimeError, match="`evaluate` was called inside a reward function"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("func", [needs_answer, needs_answer_later])
 def test_a_reward_function_that_needs_a_column_that_is_not_there(func, no_weights, tmp_path):
     arguments = {"model": no_weights, "reward_funcs": [share_of_a, func]}

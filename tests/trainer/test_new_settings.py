@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import numbered_rows, policy_parameters, scripted_trainer, weights
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.checkpoints import files
 
 AT, STEPS = 2, 5
 RUN = {
@@ -32,7 +36,7 @@ CHANGES = {
     "the critic's rate": {"critic_learning_rate": 1e-3},
     "Adam": {"weight_decay": 0.4, "adam_beta1": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-3},
 }
-POLICY, BARE, CRITIC = range(3)  # groups: with weight decay, without, and the critic's
+POLICY, BARE, CRITIC, BARE_CRITIC = range(4)  # groups: with weight decay and without
 
 
 def build(folder, *callbacks, **options) -> STPPOTrainer:
@@ -55,12 +59,12 @@ class ByHand(TrainerCallback):
         for name, new in self._changes.items():
             for number, group in enumerate(optimizer.param_groups):
                 first, second = group["betas"]
-                rate = "critic_learning_rate" if number == CRITIC else "learning_rate"
+                rate = "critic_learning_rate" if number >= CRITIC else "learning_rate"
                 if name == rate:
                     group["lr"] *= new / lr_scheduler.base_lrs[number]
                     lr_scheduler.base_lrs[number] = new
                     lr_scheduler._last_lr[number] = group["lr"]
-                elif name == "weight_decay" and number != BARE:
+                elif name == "weight_decay" and number in (POLICY, CRITIC):
                     group["weight_decay"] = new
                 elif name.startswith("adam"):
                     betas = {"adam_beta1": (new, second), "adam_beta2": (first, new)}
@@ -116,7 +120,7 @@ def test_nothing_is_written_where_nothing_is_new(stopped, tmp_path, caplog):
     second = build(tmp_path, learning_rate=1e-3)
     second.train(resume_from_checkpoint=True)
     decays = [group["weight_decay"] for group in second.optimizer.param_groups]
-    assert decays == [0.4, 0.0, 0.4]
+    assert decays == [0.4, 0.0, 0.4, 0.0]
 
 
 def test_a_trainer_that_goes_on_itself_takes_its_new_settings(tmp_path):
@@ -131,7 +135,7 @@ def test_a_trainer_that_goes_on_itself_takes_its_new_settings(tmp_path):
 
 
 def test_an_optimizer_that_was_passed_in_keeps_its_groups(tmp_path, caplog):
-    """The critic's group, which it did not have, is ours."""
+    """The critic's groups, which it did not have, are ours."""
 
     def with_own(**options):
         trainer = build(tmp_path, train_dataset=numbered_rows(), **options)
@@ -143,16 +147,94 @@ def test_an_optimizer_that_was_passed_in_keeps_its_groups(tmp_path, caplog):
     changes = {**CHANGES["rates"], "weight_decay": 0.4, "adam_beta1": 0.5}
     trainer = with_own(max_steps=AT + 1, lr_scheduler_type="constant", **changes)
     trainer.train(resume_from_checkpoint=True)
-    policy, critic = trainer.optimizer.param_groups
+    policy, critic, bare = trainer.optimizer.param_groups
     assert (policy["initial_lr"], policy["weight_decay"], policy["betas"]) == (
         5e-3,
         0.2,
         (0.9, 0.999),
     )
     assert (critic["lr"], critic["weight_decay"], critic["betas"]) == (7e-2, 0.4, (0.5, 0.999))
+    assert (bare["lr"], bare["weight_decay"], bare["betas"]) == (7e-2, 0.0, (0.5, 0.999))
     assert "new, but without effect: learning_rate: 0.01 -> 0.001. The optimizer was passed" in (
         caplog.text
     )
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(1e-2, 2e-2), (1e-5, 1e-4)])
+def test_a_rate_of_the_critic_that_nobody_has_set_follows_the_policys(
+    rate, expected, stopped, tmp_path, caplog
+):
+    """A checkpoint may come from another default, which no new setting is."""
+    checkpoint, unchanged = stopped
+    trainer = build(tmp_path, save_strategy="no", learning_rate=rate, critic_learning_rate=None)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert trainer.args.critic_learning_rate == expected
+    bases = [group["initial_lr"] for group in trainer.optimizer.param_groups]
+    assert bases == [rate, rate, expected, expected]
+    same = rate == RUN["learning_rate"]
+    assert same is ("new settings" not in caplog.text)
+    assert same is all(torch.equal(w, unchanged[name]) for name, w in weights(trainer).items())
+
+
+def as_one_group(checkpoint: str) -> None:
+    """Write the critic's state as versions before 0.2.0 did: one group, parameters in their order.
+
+    That all of a run that decays goes on exactly, tests of `made_by_0_1_0` hold.
+    """
+    folder = Path(checkpoint)
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    *policy, decayed, bare = state["param_groups"]
+    trainer = build(folder.parent / "new")
+    trainer.create_optimizer()
+    ours = [p for group in trainer.optimizer.param_groups[CRITIC:] for p in group["params"]]
+    place = {id(p): n for p, n in zip(ours, decayed["params"] + bare["params"], strict=True)}
+    first = decayed["params"][0]
+    moved = {place[id(p)]: first + i for i, p in enumerate(trainer.critic.parameters())}
+    moments = {moved.get(i, i): kept for i, kept in state["state"].items()}
+    critic = {**decayed, "params": list(moved.values())}
+    torch.save({"state": moments, "param_groups": [*policy, critic]}, folder / "optimizer.pt")
+    schedule = torch.load(folder / "scheduler.pt", weights_only=True)
+    for name in ("base_lrs", "_last_lr", "lr_lambdas"):
+        schedule[name] = schedule[name][:-1]
+    torch.save(schedule, folder / "scheduler.pt")
+    files.seal(folder, files.read_manifest(folder))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_checkpoint_with_one_group_for_the_critic_goes_on_exactly(decay, tmp_path):
+    whole = build(tmp_path, weight_decay=decay)
+    whole.train()
+    checkpoint = str(tmp_path / f"checkpoint-{AT}")
+    as_one_group(checkpoint)
+    resumed = build(tmp_path / "resumed", weight_decay=decay, save_strategy="no")
+    resumed.train(resume_from_checkpoint=checkpoint)
+    expected = weights(whole)
+    if not decay:
+        assert all(torch.equal(weight, expected[n]) for n, weight in weights(resumed).items())
+    groups = resumed.optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [decay, 0.0, decay, decay]
+    assert groups[CRITIC]["lr"] == groups[BARE_CRITIC]["lr"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_norms_and_biases_of_the_critic_do_not_decay(shared, tmp_path):
+    options = {"weight_decay": 0.3}
+    if shared:
+        model = tiny_policy(char_tokenizer())
+        config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        options |= {"model": model, "value_model": None, "peft_config": config}
+    trainer = build(tmp_path, **options)
+    trainer.create_optimizer()
+    critic = trainer.critic
+    named = {id(p): n for m in (critic.model, critic.head) for n, p in m.named_parameters()}
+    decayed, bare = (
+        [named[id(p)] for p in g["params"]] for g in trainer.optimizer.param_groups[CRITIC:]
+    )
+    assert trainer.optimizer.param_groups[BARE_CRITIC]["weight_decay"] == 0.0
+    assert len(decayed) + len(bare) == len(critic.parameters())
+    assert all("norm" in name or "bias" in name for name in bare)
+    assert not any("norm" in name or "bias" in name for name in decayed)
+    assert bare
 
 
 def test_settings_of_adam_that_an_optimizer_has_not_are_not_announced(tmp_path, caplog):
@@ -161,4 +243,4 @@ def test_settings_of_adam_that_an_optimizer_has_not_are_not_announced(tmp_path, 
     trainer.train(resume_from_checkpoint=True)
     assert "; weight_decay: 0.0 -> 0.1\n" in caplog.text
     assert "without effect: adam_beta1: 0.9 -> 0.5." in caplog.text
-    assert [g["weight_decay"] for g in trainer.optimizer.param_groups] == [0.1, 0.0, 0.1]
+    assert [g["weight_decay"] for g in trainer.optimizer.param_groups] == [0.1, 0.0, 0.1, 0.0]

@@ -217,9 +217,7 @@ def test_the_router_loss_of_a_mixture_of_experts_is_added(tmp_path):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"scale_rewards": "none"}, "`scale_rewards='none'` .*whiten_advantages"),
-        ({"scale_rewards": "batch"}, "`scale_rewards='batch'`"),
-        ({"scale_rewards": False}, "`scale_rewards='none'`"),
+        ({"scale_rewards": "batch"}, "`scale_rewards='batch'` .*whiten_advantages"),
         (
             {"multi_objective_aggregation": "normalize_then_sum"},
             "`multi_objective_aggregation='normalize_then_sum'` .*set reward_weights",

@@ -47,6 +47,7 @@ CASES = {
     "shared critic, dropout": {"lora": True, "disable_dropout": False, "critic_warmup_steps": 4},
     "log seldom": {"logging_steps": 5, "beta": 0.1, "log_completions": True},
     "moving reference": {"sync_ref_model": True, "ref_model_sync_steps": 3, "kl_coef": 0.3},
+    "fewer rows than a rollout batch": {"rows": 5},
     "evaluation": {"eval_strategy": "steps", "eval_steps": 4, "eval_rows": 6},
 }
 
@@ -75,6 +76,7 @@ CHECKPOINTS = (1, 3, 4, 6, 8, 9, 12)
 NOW = [
     *(("shared critic, dropout", step) for step in (1, 4, 9)),
     *(("log seldom", 3), ("moving reference", 4), ("evaluation", 3)),
+    ("fewer rows than a rollout batch", 6),
 ]
 
 
@@ -177,6 +179,12 @@ def _check_names_of_evaluations(build_again, resumed):
         else:
             assert trackio.opened[1:] == ["finished", resumed]
             assert trackio.opened[0] != resumed
+
+
+def test_too_few_rows_are_repeated_equally_often(uninterrupted):
+    _, trainer, _ = uninterrupted("fewer rows than a rollout batch")
+    assert sorted(trainer.train_dataset["prompt"]) == sorted("01234" * 2)
+    assert trainer.state.epoch == 3.0, "an epoch is a rollout batch"
 
 
 def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):

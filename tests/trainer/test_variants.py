@@ -132,7 +132,7 @@ def test_unknown_variants_and_stabilizers_list_what_is_allowed():
     with pytest.raises(ValueError, match="`variant='sorl'`: allowed are 'ppo', 'turn-ppo'"):
         config(variant="sorl")
     with pytest.raises(
-        ValueError, match=r"`stabilizers=\['on'\]`: 'on' is none; allowed are 'share'"
+        ValueError, match=r"`stabilizers=\['on'\]`: there is no 'on'; allowed are 'share'"
     ):
         config(stabilizers="on")
     with pytest.raises(ValueError, match="'share' and 'triggered' both set the size of the step"):

@@ -177,6 +177,7 @@ def test_a_training_prints_its_lines_and_nothing_else(disable_tqdm, tmp_path, ca
     assert what.startswith("s-ppo trains ")
     assert what.endswith(f" on 32 rows; into {tmp_path}")
     assert how_long == ("3 rollouts of 8 episodes, 24 in all; 2 optimizer steps each, 6 in all")
+    assert others.pop(0).startswith("learning rates: policy ")
     assert first_words(others) == ["rollout 1/3", "rollout 2/3", "rollout 3/3"]
     heading = next(line for line in others if line.split()[-2:] == ["time", "left"])
     names = heading.split()

@@ -108,7 +108,7 @@ def _total_rows(run: Plan) -> Iterator[tuple[str, str]]:
     steps = config.max_steps
     if steps <= 0 and hasattr(run.train, "__len__"):
         prompts = config.generation_batch_size // config.num_generations
-        rollouts = math.ceil(config.num_train_epochs * (len(run.train) // prompts))
+        rollouts = math.ceil(config.num_train_epochs * max(1, len(run.train) // prompts))
         steps = rollouts * each
     if steps <= 0:
         yield "optimizer steps", "not known: neither max_steps nor the number of rows is"

@@ -169,7 +169,7 @@ def clipped_surrogate(
         log_ratio: [B, T] float, nats, at the level chosen; carries the gradient.
         advantages: [B, T] float, unitless once whitened; detached here.
         loss_mask: [B, T] bool, True = token counts.
-        cliprange_low: lower half-width, dimensionless, 0 <= cliprange_low < 1.
+        cliprange_low: lower half-width, dimensionless, >= 0; from 1 on nothing is clipped there.
         cliprange_high: upper half-width, dimensionless, >= 0.
         delta: upper bound on the ratio where A < 0 (two-sided clip), dimensionless, above
             1 + cliprange_high. Default: none.
@@ -324,10 +324,9 @@ def _at_least_one(count: float | Tensor) -> float | Tensor:
 
 def _check_cliprange(low: float, high: float, delta: float | None) -> None:
     """Raise ValueError unless the bounds of `clipped_surrogate` lie where they make sense."""
-    if not 0.0 <= low < 1.0:
-        raise ValueError(f"cliprange_low must lie in [0, 1), got {low!r}")
-    if not high >= 0.0:
-        raise ValueError(f"cliprange_high must be at least 0, got {high!r}")
+    for name, value in (("low", low), ("high", high)):
+        if not value >= 0.0:
+            raise ValueError(f"cliprange_{name} must be at least 0, got {value!r}")
     if delta is not None and not delta > 1.0 + high:
         raise ValueError(f"delta must exceed 1 + cliprange_high = {1.0 + high}, got {delta!r}")
 

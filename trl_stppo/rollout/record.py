@@ -74,9 +74,9 @@ def check_reward(value: Any, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, str) or not math.isfinite(number):
+        kind = "" if isinstance(value, float) else f" (a {type(value).__name__})"
         raise ValueError(
-            f"`{name}` is {value!r}; a reward must be a finite number. One NaN would spread through "
-            f"the whitened advantages to every token of the batch. Fix the source of the reward."
+            f"`{name}` is {value!r}{kind}; a reward must be a finite number. Fix the source of the reward."
         )
     return number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .episode import Episode
@@ -87,15 +87,15 @@ def listed(rewards: Any, name: str, count: int) -> list[Any]:
     """The rewards that a function has returned, which may be of any kind that can be gone through.
 
     Raises:
-        ValueError: it is one number, or nothing.
+        ValueError: it is one number, a dictionary, or nothing.
     """
-    try:
-        return list(rewards)
-    except TypeError:
-        raise ValueError(
-            f"The reward function `{name}` returned {rewards!r} (a {type(rewards).__name__}) for {count} "
-            f"completions. Return a list with a number for each of them, or None where it does not apply."
-        ) from None
+    if not isinstance(rewards, dict | str):
+        with suppress(TypeError):
+            return list(rewards)
+    raise ValueError(
+        f"The reward function `{name}` returned {rewards!r} (a {type(rewards).__name__}) for {count} "
+        f"completions. Return a list with a number for each of them, or None where it does not apply."
+    )
 
 
 def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:

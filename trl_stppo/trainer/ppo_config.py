@@ -37,6 +37,10 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "vllm_engine_kwargs",
     ]
 
+    derives_critic_rate = (
+        False  # no setting: whether `critic_learning_rate` was left to its default
+    )
+
     # No settings; PPO scripts read them, and may set them (`config.names.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None
@@ -49,6 +53,9 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     )
     steps_per_generation: int | None = option(None, "Micro-batches per rollout batch.")
     max_steps: int = option(-1, "Optimizer steps; -1 for whole epochs.")
+    logging_steps: float | None = option(
+        None, "Optimizer steps from one log to the next; default those of a rollout batch."
+    )
 
     num_generations_eval: int | None = option(
         None, "Episodes per row in evaluation; default num_generations."
@@ -110,7 +117,9 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "Weight of the value loss. Nearly without effect under Adam, which divides a "
         "constant gradient scale out again; critic_learning_rate is the dial.",
     )
-    critic_learning_rate: float = option(1e-5, "Learning rate of the critic's own optimizer group.")
+    critic_learning_rate: float | None = option(
+        None, "Learning rate of the critic; default 10 x learning_rate, from 1e-5 to 1e-3."
+    )
     critic_max_grad_norm: float | None = option(
         None, "Gradient clip of the critic; default max_grad_norm."
     )
@@ -252,6 +261,9 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
             self.num_generations = SingleGeneration(1)
         # Each repetition is an episode of its own, so evaluation batches need not hold whole groups.
         repetitions, self.num_generations_eval = self.num_generations_eval, 1
+        logs_rollouts = self.logging_steps is None
+        if logs_rollouts:  # until their steps are known; `eval_steps` has that default, too
+            self.logging_steps = GRPOConfig.logging_steps
         metric_given = self.metric_for_best_model is not None
         with explained(self):
             super().__post_init__()
@@ -261,7 +273,17 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         if single:
             self.num_generations = 1
         self._resolve_schedule(mini_batches)
+        if logs_rollouts:
+            self.logging_steps = self.num_iterations * (self.num_mini_batches or 1)
+        self._resolve_critic_rate()
         check_values(self)
+
+    def _resolve_critic_rate(self) -> None:
+        """Ten times the policy's, unless it was set."""
+        self.derives_critic_rate = self.critic_learning_rate is None
+        if self.critic_learning_rate is None:
+            ten_times = float(f"{10 * self.learning_rate:.12g}")  # 3e-4, not 0.00030000000000000003
+            self.critic_learning_rate = min(max(ten_times, 1e-5), 1e-3)
 
     @property
     def needs_groups(self) -> bool:

@@ -64,6 +64,11 @@ class STGRPOConfig(STPPOConfig):
     num_iterations: int = option(1, "Epochs over each rollout batch.")
     kl_coef: float = option(0.0, "Only 0: use beta.")
 
+    def _resolve_critic_rate(self) -> None:
+        """There is no critic; a file may name 1e-5, the default of 0.1."""
+        if self.critic_learning_rate == 1e-5:
+            self.critic_learning_rate = None
+
     @property
     def advantage_estimator(self) -> str:
         """What the variant makes advantages relative to: "group", "leave_one_out" or "batch"."""

@@ -54,6 +54,9 @@ class STGRPOTrainer(STPPOTrainer):
             relative = group_advantages(every, counts, self.args.scale_rewards)
         else:
             relative = leave_one_out_advantages(every, counts)
+        # A score on the mean of its group teaches nothing, in whatever order its rewards were added up.
+        noise = 4 * torch.finfo(every.dtype).eps * every.where(counts, 0.0).abs().amax(1, True)
+        relative = relative.masked_fill(group_advantages(every, counts, "none").abs() <= noise, 0.0)
         if self.model.training:
             flat = (relative == 0).all(dim=1).float()
             self._rollout_log.add({"frac_reward_zero_std": flat.mean().item()})

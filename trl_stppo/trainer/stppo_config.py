@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..wording import did_you_mean
 from .config.names import Preset, option, takes_old_names
 from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
@@ -118,7 +119,8 @@ class STPPOConfig(PPOConfig):
         if self.variant not in self._VARIANTS:
             raise ValueError(
                 f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None to "
-                f"set importance_sampling_level and stabilizers freely."
+                f"set importance_sampling_level and stabilizers freely. 'grpo', 'gspo', 'rloo' and other "
+                f"variants without a critic are STGRPOConfig's."
             )
         level, stabilised = self._VARIANTS[self.variant]
         if self.importance_sampling_level is None:
@@ -215,7 +217,10 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
                 f"and has gone. Use 'share'."
             )
         if name not in STABILIZERS:
-            raise ValueError(f"`stabilizers={names}`: {name!r} is none; {allowed}.")
+            raise ValueError(
+                f"`stabilizers={names}`: there is no {name!r}; {allowed}. "
+                f"{did_you_mean(name, STABILIZERS) or ''}".rstrip()
+            )
     if {"share", "triggered"} <= set(names):
         raise ValueError(
             f"`stabilizers={names}`: 'share' and 'triggered' both set the size of the step. Choose one; "

@@ -254,6 +254,8 @@ class ProgressLines(TrainerCallback):
         of = f" of {episodes:,} episodes, {rollouts * episodes:,} in all" if episodes else ""
         updates = f"{steps} optimizer steps each, {state.max_steps:,} in all"
         yield from wrapped(f"{rollouts:,} rollout{'s' * (rollouts > 1)}{of}; {updates}")
+        if (rate := getattr(args, "critic_learning_rate", None)) is not None:
+            yield f"learning rates: policy {args.learning_rate:g}, critic {rate:g}"
         if state.global_step:
             yield f"resumed after rollout {self._rounds(state)}/{rollouts}, step {state.global_step}"
         if args.logging_strategy == "steps" and state.logging_steps % steps:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..config.names import renamed
+from ..gradients.critic_groups import complete_schedule
 from ..gradients.optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 from ..host import Host
 from ..publishing.describe import algorithm_settings
@@ -21,7 +22,7 @@ from ..publishing.describe import algorithm_settings
 logger = logging.getLogger(__name__)
 Groups = list[tuple[dict[str, Any], str, int | None]]
 
-_RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": (CRITIC,)}
+_RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": CRITIC}
 # Setting -> key of a group, and place in its value where that is a tuple.
 _ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon": ("eps", None)}
 _KEPT = {*_RATES, "weight_decay", *_ADAM}
@@ -32,10 +33,17 @@ def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any
 
     Its scheduler and optimizers have been loaded, from a checkpoint of `saved` settings.
     """
+    assert host.optimizer is not None
+    schedule: Any = getattr(host.lr_scheduler, "scheduler", host.lr_scheduler)
+    complete_schedule(schedule, len(host.optimizer.param_groups))
     groups = _groups(host, optimizers)
     saved = {**_adams(groups), **renamed(saved)}
     present = algorithm_settings(host.args)
     changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
+    follows = host.args.derives_critic_rate and "learning_rate" not in changed
+    if (follows or not host.has_critic) and "critic_learning_rate" in changed:
+        # An older version's default; only one that was set is a new setting.
+        host.args.critic_learning_rate, _ = changed.pop("critic_learning_rate")
     without = [n for n in changed if n in _KEPT and not _write(host, groups, n, *changed[n])]
     if not host.accelerator.is_main_process:
         return
@@ -61,7 +69,8 @@ def _groups(host: Host, optimizers: Optimizers) -> Groups:
         numbered = enumerate(zip(groups, roles, strict=True))
         found = [(group, role, i) for i, (group, role) in numbered if role != GIVEN]
     if optimizers.critic is not None:
-        found += [(group, CRITIC, None) for group in optimizers.critic.param_groups]
+        of_critic = zip(optimizers.critic.param_groups, CRITIC, strict=False)
+        found += [(group, role, None) for group, role in of_critic]
     return found
 
 
@@ -93,7 +102,7 @@ def _write(host: Host, groups: Groups, name: str, old: Any, new: Any) -> bool:
             if role in _RATES[name]:
                 _set_rate(host.lr_scheduler, group, index, old, new)
                 written = True
-        elif key in group and (name in _ADAM or role != PLAIN):
+        elif key in group and (name in _ADAM or role not in (PLAIN, CRITIC[1])):
             old_value = group[key]
             group[key] = new
             if place is not None:

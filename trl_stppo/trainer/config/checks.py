@@ -17,25 +17,25 @@ from .._trl import GRPOConfig
 from .vllm import check_vllm
 
 # Options of GRPOConfig that have no meaning, or no faithful form, with a critic and token-level
-# advantages: field -> (the only value that is allowed, why, what to do instead).
-REFUSED: dict[str, tuple[Any, str, str]] = {
-    "scale_rewards": ("group", "it scales group-relative advantages", "use whiten_advantages"),
+# advantages: field -> (the values that are allowed, why, what to do instead).
+REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    "scale_rewards": (("none", "group"), "no reward is scaled", "use whiten_advantages"),
     "multi_objective_aggregation": (
-        "sum_then_normalize",
+        ("sum_then_normalize",),
         "rewards are summed before the advantages are estimated",
         "set reward_weights",
     ),
     "top_entropy_quantile": (
-        1.0,
+        (1.0,),
         "its quantile is taken per micro-batch, so the split would change the gradient",
         "leave it at 1.0",
     ),
     "use_adaptive_entropy": (
-        False,
+        (False,),
         "its controller lives inside GRPOTrainer's loss",
         "use entropy_coef",
     ),
-    "fp16": (False, "clipping and norms need unscaled gradients", "use bf16=True"),
+    "fp16": ((False,), "clipping and norms need unscaled gradients", "use bf16=True"),
 }
 # What `generation_kwargs` may not hold, because turns have their own: key -> the setting that says it.
 OF_TURNS = {
@@ -84,10 +84,10 @@ def check_finite(config: GRPOConfig) -> None:
 def check_refused(config: GRPOConfig) -> None:
     """Raise ValueError for options that cannot work here, and name what can."""
     for name, (allowed, why, instead) in REFUSED.items():
-        if name not in config._HONOURS and getattr(config, name) != allowed:
+        if name not in config._HONOURS and getattr(config, name) not in allowed:
             raise ValueError(
                 f"`{name}={getattr(config, name)!r}` is not supported by {type(config).__name__}: "
-                f"{why}. Allowed: {allowed!r}; {instead}."
+                f"{why}. Allowed: {' or '.join(map(repr, allowed))}; {instead}."
             )
     if "fp16" in (
         getattr(config, "mixed_precision", None),
@@ -135,11 +135,19 @@ OPTIONAL_COUNTS = (
     *("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots"),
     *("num_generations_eval", "local_rollout_forward_batch_size"),
 )
+NOT_NEGATIVE = ("epsilon_high", "critic_learning_rate", "critic_max_grad_norm", "stop_token_id")
 TIMEOUTS = ("env_timeout_seconds", "episode_timeout_seconds")
+Ranges = dict[str, tuple[Callable[[Any], bool], str]]
+SAMPLING: Ranges = {
+    "temperature": (lambda v: v > 0, "temperature > 0"),
+    "top_p": (lambda v: 0 < v <= 1, "0 < top_p <= 1"),
+    "top_k": (lambda v: v is None or v >= 0, "top_k >= 0 (0: all tokens)"),
+}
 # What a field may hold: field -> (check, the rule in words).
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+RANGES: Ranges = {
+    **SAMPLING,
     "num_iterations": (lambda v: v >= 1, "num_iterations (num_ppo_epochs) >= 1"),
-    "epsilon": (lambda v: 0 <= v < 1, "0 <= epsilon (cliprange) < 1"),
+    "epsilon": (lambda v: v >= 0, "epsilon (cliprange) >= 0"),
     "max_completion_length": (
         lambda v: v is None or v >= 1,
         "max_completion_length (response_length) >= 1 or None",
@@ -148,7 +156,6 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lam": (lambda v: 0 <= v <= 1, "0 <= lam <= 1"),
     "kl_coef": (lambda v: v >= 0, "kl_coef >= 0"),
     "vf_coef": (lambda v: v > 0, "vf_coef > 0"),
-    "critic_learning_rate": (lambda v: v >= 0, "critic_learning_rate >= 0"),
     "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
     "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
     "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
@@ -159,20 +166,16 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
-    **{
-        name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None")
-        for name in ("epsilon_high", "critic_max_grad_norm", "stop_token_id")
-    },
+    **{name: (lambda v: v is None or v >= 0, f"{name} >= 0 or None") for name in NOT_NEGATIVE},
     **{
         name: (lambda v: v is None or v > 0, f"{name} > 0 or None")
         for name in ("target_kl", *TIMEOUTS)
     },
 }
 # What `eval_generation_kwargs` may hold, likewise.
-EVAL_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+EVAL_RANGES: Ranges = {
+    **SAMPLING,
     "temperature": (lambda v: v >= 0, "temperature >= 0"),
-    "top_p": (lambda v: 0 < v <= 1, "0 < top_p <= 1"),
-    "top_k": (lambda v: v >= 0, "top_k >= 0"),
     "max_completion_length": (lambda v: v >= 1, "max_completion_length >= 1"),
 }
 
@@ -263,6 +266,12 @@ def _check_combinations(config: GRPOConfig) -> None:
         raise ValueError(
             f"`save_best=True` is not supported with `rollout_staleness={config.rollout_staleness}`: the "
             f"policy that plays a rollout is in no checkpoint then. Use load_best_model_at_end."
+        )
+    told = (config.generation_kwargs or {}).get("temperature", config.temperature)
+    if told != config.temperature:
+        raise ValueError(
+            f"`generation_kwargs` has temperature={told}, at which the ratio would not be computed "
+            f"(`temperature={config.temperature}`). Set temperature={told} instead."
         )
     upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     if config.delta is not None and config.delta <= upper:

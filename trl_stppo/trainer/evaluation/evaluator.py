@@ -78,6 +78,11 @@ class Evaluator:
         prefix: str,
     ) -> dict[str, float]:
         """Upstream's `evaluate`, once for each dataset, while training stands still."""
+        if self._rewards.plan.asked.episodes:
+            raise RuntimeError(
+                "`evaluate` was called inside a reward function, and would ask it in turn. Call it from a "
+                "callback, or after the training."
+            )
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
         self._open_trackers()

@@ -18,8 +18,9 @@ from ..sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sh
 from .buffers import GradientBuffer, StepHooks, UpdateScale
 from .movement import Movement
 
-# What a group holds: policy with and without weight decay, critic, or what the caller has put there.
-DECAYED, PLAIN, CRITIC, GIVEN = "decayed", "plain", "critic", "given"
+# What a group holds: policy with and without weight decay, critic likewise, or what the caller has put there.
+DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
+CRITIC = ("critic", "plain critic")
 
 
 class Optimizers:
@@ -68,8 +69,8 @@ class Optimizers:
                 host.add_callback(_EndOfMiniBatch(self))
                 self._hooks = ShardedStepHooks(optimizer)
             else:
-                if models.add_critic_group(optimizer, parameters, host.args, host.lr_scheduler):
-                    self.roles.append(CRITIC)
+                if models.add_critic_groups(host, optimizer, parameters):
+                    self.roles += CRITIC
                 self._hooks = StepHooks(optimizer, self.critic_grads, scales=self._scales())
                 Movement(optimizer, [p for _, p in policy_parameters(host)], self._on_step)
             self._on_creation(optimizer)
@@ -79,15 +80,18 @@ class Optimizers:
         """Give the critic an optimizer of its own, of the same kind as the policy's."""
         host, args = self._host, self._host.args
         kind, options = host.get_optimizer_cls_and_kwargs(args)
-        options |= {"lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
+        options["lr"] = args.critic_learning_rate
 
         def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-            optimizer: torch.optim.Optimizer = kind(parameters, **options)
+            optimizer: torch.optim.Optimizer = kind(
+                models.critic_groups(host, parameters), **options
+            )
             return optimizer
 
         def rate() -> float | Tensor:
             """Follows the policy's schedule."""
             assert host.optimizer is not None
+            assert args.critic_learning_rate is not None
             group = host.optimizer.param_groups[0]
             start = group.get("initial_lr", args.learning_rate)
             return args.critic_learning_rate * (group["lr"] / start if start else 1.0)

@@ -255,6 +255,11 @@ class Guards:
         """
         host = self._host
         device = host.accelerator.device
+        if host.has_critic and self._optimizers.critic_grads.is_empty and not self.leaves_weights:
+            raise TypeError(
+                f"`{type(host).__name__}._compute_loss` has not trained the critic. Call "
+                f"super()._compute_loss in it, or override `_policy_loss`, which is the policy's part."
+            )
         # DeepSpeed has taken the policy's step by now.
         policy = [] if host.is_deepspeed_enabled else self._policy_parameters()
         faults = [

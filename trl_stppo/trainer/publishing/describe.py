@@ -101,7 +101,10 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
             names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits
-    names &= {spec.name for spec in fields(args)} - {"report_to"}  # nor what moves no weights
+    names &= {spec.name for spec in fields(args)} - {
+        "report_to",
+        "logging_steps",
+    }  # nor what moves no weights
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, list, dict, type(None))
@@ -141,7 +144,11 @@ def _arguments(factory: Any) -> str:
     """`(largest=7)` of a `functools.partial`; what is long or has folders by a short digest alone."""
     if not isinstance(factory, functools.partial):
         return ""
-    words = [_short(value) for value in factory.args]
+    try:
+        named = inspect.signature(factory.func).bind_partial(*factory.args).arguments
+    except (TypeError, ValueError):  # what cannot be told from a secret is left out
+        named = {}
+    words = [_short(value) for name, value in named.items() if not is_secret(name)]
     for name, value in factory.keywords.items():
         if not is_secret(name) and not (name == COUNTER and callable(value)):
             words.append(f"{name}={_short(value)}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from .._trl import (
     prepare_frozen,
     prepare_reference,
 )
+from ..gradients.critic_groups import load_older_states
 from ..host import Host
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
@@ -217,11 +219,8 @@ def _separate(model: Any, host: Host) -> SeparateCritic:
     return SeparateCritic(model)
 
 
-def add_critic_group(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    args: PPOConfig,
-    scheduler: Any,
+def add_critic_groups(
+    host: Host, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
 ) -> bool:
     """Add the critic to the optimizer, and say so, unless the caller's already trains it."""
     check_optimizer(optimizer)
@@ -232,17 +231,34 @@ def add_critic_group(
     if len(missing) < len(parameters):
         raise ValueError(
             f"`optimizers` trains {len(parameters) - len(missing)} of the critic's {len(parameters)} "
-            f"parameters. Give it all of them, or none: then a group is added."
+            f"parameters. Give it all of them, or none: then groups are added."
         )
-    if scheduler is not None:
+    if host.lr_scheduler is not None:
         raise ValueError(
             "`optimizers` has a scheduler made for an optimizer without the critic. Pass "
             "(optimizer, None), or an optimizer that holds the critic's parameters too."
         )
-    optimizer.add_param_group(
-        {"params": missing, "lr": args.critic_learning_rate, "weight_decay": args.weight_decay}
-    )
+    for group in critic_groups(host, parameters):
+        optimizer.add_param_group(group)
+    load_older_states(optimizer, parameters)
     return True
+
+
+def critic_groups(host: Host, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """All of the critic's parameters; norms and biases, the second group, do not decay, as in a policy."""
+    args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
+    decays: set[int] = set()
+    for module in (critic.model, critic.head):
+        names = set(host.get_decay_parameter_names(module))
+        decays |= {id(p) for name, p in module.named_parameters() if name in names}
+    groups = [
+        {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
+        {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},
+    ]
+    if host.is_deepspeed_enabled:  # which has no empty groups; one is enough if nothing decays
+        full = {"params": list(parameters), "weight_decay": args.weight_decay}
+        groups = [group for group in groups if group["params"]] if args.weight_decay else [full]
+    return [{**group, "lr": args.critic_learning_rate} for group in groups]
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -69,7 +69,7 @@ def check_arguments(
 
 
 def check_overrides(trainer: Any) -> None:
-    """Refuse a subclass whose method nobody would call."""
+    """Refuse a subclass whose method nobody would call; warn of one that gets another shape than TRL's."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
@@ -77,6 +77,13 @@ def check_overrides(trainer: Any) -> None:
                 f"by turn. Pass a `rollout_func` for episodes of your own, or override "
                 f"`_generate_single_turn` (how turns are sampled) or `_calculate_rewards`."
             )
+    name, package = "_generate_and_score_completions", __name__.split(".")[0]
+    if getattr(trainer, name).__module__.split(".")[0] != package:
+        logger.warning(
+            "`%s.%s` returns `advantages` of shape [B, T], one per token, where TRL's are [B]. To weigh "
+            "episodes there, multiply by `weights[:, None]`; for scores, override `_calculate_rewards`.",
+            type(trainer).__name__, name,
+        )  # fmt: skip
 
 
 def check_models(
@@ -201,7 +208,7 @@ def _check_unused_limits(args: PPOConfig) -> None:
 
 
 def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
-    """Refuse datasets that would fail late or never start; make one for environments with data."""
+    """Refuse rows that would fail late, repeat too few of them; make some for environments with data."""
     from datasets import Dataset
 
     if dataset is None:
@@ -227,13 +234,14 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         hidden = ("prompt", "completion", "completion_ids")
         rollout.columns = tuple(name for name in dataset.column_names if name not in hidden)
     needed = args.generation_batch_size // args.num_generations
-    if len(dataset) < needed:
-        raise ValueError(
-            f"`train_dataset` has {len(dataset)} rows, fewer than the {needed} prompts of one rollout "
-            f"batch, so training would never start. Lower per_device_train_batch_size or "
-            f"gradient_accumulation_steps, raise num_generations, or add rows."
-        )
-    return dataset
+    times = -(-needed // len(dataset))
+    if times > 1:
+        logger.warning(
+            "`train_dataset` has %s rows, fewer than the %s prompts of one rollout batch: each row is "
+            "repeated %s times, and an epoch is one rollout batch.",
+            len(dataset), needed, times,
+        )  # fmt: skip
+    return dataset.repeat(times) if times > 1 else dataset
 
 
 def check_eval_dataset(dataset: Any, rollout: RolloutPlan) -> None:
@@ -260,7 +268,9 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
             f"of messages) nor `input_ids` (token ids). Rename or map one of them."
         )
     if "prompt" in columns:
-        shown.check_prompt(dataset[0]["prompt"], f"The `prompt` of the first row of `{name}`")
+        first = f"The `prompt` of the first row of `{name}`"
+        if odd := shown.check_prompt(dataset[0]["prompt"], first):
+            logger.warning(odd)
     if rollout.user_func is None and {"prompt", "input_ids"} & columns:
         column = "prompt" if "prompt" in columns else "input_ids"
         shown.check_no_empty(dataset, name, column, by_environment=owns_prompt)

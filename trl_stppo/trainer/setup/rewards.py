@@ -18,6 +18,7 @@ from ...rollout.reward_funcs import (
     paid_by,
     turn_sums,
 )
+from .._trl import trl_rewards
 from ..ppo_config import PPOConfig
 from .plan import RolloutPlan
 
@@ -101,6 +102,11 @@ def plan_rewards(
     check_scores(reward_model, "reward_model")
     for i, func in enumerate(funcs):
         check_scores(func, f"reward_funcs[{i}]")
+        if isinstance(func, str) and hasattr(trl_rewards, func):
+            raise ValueError(
+                f"`reward_funcs[{i}]={func!r}` would be the name of a reward model. TRL's function of that "
+                f"name is trl.rewards.{func}: pass it without quotes."
+            )
         if rollout.columns is not None and is_function(func):
             environments = ["environments"] if rollout.tools else []
             check_columns(func, [*GIVEN, *environments, *rollout.columns], rollout.columns)

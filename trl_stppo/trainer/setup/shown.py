@@ -10,13 +10,23 @@ from ...envs.base import tool_names
 from ...rollout.reward_funcs import name_of
 
 
-def check_prompt(prompt: Any, name: str) -> None:
-    """Refuse a row's prompt that is neither text nor messages; None is an environment's to fill."""
+def check_prompt(prompt: Any, name: str) -> str | None:
+    """Refuse a row's prompt that is neither text nor messages; None is an environment's to fill.
+
+    Returns:
+        A warning of a message that chat templates pass over.
+    """
     if prompt is None or isinstance(prompt, str):
-        return
+        return None
     messages = isinstance(prompt, list | tuple)
     if messages and all(isinstance(m, Mapping) and "role" in m for m in prompt):
-        return
+        silent = (m for m in prompt if not {"content", "tool_calls"} & m.keys())
+        odd = next((m for m in prompt if m["role"] in ("human", "gpt")), next(silent, None))
+        usual = "role 'user', 'assistant' or 'system', and `content`"
+        return (
+            odd
+            and f"{name} has {_short(odd)}, which a chat template may leave out: usual are {usual}."
+        )
     fix = "Write it as [prompt]" if isinstance(prompt, Mapping) else "Map the column to one of them"
     raise ValueError(
         f"{name} is a {type(prompt).__name__}, {_short(prompt)}; allowed are text, or a list of messages "
@@ -63,7 +73,9 @@ def check_tools(tools: Sequence[Any], environments: Mapping[Any, Any]) -> None:
         kind = type(env).__name__
         named |= {f"`environment_factory`: {kind}.{m}": getattr(env, m) for m in tool_names(env)}
     for name, tool in named.items():
-        if callable(tool) and not _is_described(tool):
+        if not callable(tool):
+            raise TypeError(f"{name} is {_short(tool)}, and no function. Pass the function itself.")
+        if not _is_described(tool):
             check_schema(lambda warning: None, name, tool)
 
 

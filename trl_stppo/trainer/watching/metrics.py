@@ -6,6 +6,7 @@ the number of processes changes a figure.
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Callable
@@ -23,8 +24,7 @@ from ..loop.targets import Targets
 from .sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
-# Bounds of ratios in an effective sample size: of their logarithms as in TRL, of themselves as in VCPO.
-MAX_LOG_RATIO, MAX_RATIO = 20.0, 8.0
+MAX_RATIO = 8.0  # in an effective sample size, as in VCPO
 
 
 class MiniBatchMetrics:
@@ -63,10 +63,10 @@ class MiniBatchMetrics:
             ("turn", by_turn, turn_starts(index)),
             ("episode", by_episode, mask.any(dim=1)),
         ):
-            ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=MAX_RATIO)
-            ratio = ratio.masked_fill(~counts, 0.0)
-            self._sums.add(f"_{name}_ratio", ratio.sum(), counts.sum())
-            self._sums.add(f"_{name}_square", ratio.square().sum(), counts.sum())
+            capped = log_ratio.clamp(max=math.log(MAX_RATIO))
+            for power, kind in enumerate(("count", "ratio", "square")):
+                terms = (power * capped).masked_fill(~counts, -torch.inf)
+                self._sums.log_sum(f"_{name}_{kind}", terms.flatten().logsumexp(0))
 
     def add_episode_weights(self, weights: Tensor, counts: Tensor) -> None:
         """[B] each: what the kept terms were multiplied by, and which episodes have such."""
@@ -91,10 +91,14 @@ class MiniBatchMetrics:
         """Figures since the last flush; `seconds` is the time they took, 0 if not known."""
         result = self._sums.flush(gather) | self._scalars
         for name in ("turn", "episode"):
-            square = result.pop(f"_{name}_square", None)
-            if square is not None:
-                share = result.pop(f"_{name}_ratio") ** 2 / square if square else 1.0
-                result[f"policy/{name}_ess"] = share
+            if f"_{name}_count" in result:
+                count, ratio, square = (
+                    result.pop(f"_{name}_{kind}") for kind in ("count", "ratio", "square")
+                )
+                empty = square == -math.inf
+                result[f"policy/{name}_ess"] = (
+                    1.0 if empty else math.exp(2 * ratio - square - count)
+                )
         if "_minus_lowest_weight" in result:
             result["policy/episode_weight_min"] = -result.pop("_minus_lowest_weight")
         tokens, self._tokens = int(self._tokens), 0

@@ -19,7 +19,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 class RatioOfSums:
-    """Collects numerators and denominators by name, plus maxima.
+    """Collects numerators and denominators by name, plus maxima and logarithms of sums.
 
     Args:
         optional: names left out where the denominator is 0; elsewhere a quotient of nothing is 0.
@@ -29,6 +29,7 @@ class RatioOfSums:
         self._optional = optional
         self._sums: dict[str, list[Tensor]] = {}
         self._maxima: dict[str, Tensor] = {}
+        self._log_sums: dict[str, Tensor] = {}
 
     def add(self, name: str, numerator: Tensor, denominator: Tensor) -> None:
         """Add to the quotient `name`; both are 0-dim."""
@@ -44,6 +45,12 @@ class RatioOfSums:
         known = self._maxima.get(name)
         self._maxima[name] = value if known is None else torch.maximum(known, value)
 
+    def log_sum(self, name: str, value: Tensor) -> None:
+        """Add to the sum whose logarithm is `name`; `value` is the logarithm of what is added, 0-dim."""
+        value = wide(value)
+        known = self._log_sums.get(name)
+        self._log_sums[name] = value if known is None else torch.logaddexp(known, value)
+
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Divide, over all processes, and start afresh.
 
@@ -55,15 +62,17 @@ class RatioOfSums:
         if not self._sums and not self._maxima:
             return {}
         pairs = [torch.stack(self._sums[name]).sum(0) for name in self._sums]
-        flat = torch.cat([*pairs, *(m.reshape(1) for m in self._maxima.values())])
-        everyone = gather(flat.unsqueeze(0))
-        sums = everyone[:, : 2 * len(pairs)].sum(0).view(-1, 2).tolist()
-        maxima = everyone[:, 2 * len(pairs) :].amax(0).tolist() if self._maxima else []
+        single = [x.reshape(1) for x in (*self._maxima.values(), *self._log_sums.values())]
+        everyone = gather(torch.cat([*pairs, *single]).unsqueeze(0))
+        parts = everyone.split([2 * len(pairs), len(self._maxima), len(self._log_sums)], dim=1)
+        sums = parts[0].sum(0).view(-1, 2).tolist()
+        maxima = parts[1].amax(0).tolist() if self._maxima else []
         result = {
             name: top / bottom if bottom else 0.0
             for name, (top, bottom) in zip(self._sums, sums, strict=True)
             if bottom or name not in self._optional
         }
         result.update(zip(self._maxima, maxima, strict=True))
-        self._sums, self._maxima = {}, {}
+        result.update(zip(self._log_sums, parts[2].logsumexp(0).tolist(), strict=True))
+        self._sums, self._maxima, self._log_sums = {}, {}, {}
         return result

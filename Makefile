@@ -36,7 +36,7 @@ demo: $(VENV)/.installed-demo
 
 # Installs nothing: $(PYTHON) is one that has torch for the card, and what setup.cfg asks for.
 gpu-check:
-	$(PYTHON) -m trl_stppo doctor
+	$(PYTHON) benchmarks/gpu.py
 
 test: install
 	$(PYTEST) $(DOCS_TESTS:%=--ignore=%)

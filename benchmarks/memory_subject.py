@@ -22,7 +22,8 @@ from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig,
 
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.models.memory import estimate
-from trl_stppo.trainer.watching.memory import setup_of
+from trl_stppo.models.memory_of_runs import settings_of
+from trl_stppo.models.shapes import read_setup
 
 PROMPT, TURNS = 16, 4
 
@@ -196,7 +197,8 @@ def run_subject(spec: dict[str, Any]) -> dict[str, Any]:
             leave_file(trainer.critic.model)
     gc.collect()
     figures["built"] = meter.now()
-    expected = estimate(setup_of(trainer))
+    models = (trainer.model, trainer.critic, trainer.ref_model)
+    expected = estimate(read_setup(*models, **settings_of(trainer.args, PROMPT)))
     meter.restart()
     started = time.perf_counter()
     trainer.train()

@@ -1,13 +1,13 @@
-r"""Evaluate agents on held-out rows: `trl-stppo evaluate`, in this process.
+r"""Evaluate agents on held-out rows: `trl-stppo evaluate`.
 
-python scripts/evaluate.py --config scripts/configs/demo.yaml --output runs/demo/table
+python scripts/evaluate.py --config scripts/configs/demo.yaml --output runs/demo/table.json
 accelerate launch scripts/evaluate.py --config my_run.yaml \
         --models Qwen/Qwen2.5-7B-Instruct runs/ppo runs/st-ppo --labels base PPO ST-PPO
 """
 
 import sys
 
-from trl_stppo.cli import run_here
+from trl_stppo.cli import main
 
 if __name__ == "__main__":
-    sys.exit(run_here("evaluate", sys.argv[1:]))
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

@@ -14,7 +14,7 @@ if [ ! -x "$venv/bin/trl-stppo" ]; then
 fi
 mkdir -p "$folder"
 # A measurement that fails is in the report, and no reason not to train.
-"$venv/bin/trl-stppo" doctor --budget_minutes "${DOCTOR_MINUTES:-8}" | tee "$folder/doctor.txt" || true
+"$venv/bin/python" benchmarks/gpu.py ${GPU_CHECK:-} | tee "$folder/gpu.txt" || true
 "$venv/bin/trl-stppo" train --config scripts/configs/first_gpu_run.yaml --output_dir "$folder/agent" "$@"
 
 "$venv/bin/python" - "$folder" <<'PYTHON'
@@ -24,7 +24,7 @@ folder = pathlib.Path(sys.argv[1])
 lines = (folder / "agent" / "metrics.jsonl").read_text().splitlines()
 steps = [step for step in map(json.loads, lines) if "loss" in step]
 report = {
-    "doctor": json.loads((folder / "doctor.txt").read_text().splitlines()[-1]),
+    "gpu": json.loads((folder / "gpu.txt").read_text().splitlines()[-1]),
     "evaluation": json.loads((folder / "agent" / "evaluation.json").read_text()),
     "last_steps": steps[-3:],
 }

@@ -1,16 +1,15 @@
-r"""Play an environment in the terminal: `trl-stppo env play`, without a --config the demo's.
+r"""Play an environment in the terminal: `trl-stppo env play`, without words the demo's.
 
 python scripts/play_env.py
-python scripts/play_env.py --environment trl_stppo.envs.adapters:FrozenLakeEnv \
-        --environment_kwargs '{"is_slippery": false}' --row '{"prompt": "Cross the lake.\n\n"}'
+python scripts/play_env.py trl_stppo.envs.adapters:FrozenLakeEnv \
+        --arguments '{"is_slippery": false}' --row '{"prompt": "Cross the lake.\n\n"}'
 """
 
 import sys
 
-from trl_stppo.cli import run_here
+from trl_stppo.cli import main
 
-DEMO = ["--environment", "trl_stppo.recipes.search:StdlibSearchEnv"]
+DEMO = ["trl_stppo.recipes.search:StdlibSearchEnv"]
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    sys.exit(run_here("env play", words if "--config" in words else [*DEMO, *words]))
+    sys.exit(main(["env", "play", *(sys.argv[1:] or DEMO)]))

@@ -25,7 +25,6 @@ SHIMS = {
     "scripts/train_stppo.py": "train",
     "scripts/evaluate.py": "evaluate",
     "scripts/play_env.py": "env play",
-    "scripts/show_rollout.py": "show",
 }
 FLAG = re.compile(r"--[A-Za-z]\w*(?:-\w+)*")
 # Commands of others, whose flags are not ours to check.
@@ -161,7 +160,7 @@ def launcher_flags() -> set[str]:
 def argument_classes() -> list[type]:
     """The dataclasses from which our commands read flags."""
     from trl_stppo.cli.arguments import ARGUMENTS
-    from trl_stppo.cli.flag_types import types_of
+    from trl_stppo.cli.flags import types_of
 
     return [kind for command in ARGUMENTS for kind in types_of(command)]
 
@@ -169,10 +168,10 @@ def argument_classes() -> list[type]:
 @cache
 def flags_of_command(name: str) -> set[str]:
     """All flags of a command of `trl-stppo`, with dashes."""
-    from trl_stppo.cli.flag_types import types_of
-    from trl_stppo.cli.main import MODULES, PARSED
+    from trl_stppo.cli.flags import types_of
+    from trl_stppo.cli.main import MODULES, TRAINERS
 
-    if name in PARSED:
+    if name not in TRAINERS:
         parser = argparse.ArgumentParser()
         importlib.import_module(f"trl_stppo.{MODULES[name]}").add_arguments(parser)
         return set(parser._option_string_actions)

@@ -5,20 +5,18 @@ import json
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl_stppo.cli.usage import check_name
 
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
 from tests.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
-from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli import agent_models, agents, arguments, objects, train
 from trl_stppo.cli.main import main
-from trl_stppo.cli.names import check_name
 
 local_hub, undrawn = hub_fixtures.hub, hub_fixtures.undrawn
 FLAGS = """
@@ -39,26 +37,18 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
+def test_demo_leaves_a_table_a_log_and_a_model_that_loads(
     local_hub, undrawn, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(train.shutil, "which", lambda program: "/bin/trl-stppo")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     tmp_path = tmp_path / "run"
     pushed = ["--push_to_hub", "true", "--hub_model_id", "me/demo"]
     words = [*FLAGS.split(), "--output_dir", str(tmp_path), *pushed]
     secret = ["--hub_token", TOKEN, "--model_init_kwargs", f'{{"token": "{TOKEN}"}}']
     train.run([*words, *secret])
-    shown, base = capsys.readouterr().out, "scripts/assets/search-agent"
-    hidden = """--hub_token '***' --model_init_kwargs '{"token": "***"}'"""
-    assert (
-        f"  trl-stppo evaluate {' '.join(words)} {hidden} --max_rows 8 --models {base} {tmp_path}\n"
-        in shown
-    )
+    shown = capsys.readouterr().out
     assert TOKEN not in shown
     assert leaks(tmp_path) == []
-    assert f"next:\n  trl-stppo trace {tmp_path} --open\n  trl-stppo plot {tmp_path}\n" in shown
     repo = local_hub.repos["me/demo"]
     assert repo.messages == ["initial commit", "End of training"], "one push, with the evaluation"
     assert {"model.safetensors", "evaluation.json"} <= set(repo.files)
@@ -72,10 +62,8 @@ def test_demo_leaves_a_table_a_picture_a_log_and_a_model_that_loads(
     assert "before training | held-out rows, after |" in (tmp_path / "README.md").read_text()
     order = ["st-ppo trains", "evaluating 8 held-out rows before training ..."]
     order += ["evaluation before training: success", "success: share", "rollout 1/1"]
-    order += ["evaluating the trained agent ...", "Held-out rows", "next:"]
+    order += ["evaluating the trained agent ...", "data set", "model: "]
     assert order == sorted(order, key=shown.index)
-    assert "95 % interval" in shown
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
     known = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["settings"]
     assert known["environment"].startswith("StdlibSearchEnv")
     assert known["model"] == "assets/search-agent"
@@ -100,35 +88,6 @@ def test_a_run_that_goes_on_has_its_first_evaluation_in_the_log_already(tmp_path
     assert steps == [0, 8], "none where it went on"
 
 
-def test_commands_to_go_on_with_are_as_short_as_they_can_be_typed(tmp_path, monkeypatch):
-    """After the environment is active where one can be; by Python itself otherwise."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.shutil, "which", lambda program: None)
-    python, script = (tmp_path / ".venv" / "bin" / name for name in ("python", "trl-stppo"))
-    script.parent.mkdir(parents=True)
-    monkeypatch.setattr(train.sys, "executable", str(python))
-    args = SimpleNamespace(output_dir=str(tmp_path / "runs" / "x"), trace_episodes=1)
-    trainer = SimpleNamespace(args=args, eval_dataset=None)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    modules = ["next:", "  .venv/bin/python -m trl_stppo trace runs/x --open"]
-    assert train.next_steps(trainer, [], "")[:2] == modules
-    script.touch()
-    script.with_name("activate").touch()
-    assert train.next_steps(trainer, [], "") == [
-        "next, after `source .venv/bin/activate`:",
-        "  trl-stppo trace runs/x --open",
-        "  trl-stppo plot runs/x",
-    ]
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    trainer.eval_dataset = range(9)
-    assert train.next_steps(trainer, ["--config", "x.yaml"], "tiny", 9)[1:] == [
-        "  export OMP_NUM_THREADS=1",
-        "  trl-stppo trace runs/x --open",
-        "  trl-stppo plot runs/x",
-        "  trl-stppo evaluate --config x.yaml --max_rows 9 --models tiny runs/x",
-    ]
-
-
 OWN = str(SCRIPTS / "configs" / "own_task.yaml")
 
 
@@ -140,8 +99,7 @@ def test_the_sample_of_a_task_of_ones_own_is_sound(monkeypatch, capsys, tmp_path
     assert main(["train", "--config", OWN, "--dry_run", "--output_dir", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "LookupEnv" in shown
-    assert "here, 32 rows" in shown
-    assert "note" not in shown.replace("note: no GPU here", "")
+    assert "own_task, 32" in shown
 
 
 @pytest.mark.slow
@@ -151,7 +109,7 @@ def test_the_sample_of_a_task_of_ones_own_trains_and_is_evaluated(monkeypatch, t
     results = json.loads((tmp_path / "evaluation.json").read_text())
     before, after = (results[when]["eval_episode/success_rate"] for when in ("before", "after"))
     assert after > before
-    agents_of = ["--models", AGENT, str(tmp_path), "--output", str(tmp_path / "table")]
+    agents_of = ["--models", AGENT, str(tmp_path), "--output", str(tmp_path / "table.json")]
     assert main(["evaluate", "--config", OWN, *agents_of]) == 0  # all 16 rows, as the run had them
     read = json.loads((tmp_path / "table.json").read_text())["results"]
     assert read[tmp_path.name]["own_task"]["success"] == after
@@ -177,37 +135,6 @@ class Capped:
 class Uncapped:
     def __init__(self, other=None):
         self.other = other
-
-
-@pytest.mark.parametrize(
-    ("words", "trainer", "config"),
-    [
-        ([], STPPOTrainer, STPPOConfig),
-        (["--variant", "turn-ppo"], STPPOTrainer, STPPOConfig),
-        (["--variant", "grpo"], STGRPOTrainer, STGRPOConfig),
-        (["--variant=st-grpo"], STGRPOTrainer, STGRPOConfig),
-        (["--config", "grpo"], STGRPOTrainer, STGRPOConfig),
-        (["--config", "grpo", "--variant", "ppo"], STPPOTrainer, STPPOConfig),
-        (["--config", "free"], STPPOTrainer, STPPOConfig),
-    ],
-)
-def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path):
-    (tmp_path / "grpo").write_text("variant: grpo\n")
-    (tmp_path / "free").write_text("variant: null\n")
-    words = [
-        str(tmp_path / w) if w in ("grpo", "free") and "--config" in words else w for w in words
-    ]
-    parsed = agents.parse_flags(
-        arguments.TrainArguments,
-        [*words, *f"--output_dir {tmp_path} --use_cpu true --bf16 false".split()],
-    )
-    assert parsed[3] is trainer
-    assert type(parsed[1]) is config
-
-
-def test_an_unknown_variant_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"'st-ppo'.*'gspo'"):
-        agents.parse_flags(arguments.TrainArguments, ["--variant", "so-ppo"])
 
 
 @pytest.mark.parametrize(
@@ -255,7 +182,7 @@ def test_the_search_environment_keeps_its_observations_to_the_models_tokens():
 
 
 def test_a_folder_that_is_not_there_is_no_dataset_of_the_hub():
-    with pytest.raises(FileNotFoundError, match=r"`dataset_name=data/nothing` .*prepare_data.py"):
+    with pytest.raises(OSError, match="data/nothing"):
         agents.load_splits(agents.AgentArguments(dataset_name="data/nothing"))
 
 
@@ -276,7 +203,7 @@ def test_a_file_of_rows_is_the_training_split(ending, tmp_path):
 @pytest.mark.parametrize("name", ["./a", "/a/b", "~/a", "a/b/c", "runs/a", "rows.jsonl"])
 def test_paths_that_are_not_there_are_refused_without_asking_the_hub(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(FileNotFoundError, match=f"`model={name}` is no file or folder here"):
+    with pytest.raises(FileNotFoundError, match=f"`model={name}` is no file or folder"):
         check_name("model", name)
 
 

@@ -22,9 +22,11 @@ from tests.engine_run import LORA, build, engine, split_all, whole
 from tests.fakes import char_tokenizer, tiny_config
 from trl_stppo.errors import CheckpointError
 from trl_stppo.hub.settings import CRITIC_FOLDER
+from trl_stppo.models.memory_of_runs import settings_of, shared_out
+from trl_stppo.models.shapes import read_setup
 from trl_stppo.trainer.checkpoints.files import read_manifest
 from trl_stppo.trainer.sharding.deepspeed_critic import FOLDER
-from trl_stppo.trainer.watching import memory
+from trl_stppo.trainer.sharding.runtime import sharding_name
 
 WIDTH = 96  # of a critic beside which padding does not count
 
@@ -68,7 +70,9 @@ def held(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     trainer.add_callback(callback)
     trainer.train()
     elements = [whole(parameter).numel() for parameter in trainer.critic.parameters()]
-    setup = memory.setup_of(trainer)
+    setup = read_setup(trainer.model, trainer.critic, **settings_of(trainer.args))
+    engine, processes = sharding_name(trainer.accelerator), trainer.accelerator.num_processes
+    setup = shared_out(setup, engine, processes)
     estimated = {"weights": setup.critic_weights, "trained": setup.critic_trainable}
     return {**callback.figures, "elements": sum(elements), "estimated": estimated}
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.script_kit import AGENT
 from tests.trace_kit import made_up_run
-from trl_stppo.cli.main import FIRST_STEPS, MODULES, _documented, main
+from trl_stppo.cli.main import FIRST_STEPS, MODULES, documented, main
 
 ENVIRONMENT = """
 class MyEnv:
@@ -47,19 +47,18 @@ SHIPPED = (
 )
 # What stands for something in an example -> what does here.
 STANDS_FOR = {"NAME": "Qwen/Qwen2.5-1.5B-Instruct"}
-# Takes more than a few seconds: what trains, and what measures.
-SLOW = re.compile(r"train (?!.*--dry_run)|doctor")
-# Four processes of an engine are planned, not started, and all measurements have a minute.
+# Takes more than a few seconds: what trains.
+SLOW = re.compile(r"train (?!.*--dry_run)")
+# Four processes of an engine are planned, not started.
 TOO_LARGE = "--num_processes 4"
-SMALLER = {"doctor": "doctor --budget_minutes 1"}
 
 
 def examples():
-    pages = [FIRST_STEPS, *(_documented(command)[2] for command in MODULES)]
+    pages = [FIRST_STEPS, *(documented(command)[2] for command in MODULES)]
     lines = re.findall(r"^ +trl-stppo (.+)$", "\n".join(pages), re.MULTILINE)
     for line in dict.fromkeys([*lines, SHIPPED]):
         if not line.startswith("COMMAND"):
-            line = f"{line} --dry_run" if TOO_LARGE in line else SMALLER.get(line, line)
+            line = f"{line} --dry_run" if TOO_LARGE in line else line
             yield pytest.param(line, marks=pytest.mark.slow if SLOW.match(line) else ())
 
 

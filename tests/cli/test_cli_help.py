@@ -1,42 +1,52 @@
-"""Help of the console script: quick, true to the parsers, short first and complete on request."""
+"""Help of the console script: without heavy imports, true to the parsers, complete on request."""
 
+import dataclasses
 import re
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
 from tests.docs_kit import table_rows
 from tests.docs_scripts import flags_of_command, given_flags, launcher_flags
 from tests.script_kit import ROOT
-from trl_stppo.cli.main import LAUNCHED, MODULES, main
+from trl_stppo import STPPOConfig
+from trl_stppo.cli.main import MODULES, main
+from trl_stppo.trainer.ppo_config import ALIASES
 
 QUICK = """
-import sys
+import io, sys
 from trl_stppo.cli import main
-for words in (["--help"], ["train", "-h"], ["env", "play", "--help"], ["env"], ["--version"], ["trian"],
-        ["show", "--max_trun", "3"], ["env", "check", "a:b", "--stict"]):
-    print(main(words), *({HEAVY!r} & set(sys.modules)), file=sys.stderr)
+sys.stdin = io.StringIO("a")
+for words in WORDS:
+    print(main(words), *({"torch", "trl", "transformers", "datasets"} & set(sys.modules)), file=sys.stderr)
 """
-HEAVY = {"torch", "transformers", "datasets", "accelerate", "huggingface_hub", "rich"}
+PLAYED = """
+class Env:
+    def reset(self, **row):
+        return "Say a. ", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+"""
 
 
-def test_help_and_wrong_words_import_nothing_heavy():
-    code = QUICK.replace("{HEAVY!r}", repr(HEAVY))
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("trl-stppo")]
-    assert lines == ["0", "0", "0", "0", "0", "2", "2", "2"]
-    assert re.search(r"^ +train +Train an agent\.$", result.stdout, re.MULTILINE)
-    assert "usage: trl-stppo env play" in result.stdout
-    assert re.search(r"^trl-stppo \d\S+ \(Python 3.*, torch 2", result.stdout, re.MULTILINE)
-
-
-def test_the_overview_does_not_even_import_trl():
-    code = "import sys, trl_stppo.cli as c; c.main([]); print({'trl', 'yaml'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.endswith("\nset()\n")
+def test_help_trace_plot_and_play_import_neither_torch_nor_trl(tmp_path):
+    (tmp_path / "own.py").write_text(PLAYED)
+    helped = [[*command.split(), "--help"] for command in MODULES]
+    words = [[], ["--help"], ["--version"], ["env"], *helped, ["trian"]]
+    words += [["trace", "nowhere"], ["plot", "nowhere"], ["env", "play", "own:Env"]]
+    code = QUICK.replace("WORDS", repr(words))
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    lines = [line for line in done.stderr.splitlines() if re.match(r"\d", line)]
+    assert lines == ["0"] * (4 + len(MODULES)) + ["2", "1", "1", "0"], done.stderr
+    assert re.search(r"^ +train +Train an agent\.$", done.stdout, re.MULTILINE)
+    assert re.search(r"^trl-stppo \d\S+ \(Python 3.*, torch 2", done.stdout, re.MULTILINE)
+    assert "=== Env: 1 turns, return 1" in done.stdout
 
 
 def test_the_module_is_the_script(capfd):
@@ -48,47 +58,41 @@ def test_the_module_is_the_script(capfd):
 
 
 @pytest.mark.parametrize("command", MODULES)
-def test_examples_are_of_flags_that_exist(command, capsys):
+def test_flags_of_the_help_exist(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     shown, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
     assert shown.startswith(f"usage: trl-stppo {command} ")
-    known = flags_of_command(command) | (launcher_flags() if command in LAUNCHED else set())
+    known = flags_of_command(command) | (launcher_flags() if command == "train" else set())
+    known |= {"--accelerate_config", "--help_all", "--help", "--trace_episodes"}
+    assert set(re.findall(r"(?<=[ (])--\w+", shown)) <= known
     for example in examples.splitlines():
         assert f"{example} ".startswith(f"    trl-stppo {command} ")
-        assert given_flags(shlex.split(example, comments=True)) <= known | {"--accelerate_config"}
+        assert given_flags(shlex.split(example, comments=True)) <= known
     assert 1 <= len(examples.splitlines()) <= 4
 
 
-def test_help_all_has_every_flag_once_in_its_group(capsys):
-    from trl import GRPOConfig
-
-    from trl_stppo import STPPOConfig
-
-    assert main(["train", "--help_all"]) == 0
-    headings = ("options", "task", "STPPO", "PPO", "model (TRL)", "GRPO (TRL)")
-    headings += ("training (TRL and transformers)", "examples")
+def test_the_help_of_train_has_the_settings_of_the_docs_with_their_defaults(capsys):
+    assert main(["train", "--help"]) == 0
     shown = capsys.readouterr().out
-    _, *texts = re.split(rf"\n(?:{'|'.join(map(re.escape, headings))}):\n", shown)
-    parts = dict(zip(headings, texts, strict=True))
-    found = {
-        heading: re.findall(r"^  --(\w+)", text, re.MULTILINE) for heading, text in parts.items()
-    }
-    flags = [flag for group in found.values() for flag in group]
-    assert len(flags) == len(set(flags))
-    assert {spec.name for spec in fields(STPPOConfig) if spec.init} <= set(flags)
-    assert {"variant", "clip_bias_power", "stabilizers"} <= set(found["STPPO"])
-    assert {"max_turns", "gamma", "cliprange"} <= set(found["PPO"])
-    assert {"environment", "dry_run", "dataset_name"} <= set(found["task"])
-    assert {"lora_r", "dtype"} <= set(found["model (TRL)"])
-    assert "vllm_mode" in found["GRPO (TRL)"]
-    assert "seed" in found["training (TRL and transformers)"]
-    assert set(found["GRPO (TRL)"]) <= {spec.name for spec in fields(GRPOConfig)}
-    assert "(default st-ppo)" in parts["STPPO"]
-    assert "zero2" in parts["options"]
+    page = (ROOT / "docs" / "configuration.md").read_text().split("end of settings")[0]
+    names = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert len(names) > 20
+    known = {spec.name: spec for spec in dataclasses.fields(STPPOConfig)}
+    for name in names:
+        line = next(line for line in shown.splitlines() if re.search(rf"--{name}\b", line))
+        default = known[ALIASES.get(name, name)].default
+        if isinstance(default, int | float) and default is not False:
+            assert str(default) in line, line
 
 
-def test_the_docs_name_every_command_by_its_summary(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_help_all_has_every_flag(capsys):
+    assert main(["train", "--help_all"]) == 0
+    flags = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE))
+    assert {spec.name for spec in dataclasses.fields(STPPOConfig) if spec.init} <= flags
+    assert {"environment", "dry_run", "dataset_name", "lora_r"} <= flags
+
+
+def test_the_docs_name_every_command_by_its_summary(capsys):
     rows = list(table_rows(ROOT / "docs" / "configuration.md", "Commands"))[: len(MODULES)]
     assert [row[0].strip("`") for row in rows] == list(MODULES)
     assert main(["--help"]) == 0

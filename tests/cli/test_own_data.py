@@ -6,7 +6,6 @@ import pytest
 from datasets import Dataset
 
 from trl_stppo.cli import agents, evaluate, objects
-from trl_stppo.cli.play import PlayArguments, pick_row
 from trl_stppo.cli.usage import UsageError
 
 HERE = __name__
@@ -60,9 +59,7 @@ def test_rows_are_the_environments_own_unless_others_are_named(tmp_path):
 
 @pytest.mark.parametrize("environment", [f"{HERE}:Silent", None, "none"])
 def test_without_any_the_error_says_what_to_name(environment):
-    with pytest.raises(
-        UsageError, match=f"`dataset_name` is not set, and environment={environment}"
-    ):
+    with pytest.raises(UsageError, match=f"`dataset_name` .*environment={environment}"):
         agents.load_splits(arguments(environment))
 
 
@@ -79,9 +76,16 @@ def test_the_demos_environments_offer_both():
         assert [f.__name__ for f in objects.offered_by(path, "figures")] == ["f1_reward"]
 
 
-def test_a_row_to_play_is_the_environments_first_or_empty():
-    assert pick_row(PlayArguments(environment=f"{HERE}:Offering", index=1)) == {"prompt": "train 1"}
-    assert pick_row(PlayArguments(environment=f"{HERE}:Silent")) == {"prompt": ""}
+def test_rows_to_play_are_of_the_class_a_file_or_given(tmp_path):
+    rows_for = objects.rows_for
+    assert rows_for(f"{HERE}:Offering", None, None)[1] == {"prompt": "train 1"}
+    assert rows_for(f"{HERE}:Silent", None, None) is None
+    assert rows_for(f"{HERE}:Silent", None, '{"prompt": "x"}') == [{"prompt": "x"}]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n')
+    assert rows_for(f"{HERE}:Silent", str(tmp_path / "rows.jsonl"), None)[1] == {"prompt": "b"}
+    for file, row in (("nowhere.jsonl", None), (__file__, None), (None, "1")):
+        with pytest.raises(UsageError, match="row"):
+            rows_for(f"{HERE}:Silent", file, row)
 
 
 def test_figures_are_the_environments_own_unless_others_are_named():

@@ -20,7 +20,7 @@ FLAGS = {
 
 def test_it_ends_with_a_report_that_names_no_path(tmp_path: Path) -> None:
     flags = [part for name, value in FLAGS.items() for part in (f"--{name}", str(value))]
-    own = {"VENV": sys.prefix, "FOLDER": str(tmp_path / "run"), "DOCTOR_MINUTES": "0.05"}
+    own = {"VENV": sys.prefix, "FOLDER": str(tmp_path / "run"), "GPU_CHECK": "--quick --only ddp"}
     done = subprocess.run(
         ["bash", "scripts/first_gpu_run.sh", *flags],
         cwd=ROOT,
@@ -32,7 +32,7 @@ def test_it_ends_with_a_report_that_names_no_path(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     text = (tmp_path / "run" / "report.json").read_text()
     report = json.loads(text)
-    assert report["doctor"]["trl_stppo_doctor"] == 1
+    assert report["gpu"]["rows"] == {"ddp": {"skipped": "needs 2 GPUs"}}
     assert {"before", "after"} <= set(report["evaluation"])
     assert [step["step"] for step in report["last_steps"]] == [8, 16]
     assert str(tmp_path) not in text

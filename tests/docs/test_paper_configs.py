@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.script_kit import AGENT, LAUNCHES, ROOT, small_data
-from trl_stppo.cli import dry_run, launches, planned, train
+from trl_stppo.cli import launch, planned, train
 from trl_stppo.models.memory import FITS, GIB, estimate
 
 FOLDER = ROOT / "scripts" / "configs" / "paper"
@@ -165,11 +165,9 @@ def test_the_docs_say_what_the_file_says_and_what_the_memory_model_computes(name
     launched = (
         re.search(r"--accelerate_config (\S+)", (FOLDER / f"{name}.yaml").read_text())[1] + ".yaml"
     )
-    path = str(LAUNCHES / launched)
-    words = ["--config", str(FOLDER / f"{name}.yaml"), "--dry_run_accelerate_config", path]
-    launch = launches.launcher(words)
-    with launches.launched_as(launch):
-        run = dry_run.parsed(words, launch, dry_run.Findings())
+    like = launch.planned_launch(["--config_file", str(LAUNCHES / launched)])
+    with launch.launched_as(like):
+        run = planned.planned(["--config", str(FOLDER / f"{name}.yaml")], like)
         peak = estimate(planned.planned_setup(run)).peak
     card = 80 if "8gpu" in name else 24
     assert peak <= FITS * card * GIB

@@ -81,8 +81,8 @@ def test_the_file_of_gem_switches_between_three_methods_by_the_lines_that_it_say
     method = words[1] if words else "rebn"
     assert f"variant {method}: token ratio" in shown
     assert ("critic separate" in shown) is (method == "ppo")
-    assert "learning rates policy 1e-06" in shown
-    assert "128 (" + ("16 prompts x 8" if method == "grpo" else "one per prompt") in shown
+    assert "learning rate 1e-06" in shown
+    assert "128 episodes (" + ("16 prompts x 8" if method == "grpo" else "one per prompt") in shown
 
 
 @pytest.mark.parametrize("reward", ["sparse", "dense"])
@@ -104,8 +104,8 @@ def test_the_file_of_the_guide_switches_methods_and_rewards_by_the_lines_that_it
     assert [words[1:2] for words in commands_of(GUIDE)] == [[], *([name] for name in METHODS)]
     assert f"variant {method}:" in shown
     assert f"reward={reward}" in shown
-    assert ("critic 1e-05" in shown) is ("ppo" in method)
-    assert "256 (" + ("32 prompts x 8" if method in ("grpo", "rloo") else "one") in shown
+    assert ("separate, learning rate 1e-05" in shown) is ("ppo" in method)
+    assert "256 episodes (" + ("32 prompts x 8" if method in ("grpo", "rloo") else "one") in shown
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,6 @@
 Nothing heavy is imported until a command needs it, so that `--help` answers at once.
 """
 
-from .main import main, run_here
+from .main import main
 
-__all__ = ["main", "run_here"]
+__all__ = ["main"]

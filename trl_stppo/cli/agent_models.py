@@ -9,8 +9,7 @@ from trl import ModelConfig
 
 from ..hub.loading import load_tokenizer
 from .arguments import TrainArguments
-from .names import NO_MODEL, check_name
-from .usage import UsageError
+from .usage import UsageError, check_name
 
 
 def model_options(model_args: ModelConfig, given: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def local_config(name: str | None, revision: str | None = None, *, fetch: bool =
 def check_policy(model_args: ModelConfig) -> None:
     """Refuse a policy that is not named, is not there, or cannot be trained."""
     if model_args.model_name_or_path is None:
-        raise UsageError(NO_MODEL)
+        raise UsageError("`--model_name_or_path` is missing: a checkpoint, or a model of the Hub.")
     check_name("model_name_or_path", model_args.model_name_or_path)
     if (model_args.load_in_4bit or model_args.load_in_8bit) and not model_args.use_peft:
         raise UsageError(

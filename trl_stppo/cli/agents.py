@@ -16,19 +16,11 @@ from trl import ModelConfig, get_dataset
 
 from ..trainer.stgrpo_config import STGRPOConfig
 from .arguments import AgentArguments
-from .flag_types import flag_types
-from .flags import read_flags
-from .names import ROWS, check_name, no_rows
+from .flags import flag_types, read_flags
 from .objects import factory_of, load_reward, offered_by
-from .usage import UsageError
+from .usage import ROWS, UsageError, check_name
 
 logger = logging.getLogger(__name__)
-
-FIND_DATA = (
-    "Check the path; scripts/prepare_data.py writes data/search and data/medical, "
-    "scripts/make_textworld.py data/textworld"
-)
-
 
 # ------------------------------------------------------------------ flags and trainers
 
@@ -56,19 +48,6 @@ def load_environment(
 ) -> Callable[[], Any] | None:
     """The environment factory that the flags name, with its arguments bound."""
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
-
-
-def played_environment(
-    args: AgentArguments, count_tokens: Callable[[str], int] | None = None
-) -> Callable[[], Any]:
-    """The same, where nothing else can be played."""
-    factory = load_environment(args, count_tokens)
-    if factory is None:
-        raise UsageError(
-            "`--environment` is missing, so there is nothing to play. Name one as module:factory, or the "
-            "--config of a run that has one."
-        )
-    return factory
 
 
 def load_eval_environment(
@@ -106,7 +85,7 @@ def load_splits(args: AgentArguments) -> tuple[Any, Any]:
     if args.datasets:
         loaded = mixed(args)
     elif args.dataset_name is None:
-        raise no_rows(args.environment)
+        raise UsageError(f"`dataset_name` is not set; environment={args.environment} has no rows.")
     elif args.dataset_name in own:
         return own[args.dataset_name]("train"), own[args.dataset_name]("test")
     else:
@@ -163,21 +142,10 @@ def mixed(args: AgentArguments) -> Any:
 def loaded_dataset(args: AgentArguments) -> Any:
     """What `load_dataset` finds: in a file, in a folder, or on the Hub."""
     name, streaming = str(args.dataset_name), args.dataset_streaming
-    check_name("dataset_name", name, FIND_DATA if name.startswith("data/") else "Check the path")
+    check_name("dataset_name", name)
     path = Path(name)
-    if path.is_file():
-        if path.suffix not in ROWS:
-            raise UsageError(
-                f"`dataset_name={name}`: a file of rows must end in {', '.join(ROWS)}. Write it as one of "
-                f"these, or name a folder of such files, or a data set of the Hub."
-            )
-        return load_dataset(ROWS[path.suffix], data_files={"train": name}, streaming=streaming)
-    try:
+    if not path.is_file():
         return load_dataset(name, args.dataset_config, streaming=streaming)
-    except Exception as error:
-        if path.exists():
-            raise
-        raise FileNotFoundError(
-            f"`dataset_name={name}` is no file or folder here, and the Hub did not give a dataset of that "
-            f"name ({type(error).__name__}). {FIND_DATA}; otherwise check the name and the network."
-        ) from error
+    if path.suffix not in ROWS:
+        raise UsageError(f"`dataset_name={name}`: a file must end in {', '.join(ROWS)}.")
+    return load_dataset(ROWS[path.suffix], data_files={"train": name}, streaming=streaming)

@@ -84,10 +84,6 @@ class TrainArguments(AgentArguments):
     dry_run: bool = option(
         False, "Check everything but the weights, show what would run, and stop."
     )
-    dry_run_processes: int | None = option(None, "Dry run: number of processes to check for.")
-    dry_run_accelerate_config: str | None = option(
-        None, "Dry run: configuration of accelerate to check for."
-    )
 
 
 @dataclass
@@ -98,7 +94,7 @@ class EvaluateArguments(AgentArguments):
         None, "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path alone."
     )
     labels: list[str] | None = option(None, "Names in the tables; default their folders' names.")
-    output: str | None = option(None, "File to write, with the endings .json, .md and .csv.")
+    output: str | None = option(None, "JSON file to write, with figures and settings.")
     max_rows: int | None = option(None, "Most rows of each data set, drawn with a fixed seed.")
     figures: list[str] | None = option(
         None,
@@ -132,44 +128,9 @@ class EstimateArguments:
     )
 
 
-@dataclass
-class PlayArguments(AgentArguments):
-    """What to play."""
-
-    index: int = option(0, "Which row of the dataset.")
-    row: str | None = option(None, "JSON object, instead of a row of a dataset.")
-
-
-@dataclass
-class ShowArguments(PlayArguments):
-    """What to play, with whom, and how; limits that are not given are as in `agent.json` beside the model."""
-
-    model_name_or_path: str | None = option(None, "The agent.")
-    episodes: int = option(1, "Episodes to play: rows from --index on, or the same --row again.")
-    greedy: bool = option(False, "Take the most likely token instead of sampling.")
-    temperature: float | None = option(
-        None, "Sampling temperature; default as in the agent's run, or 1."
-    )
-    seed: int = option(0, "Seed of sampling.")
-    max_turns: int | None = option(
-        None, "Most turns of an episode; default as in the agent's run, or 6."
-    )
-    max_turn_tokens: int | None = option(
-        None, "Most tokens of a turn; default as in the agent's run."
-    )
-    max_completion_length: int | None = option(
-        None, "Most tokens of an episode; default as in the agent's run, or 512."
-    )
-    logprobs: bool = option(False, "Underline unlikely tokens.")
-
-
 # Command -> the dataclass of its own flags.
 ARGUMENTS: dict[str, type] = {
     "train": TrainArguments,
     "evaluate": EvaluateArguments,
     "estimate": EstimateArguments,
-    "show": ShowArguments,
-    "env play": PlayArguments,
 }
-# Those that take the flags of model and trainer too.
-TRAINERS = ("train", "evaluate", "estimate")

@@ -13,17 +13,14 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import inspect
-import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 from ..envs.base import is_text_environment, tool_names
 from ..envs.check import MAX_ROWS, check_env
 from ..redaction import redacted
-from .objects import factory_of, offered_by
-from .usage import UsageError
+from .objects import factory_of, rows_for
+from .usage import UsageError, parsed_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "environment", metavar="MODULE:CLASS", help="The environment, or a function that makes one."
     )
-    add("--rows", metavar="FILE", help="Rows to play: .json, .jsonl, .csv or .parquet.")
-    add("--row", metavar="JSON", action="append", help="One row; may be given several times.")
+    add("--rows", metavar="FILE", help="Rows to play, one JSON object per line (.jsonl).")
+    add("--row", metavar="JSON", help="One row.")
     add("--arguments", metavar="JSON", help="Arguments of the class.")
     add("--action", metavar="TEXT", action="append", help="A turn to play; repeat it for several.")
     add("--steps", metavar="N", type=int, default=20, help="Most turns of an episode.")
@@ -46,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
     if factory is None:
         raise UsageError("`none` is no environment. Name one as module:name.")
-    rows = _rows(options)
+    rows = rows_for(options.environment, options.rows, options.row)
     probe = _probe(factory)
     text = is_text_environment(probe)
     # Without an instance the check says what is wrong with the factory.
@@ -74,55 +71,13 @@ def _probe(factory: Any) -> Any:
         return None
 
 
-def _rows(options: argparse.Namespace) -> list[dict[str, Any]] | None:
-    if options.rows is None and options.row is None:
-        own = offered_by(options.environment, "datasets") or {}
-        return next((list(rows("train")) for rows in own.values()), None)
-    rows = [] if options.rows is None else rows_of(Path(options.rows))
-    rows += [_parsed(word, "--row") for word in options.row or []]
-    for row in rows:
-        if not isinstance(row, dict):
-            raise UsageError(
-                f'`--rows`: {row!r} is no row; write an object, as {{"prompt": "Hi"}}.'
-            )
-    return rows
-
-
-def rows_of(path: Path) -> list[Any]:
-    """The rows of a file."""
-    if not path.is_file():
-        raise UsageError(f"`--rows {path}` is no file. Check the path.")
-    if path.suffix == ".jsonl":
-        return [_parsed(line, f"--rows {path}") for line in path.read_text().splitlines() if line]
-    if path.suffix == ".json":
-        read = _parsed(path.read_text(), f"--rows {path}")
-        return read if isinstance(read, list) else [read]
-    if path.suffix in (".csv", ".parquet"):
-        from datasets import Dataset
-
-        read = getattr(Dataset, f"from_{path.suffix[1:]}")(str(path))
-        return list(read.select(range(min(len(read), MAX_ROWS))))
-    raise UsageError(f"`--rows {path}`: the ending must be .json, .jsonl, .csv or .parquet.")
-
-
-def _parsed(text: str, said: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"`{said}` is no JSON: {error}. Strings need double quotes.") from error
-
-
 def _call(env: Any, word: str) -> tuple[str, Any]:
     """A call of a tool, from its name and arguments."""
     name, _, arguments = word.strip().partition(" ")
     tools = tool_names(env)
     if name not in tools:
-        kind = type(env).__name__
-        takes = inspect.signature(getattr(env, tools[0])).parameters if tools else ()
-        example = f"{tools[0]} {json.dumps(dict.fromkeys(takes, '...'))}" if tools else ""
         raise UsageError(
-            f"`--action {word}`: {kind} has no `step` that reads a text, but tools, and none is called "
-            f"{name!r}: {', '.join(tools) or 'it has none'}. Write a tool and its arguments as JSON, as in "
-            f"--action '{example}'; or define step(action)."
+            f"`--action {word}`: {type(env).__name__} has no `step`, and none of its tools is called "
+            f"{name!r}: {', '.join(tools) or 'it has none'}."
         )
-    return name, _parsed(arguments or "{}", "--action")
+    return name, parsed_json(arguments or "{}", "action")

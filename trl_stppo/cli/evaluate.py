@@ -1,19 +1,28 @@
 """Compare agents on held-out rows.
 
-Plays every held-out row once per agent and prints success with its interval, per data set and averaged,
-agents side by side. Flags and files are those of `train`, of which the task, the limits of an episode and
-the eval_* settings count; --help_all lists them. An agent is a checkpoint, a model of the Hub or the folder
-of an adapter. It takes the memory of its weights and of its rollout: no critic, reference or optimizer is
-loaded.
+Plays every held-out row once per agent and prints success with its interval, per data set and averaged. Flags
+and files are those of `train`, of which the task, the limits of an episode and the eval_* settings count. An
+agent takes the memory of its weights and of its rollout: no critic, reference or optimizer is loaded.
+
+    --models NAME ...     agents: checkpoints, Hub ids, adapter folders; default model_name_or_path
+    --labels NAME ...     their names in the table; default their folders' names
+    --output FILE         JSON file to write, with figures and settings
+    --max_rows N          most rows of each data set, drawn with a fixed seed
+    --figures NAME ...    reward functions to report without counting them in the score; 'none' for none
+    --candidates N        candidate turns to sample in each state; the best is played (1)
+    --verifier NAME       who picks the best: 'critic', module:function, or a causal language model
+
+--help_all lists all flags.
 
 Examples:
     trl-stppo evaluate --config run.yaml --models runs/agent
-    trl-stppo evaluate --config run.yaml --models base runs/ppo --output runs/table
+    trl-stppo evaluate --config run.yaml --models base runs/ppo --output table.json
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,13 +52,11 @@ from .evaluation_tables import (
     Figures,
     Results,
     figures_of,
-    print_tables,
+    print_table,
     with_averages,
-    write_files,
 )
-from .names import UNPAID, check_name
 from .objects import load_reward, offered_by
-from .usage import UsageError
+from .usage import UsageError, check_name
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +213,7 @@ def evaluate(
     functions = [*counting, *reported]
     weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
     if factory is None and not functions:
-        raise UsageError(f"Nothing would be scored: {UNPAID}")
+        raise UsageError("Nothing is scored: set `environment`, `reward_funcs` or `figures`.")
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
     on_env_error, price = failure_price(config.on_env_error)
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
@@ -256,20 +263,26 @@ def compare(words: Sequence[str]) -> Results:
         if getattr(config, name):
             logger.warning("`%s`: not used here; the agent's own weights sample its turns.", name)
     results: Results = {}
-    is_main, written = config.process_index == 0, []
+    is_main = config.process_index == 0
     try:
         for label, folder in folders.items():
             results[label] = evaluate(folder, args, config, model_args, sets, agents[label])
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            if is_main and args.output is not None:
-                written = write_files(Path(args.output), results, settings_of(args, config, agents))
     finally:  # what there is of a run that fails half-way
         if is_main and results:
-            print_tables(results)
-            print("\n".join(f"written: {path}" for path in written))
+            print_table(results)
+            if args.output is not None:
+                write(Path(args.output), results, settings_of(args, config, agents))
     return results
+
+
+def write(path: Path, results: Results, settings: dict[str, Any]) -> None:
+    """Write figures and settings as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"settings": settings, "results": results}, indent=1) + "\n")
+    print(f"written: {path}")
 
 
 def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) -> dict[str, Any]:

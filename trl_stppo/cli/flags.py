@@ -1,207 +1,178 @@
-"""Flags and YAML files as TrlParser reads them, and argparse's help on them."""
+"""Flags and YAML files of `train`, `evaluate` and `estimate`: TRL's parser, and what it would pass over."""
 
 from __future__ import annotations
 
-import argparse
-import inspect
-import json
-import re
-import warnings
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import yaml
 from trl import ModelConfig, TrlParser
 
-from ..trainer.config.names import IGNORED, OLD_NAMES, renamed, without_ignored
-from .arguments import EvaluateArguments, TrainArguments
-from .early import with_config
-from .launch import LAUNCHED, as_words, launch_arguments, launch_flags, shipped, told
-from .sources import configs
-from .usage import Parser, UsageError, flag_name, names_of, refuse
+from .arguments import ARGUMENTS, EvaluateArguments, TrainArguments
+from .usage import Parser, UsageError, hint
 
-# Module and name of a dataclass, from the most derived on -> heading of what it adds or changes.
-HEADINGS = (
-    ("trl_stppo.cli", "Estimate", "short names"),
-    ("trl_stppo.cli", "", "task"),
-    ("trl_stppo.trainer", "ST", "STPPO"),
-    ("trl_stppo.trainer", "PPO", "PPO"),
-    ("trl.trainer.model_config", "", "model (TRL)"),
-    ("trl.scripts", "", "task"),
-    ("trl", "GRPO", "GRPO (TRL)"),
-    ("", "", "training (TRL and transformers)"),
-)
+TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
 
 
 class FlagParser(Parser, TrlParser):
-    """TrlParser whose help is grouped by where flags come from."""
+    """TRL's parser, without abbreviations."""
 
     def __init__(self, dataclass_types: Sequence[type], **options: Any) -> None:
-        options = {"add_help": False, "formatter_class": _Formatter, **options}
-        super().__init__(dataclass_types, **options)
-        found = {action.dest: action for action in reversed(self._actions)}  # not their --no_ twins
-        sections: dict[str, list[argparse.Action]] = {heading: [] for *_, heading in HEADINGS}
-        for kind in dataclass_types:
-            for spec in (spec for spec in fields(kind) if spec.init):
-                source = next(c for c in kind.__mro__ if spec.name in inspect.get_annotations(c))
-                sections[heading_of(source)].append(found.pop(spec.name))
-        for heading, actions in sections.items():
-            self.add_argument_group(heading)._group_actions += actions
-        self._optionals._group_actions = [a for a in self._actions if a.dest in found]
-
-    def set_defaults_with_config(self, **settings: Any) -> list[str]:
-        """Upstream's, for what a file holds; old names in it go on to mean something."""
-        return super().set_defaults_with_config(**_renamed(settings))
+        super().__init__(dataclass_types, **{"add_help": False, **options})
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """One spelling of each flag with the type of its value, and defaults other than None."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        metavar = self._get_default_metavar_for_optional(action)
-        value = "" if action.nargs == 0 else f" {self._format_args(action, metavar)}"
-        return ", ".join(o for o in action.option_strings if "-" not in o[2:]) + value
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        name = getattr(action.type, "__name__", "value")
-        return {"string_to_bool": "BOOL", "str": "TEXT"}.get(name, name.upper())
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        default = getattr(action.default, "value", action.default)
-        shown = default not in (None, argparse.SUPPRESS) and action.nargs != 0
-        return f"{action.help or ''} (default {default})" if shown else action.help or ""
+# ------------------------------------------------------------------------- the file
 
 
-def heading_of(source: type) -> str:
-    """The group of what a dataclass adds or changes."""
-    return next(
-        heading
-        for module, name, heading in HEADINGS
-        if source.__module__.startswith(module) and source.__name__.startswith(name)
-    )
-
-
-def help_of(types: Sequence[type], *, launched: bool, **texts: str) -> str:
-    """What `--help` says of a command.
-
-    Args:
-        types: dataclasses of its flags.
-        launched: it takes the launcher's too.
-        texts: as argparse's parser takes them.
-    """
-    usage = "%(prog)s [--config FILE] [--flag VALUE ...]"
-    parser = FlagParser(types, add_help=True, usage=usage, **texts)
-    parser.add_argument("--help_all", action="help", help="show all flags, some 400, and exit")
-    parser.add_argument("--config", metavar="FILE", help="YAML file of flags, without dashes")
-    if launched:
-        parser.add_argument(
-            "--accelerate_config",
-            metavar="FILE",
-            help=f"configuration of accelerate: a file, or one that is shipped: {', '.join(shipped())}; all "
-            "flags of `accelerate launch --help` that are not below are taken too",
-        )
-    return parser.format_help()
-
-
-def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
-    """Instances of some dataclasses from flags and the file that `--config` names; a flag beats the file.
+def with_config(words: Sequence[str]) -> tuple[list[str], str | None, dict[str, Any]]:
+    """The words without `--config`, the file that it names, and what the file holds.
 
     Raises:
-        UsageError: names or values that are not known, or a file that cannot be read.
+        UsageError: the file cannot be read.
     """
-    parser, *_ = known_words(types, words)
-    flags, path, settings = with_config(words)
-    with told_where(flags, path, settings):
-        flags = under_new_names(flags, settings, warns=False)
-        given = flags if path is None else ["--config", path, *flags]
-        return list(parser.parse_args_and_config(given, return_remaining_strings=True)[:-1])
+    parser = Parser(add_help=False)
+    parser.add_argument("--config", action="append", default=[])
+    found, flags = parser.parse_known_args(words)
+    if len(found.config) > 1:
+        raise UsageError("`--config` is given twice. Put everything into one file.")
+    if not found.config:
+        return flags, None, {}
+    return flags, found.config[0], settings_in(found.config[0])
 
 
-def known_words(
-    types: Sequence[type], words: Sequence[str], others: Collection[str] = (), *, warns: bool = True
-) -> tuple[FlagParser, argparse.Namespace, list[str]]:
-    """A parser of some dataclasses, what it reads, and the words that it leaves to others.
-
-    Args:
-        types: the dataclasses.
-        words: flags and their values.
-        others: flags that it leaves, without dashes.
-        warns: of old names, and refuses those that contradict a new one.
+def settings_in(path: str) -> dict[str, Any]:
+    """The settings of a YAML file.
 
     Raises:
-        UsageError: names or values that nobody knows.
+        UsageError: it cannot be read, names a setting twice, or holds a date or a number in base 60.
     """
-    flags, path, settings = with_config(words)
-    parser = FlagParser(types)
-    with told_where(flags, path, settings):
-        flags = under_new_names(flags, settings, warns=warns)
-        unknown = parser.parse_known_args(flags)[1]
-        known = names_of(parser)
-        refuse(unknown, known | set(others), strange_keys(parser, settings), path)
-        TrlParser.set_defaults_with_config(parser, **settings)
-        # As words, of which argparse looks at the choices too.
-        texts = [f"--{k}={v}" for k, v in settings.items() if k in known and isinstance(v, str)]
-        return parser, parser.parse_known_args([*texts, *flags])[0], unknown
-
-
-@contextmanager
-def told_where(
-    flags: Sequence[str], path: str | None, settings: Mapping[str, Any]
-) -> Iterator[None]:
-    """Name the file that a wrong value is from; what a configuration refuses are wrong words, too."""
     try:
-        yield
-    except UsageError as error:
-        flag = re.match(r"`--(\w+)`", str(error))
-        if flag and flag[1] in settings and not any(flag_name(f) == flag[1] for f in flags):
-            raise UsageError(f"In {path}: {error}") from error
-        raise
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        text = Path(path).read_text()
+        _check_nodes(yaml.compose(text), path)
+        settings = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"`--config {path}` is no YAML: {error}") from error
+    except OSError as error:
+        raise UsageError(f"`--config {path}` cannot be read: {error.strerror}.") from error
+    if not isinstance(settings, dict):
+        raise UsageError(f"`--config {path}` holds no settings, as in `max_turns: 4`.")
+    return {str(key): value for key, value in settings.items()}
 
 
-def strange_keys(parser: FlagParser, settings: Mapping[str, Any]) -> list[str]:
-    """Keys of a file that no command knows.
+def _check_nodes(node: Any, path: str) -> None:
+    """Refuse what YAML reads otherwise than it looks: 2024-01-01, 1:30, the first of two equal keys."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_nodes(item, path)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise UsageError(
+                f"{path}: `{key.value}` stands in lines {lines[key.value]} and {line}."
+            )
+        lines[str(key.value)] = line
+        kind = value.tag.rpartition(":")[2]
+        if kind == "timestamp" or (kind in ("int", "float") and ":" in value.value):
+            raise UsageError(
+                f"{path}, line {line}: `{key.value}: {value.value}` is a "
+                f"{'date' if kind == 'timestamp' else 'number in base 60'} in YAML. A text needs quotes."
+            )
+        _check_nodes(value, path)
 
-    One file may serve several commands, each of which takes what is its own; `env` holds variables of the
-    environment.
+
+# ------------------------------------------------------------------------- the flags
+
+
+def peeked(words: Sequence[str], name: str, default: Any) -> Any:
+    """What a command line, or else its file, says of one flag, on which the rest depends."""
+    flags, _, settings = with_config(words)
+    parser = Parser(add_help=False, argument_default=settings.get(name, default))
+    parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
+    return getattr(parser.parse_known_args(flags)[0], name)
+
+
+def wants_dry_run(words: Sequence[str]) -> bool:
+    """Whether flags, or else their file, ask to look only."""
+    return str(peeked(words, "dry_run", False)).lower() in TRUE
+
+
+def configs() -> dict[type, Mapping[str, Any]]:
+    """The trainers' configurations, each with the variants that it knows."""
+    from ..trainer.stgrpo_config import GROUP_VARIANTS, STGRPOConfig
+    from ..trainer.stppo_config import VARIANTS, STPPOConfig
+
+    return {STPPOConfig: VARIANTS, STGRPOConfig: GROUP_VARIANTS}
+
+
+def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
+    """The dataclasses of task, trainer (by the variant) and model.
+
+    Raises:
+        UsageError: nobody knows the variant.
     """
-    strange = set(settings) - {action.dest for action in parser._actions} - {"env"}
-    strange -= {*OLD_NAMES, *IGNORED}
-    if strange:
-        owners: list[type] = [TrainArguments, EvaluateArguments, ModelConfig]
-        owners += [config for config, _ in configs(whole=False)]
-        strange -= {spec.name for owner in owners for spec in fields(owner)} | launch_flags()
-    return [key for key in settings if key in strange]
+    variant = peeked(words, "variant", "st-ppo")
+    for config, known in configs().items():
+        if variant is None or variant in known:
+            return arguments, config, ModelConfig
+    allowed = "; without a critic ".join(", ".join(known) for known in configs().values())
+    raise UsageError(f"`variant={variant!r}`: allowed are {allowed}.")
 
 
-def divided(types: Sequence[type], words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's words, and the launcher's: those of the YAML file, then those of the command line.
+def types_of(command: str, words: Sequence[str] = ()) -> list[type]:
+    """The dataclasses of all flags of a command."""
+    task = EvaluateArguments if command == "evaluate" else TrainArguments
+    return list(dict.fromkeys((ARGUMENTS[command], *flag_types(task, words))))
+
+
+def divided(
+    types: Sequence[type], words: Sequence[str], others: Collection[str] = ()
+) -> tuple[list[str], list[str], dict[str, Any]]:
+    """The command's words, those of others, and what the file says to others.
 
     Args:
         types: dataclasses of the command's flags.
-        words: flags of the command and of the launcher.
+        words: of the command line.
+        others: flags without dashes that are not the command's.
 
     Raises:
-        UsageError: nobody knows one of them, or there is a launcher already.
+        UsageError: nobody knows one of them, or a value does not fit.
     """
-    parser, _, unknown = known_words(types, words, launch_flags(), warns=False)
-    if told():
-        if unknown:
-            raise UsageError(
-                f"`{' '.join(unknown)}`: this process has been started by a launcher already. Give it to "
-                f"that one, or leave that one out."
-            )
-        return list(words), []
-    names, settings = launch_flags() - {a.dest for a in parser._actions}, with_config(words)[2]
-    filed = [w for key, value in settings.items() if key in names for w in as_words(key, value)]
-    launch_arguments([*filed, *unknown], [LAUNCHED])  # refuses wrong values
-    return without(words, unknown), [*filed, *unknown]
+    flags, path, settings = with_config(words)
+    parser = FlagParser(types)
+    own = {action.dest for action in parser._actions}
+    parser.set_defaults_with_config(**settings)
+    rest = parser.parse_known_args(flags)[1]
+    known = own | set(others)
+    if rest and not rest[0].startswith("-"):
+        raise UsageError(f"`{rest[0]}` belongs to no flag.")
+    for word in rest:
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name not in known:
+            raise UsageError(f"`{word}` is not known. {hint(name, known)}")
+    for key in settings:  # one file may serve several commands
+        if key not in known | {"env"} | set(_fields_of_commands()):
+            raise UsageError(f"`{key}` in {path} is not known. {hint(key, known)}")
+    if isinstance(settings.get("env"), dict):  # launched processes inherit it
+        os.environ.update({str(key): str(value) for key, value in settings["env"].items()})
+    return (
+        _without(words, rest),
+        rest,
+        {k: v for k, v in settings.items() if k in others and k not in own},
+    )
 
 
-def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
+def _fields_of_commands() -> Iterator[str]:
+    for kind in (TrainArguments, EvaluateArguments, ModelConfig, *configs()):
+        yield from (spec.name for spec in fields(kind))
+
+
+def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
     """The words less those of an ordered part of them."""
     rest, left = list(taken), []
     for word in words:
@@ -212,61 +183,21 @@ def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
     return left
 
 
-# ------------------------------------------------------------------ names of 0.1.0, until 0.3
-
-
-def under_new_names(
-    words: Sequence[str], settings: Mapping[str, Any], *, warns: bool = True
-) -> list[str]:
-    """Flags under today's names; an old one counts together with those of its kind in the file.
-
-    Args:
-        words: flags and their values.
-        settings: of the file.
-        warns: of old names, and refuses those that contradict a new one.
+def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
+    """Instances of some dataclasses; a flag beats the file.
 
     Raises:
-        ValueError: an old and a new name say different things.
+        UsageError: a name or a value is wrong.
     """
-    old, left = _taken(words, {*OLD_NAMES, *IGNORED, "no_save_on_signal"})
-    if "no_save_on_signal" in old:
-        old["save_on_signal"] = not old.pop("no_save_on_signal")
-    kinds = {OLD_NAMES[name] for name in old if name in OLD_NAMES}
-    if "env_error_penalty" in settings:  # the price of what may be typed here
-        kinds.add("on_env_error")
-    new, left = _taken(left, kinds)
-    if not old and not new:
-        return list(words)
-    filed = {name: v for name, v in settings.items() if OLD_NAMES.get(name, name) in kinds}
-    for name, value in _renamed({**filed, **new, **old}, warns=warns).items():
-        values = (value or ["none"]) if isinstance(value, list) else [value]
-        left += [f"--{name}", *(v if isinstance(v, str) else json.dumps(v) for v in values)]
-    return left
+    from .launch import launch_flags
 
-
-def _taken(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of some flags, and the words without them."""
-    values: dict[str, Any] = {}
-    left: list[str] = []
-    name = None
-    for word in words:
-        if word.startswith("--"):
-            name = flag_name(word) if flag_name(word) in names else None
-            text = word.partition("=")[2] or "true"
-        else:
-            text = word
-        if name is None:
-            left.append(word)
-        else:
-            values[name] = yaml.safe_load(text)
-            with suppress(TypeError, ValueError):  # 1e-3 is a text in YAML
-                values[name] = float(text) if isinstance(values[name], str) else values[name]
-    return values, left
-
-
-def _renamed(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
-    """Settings under today's names; Python shows its warnings of old ones to programmers alone."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", DeprecationWarning)
-        kept = without_ignored(settings, warns=warns)
-        return renamed(kept, stacklevel=2 if warns else None)
+    words, rest, _ = divided(types, words, launch_flags())
+    if rest:
+        raise UsageError(f"`{' '.join(rest)}`: a launcher has started this process already.")
+    flags, path, _ = with_config(words)
+    given = flags if path is None else ["--config", path, *flags]
+    try:
+        found = FlagParser(types).parse_args_and_config(given, return_remaining_strings=True)
+    except ValueError as error:  # what a configuration refuses are wrong words, too
+        raise UsageError(str(error)) from error
+    return list(found[: len(types)])

@@ -1,7 +1,7 @@
 """`trl-stppo train` and `evaluate` through accelerate's launcher, as TRL's own commands go.
 
-Words that are no flags of the command are the launcher's. Where they say nothing and accelerate would
-start one process, that is this one: nothing is imported twice, and signals arrive where they are meant.
+Words that are no flags of the command are the launcher's. If there are none and accelerate would start one
+process, that is this one.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import json
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import patch
 
-from ..wording import did_you_mean
-from .usage import UsageError, worded
+from .usage import UsageError
 
 REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/many_gpus.md)
-LAUNCHED = "trl_stppo.cli.launched"
 # What a launcher tells its processes.
 TOLD = ("LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")
+HIDDEN = (*TOLD, "RANK", "MASTER_ADDR", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
 
 
 def told() -> bool:
@@ -42,48 +43,32 @@ def launch_parser() -> argparse.ArgumentParser:
 
     parser = launch_command_parser()
     parser.add_argument("--accelerate_config", dest="config_file", type=config_file)
-    parser.error = _refuse
     return parser
 
 
-def _refuse(message: str) -> NoReturn:
-    raise UsageError(f"accelerate launch: {worded(message)}")
+def launch_flags() -> set[str]:
+    """Flags that are handed to the launcher, without dashes."""
+    options = launch_parser()._option_string_actions
+    return {name[2:] for name in options if name.startswith("--")} - {"help"}
 
 
-@functools.cache
-def launch_flags() -> frozenset[str]:
-    """Flags that are handed to the launcher, without dashes: read, as its import takes seconds."""
-    spec = importlib.util.find_spec("accelerate")
-    text = (
-        Path(str(spec and spec.origin))
-        .with_name("commands")
-        .joinpath("launch.py")
-        .read_text("utf-8")
-    )
-    names = re.findall(r'add_argument\((?:\s*"-\w",)?\s*"--(\w+)"', text)
-    return frozenset({*names, "accelerate_config"} - {"help"})
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings of a file as words for the launcher."""
+    words = []
+    for name, value in settings.items():
+        if launch_parser()._option_string_actions[f"--{name}"].nargs != 0:
+            words += [f"--{name}", str(value)]
+        elif value:  # a switch
+            words.append(f"--{name}")
+    return words
 
 
-def as_words(name: str, value: Any) -> list[str]:
-    """A setting of a file as words for the launcher."""
-    if launch_parser()._option_string_actions[f"--{name}"].nargs == 0:  # a switch
-        return [f"--{name}"] if value else []
-    return [f"--{name}", str(value)]
-
-
-def launch_arguments(words: Sequence[str], program: Sequence[str]) -> argparse.Namespace:
-    """What accelerate's parser reads from words, for a program and its words.
-
-    Raises:
-        UsageError: values that it does not take.
-    """
-    arguments = launch_parser().parse_args([*words, "--module", *program])
-    if arguments.training_script != program[0]:  # a word behind a switch
+def launch_arguments(words: Sequence[str], program: Sequence[str] = ()) -> argparse.Namespace:
+    """What accelerate reads from words, for a command of ours and its words."""
+    arguments = launch_parser().parse_args([*words, "--module", "trl_stppo", *program])
+    if arguments.training_script != "trl_stppo":  # a word behind a switch
         raise UsageError(f"`{arguments.training_script}` belongs to no flag.")
     return arguments
-
-
-# ---------------------------------------------------------------------- files by name
 
 
 def shipped() -> dict[str, Path]:
@@ -96,18 +81,63 @@ def shipped() -> dict[str, Path]:
 
 
 def config_file(name: str) -> str:
-    """The file that `--accelerate_config` names.
-
-    Raises:
-        argparse.ArgumentTypeError: there is none.
-    """
+    """The file that `--accelerate_config` names."""
     known = shipped()
-    if Path(name).is_file() or name in known:
-        return name if Path(name).is_file() else str(known[name])
-    raise argparse.ArgumentTypeError(
-        f"`{name}` is no file, and no name of one. {did_you_mean(Path(name).stem, known) or ''} Known are "
-        f"{', '.join(known)}"
-    )
+    if Path(name).is_file():
+        return name
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"`{name}` is no file, and none of {', '.join(known)}.")
+    return str(known[name])
+
+
+# ------------------------------------------------------------- launches that are only planned
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How accelerate would start the run.
+
+    Attributes:
+        engine: "none", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2".
+        processes: number of them.
+        mixed_precision: "no", "bf16", "fp16" or "fp8".
+    """
+
+    engine: str = "none"
+    processes: int = 1
+    mixed_precision: str = "no"
+
+
+def planned_launch(words: Sequence[str]) -> Launch:
+    """The launch that accelerate reads from words; nothing is started."""
+    if not words:
+        return Launch(processes=int(os.environ.get("WORLD_SIZE", 1)))
+    from accelerate.commands.launch import _validate_launch_command
+
+    given = _validate_launch_command(launch_arguments(words))[0]
+    engine, number = "none", given.num_processes or 1
+    if given.use_deepspeed:
+        file = given.deepspeed_config_file
+        own = json.loads(Path(file).read_text()).get("zero_optimization", {}) if file else {}
+        engine = f"ZeRO-{own.get('stage', 2 if given.zero_stage is None else given.zero_stage)}"
+    elif given.use_fsdp:
+        engine = f"FSDP{given.fsdp_version}"
+    elif given.multi_gpu or number > 1:
+        engine = "DDP"
+    return Launch(engine, number, str(given.mixed_precision or "no").lower())
+
+
+@contextmanager
+def launched_as(launch: Launch) -> Iterator[None]:
+    """Let configurations believe that they were launched so, and by no launcher that waits for others."""
+    from transformers import TrainingArguments
+
+    size = property(lambda self: launch.processes)
+    with patch.object(TrainingArguments, "world_size", size), patch.dict(os.environ):
+        for name in HIDDEN:
+            os.environ.pop(name, None)
+        os.environ["ACCELERATE_MIXED_PRECISION"] = launch.mixed_precision
+        yield
 
 
 # -------------------------------------------------------------------------- launching
@@ -129,7 +159,7 @@ def launched(words: Sequence[str], program: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    arguments = launch_arguments(words, [LAUNCHED, *program])
+    arguments = launch_arguments(words, program)
     try:
         with forwarded_signals():
             launch_command(arguments)

@@ -1,23 +1,26 @@
-"""Objects that flags name as `module:name`, reward functions of TRL, and factories of environments."""
+"""Objects that flags name as `module:name`, rewards of TRL, factories of environments, rows in a file."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import importlib
 import inspect
-import json
 import os
 import sys
-import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from ..redaction import redacted
-from ..wording import did_you_mean
-from .sources import source
-from .usage import UsageError
+from .usage import UsageError, parsed_json
+
+# Names by which `trl grpo` knows reward functions -> arguments of those that it makes.
+TRL_REWARDS: dict[str, dict[str, int]] = {
+    "accuracy_reward": {},
+    "reasoning_accuracy_reward": {},
+    "think_format_reward": {},
+    "get_soft_overlong_punishment": {"max_completion_len": 1280, "soft_punish_cache": 256},
+}
 
 
 def load_object(path: str) -> Any:
@@ -31,8 +34,6 @@ def load_object(path: str) -> Any:
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not name:
         raise UsageError(f"`{path}` does not name an object; write it as module:name.")
-    # Python shows it to whoever imports only; here a flag or a file has an old name.
-    warnings.filterwarnings("default", category=DeprecationWarning, message=r"trl_stppo\.")
     here = os.getcwd()
     if not {here, ""} & set(sys.path):
         sys.path.insert(0, here)
@@ -42,26 +43,11 @@ def load_object(path: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and lacks something itself
         raise UsageError(
-            f"`{path}`: there is no module {error.name}, neither in {here} nor installed. Check the name, "
-            f"or start where the module is."
+            f"`{path}`: there is no module {error.name}, neither in {here} nor installed."
         ) from error
     with contextlib.suppress(AttributeError):
         return getattr(loaded, name)
-    public = [other for other in dir(loaded) if not other.startswith("_")]
-    proposal = did_you_mean(name, public) or "Check the name."
-    raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}. {proposal}")
-
-
-# ------------------------------------------------------------------------ reward functions
-
-
-def trl_rewards() -> dict[str, ast.expr]:
-    """Names by which `trl grpo` knows reward functions, and what each stands for in its script.
-
-    The table is a local of that script, so it is read from there.
-    """
-    table = source("trl.scripts.grpo").statements["reward_funcs_registry"].value
-    return {ast.literal_eval(k): v for k, v in zip(table.keys, table.values, strict=True)}
+    raise UsageError(f"`{path}`: the module {module} has no attribute {name!r}.")
 
 
 def load_reward(path: str, key: str) -> Any:
@@ -70,19 +56,15 @@ def load_reward(path: str, key: str) -> Any:
     Raises:
         UsageError: there is none.
     """
-    known = trl_rewards()
-    if path in known:
+    if path in TRL_REWARDS:
         from trl import rewards
 
-        names = {node.id for node in ast.walk(known[path]) if isinstance(node, ast.Name)}
-        code = compile(ast.Expression(known[path]), path, "eval")
-        return eval(code, {name: getattr(rewards, name) for name in names})
+        function, arguments = getattr(rewards, path), TRL_REWARDS[path]
+        return function(**arguments) if arguments else function
     try:
         return load_object(path)
     except UsageError as error:
-        parts = [f"`{key}`: {error}", did_you_mean(path, known)]
-        parts += [f"Allowed are module:name, module.name, and TRL's {', '.join(known)}."]
-        raise UsageError(" ".join(filter(None, parts))) from error
+        raise UsageError(f"`{key}`: {error} TRL's are {', '.join(TRL_REWARDS)}.") from error
 
 
 # ---------------------------------------------------------------------------- environments
@@ -122,29 +104,15 @@ def factory_of(
     if path in (None, "none"):
         return None
     factory = load_object(str(path))
-    bound = {} if arguments is None else parsed_object(arguments, flag, '{"top_k": 3}')
-    defaults = parameters_of(factory)
+    bound = {} if arguments is None else parsed_json(arguments, flag)
+    defaults = _parameters_of(factory)
     cap = bound.get("max_observation_tokens", defaults.get("max_observation_tokens"))
     if count_tokens is not None and cap is not None and "count_tokens" in defaults:
         bound.setdefault("count_tokens", count_tokens)
     return functools.partial(factory, **bound) if bound else factory
 
 
-def parsed_object(text: str, flag: str, example: str) -> dict[str, Any]:
-    """The JSON object that a flag gives; `example` is one that it could be."""
-    try:
-        read = json.loads(text)
-    except json.JSONDecodeError as error:
-        read = error
-    if not isinstance(read, dict):
-        raise UsageError(
-            f"`{flag}={redacted(text)}` is no JSON object ({read}); write it as in '{example}', with "
-            f"double quotes inside."
-        )
-    return read
-
-
-def parameters_of(factory: Any) -> dict[str, Any]:
+def _parameters_of(factory: Any) -> dict[str, Any]:
     """Names and defaults of what can be given by name; none where nobody can tell."""
     try:
         parameters = inspect.signature(factory).parameters.values()
@@ -152,3 +120,16 @@ def parameters_of(factory: Any) -> dict[str, Any]:
         return {}
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {p.name: None if p.default is p.empty else p.default for p in named}
+
+
+def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
+    """Rows to play: of a file of JSON lines, one as JSON, those that the class offers, or None."""
+    if file is not None and (not file.endswith(".jsonl") or not Path(file).is_file()):
+        raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
+    if file is not None:
+        lines = Path(file).read_text().splitlines()
+        return [parsed_json(line, "rows") for line in lines if line.strip()]
+    if row is not None:
+        return [parsed_json(row, "row")]
+    own = offered_by(environment, "datasets") or {}
+    return next((list(rows("train")) for rows in own.values()), None)

@@ -1,33 +1,33 @@
-"""A run that is only planned, and its memory: models without weights, read as a trainer's are."""
+"""A run that is only planned: what its settings come to, and its memory, from models without weights."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+import torch
 from trl import ModelConfig, get_peft_config
 
+from ..hub.loading import load_tokenizer
 from ..models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ..models.memory import FITS, GIB, Setup, estimate
-from ..models.shapes import QWEN25, critic_shape, modules_size, policy_shape, qwen25, read_setup
-from ..trainer._trl import TORCH_TILE_TOKENS
-from ..trainer.watching.memory import settings_of, shared_out
+from ..models.memory_of_runs import settings_of, shared_out
+from ..models.shapes import critic_shape, policy_shape, read_setup
 from .agent_models import critic_adapters, local_config, model_options
+from .agents import parse_flags
 from .arguments import TrainArguments
-from .launches import Launch
+from .flags import peeked
+from .launch import Launch
 
 CARDS = (16, 24, 40, 48, 80, 141)
+SAMPLED_ROWS = 16  # of the data, to find the longest prompt
 
 
 @dataclass
 class Plan:
-    """The run as far as it is known: flags, surroundings, rows; why its memory is not, if it is not.
-
-    `on_cpu` where `use_cpu` is set: without it a run is planned for a card, also on a machine without.
-    """
+    """The run as far as it is known: flags, how it is launched, rows, tokens of the longest prompt."""
 
     args: TrainArguments
     config: Any
@@ -36,67 +36,70 @@ class Plan:
     launch: Launch = field(default_factory=Launch)
     train: Any = None
     prompt: int = 0
-    setup: Setup | str | None = None
-    on_cpu: bool = False
 
 
-def loaded_options(run: Plan) -> dict[str, Any]:
-    """How the policy is loaded."""
-    return model_options(run.model_args, run.config.model_init_kwargs)
+def planned(words: Sequence[str], launch: Launch) -> Plan:
+    """Flags as the run would read them, on a machine that may lack the accelerator."""
+    if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
+        words = [*words, "--use_cpu", "true"]
+    return Plan(*parse_flags(TrainArguments, words), launch)
+
+
+def local_tokenizer(run: Plan) -> Any:
+    """The policy's tokenizer if it is on this machine, else None."""
+    try:
+        name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
+        return load_tokenizer(name, revision, local_files_only=True)
+    except Exception:
+        return None
+
+
+def longest_prompt(run: Plan) -> int:
+    """Tokens of the longest prompt among a few rows; 0 if tokenizer or rows are not here."""
+    try:
+        tokenizer = local_tokenizer(run)
+        rows = run.train.select(range(min(SAMPLED_ROWS, len(run.train))))
+        return max(_prompt_length(row["prompt"], tokenizer) for row in rows)
+    except Exception:
+        return 0
+
+
+def _prompt_length(prompt: Any, tokenizer: Any) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 # ---------------------------------------------------------------------------- memory
 
 
-def known_config(name: str, revision: str | None = None, *, fetch: bool = False) -> Any:
-    """Configuration of a model that is here, that the Hub has, or that is well known; else None."""
-    size = re.fullmatch(r"Qwen/Qwen2\.5-([\d.]+B)(-Instruct)?", name)
-    config = local_config(name, revision, fetch=fetch)
-    if config is None and size is not None and size[1] in QWEN25 and not Path(name).exists():
-        return qwen25(size[1])
-    return config
-
-
-def known_size(name: str, revision: str | None = None) -> int | None:
-    """Bytes of a model in 16 bits; None where its shape is not known here."""
-    config = known_config(name, revision)
-    return None if config is None else modules_size([policy_shape(config, "bfloat16")])
-
-
-def planned_setup(run: Plan, *, fetch: bool = False) -> Setup | str:
-    """The run as the memory model takes it, or why that is not known.
+def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
+    """The run as the memory model takes it.
 
     Args:
         run: as far as it is known.
         fetch: have shapes that are not here from the Hub: a file of a few lines, and no weights.
 
     Raises:
-        ValueError: the adapters do not fit the model.
+        ValueError: it is not known, or the adapters do not fit the model.
     """
     config, model_args = run.config, run.model_args
-    name, value_model = model_args.model_name_or_path or "", config.value_model_name_or_path
-    shapes = {name: known_config(name, model_args.model_revision, fetch=fetch)}
+    name, value_model = str(model_args.model_name_or_path), config.value_model_name_or_path
+    shapes = {name: local_config(name, model_args.model_revision, fetch=fetch)}
     if value_model is not None:
-        shapes[value_model] = known_config(value_model, fetch=fetch)
+        shapes[value_model] = local_config(value_model, fetch=fetch)
     for missing in (name for name, shape in shapes.items() if shape is None):
-        role = "critic " if missing == value_model else ""
-        return f"the shape of {'the ' * bool(role)}{role}{missing} is not known on this machine"
-    dtype = str(loaded_options(run).get("dtype"))
+        raise ValueError(f"The memory is not known: the shape of {missing} is not on this machine.")
+    if model_args.load_in_8bit or (config.use_vllm and config.vllm_mode == "colocate"):
+        raise ValueError("The memory is not known with load_in_8bit, or with vLLM on the same GPU.")
+    dtype = str(model_options(model_args, config.model_init_kwargs).get("dtype"))
     dtype = dtype if dtype in ("bfloat16", "float16") else "float32"
     four_bit, peft_config = model_args.load_in_4bit, get_peft_config(model_args)
     policy = policy_shape(shapes[name], dtype, peft_config, four_bit=four_bit)
-    critic = planned_critic(run, policy, shapes[value_model or name], dtype)
-    if model_args.load_in_8bit:
-        return "weights in 8 bits are not counted"
-    if config.use_vllm and config.vllm_mode == "colocate":
-        return (
-            f"vLLM on the same card reserves a share of it "
-            f"(vllm_gpu_memory_utilization={config.vllm_gpu_memory_utilization:g})"
-        )
+    critic = _planned_critic(run, policy, shapes[value_model or name], dtype)
     own_reference = peft_config is None and (config.kl_coef or config.beta)
     settings = settings_of(config, run.prompt)
-    if run.on_cpu:
-        settings |= {"device": "cpu", "tile_tokens": TORCH_TILE_TOKENS}
     setup = read_setup(policy, critic, policy if own_reference else None, **settings)
     if four_bit and not model_args.use_bnb_nested_quant:
         weights = setup.geometry.four_bit_weights(setup.weight_bytes, double=False)
@@ -104,7 +107,7 @@ def planned_setup(run: Plan, *, fetch: bool = False) -> Setup | str:
     return shared_out(setup, run.launch.engine, run.launch.processes)
 
 
-def planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
+def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
     """The critic that the flags ask for, without weights."""
     config, rank = run.config, run.args.value_model_lora_r
     if not run.trainer_class.has_critic:
@@ -117,21 +120,65 @@ def planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
     return SeparateCritic(critic_shape(shape, dtype))
 
 
-def memory_rows(setup: Setup | str | None, engine: str) -> Iterator[tuple[str, str]]:
-    """What the table of a dry run says of it."""
-    if not isinstance(setup, Setup):
-        yield "each process", f"not known: {setup or 'the models could not be planned'}"
-        return
-    expected = estimate(setup)
-    rough = "" if engine in ("none", "DDP") else ", roughly: the engine's buffers are left out"
-    peak = f"about {expected.peak / GIB:.1f} GiB at the peak ({expected.phase})"
-    yield "each process", f"{peak}{rough}"
-    yield "of that", expected.parts(expected.phase)
-    if setup.device != "cpu":
-        yield "smallest card", smallest_card(expected.peak)
-
-
 def smallest_card(peak: int) -> str:
     """The smallest common card that holds a peak."""
     fitting = (f"{card} GB" for card in CARDS if peak <= FITS * card * GIB)
     return next(fitting, "none of the common ones")
+
+
+# ----------------------------------------------------------------- what the settings come to
+
+
+def how_trained(run: Plan) -> str:
+    """`LoRA of rank 16 on 4-bit weights, bfloat16`."""
+    model_args = run.model_args
+    how = f"LoRA of rank {model_args.lora_r}" if model_args.use_peft else "fully trained"
+    if model_args.load_in_4bit or model_args.load_in_8bit:
+        how += f" on {4 if model_args.load_in_4bit else 8}-bit weights"
+    dtype = model_options(model_args, run.config.model_init_kwargs).get("dtype") or "float32"
+    return f"{how}, {dtype}"
+
+
+def resolved(run: Plan) -> dict[str, str]:
+    """What the settings come to, by name."""
+    args, config, launch = run.args, run.config, run.launch
+    episodes, group = config.generation_batch_size, config.num_generations
+    each = config.num_mini_batches * config.num_iterations
+    steps = config.max_steps
+    if steps <= 0 and hasattr(run.train, "__len__"):
+        batches = max(1, len(run.train) // (episodes // group))
+        steps = math.ceil(config.num_train_epochs * batches) * each
+    critic = "none"
+    if run.trainer_class.has_critic:
+        own = config.value_model_name_or_path or not run.model_args.use_peft
+        critic = f"{'separate' if own else 'shared'}, learning rate {config.critic_learning_rate:g}"
+    prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
+    optim = getattr(config.optim, "value", config.optim)
+    ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
+    return {
+        "variant": f"{config.variant}: {ratio}",
+        "policy": f"{run.model_args.model_name_or_path}, {how_trained(run)}",
+        "learning rate": f"{config.learning_rate:g}, {optim}",
+        "critic": critic,
+        "processes": f"{launch.processes}{'' if launch.engine == 'none' else f', {launch.engine}'}",
+        "environment": f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
+        "reward functions": ", ".join(args.reward_funcs or []) or "none",
+        "rows": f"{args.rows_name}, {len(run.train):,}" if hasattr(run.train, "__len__") else "?",
+        "rollout batch": f"{episodes} episodes ({prompts}), {config.steps_per_generation} "
+        f"micro-batches of {config.per_device_train_batch_size} on each process",
+        "optimizer steps": f"{each} per rollout batch ({config.num_mini_batches} mini-batches of "
+        f"{episodes // config.num_mini_batches}, {config.num_iterations} epochs)",
+        "episode at most": f"{config.max_turns or 'any number of'} turns, "
+        f"{config.max_completion_length} tokens",
+        "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
+        if steps > 0
+        else "not known: neither max_steps nor the number of rows is",
+    }
+
+
+def memory_line(setup: Setup) -> str:
+    """The peak, its phase, and the smallest card that holds it."""
+    expected = estimate(setup)
+    card = smallest_card(expected.peak)
+    peak = f"peak: about {expected.peak / GIB:.1f} GiB, in the {expected.phase}"
+    return f"{peak}; smallest common card: {card}"

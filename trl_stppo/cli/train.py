@@ -1,10 +1,43 @@
 """Train an agent.
 
-With one of the variants of PPO and GRPO, over several turns in an environment. Settings of the model
-(TRL's ModelConfig: --model_name_or_path, --lora_r, ...) and of the trainer (STPPOConfig, which is TRL's
-GRPOConfig and more: --variant, --output_dir, --max_turns, ...) are flags too: --help_all lists them. A flag
-beats the YAML file. Flags of `accelerate launch` (--num_processes, ...) start several processes. --dry_run
-checks and shows all settings without loading weights.
+With one of the variants of PPO and GRPO, over several turns in an environment. These are the settings that
+people set, as flags or keys of the YAML file; a flag beats the file.
+
+  task
+    --environment TEXT            module:factory of an environment; default none: plain prompts
+    --environment_kwargs JSON     arguments of the factory
+    --dataset_name TEXT           a file or folder of rows, or a Hub id; default the environment's own rows
+    --reward_funcs TEXT ...       names that `trl grpo` knows, or module:function
+    --eval_episodes N             held-out rows to evaluate on, before and after (0)
+    --dry_run                     check everything but the weights, show what would run, and stop
+  model
+    --model_name_or_path TEXT     a checkpoint, or a model of the Hub
+    --use_peft --lora_r N         train a LoRA adapter; --load_in_4bit for QLoRA
+  training
+    --output_dir FOLDER           checkpoints, log, recorded episodes, the trained agent
+    --variant NAME                ppo, turn-ppo, s-ppo, st-ppo (the default), grpo, rloo, ...
+    --total_episodes N            episodes to collect in all
+    --per_device_train_batch_size N   episodes per micro-batch and process (8)
+    --gradient_accumulation_steps N   micro-batches per rollout, with num_mini_batches (1)
+    --num_mini_batches N          optimizer steps per epoch over a rollout batch
+    --num_ppo_epochs N            passes over each rollout batch (4)
+    --learning_rate X             of the policy (1e-06)
+    --critic_learning_rate X      default 10 x learning_rate, from 1e-5 to 1e-3
+    --cliprange X                 half-width of the clip interval (0.2)
+    --kl_coef X                   weight of the KL to the reference policy in the reward (0.05)
+    --gamma X, --lam X            discount (1.0), GAE parameter (0.95)
+    --num_generations N           episodes per prompt (1)
+    --max_turns N                 turns per episode
+    --max_turn_tokens N           sampled tokens per turn
+    --max_completion_length N     tokens of a whole episode after the prompt (512)
+    --on_env_error NAME           mask (the default), penalise or drop an episode whose environment failed
+    --stop_when TEXT ...          conditions that end the run, as "reward_std < 0.01 for 5"
+    --use_vllm                    sample with vLLM
+    --eval_steps N, --save_steps N    optimizer steps between evaluations, and checkpoints (500)
+    --seed N                      of weights, rows, sampling and environments (42)
+
+--help_all lists all of TRL's and ours. Flags of `accelerate launch` (--num_processes, ...) start several
+processes; --accelerate_config takes its file, or multi_gpu, multi_node, zero1, zero2, zero3, fsdp2.
 
 Examples:
     trl-stppo train --config run.yaml --dry_run           # check it, and see what it takes
@@ -16,10 +49,6 @@ Examples:
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +57,6 @@ from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from ..redaction import redacted_words
-from ..watch.curves import draw_curves
 from ..watch.lines import say
 from .agent_models import (
     TokenCounter,
@@ -48,8 +75,7 @@ from .agents import (
     parse_flags,
 )
 from .arguments import TrainArguments
-from .early import wants_dry_run
-from .evaluation_tables import figures_of, print_tables
+from .evaluation_tables import figures_of, print_table
 
 
 def make_trainer(
@@ -95,11 +121,7 @@ class FirstEvaluation(TrainerCallback):
 
 
 def train(
-    args: TrainArguments,
-    training_args: Any,
-    model_args: ModelConfig,
-    trainer_class: type,
-    words: Sequence[str] = (),
+    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> int:
     """Train, with the evaluations that the flags ask for around it; the exit code.
 
@@ -108,12 +130,7 @@ def train(
         training_args: of the trainer.
         model_args: of the model.
         trainer_class: of the variant.
-        words: the command line that they are from, to be repeated at the end.
     """
-    if args.dry_run:
-        raise ValueError(
-            "`dry_run=True` was to look only; `run` does that, and nothing is trained."
-        )
     disable_progress_bar()  # of loading; what is trained prints lines
     trainer = make_trainer(args, training_args, model_args, trainer_class)
     output_dir = Path(training_args.output_dir)
@@ -137,58 +154,13 @@ def train(
         if found:
             (output_dir / "evaluation.json").write_text(json.dumps(found))
             parts = {name: figures_of(part, prefix="eval_") for name, part in found.items()}
-            print_tables({"Held-out rows": parts})
-        print(f"model: {output_dir}\ncurves: {drawn_curves(trainer)}")
-        rows = args.eval_episodes and len(trainer.eval_dataset)
-        steps = next_steps(trainer, words, str(model_args.model_name_or_path), rows)
-        print("\n".join(steps))
+            print_table({name: {"held-out rows": figures} for name, figures in parts.items()})
+        print(f"model: {output_dir}")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=args.dataset_name)
     return 0
 
 
-def next_steps(trainer: Any, words: Sequence[str], base: str, rows: int = 0) -> list[str]:
-    """Commands to look at the run with, as they can be typed here, under a heading.
-
-    What is evaluated is what the run itself has seen: so many of the held-out rows, 0 for all, and with as
-    many threads, of which a small model gets slower.
-    """
-    run, program, heading = shlex.quote(_short(Path(trainer.args.output_dir))), "trl-stppo", "next:"
-    if shutil.which(program) is None:
-        python = Path(sys.executable)
-        if all(python.with_name(name).is_file() for name in ("activate", program)):
-            heading = f"next, after `source {shlex.quote(_short(python.with_name('activate')))}`:"
-        else:
-            program = f"{shlex.quote(_short(python))} -m trl_stppo"
-    said = [f"trace {run} --open"] if trainer.args.trace_episodes else []
-    said.append(f"plot {run}")
-    if words and trainer.eval_dataset is not None:  # the task as it was given, flags included
-        models = f"{shlex.quote(base)} {run}"
-        most = f" --max_rows {rows}" if rows else ""
-        said.append(f"evaluate {shlex.join(redacted_words(words))}{most} --models {models}")
-    threads = os.environ.get("OMP_NUM_THREADS")
-    commands = [f"  {program} {command}" for command in said]
-    return [heading, *([f"  export OMP_NUM_THREADS={threads}"] if threads else []), *commands]
-
-
-def _short(path: Path) -> str:
-    """From the current folder where the path leads into it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def drawn_curves(trainer: Any) -> str:
-    """Where the picture of the run is, or why there is none."""
-    path = Path(trainer.args.output_dir) / "curves.png"
-    try:
-        return str(draw_curves({trainer.args.variant: trainer.state.log_history}, path))
-    except (ImportError, ValueError) as error:  # no matplotlib, or nothing was measured
-        return f"none, {error}"
-
-
-def run(words: list[str]) -> int:
-    """Train, or only look; the exit code."""
-    if wants_dry_run(words):
-        from .dry_run import dry_run
-
-        return dry_run(words)
-    return train(*parse_flags(TrainArguments, words), words)
+def run(words: Sequence[str]) -> int:
+    """Train; the exit code."""
+    return train(*parse_flags(TrainArguments, words))

@@ -1,13 +1,18 @@
-"""Wrong words on a command line: one line for each, with what to write instead."""
+"""What all commands share: a parser that raises, the hint at a wrong name, paths, JSON."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Collection, Sequence
+import difflib
+import json
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NoReturn
 
-from ..wording import did_you_mean, proposal
+from ..redaction import redacted
+
+# Endings of files with rows -> the loader that datasets has for them.
+ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 class UsageError(ValueError):
@@ -23,51 +28,43 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
-        raise UsageError(worded(message))
+        raise UsageError(message)
 
 
-def worded(message: str) -> str:
-    """What argparse complains of, with one spelling of the flag, and the nearest of the choices if any."""
-    message = re.sub(r"^argument ([^\s/:]+)\S*: ", r"`\1`: ", message)
-    choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-    nearest = choice and did_you_mean(choice[1], re.split("'?, '?", choice[2].strip("'")))
-    return f"{message}. {nearest or ''}".rstrip()
+def hint(name: str, known: Collection[str]) -> str:
+    """What an unknown flag or key may have been meant to be."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"Did you mean `{close[0]}`?" if close else "--help_all lists all there are."
 
 
-def names_of(parser: argparse.ArgumentParser) -> set[str]:
-    """All flags, without dashes and with underscores."""
-    return {flag_name(option) for option in parser._option_string_actions if option[:2] == "--"}
+def looks_like_path(name: str) -> bool:
+    """Whether a name can only be a path: `./agent`, `runs/agent`, `a/b/c`, `rows.jsonl`."""
+    is_path = name.startswith((".", "/", "~", "runs/")) or Path(name).suffix in ROWS
+    return is_path or name.count("/") > 1
 
 
-def flag_name(word: str) -> str:
-    """`max_turns` of `--max-turns=3`."""
-    return word.lstrip("-").partition("=")[0].replace("-", "_")
-
-
-def refuse(
-    words: Sequence[str], known: Collection[str], keys: Sequence[str] = (), path: str | None = None
-) -> None:
-    """Raise for words and keys that nobody knows, all at once.
+def check_name(flag: str, name: str | None) -> None:
+    """Refuse a path that is not there, before the Hub is asked for it.
 
     Args:
-        words: that a parser has left.
-        known: flags without dashes, some of which may be left to others.
-        keys: of a file, that are no flags.
-        path: of the file.
+        flag: that gives the name.
+        name: of a file, of a folder, or on the Hub.
+
+    Raises:
+        FileNotFoundError: it can only be a path, and nothing is there.
     """
-    said = []
-    otherwise = "Correct the name, or take it out; --help_all lists all flags."
-    for position, word in enumerate(words):
-        if word.startswith("-"):
-            if (name := flag_name(word)) not in known:
-                nearest = proposal(name, known, "--") or otherwise
-                said.append(f"`{word}`: not known here. {nearest}")
-        elif position == 0:  # behind a flag it is the flag's
-            is_file = word.endswith((".yaml", ".yml"))
-            named = f" Name a file of settings by `--config {word}`." if is_file else ""
-            said.append(f"`{word}` belongs to no flag.{named}")
-    for key in keys:
-        nearest = proposal(key, known) or otherwise
-        said.append(f"`{key}` in {path}: not known here. {nearest}")
-    if said:
-        raise UsageError("\n".join(said))
+    if name is not None and looks_like_path(name) and not Path(name).exists():
+        raise FileNotFoundError(f"`{flag}={name}` is no file or folder, seen from {Path.cwd()}.")
+
+
+def parsed_json(text: str, flag: str, kind: type = dict) -> Any:
+    """The JSON that a flag gives: an object, or another kind."""
+    try:
+        read = json.loads(text)
+    except json.JSONDecodeError as error:
+        read = error
+    if not isinstance(read, kind):
+        raise UsageError(
+            f"`{flag}={redacted(text)}` is no JSON {kind.__name__} ({read}). Strings need double quotes."
+        )
+    return read

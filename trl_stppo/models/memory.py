@@ -17,16 +17,13 @@ GIB = 2**30
 FITS = 0.92
 # TRL 1.16 computes log-probabilities in tiles [tokens, vocabulary] (trl/kernels/chunked_logprob.py).
 TILE_TOKENS, TILE_VOCABULARY = 4096, 32768
-# Where a tile is folded in torch rather than Triton: float32 tables of its size that are alive at
-# once, and one of booleans, in the backward and in the forward pass.
-TORCH_TILE_BACKWARD, TORCH_TILE_FORWARD = 7 * 4 + 1, 3 * 4
 # The rollout's cache grows in steps, and one forward pass of it takes so many tokens
 # (generation/slots.py, generation/cached.py).
 CACHE_GROWTH, PREFILL_TOKENS = 1.5, 8192
 # Tables of [rows, vocabulary] while a token is drawn: logits, and three in float32 or two in float64.
 SAMPLER_BYTES = 16
-# What CUDA, cuBLAS and the kernels take of a card before the first tensor; on the CPU the libraries.
-OVERHEAD = {"cuda": round(0.7 * GIB), "cpu": round(0.6 * GIB)}
+# What CUDA, cuBLAS and the kernels take of a card before the first tensor.
+OVERHEAD = round(0.7 * GIB)
 # State per parameter; torch's own optimizers keep it in the parameter's dtype, here float32.
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit"), 8.0),
@@ -110,12 +107,8 @@ class Setup:
             measured, 2 with a loss-side KL or an entropy bonus too.
         slots: episodes in flight in the rollout; 0 where another process or function plays them.
         scoring_rows: episodes per pass of the critic before the update; 0 takes `rows`.
-        device: "cuda" or "cpu".
-        slots_settable: `generation_slots` is allowed in this run.
-        other: bytes that someone else holds, such as reward models.
-        sampler: bytes that a colocated vLLM holds, or that an engine gathers for a rollout, and
-        sampler_sleeps: whether it gives them back outside of the rollout.
-        tile_tokens: tokens of one tile of log-probabilities.
+        other: bytes that someone else holds, such as an engine's buffers.
+        gathered: bytes of weights that an engine gathers for a rollout.
     """
 
     geometry: Geometry
@@ -141,12 +134,8 @@ class Setup:
     bias_buffers: int = 0
     slots: int = 0
     scoring_rows: int = 0
-    device: str = "cuda"
-    slots_settable: bool = True
     other: int = 0
-    sampler: int = 0
-    sampler_sleeps: bool = False
-    tile_tokens: int = TILE_TOKENS
+    gathered: int = 0
 
     @property
     def length(self) -> int:
@@ -227,9 +216,9 @@ def estimate(setup: Setup) -> Estimate:
         "adapters": setup.adapters,
         # Paged states move to the host's memory while others need the card's.
         "optimizer": 0 if setup.optim.startswith("paged") else state,
-        "others": setup.other + (0 if setup.sampler_sleeps else setup.sampler),
+        "others": setup.other,
     }
-    others = setup.other + setup.sampler
+    others = setup.other + setup.gathered
     step = {
         **kept,
         "gradients": _gradients(setup)[0],
@@ -243,7 +232,7 @@ def estimate(setup: Setup) -> Estimate:
             "update": {**kept, **_update(setup)},
             "optimizer step": step,
         },
-        OVERHEAD[setup.device],
+        OVERHEAD,
     )
 
 
@@ -305,14 +294,9 @@ def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int,
 
 def _tile(setup: Setup, *, backward: bool) -> int:
     """Log-probabilities of one micro-batch, tile by tile."""
-    c, triton = setup.compute_bytes, setup.device == "cuda"
-    shape = setup.geometry
-    # Without Triton the prompt's positions are scored too, and thrown away.
-    tokens = setup.rows * (setup.completion if triton else setup.length)
-    columns = TILE_VOCABULARY if triton else min(TILE_VOCABULARY, shape.vocab)
-    each = c if triton else c + (TORCH_TILE_BACKWARD if backward else TORCH_TILE_FORWARD)
-    tile = min(tokens, setup.tile_tokens) * columns * each
-    weights = columns * shape.hidden * c if setup.weight_bytes != c else 0
+    c, shape, tokens = setup.compute_bytes, setup.geometry, setup.rows * setup.completion
+    tile = min(tokens, TILE_TOKENS) * TILE_VOCABULARY * c
+    weights = TILE_VOCABULARY * shape.hidden * c if setup.weight_bytes != c else 0
     hidden = tokens * shape.hidden * (c + (4 if backward else 0))
     head = shape.vocab * shape.hidden * 4 if backward and setup.full else 0
     return tile + weights + hidden + head

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,37 +17,6 @@ from . import adapters
 from .critic import Critic, SeparateCritic
 from .critic_models import critic_from_config
 from .memory import Geometry, Setup
-
-if TYPE_CHECKING:
-    from transformers import Qwen2Config
-
-# Published configurations of Qwen2.5, for machines that do not have them: hidden and intermediate size,
-# layers, heads, heads of keys and values, vocabulary, tied embeddings.
-QWEN25 = {
-    "0.5B": (896, 4864, 24, 14, 2, 151936, True),
-    "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
-    "3B": (2048, 11008, 36, 16, 2, 151936, True),
-    "7B": (3584, 18944, 28, 28, 4, 152064, False),
-    "14B": (5120, 13824, 48, 40, 8, 152064, False),
-    "32B": (5120, 27648, 64, 40, 8, 152064, False),
-}
-
-
-def qwen25(size: str) -> Qwen2Config:
-    """The configuration of one of `QWEN25`."""
-    from transformers import Qwen2Config
-
-    hidden, intermediate, layers, heads, kv_heads, vocab, tied = QWEN25[size]
-    return Qwen2Config(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=vocab,
-        tie_word_embeddings=tied,
-    )
-
 
 # ------------------------------------------------------------------------- building
 

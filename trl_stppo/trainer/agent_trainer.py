@@ -182,7 +182,7 @@ class AgentTrainer(Host):
         run, limits = partial(describe, self, rollout), self._player.eval_engine.limits
         self._checkpoints = Checkpoints(self, self._run_state, run)
         self._publisher = Publisher(self, upstream, self._checkpoints, run, limits)
-        display.install_callbacks(self, rollout, self._turn_reward_funcs.funcs)
+        display.install_callbacks(self, rollout)
         self._run_state.guards = self._guards = Guards(
             self,
             upstream,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
@@ -14,19 +14,17 @@ from ..host import Host, Upstream
 from ..loop.rollout import Rollout
 from ..publishing.describe import describe
 from ..setup.plan import RolloutPlan
-from .memory import MemoryCallback
 from .reporting import shield_integrations
 
 
-def install_callbacks(host: Host, rollout: RolloutPlan, scorers: Sequence[Any]) -> None:
-    """Put lines in place of upstream's display, announce the memory, write down what is logged."""
+def install_callbacks(host: Host, rollout: RolloutPlan) -> None:
+    """Put lines in place of upstream's display, write down what is logged."""
 
     def task() -> dict[str, str]:
         return describe(host, rollout).task
 
     shield_integrations(host.callback_handler.callbacks)
     host.add_callback(MetricsFile(task))
-    host.add_callback(MemoryCallback(host, rollout, scorers))
     _print_lines(host, task)
 
 

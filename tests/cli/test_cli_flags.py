@@ -1,0 +1,159 @@
+"""Flags and files: what is read, and wrong words with exit code 2 and the name that is wrong."""
+
+import os
+
+import pytest
+
+from tests.script_kit import DEMO
+from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo.cli.agents import parse_flags
+from trl_stppo.cli.arguments import TrainArguments
+from trl_stppo.cli.flags import settings_in, wants_dry_run
+from trl_stppo.cli.main import main
+from trl_stppo.cli.usage import UsageError, hint
+
+CPU = ("--use_cpu", "true", "--bf16", "false")
+RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:d")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("trian", "`train`"),
+        ("env chek", "`env check`"),
+        ("frobnicate", "`frobnicate`"),
+        ("train --max_turn 3", "`max_turns`"),
+        ("train --max-turn=3", "`max_turns`"),
+        ("train --learning 1", "`--learning`"),  # no abbreviation
+        ("evaluate --dry_run", "`--dry_run`"),
+        ("train --num_process 2", "`num_processes`"),
+        ("train --optim adamw_troch", "--optim"),
+        ("train --max_turns x", "--max_turns"),
+        ("train run.yaml", "`run.yaml`"),
+        ("train --multi_gpu run.yaml", "`run.yaml`"),
+        ("train --variant so-ppo", "`variant='so-ppo'`"),
+        ("train --config nowhere.yaml", "nowhere.yaml"),
+        ("train --config a --config b", "`--config`"),
+        ("train --scale_rewards batch --use_cpu --bf16 false", "`scale_rewards='batch'`"),
+        ("train --accelerate_config zero4", "`zero4`"),
+        ("env check", "MODULE:CLASS"),
+        ("env check a:b --row {}", "`a:b`"),
+        ("env check trl_stppo.recipes.search:SearchEnv --stict", "`--strict`"),
+        ("env play trl_stppo.recipes.search:SearchEnv --row [1]", "`row=[1]`"),
+        ("estimate --use_cpu --bf16 false", "`--model_name_or_path`"),
+        ("estimate --model x --card big", "`--card big`"),
+    ],
+)
+def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command, *flags = words.split()
+    more = RUN if command in ("train", "evaluate") else ()
+    assert main([command, *flags, *more] if flags[:1] != ["run.yaml"] else [command, *flags]) == 2
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_values_that_the_launcher_does_not_take_end_with_2(capsys, monkeypatch):
+    for words in (["--num_processes", "two"], ["--mixed_precision", "bf61"]):
+        assert main(["train", *RUN, *words]) == 2
+        assert words[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("max_turns: three", "--max_turns"),
+        ("learnin_rate: 1", "`learning_rate`"),
+        ("- max_turns", "no settings"),
+        ("", "no settings"),
+        ("max_turns: [", "no YAML"),
+        ("max_turns: 3\nseed: 1\nmax_turns: 4", "`max_turns` stands in lines 1 and 3"),
+        ("max_turns: 2024-01-01", "`max_turns: 2024-01-01`"),
+        ("max_turns: 1:30", "`max_turns: 1:30`"),
+        ("env:\n  A: 1\n  A: 2", "lines 2 and 3"),
+        ("datasets: [{path: a, path: b}]", "`path`"),
+        ("datasets: [{pth: x}]", "`datasets`"),
+        ("config: x", "`config`"),
+    ],
+)
+def test_wrong_files_are_named(text, named, capsys, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    assert main(["train", f"--config={path}", *CPU]) == 2
+    shown = capsys.readouterr().err
+    assert named in shown
+    assert "Traceback" not in shown
+
+
+def test_quotes_make_a_text_of_a_date(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("run_name: '2024-01-01'\nlearning_rate: 1e-5\nstop_when: ['kl > 1:2']\n")
+    assert settings_in(str(path))["run_name"] == "2024-01-01"
+    words = ["--config", str(path), "--output_dir", str(tmp_path), *CPU]
+    path.write_text("run_name: '2024-01-01'\nlearning_rate: 1e-5\n")
+    config = parse_flags(TrainArguments, words)[1]
+    assert (config.run_name, config.learning_rate) == ("2024-01-01", 1e-5)
+
+
+@pytest.mark.parametrize("config", [["--config", "run.yaml"], ["--config=run.yaml"]])
+def test_a_flag_beats_the_file_and_env_reaches_the_environment(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_FILE", "0")
+    (tmp_path / "run.yaml").write_text("max_turns: 3\nseed: 5\nenv:\n  OF_THE_FILE: 1\n")
+    words = [*config, "--max-turns", "4", "--output_dir", str(tmp_path), *CPU]
+    config = parse_flags(TrainArguments, words)[1]
+    assert (config.max_turns, config.seed) == (4, 5)
+    assert os.environ["OF_THE_FILE"] == "1"
+
+
+def test_one_file_serves_all_commands(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("models: [a]\nnum_processes: 2\ndry_run: true\nlora_r: 4\nmax_turns: 3\n")
+    words = ["--config", str(path), "--output_dir", str(tmp_path), *CPU]
+    assert parse_flags(TrainArguments, words)[0].dry_run
+
+
+def test_a_hint_is_one_name():
+    assert hint("max_turn", ["max_turns", "max_turn_tokens"]) == "Did you mean `max_turns`?"
+    assert "--help_all" in hint("xyzzy", ["max_turns"])
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer", "config"),
+    [
+        ([], STPPOTrainer, STPPOConfig),
+        (["--variant=st-grpo"], STGRPOTrainer, STGRPOConfig),
+        (["--config", "grpo"], STGRPOTrainer, STGRPOConfig),
+        (["--config", "grpo", "--variant", "ppo"], STPPOTrainer, STPPOConfig),
+        (["--config", "free"], STPPOTrainer, STPPOConfig),
+    ],
+)
+def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grpo").write_text("variant: grpo\n")
+    (tmp_path / "free").write_text("variant: null\n")
+    parsed = parse_flags(TrainArguments, [*words, "--output_dir", str(tmp_path), *CPU])
+    assert parsed[3] is trainer
+    assert type(parsed[1]) is config
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--dry_run", True), ("--dry-run", True), ("--dry_run T", True), ("--dry_run=Yes", True),
+        ("", False), ("--dry_run 0", False), ("--config on", True), ("--config off", False),
+        ("--config on --dry_run false", False),
+    ],
+)  # fmt: skip
+def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, monkeypatch):
+    for name, value in (("on", "true"), ("off", "false")):
+        (tmp_path / name).write_text(f"dry_run: {value}\n")
+    monkeypatch.chdir(tmp_path)
+    assert wants_dry_run(words.split()) is wanted
+    assert parse_flags(TrainArguments, [*words.split(), *CPU])[0].dry_run is wanted
+
+
+def test_settings_of_an_own_launcher_are_refused_in_its_processes(monkeypatch):
+    with pytest.raises(UsageError, match="--num_processes"):
+        parse_flags(TrainArguments, ["--config", DEMO, "--num_processes", "2"])

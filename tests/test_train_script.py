@@ -9,7 +9,6 @@ import sys
 import pytest
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl_stppo.cli.usage import check_name
 
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
@@ -17,6 +16,7 @@ from tests.hub.test_secrets import leaks
 from tests.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
 from trl_stppo.cli import agent_models, agents, arguments, objects, train
 from trl_stppo.cli.main import main
+from trl_stppo.cli.usage import check_name
 
 local_hub, undrawn = hub_fixtures.hub, hub_fixtures.undrawn
 FLAGS = """

@@ -64,9 +64,9 @@ def test_yaml_is_a_configuration(block, tmp_path, monkeypatch):
     if "compute_environment" in settings or "distributed_type" in settings:
         return
     from trl import TrlParser
+    from trl_stppo.cli.flag_types import flag_types
 
     from trl_stppo.cli.arguments import TrainArguments
-    from trl_stppo.cli.flag_types import flag_types
 
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run.yaml"

@@ -1,7 +1,7 @@
 r"""Build a search index from a corpus of passages.
 
-    python scripts/build_index.py bm25 corpus.jsonl indexes/wiki
-    python scripts/build_index.py dense corpus.jsonl indexes/wiki-e5 --encoder intfloat/e5-base-v2
+    python scripts/search/build_index.py bm25 corpus.jsonl indexes/wiki
+    python scripts/search/build_index.py dense corpus.jsonl indexes/wiki-e5 --encoder intfloat/e5-base-v2
 
 One JSON object per line: {"id": "0", "contents": "\"Title\"\ntext"}, as Search-R1 has it, or
 {"title": "...", "text": "..."}; .gz is read too. An interrupted build leaves no index.
@@ -39,7 +39,6 @@ def parse_args() -> argparse.Namespace:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("corpus", type=Path, nargs="+", help="JSONL files, in this order")
     common.add_argument("folder", type=Path, help="where the index is to be")
-    common.add_argument("--overwrite", action="store_true", help="replace an index that is there")
     words = kinds.add_parser("bm25", parents=[common], help="by words")
     words.add_argument("--k1", type=float, default=0.9)
     words.add_argument("--b", type=float, default=0.4)
@@ -68,7 +67,6 @@ def build(args: argparse.Namespace) -> int:
             b=args.b,
             stop_words_name=args.stop_words,
             block_tokens=args.block_tokens,
-            overwrite=args.overwrite,
         )
     from trl_stppo.recipes.search.retrievers.dense import DenseSettings, build_dense
 
@@ -81,7 +79,6 @@ def build(args: argparse.Namespace) -> int:
         settings,
         factory=args.factory,
         batch_size=args.batch_size,
-        overwrite=args.overwrite,
     )
 
 

@@ -1,12 +1,12 @@
 """Serve a local retriever over HTTP, in the form of Search-R1's server.
 
-    python scripts/serve_retriever.py --index indexes/wiki --port 8000
-    python scripts/serve_retriever.py --dense indexes/wiki-e5
-    python scripts/serve_retriever.py --corpus corpus.jsonl
-    python scripts/serve_retriever.py --stdlib --port 0
+    python scripts/search/serve_retriever.py --index indexes/wiki --port 8000
+    python scripts/search/serve_retriever.py --dense indexes/wiki-e5
+    python scripts/search/serve_retriever.py --corpus corpus.jsonl
+    python scripts/search/serve_retriever.py --stdlib --port 0
 
 POST /retrieve {"queries": ["..."], "topk": 3, "return_scores": true}; GET /health. Port 0 takes a
-free one; the address is printed. SIGTERM and Ctrl-C end it after the requests in hand.
+free one; the address is printed. Ctrl-C or SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import json
 import signal
 import sys
 import tempfile
-import threading
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,11 +27,6 @@ from trl_stppo.recipes.search.retrievers import build_bm25, open_retriever
 from trl_stppo.recipes.search.retrievers.corpus import read_corpus
 
 MAX_BODY, MAX_TOPK, DEFAULT_TOPK = 16 * 2**20, 1000, 3
-GRACE_SECONDS = 10.0
-
-
-class BadRequest(Exception):
-    """What is wrong with a request, for its sender."""
 
 
 class RetrievalServer(ThreadingHTTPServer):
@@ -50,16 +43,6 @@ class RetrievalServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], retriever: Any) -> None:
         super().__init__(address, Handler)
         self.retriever = retriever
-        self.busy, self.idle = 0, threading.Condition()
-        self.ending = False
-
-    def end(self) -> None:
-        """Accept nothing new, and wait for the requests in hand."""
-        self.ending = True
-        self.shutdown()
-        with self.idle:
-            self.idle.wait_for(lambda: self.busy == 0, GRACE_SECONDS)
-        self.server_close()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -70,48 +53,35 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 300  # of an idle connection
     disable_nagle_algorithm = True
 
-    def do_POST(self) -> None:
-        """Search."""
-        self._counted(self._search)
-
-    def do_GET(self) -> None:
-        """Say how things are."""
-        self._counted(self._health)
-
     def log_message(self, format: str, *args: Any) -> None:
         """Stay silent: training asks thousands of times a minute."""
 
-    def _counted(self, work: Callable[[], None]) -> None:
-        with self.server.idle:
-            self.server.busy += 1
-        try:
-            work()
-        finally:
-            with self.server.idle:
-                self.server.busy -= 1
-                self.server.idle.notify_all()
+    def handle(self) -> None:
+        """Serve the connection; a client that has gone is no news."""
+        with suppress(ConnectionError):
+            super().handle()
 
-    def _health(self) -> None:
-        if self.path.rstrip("/") in ("", "/health"):
-            count = (
-                len(self.server.retriever) if hasattr(self.server.retriever, "__len__") else None
-            )
-            self._reply(200, {"status": "ok", "passages": count})
-        else:
-            self._reply(404, {"error": f"there is no {self.path}; GET /health, POST /retrieve"})
+    def do_GET(self) -> None:
+        """Say that the index is open."""
+        known = self.path.rstrip("/") in ("", "/health")
+        self._reply(200 if known else 404, {"status": "ok"} if known else {"error": self.path})
 
-    def _search(self) -> None:
-        # Of a body that was not read, the rest would be taken for the next request.
-        self.close_connection, kept = True, not self.close_connection
+    def do_POST(self) -> None:
+        """Search."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > MAX_BODY:
+            # The rest of a body that is not read would be taken for the next request.
+            self.close_connection = True
+            self._reply(400, {"error": f"Content-Length is {length!r}; allowed: up to {MAX_BODY}"})
+            return
+        body = self.rfile.read(int(length))
         if self.path.rstrip("/") != "/retrieve":
             self._reply(404, {"error": f"there is no {self.path}; POST /retrieve"})
             return
         try:
-            body = self._body()
-            self.close_connection = not kept
             queries, top_k, scores = checked(body)
-        except BadRequest as error:
-            self._reply(400, {"error": str(error)})
+        except (ValueError, TypeError, RecursionError) as error:
+            self._reply(400, {"error": f"{type(error).__name__}: {error}"})
             return
         try:
             answer = [self._documents(query, top_k, scores) for query in queries]
@@ -121,12 +91,6 @@ class Handler(BaseHTTPRequestHandler):
             return
         self._reply(200, {"result": answer})
 
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            raise BadRequest(f"Content-Length is {length!r}; needed is a number up to {MAX_BODY}")
-        return self.rfile.read(int(length))
-
     def _documents(self, query: str, top_k: int, scores: bool) -> list[Any]:
         ranked = self.server.retriever.ranked(query, top_k) if query.strip() else []
         if scores:
@@ -135,7 +99,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def _reply(self, status: int, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()
-        self.close_connection = self.close_connection or self.server.ending
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -144,36 +107,20 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def handle(self) -> None:
-        """Serve the connection; a client that has gone is no news."""
-        try:
-            super().handle()
-        except ConnectionError:
-            self.close_connection = True
-
 
 def checked(body: bytes) -> tuple[list[str], int, bool]:
     """Queries, topk and return_scores of a request.
 
     Raises:
-        BadRequest: one of them is not what it should be.
+        ValueError, TypeError, RecursionError: one of them is not what it should be.
     """
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
-    if not isinstance(request, dict):
-        raise BadRequest('the body is no JSON object; send {"queries": ["..."], "topk": 3}')
-    queries, top_k = request.get("queries"), request.get("topk")
+    request = dict(json.loads(body))
+    queries, top_k = request.get("queries"), request.get("topk") or DEFAULT_TOPK
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise BadRequest("queries has to be a list of strings")
-    top_k = DEFAULT_TOPK if top_k is None else top_k
-    if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= MAX_TOPK:
-        raise BadRequest(f"topk is {top_k!r}; allowed are 1 to {MAX_TOPK}")
-    scores = request.get("return_scores", False)
-    if not isinstance(scores, bool):
-        raise BadRequest(f"return_scores is {scores!r}; allowed are true and false")
-    return queries, top_k, scores
+        raise ValueError("queries has to be a list of strings")
+    if type(top_k) is not int or not 1 <= top_k <= MAX_TOPK:
+        raise ValueError(f"topk is {top_k!r}; allowed are 1 to {MAX_TOPK}")
+    return queries, top_k, bool(request.get("return_scores"))
 
 
 def document(passage: Passage) -> dict[str, str]:
@@ -197,14 +144,6 @@ def retriever_of(args: argparse.Namespace, scratch: ExitStack) -> Any:
     return open_retriever(f"bm25:{args.index}" if args.index else f"dense:{args.dense}")
 
 
-def port(text: str) -> int:
-    """A port, for argparse."""
-    number = int(text)
-    if not 0 <= number <= 65_535:
-        raise argparse.ArgumentTypeError(f"{number} is no port; allowed are 0 to 65535")
-    return number
-
-
 def parse_args() -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(
@@ -218,7 +157,7 @@ def parse_args() -> argparse.Namespace:
     )
     source.add_argument("--stdlib", action="store_true", help="Python's own documentation")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for every interface")
-    parser.add_argument("--port", type=port, default=8000, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     return parser.parse_args()
 
 
@@ -227,21 +166,15 @@ def main() -> None:
     args = parse_args()
     with ExitStack() as scratch:
         try:
-            retriever = retriever_of(args, scratch)
-            server = RetrievalServer((args.host, args.port), retriever)
-        except (OSError, ValueError, ImportError) as error:
+            server = RetrievalServer((args.host, args.port), retriever_of(args, scratch))
+        except (OSError, OverflowError, ValueError, ImportError) as error:
             sys.exit(f"serve_retriever: {error}")
-        serve(server)
-
-
-def serve(server: RetrievalServer) -> None:
-    """Until SIGTERM or Ctrl-C."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # In a thread: `shutdown` waits for the loop that this handler interrupts.
-        signal.signal(number, lambda *_: threading.Thread(target=server.end).start())
-    host, port = server.server_address[:2]
-    print(f"listening on http://{host!s}:{port}/retrieve", flush=True)
-    server.serve_forever(poll_interval=0.1)
+        # As Ctrl-C, so that what a corpus takes on disk is removed.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        host, port = server.server_address[:2]
+        print(f"listening on http://{host!s}:{port}/retrieve", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.1)
 
 
 if __name__ == "__main__":

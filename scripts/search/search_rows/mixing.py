@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .hygiene import Counts, asked, clean
+from .hygiene import asked, clean
 from .loading import read_questions
 from .prompts import as_row
 from .readers import Question
-from .sources import FLASHRAG, find_source
-
-SPLITS = ("train", "eval")
+from .sources import find_source
 
 
 @dataclass
@@ -22,7 +20,7 @@ class Prepared:
 
     Attributes:
         rows: of `"train"` and of `"eval"`.
-        report: settings and, per split and data set, where it is from and its `Counts`.
+        report: settings and, per split and data set, where it is from, rows read and rows kept.
     """
 
     rows: dict[str, list[dict[str, Any]]]
@@ -33,7 +31,6 @@ def prepare(
     train: Sequence[str] = (),
     evaluation: Sequence[str] = (),
     *,
-    source: str = FLASHRAG,
     local: str | None = None,
     revisions: Mapping[str, str] | None = None,
     max_train_rows: int | None = None,
@@ -49,7 +46,6 @@ def prepare(
     Args:
         train: names of data sets to train on.
         evaluation: names of data sets to evaluate on; a data set may be in both, with other rows.
-        source: `"flashrag"` or `"original"`.
         local: a folder with copies of the repositories, in place of the Hub.
         revisions: repository -> branch, tag or commit.
         max_train_rows: rows of each data set to train on at most, drawn with `seed`.
@@ -69,14 +65,13 @@ def prepare(
             raise ValueError(f"{name} is {limit}; it must be at least 1, or left out for all rows.")
     for split, names in (("train", train), ("eval", evaluation)):
         for name in names:
-            find_source(name, source).files(split)  # a mistake shows before anything is downloaded
+            find_source(name).files(split)  # a mistake shows before anything is downloaded
 
-    mixer = _Mixer(source, local, revisions or {}, seed, context)
+    mixer = _Mixer(local, revisions or {}, seed, context)
     held_out = mixer.load("eval", evaluation, set(), max_eval_rows)
     rows = mixer.load("train", train, mixer.asked_in_evaluation, max_train_rows)
     random.Random(seed).shuffle(rows)
     settings = {
-        "source": source,
         "local": local,
         "seed": seed,
         "max_train_rows": max_train_rows,
@@ -89,7 +84,6 @@ def prepare(
 
 @dataclass
 class _Mixer:
-    source: str
     local: str | None
     revisions: Mapping[str, str]
     seed: int
@@ -105,39 +99,27 @@ class _Mixer:
         seen: set[str] = set()
         self.report[split] = {}
         for name in dict.fromkeys(names):
-            where = find_source(name, self.source)
+            where = find_source(name)
             revision = None if self.local else self.revisions.get(where.hub)
             questions = read_questions(where, split, local=self.local, revision=revision)
-            counts = Counts()
             # Each evaluation set stays whole, so that its figure can be compared with others'.
-            kept = clean(questions, seen if split == "train" else set(), counts, forbidden)
+            read, kept = clean(questions, seen if split == "train" else set(), forbidden)
             if split == "eval":
                 self.asked_in_evaluation |= set(map(asked, kept))
-            kept = self._limited(kept, name, split, limit, counts)
+            kept = self._limited(kept, name, split, limit)
             rows += [as_row(q, name, i, context=self.context) for i, q in enumerate(kept)]
             self.report[split][name] = {
                 "from": where.location(split, self.local, revision),
-                **counts.as_dict(),
+                "read": read,
+                "kept": len(kept),
             }
         return rows
 
     def _limited(
-        self, kept: list[Question], name: str, split: str, limit: int | None, counts: Counts
+        self, kept: list[Question], name: str, split: str, limit: int | None
     ) -> list[Question]:
         if limit is None or len(kept) <= limit:
             return kept
         # By name, so that what a data set gives does not depend on what else is loaded.
         chosen = random.Random(f"{self.seed}/{split}/{name}").sample(range(len(kept)), limit)
-        counts.over_limit, counts.kept = len(kept) - limit, limit
         return [kept[i] for i in sorted(chosen)]
-
-
-def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """The counts as a table."""
-    names = list(Counts().as_dict())
-    lines = ["  ".join(["split", f"{'data set':16}", *names])]
-    for split in SPLITS:
-        for name, counts in report.get(split, {}).items():
-            figures = [f"{counts[field]:>{len(field)}}" for field in names]
-            lines.append("  ".join([f"{split:5}", f"{name:16}", *figures]))
-    return lines

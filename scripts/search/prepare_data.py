@@ -1,6 +1,6 @@
 """Turn question-answering data sets into rows for `train_stppo.py --dataset_name` (docs/recipes.md).
 
-python scripts/prepare_data.py --train nq hotpotqa \
+python scripts/search/prepare_data.py --train nq hotpotqa \
     --eval nq triviaqa popqa hotpotqa 2wikimultihopqa musique bamboogle --output data/search
 """
 
@@ -9,15 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trl_stppo.recipes.search.data import (
-    DATASETS,
-    FLASHRAG,
-    ORIGINAL,
-    check_output,
-    prepare,
-    report_lines,
-    save,
-)
+from search_rows import DATASETS, check_output, prepare, save
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,9 +18,7 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     flags.add_argument("--train", nargs="+", default=[], metavar="NAME", help=f"of {known}")
     flags.add_argument("--eval", nargs="+", default=[], metavar="NAME", help="likewise")
-    flags.add_argument("--output", required=True, help="folder to write")
-    flags.add_argument("--overwrite", action="store_true", help="replace an earlier result there")
-    flags.add_argument("--source", choices=[FLASHRAG, ORIGINAL], default=FLASHRAG)
+    flags.add_argument("--output", required=True, help="a new folder")
     flags.add_argument(
         "--local", metavar="DIR", help="copies of the repositories: DIR/owner/name/.."
     )
@@ -62,11 +52,10 @@ def revisions(pairs: list[str]) -> dict[str, str]:
 def main() -> None:
     args = parser().parse_args()
     try:
-        check_output(args.output, overwrite=args.overwrite)  # not after an hour of loading
+        check_output(args.output)  # not after an hour of loading
         prepared = prepare(
             args.train,
             args.eval,
-            source=args.source,
             local=args.local,
             revisions=revisions(args.revision),
             max_train_rows=args.max_train_rows,
@@ -74,8 +63,10 @@ def main() -> None:
             seed=args.seed,
             context=not args.without_context,
         )
-        print(*report_lines(prepared.report), sep="\n")
-        folder = save(prepared, args.output, overwrite=args.overwrite)
+        for split in ("train", "eval"):
+            for name, counts in prepared.report[split].items():
+                print(f"{split} {name}: {counts['kept']:,} of {counts['read']:,} rows")
+        folder = save(prepared, args.output)
     except (
         ValueError,
         OSError,

@@ -7,7 +7,6 @@ checks them before the first row.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from string import ascii_uppercase
@@ -78,27 +77,6 @@ def _plain(question: str, *answers: str) -> Layout:
     return Layout((question, *answers), read)
 
 
-def _triviaqa(row: Row) -> Question:
-    answer = row["answer"] if isinstance(row["answer"], Mapping) else {}
-    found = clean_answers([answer.get("value"), *(answer.get("aliases") or [])])
-    # The hidden answers of its test split.
-    found = tuple(text for text in found if text != "<unk>")
-    return Question(_text(row["question"]), found, id=_id(row))
-
-
-def _popqa(row: Row) -> Question:
-    try:
-        answers = json.loads(row["possible_answers"])
-    except (TypeError, ValueError):
-        answers = None
-    return Question(_text(row["question"]), clean_answers(answers), id=_id(row))
-
-
-def _musique(row: Row) -> Question:
-    answers = [row["answer"], *(row["answer_aliases"] or [])] if row["answerable"] else ()
-    return Question(_text(row["question"]), clean_answers(answers), id=_id(row))
-
-
 def _chosen(row: Row, choices: Iterable[Any], gold: int | None, context: str = "") -> Question:
     """With choices; unusable if one of them is empty, or the gold one is none of them."""
     texts = tuple(_text(choice) for choice in choices)
@@ -128,11 +106,6 @@ def _pubmedqa(row: Row) -> Question:
 
 
 FLASHRAG = _plain("question", "golden_answers")
-QUESTION_ANSWER = _plain("question", "answer")
-BAMBOOGLE = _plain("Question", "Answer")
-TRIVIAQA = Layout(("question", "answer"), _triviaqa)
-POPQA = Layout(("question", "possible_answers"), _popqa)
-MUSIQUE = Layout(("question", "answer", "answer_aliases", "answerable"), _musique)
 MEDQA = Layout(("question", "options", "answer_idx"), _medqa)
 MEDMCQA = Layout(("question", "opa", "opb", "opc", "opd", "cop"), _medmcqa)
 PUBMEDQA = Layout(("question", "context", "final_decision"), _pubmedqa)

@@ -12,9 +12,8 @@ from urllib.parse import quote
 from . import readers
 from .readers import Layout
 
-FLASHRAG, ORIGINAL = "flashrag", "original"
 FLASHRAG_HUB = "RUC-NLPIR/FlashRAG_datasets"
-_FORMATS = {"jsonl": "json", "json": "json", "parquet": "parquet", "tsv": "csv"}
+_FORMATS = {"jsonl": "json", "parquet": "parquet"}
 
 
 @dataclass(frozen=True)
@@ -98,40 +97,6 @@ _FLASHRAG_SOURCES = [
     _flashrag("musique", "train", "dev"),
     _flashrag("bamboogle", None, "test"),
 ]
-_ORIGINAL_SOURCES = [
-    _parquet(
-        "nq",
-        "google-research-datasets/nq_open",
-        *("nq_open/train", "nq_open/validation"),
-        readers.QUESTION_ANSWER,
-    ),
-    _parquet(
-        "triviaqa",
-        "mandarjoshi/trivia_qa",
-        *("unfiltered.nocontext/train", "unfiltered.nocontext/validation"),
-        readers.TRIVIAQA,
-    ),
-    Source("popqa", "akariasai/PopQA", None, "test.tsv", readers.POPQA),
-    _parquet(
-        "hotpotqa",
-        "hotpotqa/hotpot_qa",
-        *("distractor/train", "distractor/validation"),
-        readers.QUESTION_ANSWER,
-    ),
-    Source(
-        "2wikimultihopqa",
-        "xanhho/2WikiMultihopQA",
-        *("train.parquet", "dev.parquet"),
-        readers.QUESTION_ANSWER,
-    ),
-    Source(
-        "musique",
-        "dgslibisey/MuSiQue",
-        *("musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl"),
-        readers.MUSIQUE,
-    ),
-    _parquet("bamboogle", "chiayewken/bamboogle", None, "data/test", readers.BAMBOOGLE),
-]
 _CHOICE_SOURCES = [
     Source(
         "medqa",
@@ -150,28 +115,16 @@ _CHOICE_SOURCES = [
         readers.PUBMEDQA,
     ),
 ]
-SOURCES: dict[str, dict[str, Source]] = {
-    FLASHRAG: {s.name: s for s in [*_FLASHRAG_SOURCES, *_CHOICE_SOURCES]},
-    ORIGINAL: {s.name: s for s in [*_ORIGINAL_SOURCES, *_CHOICE_SOURCES]},
-}
-DATASETS = tuple(SOURCES[FLASHRAG])
+SOURCES = {s.name: s for s in [*_FLASHRAG_SOURCES, *_CHOICE_SOURCES]}
+DATASETS = tuple(SOURCES)
 
 
-def find_source(name: str, source: str = FLASHRAG) -> Source:
-    """The data set of that name.
-
-    Args:
-        name: one of `DATASETS`.
-        source: `"flashrag"`, or `"original"` for the repositories of the authors and their copies;
-            the medical sets are the same in both.
+def find_source(name: str) -> Source:
+    """The data set of that name, one of `DATASETS`.
 
     Raises:
-        ValueError: there is no such data set or source.
+        ValueError: there is no such data set.
     """
-    if source not in SOURCES:
-        raise ValueError(f"source is {source!r}; allowed are {', '.join(SOURCES)}. Choose one.")
-    if name not in SOURCES[source]:
-        raise ValueError(
-            f"There is no data set {name!r}; known are {', '.join(DATASETS)}. Correct the name."
-        )
-    return SOURCES[source][name]
+    if name not in SOURCES:
+        raise ValueError(f"There is no data set {name!r}; known are {', '.join(DATASETS)}.")
+    return SOURCES[name]

@@ -53,11 +53,8 @@ def _load(source: Source, split: str, local: str | None, revision: str | None) -
                 f"repositories, here {source.hub} as {local}/{source.hub}; download it there, or "
                 f"leave out `local` to load from the Hub."
             )
-    separator = {"sep": "\t"} if source.format(split) == "csv" else {}
     try:
-        return load_dataset(
-            source.format(split), data_files={"train": location}, split="train", **separator
-        )
+        return load_dataset(source.format(split), data_files={"train": location}, split="train")
     except Exception as error:
         if local is not None:
             raise ValueError(

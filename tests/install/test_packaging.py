@@ -19,7 +19,7 @@ PACKAGE = ROOT / "trl_stppo"
 CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 # Extras whose packages the tests do without, and which are therefore not pinned.
-UNPINNED = {"deepspeed", "gem", "gymnasium", "openenv", "textarena", "textworld", "vllm"}
+UNPINNED = {"deepspeed", "gem", "gymnasium", "openenv", "textworld", "vllm"}
 
 
 def requirements(block: str) -> list[Requirement]:

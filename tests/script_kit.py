@@ -13,7 +13,10 @@ from datasets import Dataset
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
-FOLDERS = (SCRIPTS, SCRIPTS / "search", ROOT / "benchmarks")
+FOLDERS = (
+    *(SCRIPTS, SCRIPTS / "search", SCRIPTS / "makers"),
+    *(ROOT / "benchmarks", ROOT / "benchmarks" / "studies"),
+)
 DEMO = str(SCRIPTS / "configs" / "demo.yaml")
 LAUNCHES = ROOT / "trl_stppo" / "cli" / "accelerate_configs"
 AGENT = str(SCRIPTS / "assets" / "search-agent")

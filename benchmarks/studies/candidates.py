@@ -4,8 +4,8 @@ Two agents play the demo's held-out questions: the one that it begins with and t
 Who chooses is the critic of the latter's run, or a judge: a process reward model, here the first agent's
 own model, taught which turns of 2,000 of its episodes, on questions for training, led to success.
 
-    make demo && python benchmarks/candidates.py --agent runs/demo    # ten minutes on one core
-    python benchmarks/candidates.py --quick                           # a short training, 24 questions
+    make demo && python benchmarks/studies/candidates.py --agent runs/demo    # ten minutes on one core
+    python benchmarks/studies/candidates.py --quick                           # a short training, 24 questions
 
 The last line is JSON.
 """
@@ -24,6 +24,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.append(str(Path(__file__).parents[1]))  # for _outcome
 
 import torch
 from _outcome import finish
@@ -34,7 +35,7 @@ from trl_stppo.recipes.search import StdlibSearchEnv
 from trl_stppo.statistics import wilson_interval
 from trl_stppo.trainer.verifiers import published_critic
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FIRST = ROOT / "scripts" / "assets" / "search-agent"
 NUMBERS = (1, 2, 4, 8)
 # In few tokens, since the model has seen no others; the field of the answers is not used.

@@ -25,7 +25,7 @@ from search_evaluation import evaluate
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
 from trl_stppo.recipes.search.stdlib_docs import entries, is_held_out, questions
 
-DEFAULT_OUTPUT = Path(__file__).parent / "assets" / "search-agent"
+DEFAULT_OUTPUT = Path(__file__).parents[1] / "assets" / "search-agent"
 MARKERS = ("<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>")
 BATCH_SIZE = 32
 BUCKET = 16  # batches that are sorted by length together

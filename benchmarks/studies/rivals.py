@@ -1,7 +1,7 @@
 """What stabilises best under off-policy pressure: every correction that we know of, on the same runs.
 
-    python benchmarks/rivals.py --stages first --tasks corridor    # goes on where it was
-    python benchmarks/rivals.py --quick                            # under a minute, to see that it runs
+    python benchmarks/studies/rivals.py --stages first --tasks corridor   # goes on where it was
+    python benchmarks/studies/rivals.py --quick   # under a minute, to see that it runs
 
 The rules, written before the runs that they judge, are in `rivals.md`; the rivals are prototypes
 (`_rivals_trainer.py`) over the trainer's hooks. Each finished run is a line of `rivals.jsonl.gz`; one
@@ -16,6 +16,7 @@ import csv
 import gzip
 import os
 import shutil
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.append(str(Path(__file__).parents[1]))  # for _outcome
 
 from _outcome import finish
 from _rivals_credit import CreditTrainer, credit, credit_table
@@ -44,11 +46,11 @@ from _rivals_test import groups, sweep, swept, test, tuning, verdict
 from _rivals_trainer import FIGURES as OWN_FIGURES
 from _rivals_trainer import RivalTrainer, settings_of
 from _stability_grid import FIGURES
+from _stability_pool import run_all
 from _stability_run import run
 from _stability_tasks import load_task
 from rich.console import Console
 from rich.table import Table as Grid
-from stability import run_all
 
 # What waits for the first stage's verdict.
 LATER = {stage.__name__: stage for stage in (tuning, test, sweep, groups, credit)}

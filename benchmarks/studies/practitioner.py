@@ -1,9 +1,9 @@
 """What "A Practitioner's Guide to Multi-turn Agentic RL" asks, on games for a small agent.
 
     pip install 'textworld>=1.7'
-    python benchmarks/practitioner.py                    # goes on where it was
-    python benchmarks/practitioner.py --budget_hours 0   # games, rows and agent alone
-    python benchmarks/practitioner.py --quick            # under a minute, to see that it runs
+    python benchmarks/studies/practitioner.py                    # goes on where it was
+    python benchmarks/studies/practitioner.py --budget_hours 0   # games, rows and agent alone
+    python benchmarks/studies/practitioner.py --quick            # under a minute, to see that it runs
 
 The guide is arXiv:2510.01132. Its rules here, written before the first run:
 
@@ -52,6 +52,7 @@ import itertools
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -62,6 +63,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.append(str(Path(__file__).parents[1]))  # for _outcome
 
 import _textworld_task as games
 from _outcome import finish

@@ -23,7 +23,7 @@ from _stability_report import judge
 from _stability_stages import levels as levels_of
 from _stability_stages import pilot as pilot_cells
 
-RECORDED = Path(__file__).parents[1] / "docs/figures/stability.csv.gz"  # of the stability study
+RECORDED = Path(__file__).parents[2] / "docs/figures/stability.csv.gz"  # of the stability study
 FIRST_TASKS = ("corridor", "demo")  # those of the first stage, whose score counts
 TASKS = (*FIRST_TASKS, "textworld")
 LEVELS = ("threshold", "extreme")

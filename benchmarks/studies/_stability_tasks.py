@@ -8,6 +8,7 @@ enough to fail, and nothing says so before the end.
 from __future__ import annotations
 
 import random
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "pink", "gold")
 DOORS = ("left", "middle", "right")
 ROOMS = 7
-CORRIDOR_AGENT = "corridor-agent"
+CORRIDOR_AGENT, SEARCH_AGENT = "corridor-agent", "search-agent"
 # Of the demonstrations' doors so many are wrong: 0.8 ** 7 is a success of 0.21.
 MISTAKES = 0.2
 # Rows of different kinds start at different seeds, so that they share no rooms.
@@ -115,6 +116,14 @@ def build_corridor_agent(folder: Path, steps: int = 1000) -> None:
     warm_start(folder, model, tokenizer, rows)
 
 
+def build_search_agent(folder: Path, steps: int = 0) -> None:
+    """Put the recorded weights beside the demo's tokenizer, unless they are there."""
+    scripts = HERE.parents[1] / "scripts"
+    if not (folder / SEARCH_AGENT).is_dir():
+        for source in (scripts / "assets/search-agent", HERE / "assets/search-agent"):
+            shutil.copytree(source, folder / SEARCH_AGENT, dirs_exist_ok=True)
+
+
 def build_agent(task: str, folder: Path, steps: int | None = None) -> None:
     """Train the agent of a task, unless it is there or comes with the repository.
 
@@ -126,10 +135,9 @@ def build_agent(task: str, folder: Path, steps: int | None = None) -> None:
     if task.split("-")[0] in KINDS:
         build_solved_agent(task, folder)
         return
-    builders = {"corridor": build_corridor_agent, "demo": None}
+    builders = {"corridor": build_corridor_agent, "demo": build_search_agent}
     builder = builders.get(task, build_textworld_agent)
-    if builder is not None:
-        builder(folder, **({} if steps is None else {"steps": steps}))
+    builder(folder, **({} if steps is None else {"steps": steps}))
 
 
 def load_task(name: str, folder: Path) -> Task:
@@ -174,7 +182,7 @@ def demo_task(folder: Path) -> Task:
         "per_device_eval_batch_size": 100,
     }
     return Task(
-        HERE / "assets/search-agent",
+        folder / SEARCH_AGENT,
         stdlib_search_dataset("train"),
         stdlib_search_dataset("test").shuffle(seed=0).select(range(200)),
         partial(StdlibSearchEnv, invalid_reward=-0.1),

@@ -8,8 +8,6 @@ import statistics
 from typing import Any
 
 from _stability_grid import CELL_FIELDS, COLLAPSE, FIGURES, SUCCESS, Table, key_of
-from rich.console import Console
-from rich.table import Table as Grid
 
 BOOTSTRAP, LEVEL = 1_000, 0.9
 WINDOW = 3  # rollouts, of the success at its best
@@ -80,56 +78,3 @@ def summaries(table: Table) -> list[dict[str, Any]]:
             entry[name] = statistics.fmean(values) if values else None
         found.append(entry)
     return found
-
-
-def estimate_agreement(table: Table) -> dict[str, float]:
-    """Correlation of the exact and the estimated share of the kept part, over updates of the test."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for row in table.rows:
-        kept, bias = number(row, "clip_bias/grad_norm"), number(row, "clip_bias/norm")
-        estimated = number(row, "clip_bias/estimated_share")
-        if row["stage"] != "test" or row["estimator"] != "exact" or not kept or not bias:
-            continue
-        if estimated is not None:
-            pairs.setdefault(row["method"], []).append((kept / (kept + bias), estimated))
-    return {
-        method: statistics.correlation(*zip(*points, strict=True))
-        for method, points in pairs.items()
-        if len(set(points)) > 2
-    }
-
-
-def print_tables(found: list[dict[str, Any]]) -> None:
-    """One table per stage and task."""
-    console = Console(width=150)
-    columns = {
-        "clip": "policy/clip_fraction",
-        "KL": "policy/approx_kl",
-        "|g|": "clip_bias/grad_norm",
-        "|C|": "clip_bias/norm",
-        "cos": "clip_bias/cosine",
-        "scale": "clip_bias/scale",
-    }
-    for (stage, task), entries in itertools.groupby(found, lambda e: (e["stage"], e["task"])):
-        grid = Grid(title=f"{stage}, {task}")
-        for name in ("pressure", "rate", "method", "correction", "collapsed", "final", "90 %"):
-            grid.add_column(name)
-        for name in ("area", *columns):
-            grid.add_column(name, justify="right")
-        order = sorted(entries, key=lambda e: (e["pressure"], float(e["learning_rate"])))
-        for e in order:
-            rule = "" if e["mode"] == "none" else f"{e['mode']} {e['power']} on {e['target']}"
-            extra = [part for part in (e["estimator"], e["optimizer"]) if part in ("logits", "sgd")]
-            extra += [f"clip {e['cliprange']}"] if float(e["cliprange"]) != 0.2 else []
-            grid.add_row(
-                e["pressure"],
-                f"{float(e['learning_rate']):.2g}",
-                e["method"],
-                " ".join([rule, *extra]),
-                f"{e['collapsed']} / {e['runs']}",
-                f"{e['final']:.2f}",
-                f"{e['final_low']:.2f} - {e['final_high']:.2f}",
-                f"{e['area']:.2f}",
-                *("" if e[name] is None else f"{e[name]:.3g}" for name in columns.values()),
-            )
-        console.print(grid)

@@ -1,7 +1,7 @@
 """Which trainer keeps a task that it has solved: candidates for a default that does not fall.
 
-    python benchmarks/solved.py --stages candidates      # goes on where it was
-    python benchmarks/solved.py --quick                  # under a minute, to see that it runs
+    python benchmarks/studies/solved.py --stages candidates      # goes on where it was
+    python benchmarks/studies/solved.py --quick                  # under a minute, to see that it runs
 
 The rules, written before the runs that they judge, are in `solved.md`; the candidates are prototypes
 (`_solved_trainer.py`). Each finished run is a line of `solved.jsonl.gz`; one that is there is not run again.
@@ -16,6 +16,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,15 +26,16 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.append(str(Path(__file__).parents[1]))  # for _outcome
 
 from _outcome import finish
 from _rivals_stages import CLIP_RANGES, Record, Records, Trial, levels
 from _solved_grpo import run_grpo
 from _solved_trainer import FIGURES, SolvedTrainer, parts_of, settings_of
 from _stability_grid import SUCCESS, Cell
+from _stability_pool import run_all
 from _stability_run import run
 from _stability_tasks import load_task
-from stability import run_all
 
 HERE = Path(__file__).parent
 RATE = 4e-3  # the tutorial's

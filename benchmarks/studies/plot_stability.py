@@ -1,6 +1,6 @@
 """Draw the study of stabilisers, from its recorded runs.
 
-    python scripts/plot_stability.py [--output docs/figures]
+    python benchmarks/studies/plot_stability.py [--output docs/figures]
 
 headline.png  success while training, far off policy: the default, its ancestors, and token PPO
 rivals.png    final success of every rival of the first stage, best first
@@ -22,18 +22,15 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from trl_stppo.watch.curves import COLOURS
-from trl_stppo.watch.line_ends import label_ends
-
 Record = dict[str, Any]
-RECORDED = Path(__file__).parents[1] / "benchmarks/rivals.jsonl.gz"
+RECORDED = Path(__file__).parent / "rivals.jsonl.gz"
 SUCCESS, WINDOW = "episode/success_rate", 3
 # Name of the study -> settings of the package.
 ARMS = {"share": "st-ppo", "winners+share-logits": "st-ppo, winners", "token": "ppo"}
 LEVELS = ("threshold", "extreme")
 PRESSURES = {"epochs": "4 epochs", "both": "8 epochs on rollouts 4 updates old"}
 TASKS = ("corridor", "demo", "textworld")
-STYLES = [{"color": colour} for colour in COLOURS]
+STYLES = [{"color": f"C{number}"} for number in range(10)]
 
 
 def recorded() -> list[Record]:
@@ -76,23 +73,21 @@ def draw_headline(records: Sequence[Record]) -> Any:
         1, len(panels), figsize=(3.1 * len(panels) + 1, 2.9), layout="constrained", sharey=True
     )
     for axis, (task, level) in zip(axes, panels.items(), strict=True):
-        ends = []
         for style, arm in zip(STYLES, ARMS, strict=False):
             runs = curves(records, task, level, arm)
             points = list(zip(*runs, strict=True))
             means = [statistics.fmean(point) for point in points]
             updates = range(1, len(points) + 1)
-            axis.plot(updates, means, linewidth=1.8, **style)
+            axis.plot(updates, means, linewidth=1.8, label=ARMS[arm], **style)
             bounds = [sorted(point) for point in points]
             low, high = ([b[i] for b in bounds] for i in (1, -2))
             axis.fill_between(updates, low, high, alpha=0.15, linewidth=0, **style)
-            ends.append((float(len(means)), means[-1]))
         axis.set_ylim(-0.02, 1.02)
         axis.grid(alpha=0.3)
         axis.set_title(f"{task}\n{pressure(records, task, level)}", fontsize=9)
         axis.set_xlabel("update (rollout batch)")
     axes[0].set_ylabel("success rate (training)")
-    label_ends(axes[-1], ends, list(ARMS.values()), STYLES)
+    axes[-1].legend(fontsize=8)
     return figure
 
 
@@ -136,22 +131,21 @@ def draw_sweep(records: Sequence[Record]) -> Any:
             final = 0.0 if record["error"] else record["test"][-1]
             swept.setdefault(arm, {}).setdefault(float(rate), []).append(final)
     figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
-    ends = []
     names = sorted(swept, key=[*ARMS, *swept].index)  # in the headline's colours
-    for style, by_rate in zip(STYLES, map(swept.__getitem__, names), strict=False):
+    for style, name in zip(STYLES, names, strict=False):
+        by_rate = swept[name]
         rates = sorted(by_rate)
         means = [statistics.fmean(by_rate[rate]) for rate in rates]
         dots = [(rate, final) for rate in rates for final in by_rate[rate]]
         axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, **style)
-        axis.plot(rates, means, linewidth=1.8, **style)
-        ends.append((rates[-1], means[-1]))
+        axis.plot(rates, means, linewidth=1.8, label=name, **style)
     axis.set_xscale("log")
     axis.set_ylim(-0.02, 1.02)
     axis.grid(alpha=0.3)
     axis.set_title("corridor, 4 epochs", fontsize=9)
     axis.set_xlabel("learning rate")
     axis.set_ylabel("final success, held-out episodes")
-    label_ends(axis, ends, names, STYLES)
+    axis.legend(fontsize=8)
     return figure
 
 

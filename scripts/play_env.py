@@ -1,8 +1,8 @@
 r"""Play an environment in the terminal: `trl-stppo env play`, without a --config the demo's.
 
 python scripts/play_env.py
-python scripts/play_env.py --environment trl_stppo.envs.adapters:FrozenLakeEnv \
-        --environment_kwargs '{"is_slippery": false}' --row '{"prompt": "Cross the lake.\n\n"}'
+python scripts/play_env.py --environment trl_stppo.envs.adapters:GemEnv \
+        --environment_kwargs '{"env_id": "game:Sokoban-v0-easy"}' --row '{"prompt": ""}'
 """
 
 import sys

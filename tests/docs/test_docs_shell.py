@@ -39,7 +39,7 @@ def check_all(code):
         "trl-stppo train --no_such_flag 3",
         "accelerate launch --no_such_flag scripts/train_stppo.py",
         "accelerate launch scripts/train_stppo.py --response_lenght 3",
-        "python scripts/build_index.py bm25 a b --no_such_flag",
+        "python scripts/search/build_index.py bm25 a b --no_such_flag",
         "python scripts/no_such_script.py",
         "pip install 'trl-stppo[no-such-extra]'",
         "for i in 1 2; do\n  python scripts/train_stppo.py --config scripts/configs/none.yaml\ndone",

@@ -78,23 +78,3 @@ def test_the_single_gpu_files_fit_and_the_docs_say_how_well(path, tmp_path):
     name = run.model_args.model_name_or_path.split("/")[1]
     length = run.config.max_completion_length
     assert f"| `{path.name}` | {name} | {length} | {peak / GIB:.1f} GiB |" in DOCS.splitlines()
-
-
-def test_the_table_of_the_docs_is_what_the_memory_model_computes(script):
-    expected = script("memory_table").table()
-    start = DOCS.splitlines().index(expected[0])
-    assert DOCS.splitlines()[start : start + len(expected) + 1] == [*expected, ""]
-
-
-def test_the_table_follows_the_memory_model(script):
-    table = script("memory_table")
-    assert table.longest("7B", "qlora", 24) >= 4096
-    assert table.longest("32B", "full", 80) == 0
-    for size in table.QWEN25:
-        for method in table.METHODS:
-            found = [table.longest(size, method, gb) for gb in table.CARDS]
-            assert found == sorted(found)
-            for gb, length in zip(table.CARDS, found, strict=True):
-                limit = FITS * gb * GIB
-                assert not length or table.peak(size, method, length) <= limit
-                assert length == 32768 or table.peak(size, method, max(1024, 2 * length)) > limit

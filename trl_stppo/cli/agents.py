@@ -25,7 +25,7 @@ from .usage import UsageError
 logger = logging.getLogger(__name__)
 
 FIND_DATA = (
-    "Check the path; scripts/prepare_data.py writes data/search and data/medical, "
+    "Check the path; scripts/search/prepare_data.py writes data/search and data/medical, "
     "scripts/make_textworld.py data/textworld"
 )
 

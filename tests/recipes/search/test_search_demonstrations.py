@@ -12,7 +12,7 @@ pytest.importorskip("bm25s")
 
 @pytest.fixture
 def demos(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "makers"))
     import search_demonstrations
 
     return search_demonstrations

@@ -22,8 +22,8 @@ from trl import SFTConfig, SFTTrainer
 
 from search_demonstrations import EXPERT, Mixture, conversations, drills
 from search_evaluation import evaluate
+from stdlib_questions import entries, is_held_out, questions
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
-from trl_stppo.recipes.search.stdlib_docs import entries, is_held_out, questions
 
 DEFAULT_OUTPUT = Path(__file__).parents[1] / "assets" / "search-agent"
 MARKERS = ("<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>")

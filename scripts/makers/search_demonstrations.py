@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.retrieval import Passage, Retriever
-from trl_stppo.recipes.search.stdlib_docs import (
+from stdlib_questions import (
     QUESTIONS,
     TWO_HOP_KINDS,
     Entry,
     entries,
     is_held_out,
 )
+from trl_stppo.recipes.search.env import StdlibSearchEnv
+from trl_stppo.recipes.search.retrieval import Passage, Retriever
 
 GENERIC_QUERIES = ("module", "class", "function", "method", "base")
 # Never a name: answers drawn from names, or taken from the wrong place in a passage, teach a small
@@ -223,7 +223,7 @@ def _task(kind: str, chain: Sequence[Entry], retriever: Retriever | None) -> Tas
 
 def _real_tasks(known: Sequence[Entry]) -> dict[str, list[Task]]:
     """Tasks from the train questions, with the entries that lead to their answers."""
-    from trl_stppo.recipes.search.stdlib_docs import questions
+    from stdlib_questions import questions
 
     by_name: dict[str, Entry] = {}
     for entry in entries():

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.script_kit import scripts
 from trl_stppo.recipes.search.env import NOTHING_FOUND, TOLD_SO, StdlibSearchEnv
-from trl_stppo.recipes.search.stdlib_docs import QUESTIONS, is_held_out, questions
+from trl_stppo.recipes.search.stdlib_docs import questions
+
+with scripts() as _module:
+    maker = _module("stdlib_questions")
+QUESTIONS, is_held_out = maker.QUESTIONS, maker.is_held_out
 
 pytest.importorskip("bm25s")
 

@@ -89,26 +89,3 @@ def show_clip(console: Console, result: dict[str, Any], title: str) -> None:
             f"{f['extra_percent']:+.1f}%",
         )
     console.print(table)
-
-
-def show_passes(console: Console, results: dict[str, Any], title: str) -> None:
-    """One pass against two."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("backbone")
-    for column in ("one: s", "two: s", "two : one", "one: MB", "two: MB", "matmul TFLOP/s"):
-        table.add_column(column, justify="right")
-    for name, f in results.items():
-        if "error" in f:
-            table.add_row(name, "failed: " + f["error"][:60])
-            continue
-        peak = f["matrix_tflops"]
-        table.add_row(
-            name,
-            f"{f['one_seconds']:.2f}",
-            f"{f['two_seconds']:.2f}",
-            f"{f['time_ratio']:.3f}",
-            f"{f['one_mb']:.0f}",
-            f"{f['two_mb']:.0f}",
-            "" if peak is None else f"{peak:.0f}",
-        )
-    console.print(table)

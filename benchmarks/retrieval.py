@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -34,7 +35,7 @@ from rich.table import Table
 TOP_K = 3
 ERRORS, HANGS, HANG_SECONDS = 0.05, 0.02, 6.0
 CLIENTS, TIMEOUT = 200, 2.0
-CLIENT = {"timeout": TIMEOUT, "deadline": 60.0, "backoff": 0.05, "cache_size": 0}
+CLIENT = {"timeout": TIMEOUT, "backoff": 0.05, "cache_size": 0}
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
@@ -118,13 +119,14 @@ def _figures(taken: list[float]) -> dict[str, float]:
 
 def serve(pipe: Any, count: int) -> None:
     """A server that fails; sends its port."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "search"))
+    from serve_retriever import Handler, RetrievalServer
     from trl_stppo.recipes.search.retrieval import BM25Retriever
-    from trl_stppo.recipes.search.server import Handler, RetrievalServer
 
     class Failing(Handler):
         dice = random.Random(0)
 
-        def _search(self) -> None:
+        def do_POST(self) -> None:
             lot = self.dice.random()
             if lot < ERRORS:
                 self.close_connection = True
@@ -132,7 +134,7 @@ def serve(pipe: Any, count: int) -> None:
                 return
             if lot < ERRORS + HANGS:
                 time.sleep(HANG_SECONDS)
-            super()._search()
+            super().do_POST()
 
     retriever = BM25Retriever(list(passages(count, Language())))
     server = RetrievalServer(("127.0.0.1", 0), retriever)
@@ -182,8 +184,6 @@ def load(questions: int, count: int) -> dict[str, Any]:
         **outcome,
         "server_alive": alive,
         "seconds": seconds,
-        "requests": retriever.requests,
-        "retried": retriever.retried,
         "ms": _figures(taken),
     }
 

@@ -1,4 +1,4 @@
-"""Update speed and memory: our trainers, TRL 1.16's GRPO, TRL 1.12's PPO and AgileRL's LLMPPO.
+"""Update speed and memory: our trainers, TRL 1.16's GRPO and TRL 1.12's PPO.
 
 All get the same fixed batch of episodes, the same micro-batches and one optimizer step per batch, each
 in a process of its own, through its own `train()`. Measured is the update alone: from the first
@@ -9,23 +9,21 @@ and shows what is left without. With one thread on the CPU, seconds are the proc
 
     main     every subject on the batch; for ours also where the time goes
     clip     the price of st-ppo against ppo, in turn, by how much is clipped
-    passes   twice the rows in one pass through a LoRA backbone, against two passes
 
     python benchmarks/update.py             # about 20 minutes on one thread, more with competitors
     python benchmarks/update.py --quick     # under a minute
     python benchmarks/update.py --device cuda --model qwen2.5-1.5b --lengths 2048 8192 --qlora
 
-The older and other packages run under interpreters of their own:
+The older package runs under an interpreter of its own:
 
     python -m venv trl112 && trl112/bin/pip install trl==1.12.0 transformers==5.23.0 peft==0.21.2
-    python -m venv agile && agile/bin/pip install "agilerl[cpu-llm]==2.58.0"
-    python benchmarks/update.py --competitor-python trl112=trl112/bin/python agilerl=agile/bin/python
+    python benchmarks/update.py --competitor-python trl112=trl112/bin/python
 
-(the same torch as ours in the first; on CUDA "agilerl[llm]"). TRL 1.12 takes `gradient_checkpointing`
+(with the same torch as ours). TRL 1.12 takes `gradient_checkpointing`
 and ignores it. Its value model is trained fully (`lora`, the way of its documentation) or, handed over
 as a PEFT model, by adapters (`lora+separate`). It keeps the logits of its generation, [batch,
 completion, vocabulary] in float32, until the next batch; they count as its memory, and
-`kept_logits_mb` says how much they are. Ours and AgileRL's share one backbone under `lora`.
+`kept_logits_mb` says how much they are. Ours share one backbone under `lora`.
 
 The last line is JSON with every figure.
 """
@@ -49,7 +47,7 @@ import transformers
 from _outcome import finish
 from _update_batch import Episode, make_episodes, tokens
 from _update_runs import clip_pairs, run, summarise
-from _update_tables import brief, show_clip, show_main, show_passes, show_phases
+from _update_tables import brief, show_clip, show_main, show_phases
 from geometries import GEOMETRIES, save_random_model
 from rich.console import Console
 
@@ -80,9 +78,6 @@ def subjects(options: argparse.Namespace) -> Iterator[tuple[str, str, Job]]:
     if "trl112" in pythons:
         yield other("trl-1.12 ppo", "trl112", "lora")
         yield other("trl-1.12 ppo", "trl112", "lora+separate")
-    if "agilerl" in pythons:
-        yield other("agilerl ppo", "agilerl", "lora")
-        yield other("agilerl ppo", "agilerl", "lora", True)
     yield ours("st-ppo", "lora", True)
     yield other("trl-1.16 grpo", "grpo", "lora", True)
     yield ours("st-ppo", "lora+separate")
@@ -144,37 +139,7 @@ def measure(
         short, batch = common_job(options, folder, length)
         result["clip"] = clip_pairs(sys.executable, short, batch, options.clip_repeats)
         show_clip(console, result["clip"], f"clipping-bias correction, episodes up to {length}")
-    if "passes" in options.only:
-        passes = result["passes"] = {}
-        short = {**job, "kind": "passes", "longest": longest // 2, "updates": options.clip_repeats}
-        for tuning in ("lora", "qlora") if options.qlora else ("lora",):
-            passes[tuning] = run(sys.executable, {**short, "tuning": tuning})
-        title = f"{2 * options.micro_batch} rows of {longest // 2} tokens at once, or half of them twice"
-        show_passes(console, passes, title)
-        add_utilisation(options, console, result)
     return result
-
-
-def add_utilisation(options: argparse.Namespace, console: Console, result: dict[str, Any]) -> None:
-    """On CUDA: each main subject's useful model FLOPs over the card's measured matrix peak.
-
-    Six FLOPs per backbone parameter and token count as useful for full training, four for LoRA (the
-    frozen weights need no gradient), twice for policy and critic; recomputation and padding do not.
-    """
-    peak = result["passes"].get("lora", {}).get("matrix_tflops")
-    if not peak or "main" not in result:
-        return
-    shape = GEOMETRIES[options.model]
-    hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
-    kept = 2 + 2 * int(shape["num_key_value_heads"]) / heads
-    layer = hidden * hidden * kept + 3 * hidden * int(shape["intermediate_size"])
-    body, head = layer * int(shape["num_hidden_layers"]), hidden * int(shape["vocab_size"])
-    for name, f in result["main"].items():
-        if "error" in f:
-            continue
-        flops = (6 if name.endswith("full") else 4) * ((1 if "grpo" in name else 2) * body + head)
-        f["of_matrix_peak"] = flops * f["tokens_per_second"] / (peak * 1e12)
-        console.print(f"{name}: {f['of_matrix_peak']:.1%} of the bf16 matrix peak")
 
 
 def parse() -> argparse.Namespace:
@@ -194,11 +159,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--qlora", action="store_true", help="4-bit subjects too; slow on the CPU")
     parser.add_argument("--quick", action="store_true", help="under a minute: tiny, no competitors")
-    sections = ["main", "clip", "passes"]
+    sections = ["main", "clip"]
     parser.add_argument("--only", nargs="+", choices=sections, default=sections)
     parser.add_argument("--subjects", nargs="+", help="only these of the main table, by name")
     parser.add_argument(
-        "--competitor-python", nargs="*", default=[], metavar="NAME=PATH", help="trl112, agilerl"
+        "--competitor-python", nargs="*", default=[], metavar="NAME=PATH", help="trl112"
     )
     options = parser.parse_args()
     cuda = options.device == "cuda"

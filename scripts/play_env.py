@@ -1,8 +1,8 @@
 r"""Play an environment in the terminal: `trl-stppo env play`, without words the demo's.
 
 python scripts/play_env.py
-python scripts/play_env.py trl_stppo.envs.adapters:FrozenLakeEnv \
-        --arguments '{"is_slippery": false}' --row '{"prompt": "Cross the lake.\n\n"}'
+python scripts/play_env.py trl_stppo.envs.adapters:GemEnv \
+        --arguments '{"env_id": "game:Sokoban-v0-easy"}' --row '{"prompt": ""}'
 """
 
 import sys

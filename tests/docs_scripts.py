@@ -127,7 +127,7 @@ def _script(rest: list[str]) -> None:
         return  # a file that the page has the reader write
     assert (ROOT / script).is_file(), rest
     if script in SHIMS:
-        known = flags_of_command(SHIMS[script])
+        known = flags_of_command(SHIMS[script]) | {"--accelerate_config", "--num_processes"}
     else:
         known = flags_of_script(script)
     assert given_flags(rest) <= known, (rest, given_flags(rest) - known)

@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -27,8 +26,7 @@ def found(query: str, top_k: int) -> list[Any]:
 class FaultyServer(ThreadingHTTPServer):
     """Behaves by `plan`, one entry per request, then well.
 
-    Entries: ok, slow (0.2 s), hang, drip, drip_head, reset, close, cut, garbage, shape, huge, farewell
-    (right, then closes the connection), goodbye (without saying so), plain, chunked, or a status.
+    Entries: ok, hang, reset, close, cut, garbage, shape, plain, chunked, or a status.
     """
 
     daemon_threads = True
@@ -89,10 +87,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.dumps({"result": hits}).encode()
         if plan.isdecimal():
             self._send(int(plan), b'{"error": "as told"}')
-        elif plan in ("ok", "slow", "plain", "goodbye", "farewell"):
-            time.sleep(0.2 if plan == "slow" else 0)
-            self._send(200, body, closing=plan == "farewell")
-            self.close_connection = plan in ("goodbye", "farewell")
+        elif plan in ("ok", "plain"):
+            self._send(200, body)
         elif plan in ("garbage", "shape"):
             self._send(200, b'{"result": [[{"docu' if plan == "garbage" else b'{"result": [[3]]}')
         elif plan == "chunked":
@@ -100,12 +96,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._break(plan, body)
 
-    def _send(
-        self, status: int, body: bytes, length: int | None = None, *, closing: bool = False
-    ) -> None:
+    def _send(self, status: int, body: bytes, length: int | None = None) -> None:
         self.send_response(status)
-        if closing:
-            self.send_header("Connection", "close")
         self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         self.wfile.write(body)
@@ -128,16 +120,5 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
         elif plan == "cut":
             self._send(200, body[:20], len(body))
-        elif plan == "huge":
-            self._send(200, b"", 2**40)
-            with contextlib.suppress(OSError):
-                while True:
-                    self.wfile.write(bytes(2**20))
-        elif plan in ("drip", "drip_head"):
-            if plan == "drip":
-                self._send(200, b"", len(body))
-            until = time.monotonic() + HANG_SECONDS
-            while time.monotonic() < until and not self.server.released.wait(0.01):
-                self.wfile.write(b" " if plan == "drip" else b"H")
         elif plan != "close":
             raise AssertionError(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,6 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         Dataset.from_list(rows).to_parquet(path)
-    elif path.suffix == ".tsv":
-        with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]), delimiter="\t")
-            table.writeheader()
-            table.writerows(rows)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -35,65 +29,6 @@ def flashrag(
         for i, (question, answers) in enumerate(rows)
     ]
     write(folder / FLASHRAG / name / f"{split}.jsonl", lines)
-
-
-def originals(folder: Path) -> None:
-    """Every repository of the original source, with what differs between them."""
-    for split in ("train", "validation"):
-        question = f"who wrote the {split} book"
-        write(
-            folder / f"google-research-datasets/nq_open/nq_open/{split}-00000-of-00001.parquet",
-            [{"question": question, "answer": ["Ann", "Ann  B"]}],
-        )
-        answer = {
-            "aliases": ["Oslo", "Kristiania"],
-            "normalized_aliases": ["oslo"],
-            "value": "Oslo",
-        }
-        hidden = {**answer, "value": "<unk>", "aliases": []}
-        write(
-            folder / f"mandarjoshi/trivia_qa/unfiltered.nocontext/{split}-00000-of-00001.parquet",
-            [
-                {"question": f"{split} capital?", "question_id": f"tc_{split}", "answer": answer},
-                {"question": "hidden?", "question_id": "x", "answer": hidden},
-            ],
-        )
-        facts = {"supporting_facts": {"title": ["T"], "sent_id": [0]}}
-        for part in (0, 1):
-            write(
-                folder / f"hotpotqa/hotpot_qa/distractor/{split}-0000{part}-of-00002.parquet",
-                [{"id": f"h{part}", "question": f"{split} {part}?", "answer": "yes", **facts}],
-            )
-    for split in ("train", "dev"):
-        write(
-            folder / f"xanhho/2WikiMultihopQA/{split}.parquet",
-            [{"_id": f"w{split}", "question": f"whose {split} mother?", "answer": "Eve", "context": "[]"}],
-        )  # fmt: skip
-        row = {"question": f"spouse of {split}?", "answer": "Miquette", "answer_aliases": ["M. G."]}
-        write(
-            folder / f"dgslibisey/MuSiQue/musique_ans_v1.0_{split}.jsonl",
-            [
-                {
-                    "id": "2hop__1",
-                    **row,
-                    "answerable": True,
-                    "paragraphs": [{"idx": 0, "title": "T"}],
-                },
-                {"id": "2hop__2", **row, "question": "no?", "answerable": False, "paragraphs": []},
-            ],
-        )
-    row = {"id": 42, "subj": "x", "question": "What is x's job?"}
-    write(
-        folder / "akariasai/PopQA/test.tsv",
-        [
-            {**row, "possible_answers": '["politician", "pol\\u00edtico"]'},
-            {**row, "question": "What is y's job?", "possible_answers": "[broken"},
-        ],
-    )
-    write(
-        folder / "chiayewken/bamboogle/data/test-00000-of-00001-fd9def31e0acf72c.parquet",
-        [{"Question": "Who was president then?", "Answer": "James Monroe"}],
-    )
 
 
 def medical(folder: Path) -> None:

@@ -13,7 +13,10 @@ from datasets import Dataset
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
-FOLDERS = (SCRIPTS, ROOT / "benchmarks")
+FOLDERS = (
+    *(SCRIPTS, SCRIPTS / "search", SCRIPTS / "makers"),
+    *(ROOT / "benchmarks", ROOT / "benchmarks" / "studies"),
+)
 DEMO = str(SCRIPTS / "configs" / "demo.yaml")
 LAUNCHES = ROOT / "trl_stppo" / "cli" / "accelerate_configs"
 AGENT = str(SCRIPTS / "assets" / "search-agent")
@@ -30,7 +33,7 @@ def scripts() -> Iterator[Any]:
         for folder in FOLDERS:
             sys.path.remove(str(folder))
         for name in set(sys.modules) - before:
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").parent in FOLDERS:
+            if {*Path(getattr(sys.modules[name], "__file__", None) or "/").parents} & {*FOLDERS}:
                 del sys.modules[name]
 
 

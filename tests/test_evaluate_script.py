@@ -104,7 +104,7 @@ def test_an_adapter_of_the_hub_is_evaluated_as_its_folder(local_hub, words, adap
     repo = local_hub.repos["me/lora-agent"] = Repo()
     repo.commit(files, "first", branch="v1")
     flags = ["--models", "me/lora-agent", "--model_revision", "v1", "--max_rows", "4"]
-    results = evaluate.compare([*words, *flags, "--output", str(tmp_path / "table")])
+    results = evaluate.compare([*words, *flags, "--output", str(tmp_path / "table.json")])
     expected = evaluate.compare([*words, "--models", adapter, "--max_rows", "4"])
     assert list(results) == ["lora-agent"]
     assert list(results.values()) == list(expected.values())

@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # What environments and their adapters play, and how they look a tool over.
 ENV_PACKAGES = {
     *("datasets", "transformers"),
-    *("gem", "gymnasium", "numpy", "openenv", "textarena", "textworld"),
+    *("gem", "gymnasium", "numpy", "openenv", "textworld"),
 }
 RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers", "textworld"}
 
@@ -235,7 +235,6 @@ HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
         ("trl_stppo.core", HEAVY),
         ("trl_stppo.trace.command", HEAVY | {"torch", "numpy"}),
         ("trl_stppo.envs", HEAVY | {"torch", "bm25s", "numpy"}),
-        ("trl_stppo.recipes.search.data", HEAVY | {"torch"}),
         ("trl_stppo.recipes.search.rewards", HEAVY | {"torch", "bm25s"}),
         ("trl_stppo.rollout.engine", HEAVY | {"torch"}),
         ("trl_stppo.cli", HEAVY | {"torch", "yaml", "rich"}),

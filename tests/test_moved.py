@@ -26,14 +26,12 @@ ROOT = Path(__file__).parents[1]
 OLD = [
     *("choices", "retrieval", "search", "search_prompts", "search_tags", "search_view", "squad"),
     *("stdlib_docs", "retrievers"),
-    *(f"retrievers.{name}" for name in ("bm25", "bm25_build", "cache", "corpus", "dense")),
-    *(f"retrievers.{name}" for name in ("deadline_http", "folders", "forks", "remote", "specs")),
+    *(f"retrievers.{name}" for name in ("bm25", "bm25_build", "corpus", "dense")),
+    *(f"retrievers.{name}" for name in ("folders", "remote", "specs")),
 ]
 OLD = [f"trl_stppo.envs.{name}" for name in OLD]
 OLD += [
-    *("trl_stppo.data", "trl_stppo.files", "trl_stppo.rewards"),
-    *(f"trl_stppo.data.{name}" for name in ("hygiene", "loading", "mixing", "prompts", "readers")),
-    *("trl_stppo.data.saving", "trl_stppo.data.sources"),
+    "trl_stppo.rewards",
 ]
 
 
@@ -71,7 +69,7 @@ def test_every_form_of_import_finds_it_and_blames_who_imports():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import trl_stppo.envs.search as whole
-        from trl_stppo.envs.retrievers.cache import SharedCache
+        from trl_stppo.envs.retrievers.corpus import PassageStore
 
         from trl_stppo import rewards as function_module
         from trl_stppo.envs import SearchEnv as from_package
@@ -79,7 +77,7 @@ def test_every_form_of_import_finds_it_and_blames_who_imports():
     assert whole.SearchEnv is from_package is SearchEnv
     assert function_module is rewards
     assert retrieval.__name__ == "trl_stppo.recipes.search.retrieval"
-    assert SharedCache.__module__ == "trl_stppo.recipes.search.retrievers.cache"
+    assert PassageStore.__module__ == "trl_stppo.recipes.search.retrievers.corpus"
     assert {warning.filename for warning in caught} == {__file__}
 
 
@@ -156,7 +154,7 @@ def test_an_agent_knows_its_environment_by_its_old_name(path):
 
 
 @pytest.mark.parametrize(
-    "path", ["trl_stppo.envs.search:Any", "trl_stppo.envs.stdlib_docs:ast.sys"]
+    "path", ["trl_stppo.envs.search:Any", "trl_stppo.envs.stdlib_docs:json.codecs"]
 )
 def test_an_old_name_leads_no_further_than_a_new_one(path):
     agent = Agent(tiny_policy(char_tokenizer()), char_tokenizer())

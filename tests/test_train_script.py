@@ -18,7 +18,7 @@ from trl_stppo.cli import agent_models, agents, arguments, objects, train
 from trl_stppo.cli.main import main
 from trl_stppo.cli.usage import check_name
 
-local_hub, undrawn = hub_fixtures.hub, hub_fixtures.undrawn
+local_hub = hub_fixtures.hub
 FLAGS = """
     --config scripts/configs/demo.yaml --per_device_train_batch_size 4 --total_episodes 16
     --num_ppo_epochs 2 --num_mini_batches 2 --eval_episodes 8 --per_device_eval_batch_size 8
@@ -37,9 +37,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_leaves_a_table_a_log_and_a_model_that_loads(
-    local_hub, undrawn, tmp_path, monkeypatch, capsys
-):
+def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     tmp_path = tmp_path / "run"
     pushed = ["--push_to_hub", "true", "--hub_model_id", "me/demo"]

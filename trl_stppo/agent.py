@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .agent_episode import AgentEpisode
 from .hub.loading import load_model, load_tokenizer
-from .hub.setting_rules import SAMPLING
-from .hub.settings import DEFAULT_LENGTH, AgentSettings
+from .hub.settings import DEFAULT_LENGTH, SAMPLING, AgentSettings
 
 if TYPE_CHECKING:
     from .generation.sampling import SamplingSettings
@@ -294,31 +292,6 @@ class Agent:
         said = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
         turn = self._speaker.turn(ids, room, self.sampling(greedy), (seed, EVALUATION, 0, 0, said))
         return renderer.decode_action(turn)
-
-    def environment_class(self, trusted: Sequence[str], name: str | None = None) -> type:
-        """The class of the run's environment, from a package that is installed and trusted.
-
-        Args:
-            trusted: names of top-level packages; nothing is imported from any other.
-            name: of the environment among several.
-
-        Raises:
-            ValueError: the run's environment is not known, or lives elsewhere.
-        """
-        known = {entry.get("name"): entry for entry in self.settings.environments}
-        path, packages = str(known.get(name, {}).get("import") or ""), set(trusted)
-        found = _imported(path) if path.partition(":")[0].split(".")[0] in packages else None
-        # A module has what it imports as attributes, so that the path may lead out of the package.
-        home = found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", None)
-        if str(home).split(".")[0] not in packages:
-            raise ValueError(
-                f"The run's environment {name or ''} is {path or 'not known'!r}, which is in none of "
-                f"the trusted packages {list(trusted)}, or leads out of them to {home!r}. Name its "
-                f"package in `trusted`, or pass the class itself to `run`."
-            )
-        if not isinstance(found, type):
-            raise ValueError(f"{path!r} is a {type(found).__name__}, not a class.")
-        return found
 
     # ---------------------------------------------------------------------- inside
 

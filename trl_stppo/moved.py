@@ -16,7 +16,6 @@ from typing import Any
 
 # Old module -> new one; its submodules go with it.
 MODULES = {
-    "trl_stppo.data": "trl_stppo.recipes.search.data",
     "trl_stppo.envs.choices": "trl_stppo.recipes.search.choices",
     "trl_stppo.envs.retrieval": "trl_stppo.recipes.search.retrieval",
     "trl_stppo.envs.retrievers": "trl_stppo.recipes.search.retrievers",
@@ -26,7 +25,6 @@ MODULES = {
     "trl_stppo.envs.search_view": "trl_stppo.recipes.search.view",
     "trl_stppo.envs.squad": "trl_stppo.recipes.search.squad",
     "trl_stppo.envs.stdlib_docs": "trl_stppo.recipes.search.stdlib_docs",
-    "trl_stppo.files": "trl_stppo.recipes.search.files",
     "trl_stppo.rewards": "trl_stppo.recipes.search.rewards",
 }
 # Module that stays -> names that have left it -> where they are.

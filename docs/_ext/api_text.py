@@ -22,7 +22,7 @@ SEVERAL = re.compile(r"    (\w+(?:, \w+)+): (.*)")
 # What is public: `__all__` of these.
 PUBLIC = (
     *("trl_stppo", "trl_stppo.core", "trl_stppo.envs"),
-    *("trl_stppo.recipes.search", "trl_stppo.recipes.search.data"),
+    "trl_stppo.recipes.search",
 )
 
 

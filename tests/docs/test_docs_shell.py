@@ -39,7 +39,7 @@ def check_all(code):
         "trl-stppo train --no_such_flag 3",
         "accelerate launch --no_such_flag scripts/train_stppo.py",
         "accelerate launch scripts/train_stppo.py --response_lenght 3",
-        "python scripts/build_index.py bm25 a b --no_such_flag",
+        "python scripts/search/build_index.py bm25 a b --no_such_flag",
         "python scripts/no_such_script.py",
         "pip install 'trl-stppo[no-such-extra]'",
         "for i in 1 2; do\n  python scripts/train_stppo.py --config scripts/configs/none.yaml\ndone",
@@ -64,9 +64,9 @@ def test_yaml_is_a_configuration(block, tmp_path, monkeypatch):
     if "compute_environment" in settings or "distributed_type" in settings:
         return
     from trl import TrlParser
-    from trl_stppo.cli.flag_types import flag_types
 
     from trl_stppo.cli.arguments import TrainArguments
+    from trl_stppo.cli.flags import flag_types
 
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "run.yaml"

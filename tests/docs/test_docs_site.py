@@ -94,11 +94,11 @@ def test_every_own_field_has_a_row(site, name):
 def test_public_names_are_in_the_reference(site):
     import trl_stppo.core
     import trl_stppo.envs
-    import trl_stppo.recipes.search.data
+    import trl_stppo.recipes.search
 
     search = trl_stppo.recipes.search
     text = "".join(page.read_text() for page in (site / "api").glob("*.html"))
-    for module in (trl_stppo, trl_stppo.core, trl_stppo.envs, search, search.data):
+    for module in (trl_stppo, trl_stppo.core, trl_stppo.envs, search):
         for name in module.__all__:
             constant = name.isupper() or name.startswith("__")
             assert constant or f'id="{module.__name__}.{name}"' in text, f"{module.__name__}.{name}"

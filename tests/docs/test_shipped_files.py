@@ -103,7 +103,7 @@ def test_the_file_of_the_guide_switches_methods_and_rewards_by_the_lines_that_it
     method = words[1] if words else "ppo"
     assert [words[1:2] for words in commands_of(GUIDE)] == [[], *([name] for name in METHODS)]
     assert f"variant {method}:" in shown
-    assert f"reward={reward}" in shown
+    assert f'"reward": "{reward}"' in shown
     assert ("separate, learning rate 1e-05" in shown) is ("ppo" in method)
     assert "256 episodes (" + ("32 prompts x 8" if method in ("grpo", "rloo") else "one") in shown
 

@@ -1,7 +1,6 @@
 """Each check of `check_env` finds its fault, and a clean environment passes without a word."""
 
 import asyncio
-import functools
 import random
 import re
 import signal
@@ -24,7 +23,7 @@ from check_env_cases import (
     returning,
     smell,
 )
-from trl_stppo.envs import _check_session, check, check_env
+from trl_stppo.envs import check, check_env
 from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.recipes.search import SearchEnv
 
@@ -70,17 +69,14 @@ FLAGS = [None, 0, 1, 0.0, "no", np.ones(2, dtype=bool), []]
         (returning(("x", 0.0, False)), "step returned a tuple of 3"),
         (returning(["x", 0.0, False, False, {}]), "step returned list"),
         (returning(("x", 0.0, "no", {})), "step returned done = 'no'"),
-        (lambda self: None, r"step\(\) cannot be called with one text"),
-        (lambda self, a, b: None, r"step\(a, b\) cannot be called with one text"),
+        (lambda self: None, r"step\('hello'\) raised TypeError"),
         (lambda self, action: int(action), r"Faulty\.step\('hello'\) raised ValueError"),
-        (lambda self, action: asyncio.sleep(0), "declare step with `async def`"),
+        (lambda self, action: asyncio.sleep(0), "Faulty.step returned .* `async def`"),
     ],
 )
 def test_faulty_steps(faulty, message) -> None:
-    with pytest.raises(EnvironmentContractError, match=message) as raised:
+    with pytest.raises(EnvironmentContractError, match=message):
         check_env(env_with(step=faulty))
-    for part in ("; allowed: ", "Likely cause: ", "Fix: "):
-        assert part in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -98,25 +94,15 @@ def test_whatever_is_a_bool_is_a_flag(flag) -> None:
 @pytest.mark.parametrize(
     ("faulty", "message"),
     [
-        (lambda self: "x", r"cannot take the row's columns \['prompt', 'seed'\]"),
-        (lambda self, prompt: "x", "unexpected keyword argument 'seed'"),
-        (
-            lambda self, task, **row: "x",
-            r"row\) needs 'task', and the row with the .*Fix: add 'task'",
-        ),
-        (lambda self, task, **row: "x", r"columns \['prompt', 'seed'\] has no 'task'"),
+        (lambda self, prompt: "x", r"reset\(prompt=.* raised TypeError: .* 'seed'"),
+        (lambda self, task, **row: "x", "reset.* raised TypeError: .*'task'"),
         (lambda self, **row: 3, "reset returned 3"),
         (lambda self, **row: ["x"], r"reset returned \['x'\]"),
         (lambda self, **row: ("x", {}, 1), "reset returned"),
         (lambda self, **row: (3, {}), "reset returned 3"),
         (lambda self, **row: ("x", None), "reset returned the info None"),
-        (
-            lambda self, **row: row["answers"],
-            r"reset raised KeyError: 'answers', and.*Fix: add 'answers' to .*rows=\[\.\.\.\]",
-        ),
-        # What a table of the environment's own lacks is no column.
-        (lambda self, seed, **row: {}[str(seed)], r"reset\(.*raised KeyError: '\d'"),
-        (lambda self, **row: asyncio.sleep(0), "declare reset with `async def`"),
+        (lambda self, **row: row["answers"], r"reset\(.* raised KeyError: 'answers'"),
+        (lambda self, **row: asyncio.sleep(0), "Faulty.reset returned .* `async def`"),
     ],
 )
 def test_faulty_resets(faulty, message) -> None:
@@ -158,7 +144,7 @@ def test_explicit_parameters_are_a_smell() -> None:
     def reset(self, prompt, seed=None):
         return Clean.reset(self, seed=seed)
 
-    assert "has no **kwargs" in smell(env_with(reset=reset)())
+    assert "has no **row" in smell(env_with(reset=reset)())
 
 
 @pytest.mark.parametrize("key", ["valid_action", "success"])
@@ -241,42 +227,10 @@ def test_going_on_after_the_end_is_a_smell() -> None:
     assert "goes on after the end" in smell(Restarting())
 
 
-@pytest.mark.parametrize(
-    ("generator", "reseed"),
-    [
-        ("random", lambda: random.seed(3)),
-        ("numpy.random", lambda: np.random.seed(3)),
-        ("torch", lambda: torch.manual_seed(3)),
-    ],
-)
-@pytest.mark.parametrize("base", [Clean, CleanTools])
-def test_reseeding_the_process_is_a_smell(generator, reseed, base) -> None:
-    def reset(self, **row):
-        reseed()
-        return base.reset(self, **row)
-
-    assert f"reset reseeds {generator} of the whole process" in smell(env_with(base, reset=reset)())
-
-
-def test_the_global_generators_are_left_as_they_were() -> None:
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    expected = random.random(), np.random.rand(), torch.rand(1).item()
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    check_env(Clean)
-    check_env(CleanTools)
-    with pytest.raises(EnvironmentContractError):
-        check_env(env_with(step=returning("x", at=1)))
-    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
-
-
 def test_slow_methods_are_named_unless_only_the_first_call_of_all_loads_something(
     monkeypatch,
 ) -> None:
-    monkeypatch.setattr(_check_session, "SLOW_SECONDS", 0.2)
+    monkeypatch.setattr(check, "SLOW_SECONDS", 0.2)
 
     def loading(holder):
         def reset(self, **row):
@@ -359,22 +313,14 @@ def test_only_the_first_rows_are_played() -> None:
         check_env(Seeing, [])
 
 
-def test_a_factory_that_cannot_be_pickled_is_a_smell() -> None:
-    found = check_env(lambda: Clean())
-    assert len(found) == 1
-    assert "cannot be pickled (" in found[0]
-    assert 'env_isolation="process"' in found[0]
-    assert check_env(functools.partial(Clean)) == []
-
-
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (3, "environment_factory is 3"),
+        (3, "The factory raised TypeError"),
         (lambda: 3, "int has no method reset"),
         (lambda: 1 / 0, "The factory raised ZeroDivisionError"),
         (lambda: ONE, "The factory returned the same Clean twice"),
-        (env_with(close=None), "Faulty.close is None"),
+        (env_with(close=None), r"close\(\) raised TypeError"),
         (env_with(close=lambda self: 1 / 0), r"close\(\) raised ZeroDivisionError"),
         (env_with(close=lambda self, code: None), r"close\(\) raised TypeError"),
     ],

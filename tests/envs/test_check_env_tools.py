@@ -29,43 +29,11 @@ def test_clean_tool_environments_pass(env) -> None:
 def no_docstring(self, where: str) -> str: ...
 
 
-def no_hint(self, where) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
-
-
-def no_args(self, where: str) -> str:
-    """Look at `where`.
-
-    Returns:
-        where: what is there.
-    """
-
-
 def half_described(self, where: str, when: str) -> str:
     """Look.
 
     Args:
         where: the place.
-    """
-
-
-def typed(self, where: str) -> str:
-    """Look.
-
-    Args:
-        where (str): the place.
-    """
-
-
-def variadic(self, *places: str) -> str:
-    """Look.
-
-    Args:
-        places: the places.
     """
 
 
@@ -80,12 +48,8 @@ def odd_hint(self, where: pytest.Config) -> str:
 @pytest.mark.parametrize(
     ("tool", "message"),
     [
-        (no_docstring, r"Faulty\.look has no docstring"),
-        (no_hint, "no type hint for `where`"),
-        (no_args, "does not describe `where`"),
-        (half_described, "does not describe `when`"),
-        (typed, "Likely cause: .* a type in parentheses after the name"),
-        (variadic, r"takes \*places: str"),
+        (no_docstring, r"Faulty\.look cannot be described .*docstring"),
+        (half_described, "'when'"),
         pytest.param(odd_hint, "cannot be described to the model", marks=REFUSES_CLASSES),
     ],
 )
@@ -104,11 +68,11 @@ def test_an_environment_without_tools_says_so() -> None:
     ("methods", "message"),
     [
         ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
-        ({"reset": lambda self: None}, "cannot take the row's columns"),
+        ({"reset": lambda self: None}, r"reset\(.*raised TypeError"),
         ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
         ({"get_reward": lambda self: float("nan")}, "get_reward returned nan"),
         ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
-        ({"reset": lambda self, **row: None}, "left . entries in turn_rewards"),
+        ({"reset": lambda self, **row: None}, "reset does not empty turn_rewards"),
         ({"turn_rewards": 0.0, "__init__": lambda self: None}, None),
     ],
 )
@@ -150,7 +114,7 @@ def test_rewards_of_tools_are_numbers() -> None:
 
 def test_rewards_that_reset_keeps_are_found_without_a_call() -> None:
     faulty = env_with(CleanTools, reset=lambda self, **row: None)
-    with pytest.raises(EnvironmentContractError, match="left 1 entries in turn_rewards"):
+    with pytest.raises(EnvironmentContractError, match="reset does not empty turn_rewards"):
         check_env(faulty)
 
 
@@ -199,17 +163,9 @@ def test_smells_of_tools() -> None:
         return 3
 
     env = env_with(CleanTools, look=look)()
-    assert "Faulty.look has no return annotation" in smell(env)
     found = check_env(env, actions=[*LOOK, ("look", {"where": "nowhere"})])
     assert any("look returned 3" in message for message in found)
     assert any("look raised LookupError: nowhere" in message for message in found)
-
-
-def test_a_public_close_would_be_a_tool() -> None:
-    def close(self) -> None:
-        """End it."""
-
-    assert "Rename it _close" in smell(env_with(CleanTools, close=close)())
 
 
 def test_another_opening_of_a_tool_environment_is_a_smell() -> None:

@@ -14,18 +14,6 @@ import transformers.utils.hub as transformers_hub
 
 from tests.hub.hub_kit import Impatient
 from tests.hub.hub_server import TOKEN, LocalHub
-from trl_stppo.hub import card
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learning curves take seconds; here a file stands for them."""
-
-    def draw(path: Path, *facts: object) -> None:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"curves")
-
-    monkeypatch.setattr(card, "_draw", draw)
 
 
 @pytest.fixture

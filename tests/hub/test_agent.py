@@ -99,7 +99,6 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
         (lambda: CountEnv(), ROW),
         ({"count": CountEnv}, named),
         ("tests.fakes:CountEnv", ROW),
-        (agent.environment_class(["tests"]), ROW),
     ):
         assert agent.run(env, row).ids == expected
     own = Closable()
@@ -110,8 +109,6 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
 
 
 def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
-    with pytest.raises(ValueError, match=r"'tests.fakes:CountEnv'.*none of the trusted packages"):
-        agent.environment_class(["trl_stppo"])
     with pytest.raises(ValueError, match="cannot be imported"):
         agent.run("tests.fakes:NoSuchEnv", ROW)
     with pytest.raises(ValueError, match="nothing to play"):
@@ -234,7 +231,7 @@ def test_settings_can_be_changed_and_wrong_ones_are_named(saved):
     assert Agent.from_pretrained(str(saved), max_turns=1).run(CountEnv, ROW).rewards[1:] == []
     with pytest.raises(TypeError, match=r"no setting named 'max_turn'; there are .*max_turns"):
         Agent.from_pretrained(str(saved), max_turn=1)
-    with pytest.raises(ValueError, match=r"`max_turns='many'` .* must be a whole number of 1"):
+    with pytest.raises(ValueError, match=r"`max_turns='many'`"):
         Agent.from_pretrained(str(saved), max_turns="many")
 
 
@@ -333,44 +330,22 @@ def test_a_damaged_or_later_file_is_refused(tmp_path, text, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("name", "values"),
     [
-        ("max_turns", [0, -1, 2.0, "4", True, [4]], "a whole number of 1 or more, or null"),
-        ("max_completion_length", [0], "a whole number of 1 or more, or null"),
-        ("max_tool_rounds", [0.5], "a whole number, or null"),
-        (
-            "env_timeout_seconds",
-            [-1, 0, float("nan"), "9"],
-            "a number above 0, or null",
-        ),
-        ("eos_token_ids", [None, ["a"], [-1], [True], [2**40], [[1]], 7], "a list of token ids"),
-        (
-            "chat_template_kwargs",
-            [[], {"tokenize": False}, {"tools": []}],
-            "an object without conv",
-        ),
-        ("environments", [["x"], [{"kind": "code"}], [{"import": 3}], {}], "a list of objects"),
-        ("tools", [[1], "add", None], "a list of names"),
-        ("sampling", [[], None], "an object"),
-        ("dtype", [3], "text, or null"),
-        ("quantization", [[]], "an object, or null"),
-        ("seed", [-1, 1.5, None, 10**400], "a whole number of 0 or more"),
+        ("max_turns", ["3", True, 1.5, [1]]),
+        ("env_timeout_seconds", ["1", True, float("nan")]),
+        ("eos_token_ids", [None, 3, ["a"], [True]]),
+        ("sampling", [None, []]),
+        ("environments", [{}, ["x"]]),
+        ("tools", ["add", [1]]),
+        ("dtype", [1]),
+        ("seed", [None, "0", True]),
     ],
 )
-def test_values_that_cannot_be_are_refused_by_name(tmp_path, name, values, said):
+def test_values_of_other_types_are_refused_by_name(name, values):
     for value in values:
-        (tmp_path / AGENT_FILE).write_text(json.dumps({"format": FORMAT, name: value}))
-        with pytest.raises(ValueError, match=rf"(?s){AGENT_FILE}`: `{name}=.* must be {said}"):
-            AgentSettings.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "known", [{"temperature": 0}, {"top_p": 1.5}, {"top_k": "a"}, {"min_p": 2}]
-)
-def test_sampling_that_cannot_be_is_refused_by_name(known):
-    ((name, value),) = known.items()
-    with pytest.raises(ValueError, match=rf"`sampling.{name}={value!r}` of the agent's settings"):
-        AgentSettings(sampling=known)
+        with pytest.raises(ValueError, match=f"`{name}="):
+            AgentSettings(**{name: value})
 
 
 def test_a_quantization_that_cannot_be_is_refused_by_name():

@@ -146,39 +146,3 @@ def test_python_files_of_a_repository_are_fetched_for_who_trusts_them(hub, coded
     repo.commit(files, "first")
     assert not (policy_folder("me/coded") / "own.py").exists()
     assert (policy_folder("me/coded", code=True) / "own.py").exists()
-
-
-# --------------------------------------------------------------------------- environments
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "trl_stppo.rollout.isolation_server:subprocess.Popen",
-        "trl_stppo.rollout.isolation_server:subprocess.os.system",
-        "trl_stppo.agent:Any",
-        "trl_stppo.agent:Agent.__class__",
-        "trl_stppo.agent:Agent.run.__globals__",
-        "trl_stppo.rollout.episode:Episode.__init__.__builtins__",
-        "subprocess:Popen",
-        "",
-    ],
-)
-def test_attributes_that_lead_out_of_a_trusted_package_are_not_followed(path):
-    agent = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
-    agent.settings.environments.append({"name": None, "import": path})
-    with pytest.raises(ValueError, match="none of the trusted packages"):
-        agent.environment_class(["trl_stppo"])
-
-
-def test_classes_of_trusted_packages_are_found_wherever_they_are_imported_from():
-    agent = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
-    agent.settings.environments.append({"name": None, "import": "trl_stppo:envs.SearchEnv"})
-    found = agent.environment_class(["trl_stppo"])
-    assert found.__name__ == "SearchEnv"
-    agent.settings.environments[0]["import"] = "trl_stppo.envs:check_env"
-    with pytest.raises(ValueError, match="is a function, not a class"):
-        agent.environment_class(["trl_stppo"])
-    agent.settings.environments[0]["import"] = "trl_stppo.agent:Agent.nowhere"
-    with pytest.raises(ValueError, match="cannot be imported"):
-        agent.environment_class(["trl_stppo"])

@@ -16,8 +16,6 @@ from tests.hub.hub_kit import REPO, run, saved_base
 from tests.hub.hub_server import TOKEN
 from trl_stppo.watch.runs import read_run
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 KEY, PASSWORD, HEADER = "planted-key-1", "planted-word-2", "planted-header-3"
 ADDRESS = f"http://me:{PASSWORD}@localhost:1/find?api_key={KEY}"
 PLANTED = (TOKEN, "hf_" + "PlantedInText4" * 2, KEY, PASSWORD, HEADER)

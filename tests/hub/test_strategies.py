@@ -18,8 +18,6 @@ from tests.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trainer.checkpoints import files
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
 POLICY = {"config.json", "model.safetensors", "tokenizer.json", "agent.json", "README.md"}
 SECRET = [{"role": "user", "content": "what nobody else may read"}]

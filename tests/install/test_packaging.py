@@ -19,7 +19,7 @@ PACKAGE = ROOT / "trl_stppo"
 CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg")
 # Extras whose packages the tests do without, and which are therefore not pinned.
-UNPINNED = {"deepspeed", "gem", "gymnasium", "openenv", "textarena", "textworld", "vllm"}
+UNPINNED = {"deepspeed", "gem", "gymnasium", "openenv", "textworld", "vllm"}
 
 
 def requirements(block: str) -> list[Requirement]:
@@ -130,7 +130,7 @@ def test_the_syntax_check_would_notice():
         ast.parse("type Row = dict", feature_version=(3, 11))
 
 
-# Counted rather than timed: what `benchmarks/import_time.py` shows follows from it.
+# Counted rather than timed.
 HEAVY = {
     "torch",
     "transformers",
@@ -145,10 +145,7 @@ HEAVY = {
 
 
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
-BENCHMARKS = (
-    *("candidates", "import_time", "memory", "practitioner", "retrieval", "rivals"),
-    *("rollout", "scaling", "soak", "stability", "three_ways", "update", "vllm_turns"),
-)
+BENCHMARKS = ("memory", "retrieval", "rollout", "scaling", "soak", "update", "vllm_turns")
 
 
 def printed(code: str) -> list[str]:

@@ -127,7 +127,7 @@ def test_rloo_is_trls_rloo(rewards, tmp_path, monkeypatch):
 class Uneven(CountEnv):
     """Pays and ends by the row's `number`; breaks where it is 2."""
 
-    def reset(self, *, number, **row):
+    def reset(self, *, number=0, **row):
         self._number, self._turns = number, 0
         return "", {}
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-from contextvars import ContextVar
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import TrainerCallback
-from transformers.integrations import TrackioCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.run_log import comparable
@@ -21,7 +16,6 @@ from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trace import read_trace
 from trl_stppo.trainer.checkpoints import run_state
-from trl_stppo.trainer.checkpoints.files import warn_of_earlier_run
 
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.1}
 RUN = {
@@ -146,41 +140,6 @@ def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, streamed):
     assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
 
 
-class FakeTrackio(TrackioCallback):
-    """Notes which runs are opened, each until it is finished."""
-
-    def __init__(self):
-        self._initialized, self.opened, run = False, [], ContextVar("run", default=None)
-        finish = lambda: (self.opened.append("finished"), run.set(None))  # noqa: E731
-        self._trackio = SimpleNamespace(
-            context_vars=SimpleNamespace(current_run=run), finish=finish
-        )
-
-    def setup(self, args, state, model, **kwargs):
-        self.opened.append(args.run_name[-8:])
-        self._trackio.context_vars.current_run.set(SimpleNamespace(name=args.run_name))
-        self._initialized, args.report_to = True, []  # TRL would look for the package
-
-    on_log = on_train_end = TrainerCallback.on_log
-
-
-def _check_names_of_evaluations(build_again, resumed):
-    """Before a run goes on, and where nobody has said yet that it will."""
-    for wanted in (None, "auto"):
-        trainer, trackio = build_again(2), FakeTrackio()
-        trainer.callback_handler.callbacks.insert(0, trackio)
-        trainer.args.resume_from_checkpoint = wanted
-        trainer.evaluate(numbered_rows(1))
-        trainer.args.report_to = ["trackio"]
-        trainer.train(resume_from_checkpoint=True)
-        assert trainer._checkpoints.run_name[:8] == resumed
-        if wanted:
-            assert trackio.opened == [resumed]
-        else:
-            assert trackio.opened[1:] == ["finished", resumed]
-            assert trackio.opened[0] != resumed
-
-
 def test_too_few_rows_are_repeated_equally_often(uninterrupted):
     _, trainer, _ = uninterrupted("fewer rows than a rollout batch")
     assert sorted(trainer.train_dataset["prompt"]) == sorted("01234" * 2)
@@ -200,17 +159,10 @@ def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     first = trainer._checkpoints.run_name
 
     # Another trainer begins in the same folder: said once, and not where it goes on from there.
-    names = []
-
-    class Names(TrainerCallback):
-        def on_train_begin(self, args, state, control, **kwargs):
-            names.append(args.run_name)
-            args.report_to = []  # trackio itself is not there
 
     def build_again(max_steps):
         trainer = build("separate critic", tmp_path)
-        trainer.args.max_steps, trainer.args.report_to = max_steps, ["trackio"]
-        trainer.add_callback(Names)
+        trainer.args.max_steps = max_steps
         return trainer
 
     other = build_again(1)
@@ -223,13 +175,3 @@ def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     onward = build_again(2)
     onward.train(resume_from_checkpoint=True)
     assert onward._checkpoints.run_name == other._checkpoints.run_name != first
-    assert names == [f"{tmp_path.name}-{other._checkpoints.run_name[:8]}"] * 2, (
-        "trackio goes on with its run"
-    )
-    assert other.args.run_name is None
-    _check_names_of_evaluations(build_again, other._checkpoints.run_name[:8])
-    assert caplog.text.count("holds an earlier run") == 1
-    for folder in tmp_path.glob("checkpoint-*"):
-        shutil.rmtree(folder)
-    warn_of_earlier_run(tmp_path)
-    assert "(metrics.jsonl)" in caplog.text

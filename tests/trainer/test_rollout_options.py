@@ -311,10 +311,11 @@ def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, m
 def test_without_logprobs_a_process_whose_episodes_all_failed_says_none_either(tmp_path):
     """Otherwise processes would gather different figures."""
     data = prompts(4, fails=[1] * 4)
-    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}}
+    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_env_error_rate": 1.0}
     trainer = trained(tmp_path, Failing, data, **options)
     assert "sampling_per_token_logps" not in trainer.kept[0][1]
-    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data).kept[0][1]
+    options = {"max_env_error_rate": 1.0}
+    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data, **options).kept[0][1]
 
 
 def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(

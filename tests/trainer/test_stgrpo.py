@@ -114,7 +114,7 @@ def test_a_resumed_run_ends_like_the_whole_one(step, tmp_path):
 class Uneven(CountEnv):
     """Pays the row's `paid`, in halves by turn; breaks where it is None."""
 
-    def reset(self, *, paid, **row):
+    def reset(self, *, paid=None, **row):
         if paid is None:
             raise OSError("broken on purpose")
         self._paid, self._turns = paid, 0

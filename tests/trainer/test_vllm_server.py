@@ -413,7 +413,7 @@ def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_
     )
     with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
         client = attach(trainer, server)
-        server.faults = [None] * 5 + ["503"] * 10_000
+        server.faults = [None] * 12 + ["503"] * 10_000  # the first rollout batch is whole
         with pytest.raises(EnvironmentFailureError, match="Request failed: 503"):
             trainer.train()
     assert client.syncs >= 2

@@ -52,9 +52,13 @@ def test_it_holds_the_whole_log_and_the_settings(finished):
     assert "cliprange_value" not in run.settings, "what is as usual is left out"
 
 
+def environment(count=None, **words):
+    """Stands for an environment's class."""
+
+
 def test_environments_are_told_apart_and_keep_their_secrets():
     said = {
-        _arguments(partial(dict, *args, **words))
+        _arguments(partial(environment, *args, **words))
         for args in ((), (3,), (7,))
         for words in (
             *({"games": [1]}, {"games": [2]}, {"path": "runs/a/index"}, {"path": "runs/b/index"}),
@@ -63,7 +67,9 @@ def test_environments_are_told_apart_and_keep_their_secrets():
     }
     assert len(said) == 15
     assert not any("sk-1" in words or "/" in words for words in said)
-    assert _arguments(partial(dict, 3, largest=7, mode="easy")) == "(3, largest=7, mode=easy)"
+    assert (
+        _arguments(partial(environment, 3, largest=7, mode="easy")) == "(3, largest=7, mode=easy)"
+    )
 
 
 def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_path):

@@ -1,95 +1,25 @@
-"""Where logs are reported to: the default stays on this machine, and every integration can take them."""
+"""Every integration of `report_to` can take the logs."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerCallback
 from transformers.integrations import TrackioCallback
 
 from tests.scripted import scripted_trainer
-from trl_stppo import PPOConfig
-from trl_stppo.trainer.watching import reporting
 
 ODD = {
     "rewards/<lambda>/mean": [math.nan],  # upstream makes None of it
     "clip ‖C‖ (x)/ü": [0.5],
     "too/large": [math.inf],
 }
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    for name in reporting.TRACKIO_REMOTE:
-        monkeypatch.delenv(name, raising=False)
-
-
-def settled(**settings):
-    args = SimpleNamespace(
-        **{
-            "report_to": "auto",
-            "trackio_space_id": None,
-            "trackio_static_space_id": None,
-            **settings,
-        }
-    )
-    reporting.resolve_report_to(args)
-    return args.report_to, args.trackio_static_space_id
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        (None, ("none", None)),
-        ("0.0.6", ("none", None)),  # does not know what upstream passes
-        ("0.21.1", (["trackio"], False)),
-        ("1.0rc1", (["trackio"], False)),
-    ],
-)
-def test_the_default_is_trackio_where_it_is_installed(version, expected, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if version is None else name)
-    monkeypatch.setattr(reporting, "version", lambda name: version)
-    assert settled() == expected
-
-
-def test_the_default_never_leaves_the_machine_and_opens_no_dashboard(monkeypatch):
-    monkeypatch.setattr(reporting, "_usable_trackio", lambda: True)
-    assert settled() == (["trackio"], False)
-    assert settled(trackio_static_space_id="me/space") == (["trackio"], "me/space")
-    assert settled(trackio_space_id="me/space") == ("none", None)
-    monkeypatch.setattr(reporting, "is_in_notebook", lambda: True)
-    assert settled() == ("none", None)
-    monkeypatch.undo()
-    monkeypatch.setattr(reporting, "_usable_trackio", lambda: True)
-    monkeypatch.setenv("TRACKIO_SPACE_ID", "me/space")
-    assert settled() == ("none", None)
-
-
-@pytest.mark.parametrize("wish", ["none", "tensorboard", ["wandb", "trackio"], "all"])
-def test_a_wish_is_left_alone(wish, monkeypatch):
-    monkeypatch.setattr(reporting, "_usable_trackio", lambda: True)
-    assert settled(report_to=wish) == (wish, None)
-
-
-def test_a_configuration_resolves_it(monkeypatch):
-    monkeypatch.setattr(reporting, "_usable_trackio", lambda: True)
-    args = PPOConfig(output_dir="out", use_cpu=True, bf16=False)
-    assert (args.report_to, args.trackio_static_space_id) == (["trackio"], False)
-    again = PPOConfig(output_dir="out", use_cpu=True, bf16=False, report_to=args.report_to)
-    assert again.report_to == ["trackio"]
-
-
-def test_a_name_that_nobody_knows_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"nobody is not supported, only .*trackio, wandb"):
-        scripted_trainer(tmp_path, report_to="nobody")
 
 
 class Seen(TrainerCallback):
@@ -152,8 +82,7 @@ from tests import scripted
 from tests.watch.test_report_to import ODD
 if __name__ == "__main__":
     del scripted.DEFAULTS["report_to"]
-    settings = {"report_to": sys.argv[2]} if sys.argv[2] else {}
-    trainer, _ = scripted.scripted_trainer(sys.argv[1], max_steps=2, **settings)
+    trainer, _ = scripted.scripted_trainer(sys.argv[1], max_steps=2, report_to=sys.argv[2])
     trainer._metrics["train"].update(ODD)
     trainer.train()
     print("REPORTED", ",".join(trainer.args.report_to))
@@ -161,10 +90,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "all", ""])
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "all"])
 def test_a_training_that_reports_offline(name, tmp_path):
-    """Each integration for itself, all that are installed, and the default."""
-    if name not in ("all", ""):
+    """Each integration for itself, and all that are installed."""
+    if name != "all":
         pytest.importorskip(name)
     places = {
         **{"HF_HOME": "hf", "WANDB_DIR": "wandb", "MLFLOW_TRACKING_URI": "mlruns"},
@@ -190,7 +119,7 @@ def test_a_training_that_reports_offline(name, tmp_path):
     assert result.returncode == 0, printed
     assert "NETWORK" not in printed
     assert "attempting to log a value" not in printed, printed
-    if name == "trackio" or (name == "" and importlib.util.find_spec("trackio")):
+    if name == "trackio":
         assert "REPORTED trackio" in printed
         assert list((tmp_path / "hf").rglob("*.db")) != []
 

@@ -38,7 +38,7 @@ from trl import ModelConfig, get_quantization_config
 from ..agent import EVALUATION, Agent
 from ..hub.fetching import policy_folder
 from ..hub.loading import adapter_base, load_tokenizer
-from ..hub.setting_rules import SAMPLING
+from ..hub.settings import SAMPLING
 from ..redaction import redacted
 from ..trainer.config.checks import failure_price
 from ..trainer.evaluation.agents import Evaluation

@@ -1,4 +1,4 @@
-"""What an environment may return, checked value by value."""
+"""What an environment may return, checked value by value; a training reads what it returns the same way."""
 
 import math
 from decimal import Decimal
@@ -6,9 +6,6 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from trl_stppo.errors import EnvironmentContractError
-
-FIVE = "(observation, reward, terminated, truncated, info)"
-FOUR = "(observation, reward, done, info)"
 
 
 class Step(NamedTuple):
@@ -26,43 +23,26 @@ class Step(NamedTuple):
         return self.terminated or self.truncated
 
 
-def violation(what: str, allowed: str, cause: str, fix: str) -> EnvironmentContractError:
-    """The error for a broken contract: what came, what may come, why it happens, what to do."""
-    return EnvironmentContractError(
-        f"{what.rstrip('.')}; allowed: {allowed}. Likely cause: {cause}. Fix: {fix}."
-    )
-
-
 def short(value: Any) -> str:
     """A value as it can stand in a message."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+def _refused(what: str, value: Any, allowed: str) -> EnvironmentContractError:
+    return EnvironmentContractError(f"{what} {short(value)}; allowed: {allowed}.")
+
+
 def check_opening(name: str, result: Any, *, tools: bool) -> str:
     """The text that `reset` returned."""
-    kinds: Any = str | None
-    allowed = "(observation, info), an observation (str), or None"
-    if tools:
-        kinds, allowed = str | list | None, "a str, a list of content blocks, or None"
-    elif isinstance(result, tuple) and len(result) == 2:
+    kinds: Any = str | list | None if tools else str | None
+    if not tools and isinstance(result, tuple) and len(result) == 2:
         if not isinstance(result[1], dict):
-            raise violation(
-                f"{name} returned the info {short(result[1])}",
-                "a dict",
-                "the two values are in the wrong order, or info was left out",
-                "return observation, {} (or only the observation)",
-            )
+            raise _refused(f"{name} returned the info", result[1], "a dict")
         result = result[0]
     if not isinstance(result, kinds):
-        raise violation(
-            f"{name} returned {short(result)}",
-            allowed,
-            "text environments return a pair, tool environments do not"
-            if tools
-            else "the observation is still an array, a dict or a list of messages",
-            "return the observation alone" if tools else "turn the observation into text first",
-        )
+        other = "a list of content blocks" if tools else "(observation, info)"
+        raise _refused(f"{name} returned", result, f"a str, None, or {other}")
     return result if isinstance(result, str) else str(result or "")
 
 
@@ -76,30 +56,23 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
     """
     if not isinstance(result, tuple) or len(result) not in (4, 5):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise violation(
-            f"{name} returned {got}: {short(result)}",
-            f"{FIVE} or {FOUR}, as a tuple",
-            "a missing value, a list instead of a tuple, or a path without a return",
-            f"return {FIVE} on every path",
-        )
+        forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
+        raise _refused(f"{name} returned {got}:", result, forms)
     observation, reward, *flags, info = result
     if not isinstance(observation, str):
-        raise violation(
-            f"{name} returned the observation {short(observation)}",
-            'a str, "" for nothing, at the end of an episode too',
-            "no text for this case, or an array that was not turned into text",
-            "return a str on every path",
-        )
+        raise _refused(f"{name} returned the observation", observation, 'a str, "" for nothing')
     if not isinstance(info, dict):
-        raise violation(
-            f"{name} returned the info {short(info)}",
-            "a dict",
-            "the values are in the wrong order, or info was left out",
-            "return a dict, {} for nothing, as the last value",
+        raise _refused(
+            f"{name} returned the info", info, "a dict, {} for nothing, as the last value"
         )
     number = check_number(f"{name} returned the reward", reward)
     if strict:
-        _check_flags(name, flags, info)
+        names = ("terminated", "truncated") if len(flags) == 2 else ("done",)
+        for flag, value in zip(names, flags, strict=True):
+            _check_flag(f"{name} returned {flag} =", value)
+        for key in ("valid_action", "success"):
+            if info.get(key) is not None:
+                _check_flag(f"{name} returned info[{key!r}] =", info[key])
     terminated, truncated = bool(flags[0]), bool(flags[-1])
     if len(flags) == 1:  # the older form marks a time limit in `info`
         truncated = terminated and bool(info.get("TimeLimit.truncated"))
@@ -107,15 +80,7 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
     return Step(observation, number, terminated, truncated, info)
 
 
-def _check_flags(name: str, flags: list[Any], info: dict[str, Any]) -> None:
-    for flag, value in zip(("terminated", "truncated"), flags, strict=False):
-        check_flag(f"{name} returned {flag if len(flags) == 2 else 'done'}", value)
-    for key in ("valid_action", "success"):
-        if info.get(key) is not None:
-            check_flag(f"{name} returned info[{key!r}]", info[key])
-
-
-def check_number(name: str, value: Any) -> float:
+def check_number(what: str, value: Any) -> float:
     """A reward as a float."""
     # Arrays and tensors of one element are numbers to `float`; so are texts, which are not rewards.
     number = math.nan
@@ -126,25 +91,11 @@ def check_number(name: str, value: Any) -> float:
         except (TypeError, ValueError):
             number = math.nan
     if not math.isfinite(number):
-        raise violation(
-            f"{name} {short(value)}",
-            "a finite number",
-            "a path without a reward, a number that was read from text and not converted, a division "
-            "by zero, or message and reward swapped",
-            "return a float, 0.0 for nothing",
-        )
+        raise _refused(what, value, "a finite number, 0.0 for nothing")
     return number
 
 
-def check_flag(name: str, value: Any) -> None:
-    """A bool, numpy's included."""
+def _check_flag(what: str, value: Any) -> None:
     is_array_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
-    if isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0):
-        return
-    raise violation(
-        f"{name} = {short(value)}",
-        "True or False (numpy's too)",
-        "the values are in the wrong order, or the result of a search (None, a match, a count) was "
-        "returned as it is",
-        "wrap it in bool(...)",
-    )
+    if not (isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0)):
+        raise _refused(what, value, "True or False, numpy's too")

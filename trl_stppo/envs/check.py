@@ -1,23 +1,33 @@
 """Checks an environment against the contract before a training run finds out.
 
-Violations raise; what is allowed but usually a mistake comes back as a list of warnings.
+A violation raises; what is allowed but usually a mistake comes back as a list of warnings.
 """
 
 import asyncio
 import contextlib
+import inspect
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ._check_session import Session, check_reset_signature, global_generators, pickling_smell
-from ._check_text import check_text
-from ._check_tools import check_tools
-from ._check_values import short, violation
-from .base import is_text_environment, without_prompt
+from trl_stppo.errors import EnvironmentContractError
+
+from ._check_values import Step, check_number, check_opening, check_step, short
+from .base import is_text_environment, tool_names, without_prompt
 
 MAX_ROWS = 8
+SLOW_SECONDS = 1.0
+LONG_OBSERVATION = 20_000
+ODD_ACTIONS = ("", " \n", "\x00", "<answer>", '{"name": ', "9" * 400, "no such thing \u2603")
+# Readable by nothing in particular; a caller who wants more of the game to be seen passes `actions`.
+DEFAULT_ACTIONS = ("hello", "1", "<answer>1</answer>", "<action>up</action>", "\\boxed{1}")
+
+Episode = tuple[str, list[Step]]
+Rows = list[dict[str, Any]]
+Calls = Sequence[tuple[str, dict[str, Any]]]
 
 
 def check_env(
@@ -31,7 +41,7 @@ def check_env(
     """Play an environment and look for whatever would break or spoil a training run.
 
     Works for text environments (`reset`, `step`) and for TRL's tool environments, synchronous or
-    not. The global random generators are left as they were.
+    not. Two calls in a row come from different threads, as those of a training may.
 
     Args:
         env_or_factory: what `environment_factory` gets (a class, a function, a partial), or an
@@ -55,11 +65,14 @@ def check_env(
     played = list(itertools.islice(rows, MAX_ROWS)) if rows is not None else made_up
     if not played:
         raise ValueError("rows is empty; pass at least one row, or None.")
-    if _a_loop_runs():  # as in a notebook: it cannot be entered a second time
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(_check, env_or_factory, played, actions, steps).result()
-    else:
-        found = _check(env_or_factory, played, actions, steps)
+    check = _Check(env_or_factory)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        found = check.run(played, actions, steps)
+    else:  # as in a notebook: the loop cannot be entered a second time
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(check.run, played, actions, steps).result()
     columns = dict.fromkeys(column for row in played for column in row)
     found += filter(None, [without_prompt("rows", columns)])
     for message in found:
@@ -67,111 +80,274 @@ def check_env(
     return found
 
 
-def _a_loop_runs() -> bool:
+def check_schema(name: str, tool: Callable[..., Any]) -> None:
+    """Raise unless transformers can describe the method to the model."""
+    from transformers.utils import get_json_schema
+
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        get_json_schema(tool)
+    except Exception as error:
+        raise EnvironmentContractError(
+            f"{name} cannot be described to the model ({type(error).__name__}: {error}); a tool has a "
+            f"docstring with `Args:`, and plain type hints."
+        ) from error
 
 
-def _check(
-    env_or_factory: Any, rows: list[dict[str, Any]], actions: Sequence[Any] | None, steps: int
-) -> list[str]:
-    # A class has the attribute `reset` too, but is there to be called.
-    several = isinstance(env_or_factory, type) or not hasattr(env_or_factory, "reset")
-    made: list[Any] = []
-    make = _making(env_or_factory, made) if several else lambda: env_or_factory
-    outside = {name: state() for name, (_, state, *_) in global_generators().items()}
-    with asyncio.Runner() as runner:
-        session = Session(make, runner)
-        try:
+class _Check:
+    """One run of the checker: the instances that it made, and what it found."""
+
+    def __init__(self, env_or_factory: Any) -> None:
+        # A class has the attribute `reset` too, but is there to be called.
+        self.several = isinstance(env_or_factory, type) or not hasattr(env_or_factory, "reset")
+        self.source = env_or_factory
+        self.made: list[Any] = []
+        self.found: list[str] = []
+        # A new thread may get the number of one that has ended, which then passes for the same.
+        self.threads = itertools.cycle([ThreadPoolExecutor(1), ThreadPoolExecutor(1)])
+        self.seconds: dict[str, list[float]] = {}
+
+    def run(self, rows: Rows, actions: Sequence[Any] | None, steps: int) -> list[str]:
+        """Play, close, and look at what was slow."""
+        with asyncio.Runner() as self.runner:
             try:
-                _check_instance(session, rows, actions, steps, several=several)
+                env = self.make()
+                signature, name = inspect.signature(env.reset), type(env).__name__
+                if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+                    self.warn(
+                        f"{name}.reset{signature} has no **row, which takes any other column."
+                    )
+                if is_text_environment(env):
+                    self.check_text(env, rows, actions or DEFAULT_ACTIONS, steps)
+                else:
+                    self.check_tools(env, rows, actions or ())
             except BaseException:
                 with contextlib.suppress(Exception):  # the first error is the one to show
-                    _close(session, made)
+                    self.close()
                 raise
-            _close(session, made)
-            if several and (smell := pickling_smell(env_or_factory)):
-                session.warn(smell)
-            session.warn_if_slow()
-        finally:
-            for name, (_, _, restore, _) in global_generators().items():
-                if name in outside:
-                    restore(outside[name])
-    return session.warnings
+            self.close()
+        for name, (first, *later) in self.seconds.items():
+            # The first call of all may load what the whole process shares from then on.
+            if (seconds := max(later, default=first)) > SLOW_SECONDS:
+                self.warn(f"{name} took {seconds:.1f} s at its slowest; each turn waits for it.")
+        return self.found
 
+    def warn(self, message: str) -> None:
+        """Keep a warning, once."""
+        if message not in self.found:
+            self.found.append(message)
 
-def _close(session: Session, made: list[Any]) -> None:
-    for env in made:
-        # A tool environment's public methods are its tools.
-        if is_text_environment(env) and callable(getattr(env, "close", None)):
-            session.call(env, "close")
-
-
-def _making(factory: Callable[[], Any], made: list[Any]) -> Callable[[], Any]:
-    """The factory, watched."""
-    if not callable(factory):
-        raise violation(
-            f"environment_factory is {short(factory)}",
-            "a callable without arguments, or an environment",
-            "an object that lacks `reset`",
-            "pass the class, or functools.partial(Class, ...)",
-        )
-
-    def make() -> Any:
+    def make(self) -> Any:
+        """A new instance, or the caller's."""
+        if not self.several:
+            return self.source
         try:
-            env = factory()
+            env = self.source()
         except Exception as error:
-            raise violation(
-                f"The factory raised {type(error).__name__}: {error}",
-                "a call without arguments that returns a new environment",
-                "arguments that are missing, or a package that is not installed",
-                "bind the arguments with functools.partial",
-            ) from error
-        if any(env is other for other in made):
-            raise violation(
-                f"The factory returned the same {type(env).__name__} twice",
-                "a new environment on every call",
-                "an instance that was made outside of the factory",
-                "make it inside",
+            what = f"The factory raised {type(error).__name__}: {error}"
+            raise EnvironmentContractError(what) from error
+        name = type(env).__name__
+        if not callable(getattr(env, "reset", None)):
+            raise EnvironmentContractError(f"{name} has no method reset; an environment has one.")
+        if any(env is other for other in self.made):
+            raise EnvironmentContractError(
+                f"The factory returned the same {name} twice; each call makes a new environment."
             )
-        made.append(env)
+        self.made.append(env)
         return env
 
-    return make
+    def close(self) -> None:
+        """Close what was made here."""
+        for env in self.made:
+            # A tool environment's public methods are its tools.
+            if is_text_environment(env) and hasattr(env, "close"):
+                self.call(env, "close")
+
+    def play(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method in another thread than the last, and await it if it is declared `async`."""
+        name, function = f"{type(env).__name__}.{method}", getattr(env, method)
+        started = time.perf_counter()
+        try:
+            result = next(self.threads).submit(function, *args, **kwargs).result()
+        except ValueError as error:
+            if method in ("reset", "step", "get_reward") or "in main thread" not in str(error):
+                raise
+            result = function(*args, **kwargs)  # as a training does with tools
+        if inspect.iscoroutinefunction(function):
+            result = self.runner.run(result)
+        self.seconds.setdefault(name, []).append(time.perf_counter() - started)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise EnvironmentContractError(
+                f"{name} returned {short(result)}, which has to be awaited; declare it with `async def`."
+            )
+        return result
+
+    def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """As `play`, for methods that must not raise."""
+        try:
+            return self.play(env, method, *args, **kwargs)
+        except EnvironmentContractError:
+            raise
+        except Exception as error:
+            given = ", ".join([*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())])
+            what = f"{type(env).__name__}.{method}({given}) raised {type(error).__name__}: {error}"
+            if "same thread" in str(error) or "main thread" in str(error):
+                what += (
+                    "; the calls of a training come from different threads: "
+                    'sqlite3.connect(..., check_same_thread=False), or env_isolation="process".'
+                )
+            raise EnvironmentContractError(what) from error
+
+    def reset(self, env: Any, row: dict[str, Any]) -> str:
+        """Start an episode."""
+        name, tools = f"{type(env).__name__}.reset", not is_text_environment(env)
+        return check_opening(name, self.call(env, "reset", **row), tools=tools)
+
+    def step(self, env: Any, action: Any) -> Step:
+        """One turn of a text environment."""
+        return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))
+
+    def turns(self, env: Any, actions: Sequence[str], most: int) -> list[Step]:
+        """The steps of an episode that has begun."""
+        played = list[Step]()
+        while len(played) < most and not (played and played[-1].ended):
+            played.append(self.step(env, actions[len(played) % len(actions)]))
+        return played
+
+    def episode(self, env: Any, row: dict[str, Any], actions: Sequence[str], most: int) -> Episode:
+        """A whole one."""
+        return self.reset(env, row), self.turns(env, actions, most)
+
+    def check_text(self, env: Any, rows: Rows, actions: Sequence[str], steps: int) -> None:
+        """An environment with `reset` and `step`."""
+        name, row = type(env).__name__, rows[0]
+        episodes = [self.episode(env, row, actions, steps) for row in rows]
+        for opening, played in episodes:
+            self.check_episode(name, opening, played)
+        first = episodes[0]
+        self.reset(env, row)
+        self.step(env, actions[0])  # an episode that is given up, as budgets make them
+        again = self.episode(env, row, actions, len(first[1]))
+        if again[1] and again[1][-1].ended:
+            with contextlib.suppress(Exception):  # refusing is the best answer
+                if not self.step(env, actions[0]).ended:
+                    self.warn(f"{name}.step goes on after the end of the episode; raise there.")
+        ended = True
+        for action in ODD_ACTIONS:
+            if ended:
+                self.reset(env, row)
+            ended = self.step(env, action).ended
+        if again[0] != first[0]:
+            self.warn(f"{name}.reset opens the same row differently another time.")
+        elif _said(again) != _said(first):
+            self.warn(f"{name}.step answers the same actions differently in another episode.")
+        elif self.several:
+            self.check_sharing(rows, actions, first)
+
+    def check_episode(self, name: str, opening: str, played: list[Step]) -> None:
+        """What is allowed, and usually a mistake."""
+        longest = max(map(len, [opening, *(step.observation for step in played)]))
+        if longest > LONG_OBSERVATION:
+            self.warn(f"{name} says up to {longest:,} characters at once; a context is small.")
+        if any("valid_action" not in step.info for step in played):
+            self.warn(f"{name}.step returns no info['valid_action'] (bool), which is counted.")
+        if played and played[-1].ended and played[-1].info.get("success") is None:
+            self.warn(f"{name}.step ends an episode without info['success'] (bool).")
+        if played and played[-1].terminated and played[-1].truncated:
+            self.warn(
+                f"{name}.step returned both terminated and truncated: it counts as terminated."
+            )
+        rewards = [step.reward for step in played]
+        if len(set(rewards)) >= 3 and rewards in (sorted(rewards), sorted(rewards, reverse=True)):
+            self.warn(
+                f"{name}.step returned rewards that only rise or only fall, as a running sum does: "
+                f"{[round(r, 4) for r in rewards[:6]]}; a reward belongs to its turn alone."
+            )
+
+    def check_sharing(self, rows: Rows, actions: Sequence[str], alone: Episode) -> None:
+        """Two instances at once: each must behave as if it were alone."""
+        one, other = self.make(), self.make()
+        opening = self.reset(one, rows[0])
+        # Other actions than the first instance's, so that a shared state does not go unseen.
+        self.episode(other, rows[-1], [*actions[1:], actions[0]], len(alone[1]))
+        together = opening, self.turns(one, actions, len(alone[1]))
+        if _said(together) != _said(alone) or self.reset(one, rows[0]) != alone[0]:
+            raise _sharing(one)
+
+    def check_tools(self, env: Any, rows: Rows, calls: Calls) -> None:
+        """An environment whose public methods are tools."""
+        name, names = type(env).__name__, tool_names(env)
+        if not names:
+            raise EnvironmentContractError(
+                f"{name} has neither `step` nor a public method of the class that could be a tool."
+            )
+        for tool in names:
+            check_schema(f"{name}.{tool}", getattr(env, tool))
+        openings = [self.tool_episode(env, row, calls) for row in rows]
+        if (rewards := _turn_rewards(env)) is not None:
+            rewards.append(0.0)  # as a tool would
+        again = self.reset(env, rows[0])
+        if _turn_rewards(env):
+            raise EnvironmentContractError(f"{name}.reset does not empty turn_rewards.")
+        if again != openings[0]:
+            self.warn(f"{name}.reset opens the same row differently another time.")
+        if self.several:
+            other = self.make()
+            self.tool_episode(other, rows[-1], calls)
+            rewards = _turn_rewards(env)
+            if rewards is not None and (rewards or rewards is _turn_rewards(other)):
+                raise EnvironmentContractError(f"Two {name} share one list turn_rewards.")
+            if again == openings[0] != self.reset(env, rows[0]):
+                raise _sharing(env)
+
+    def tool_episode(self, env: Any, row: dict[str, Any], calls: Calls) -> str:
+        """Reset, call the tools, look at the rewards; the opening."""
+        name, opening = type(env).__name__, self.reset(env, row)
+        for tool, arguments in calls:
+            if tool not in tool_names(env):
+                raise ValueError(
+                    f"actions name {tool!r}; the tools of {name} are {', '.join(tool_names(env))}."
+                )
+            try:
+                result = self.play(env, tool, **arguments)
+            except EnvironmentContractError:
+                raise
+            except Exception as error:
+                self.warn(
+                    f"{name}.{tool} raised {type(error).__name__}: {error}; the call has failed."
+                )
+                continue
+            if not isinstance(result, str | list):
+                self.warn(
+                    f"{name}.{tool} returned {short(result)}; the model reads str(...) of it."
+                )
+        if callable(getattr(env, "get_reward", None)):
+            reward = self.call(env, "get_reward")
+            if reward is not None:
+                check_number(f"{name}.get_reward returned", reward)
+        for reward in _turn_rewards(env) or ():
+            check_number(f"{name}.turn_rewards holds", reward)
+        return opening
 
 
-def _check_instance(
-    session: Session,
-    rows: list[dict[str, Any]],
-    actions: Sequence[Any] | None,
-    steps: int,
-    *,
-    several: bool,
-) -> None:
-    env = session.make()
-    name = type(env).__name__
-    if not callable(getattr(env, "reset", None)):
-        raise violation(
-            f"{name} has no method reset",
-            "reset(**row), and step(action) or tools",
-            "the factory returns something else than the environment, such as None or a coroutine",
-            "define reset, and let the factory return the instance",
+def _said(episode: Episode) -> list[Any]:
+    """What has to repeat itself if nothing is random."""
+    opening, played = episode
+    return [opening, *((s.observation, s.reward, s.terminated) for s in played)]
+
+
+def _turn_rewards(env: Any) -> list[Any] | None:
+    rewards = getattr(env, "turn_rewards", None)
+    if not isinstance(rewards, list | None):
+        raise EnvironmentContractError(
+            f"{type(env).__name__}.turn_rewards is {short(rewards)}; allowed: a list of floats."
         )
-    if hasattr(env, "close") and not callable(env.close):
-        raise violation(
-            f"{name}.close is {short(env.close)}",
-            "a method, or nothing of that name",
-            "an attribute that happens to be called close",
-            "rename it",
-        )
-    for row in rows:
-        smell = check_reset_signature(env, row)
-        if smell:
-            session.warn(smell)
-    if is_text_environment(env):
-        check_text(session, env, rows, actions, steps, several=several)
-    else:
-        check_tools(session, env, rows, actions, several=several)
+    return rewards
+
+
+def _sharing(env: Any) -> EnvironmentContractError:
+    return EnvironmentContractError(
+        f"Two instances of {type(env).__name__} change each other: one answers differently while another "
+        f"is played; create the state in __init__ or reset."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from huggingface_hub import HfApi, ModelCard, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from ..errors import HubError
@@ -82,23 +82,6 @@ def critic_folder(
         raise unreachable(name, revision, error) from error
     folder = Path(found) / subfolder
     return folder if folder.is_dir() else None
-
-
-def licence_of(name: str | None) -> str | None:
-    """The licence that a model's card names; None where that cannot be known quickly."""
-    if not name:
-        return None
-    try:
-        if Path(name).is_dir():
-            card = Path(name) / "README.md"
-            found = ModelCard.load(card).data.get("license") if card.is_file() else None
-        else:
-            data = HfApi().model_info(name, timeout=5).card_data
-            found = None if data is None else data.get("license")
-    except Exception as error:  # a licence is no reason for a push to fail
-        logger.info("The licence of %r is not known: %s", name, _first_line(error))
-        return None
-    return found if isinstance(found, str) else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import pprint
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -45,20 +42,6 @@ def escaped(text: object, limit: int | None = None) -> str:
     return _URL.sub(r"\1<span></span>\2", line.replace("@", "&#64;"))
 
 
-def prose(text: object, limit: int | None = None) -> str:
-    """`escaped`, with `code` where a docstring has it in backticks."""
-    parts = re.split(r"`+([^`]+)`+", plain(text, limit))
-    return "".join(code(part) if i % 2 else escaped_inside(part) for i, part in enumerate(parts))
-
-
-def escaped_inside(part: str) -> str:
-    """A piece of a line, with the spaces around it."""
-    body = part.strip()
-    if not body:
-        return part
-    return part.replace(body, escaped(body))
-
-
 def code(text: object, limit: int | None = None) -> str:
     """Inline code."""
     line = plain(text, limit)
@@ -89,25 +72,3 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are Markdown already; empty without rows."""
     first, *lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (head, *rows)]
     return "\n".join([first, "|" + "---|" * len(head), *lines]) if lines else ""
-
-
-def hub_link(repo: str, prefix: str = "") -> str:
-    """A link to a repository; only names that the Hub allows become one."""
-    name = plain(repo)
-    safe = all(c.isascii() and (c.isalnum() or c in "-_./") for c in name)
-    return f"[{escaped(name)}](https://huggingface.co/{prefix}{name})" if safe else escaped(name)
-
-
-def quoted(name: str) -> str:
-    """A string of Python."""
-    return json.dumps(plain(name), ensure_ascii=False)
-
-
-def literal(value: object) -> str:
-    """A value as Python, a line per entry."""
-    text = json.dumps(value, indent=4, ensure_ascii=False)
-    try:
-        same = ast.literal_eval(text) == value
-    except ValueError:  # JSON's true, false and null
-        same = False
-    return text if same else pprint.pformat(value, width=80, sort_dicts=False)

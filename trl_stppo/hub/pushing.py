@@ -23,14 +23,6 @@ LEFT_OUT_TOO = (
     *("trace/*", "trace.html", "skipped/*", EPISODES, "metrics*.jsonl", ".*.writing"),
     "last-checkpoint/*",
 )
-_HINTS = {
-    401: "The token is missing or no longer valid: log in with `hf auth login`, or set HF_TOKEN.",
-    403: "The token may not write there: use one with write access, and check `hub_model_id`.",
-    404: "There is no such repository, or the token may not see it: check `hub_model_id`.",
-    409: "Somebody else has written to it at the same time: push again.",
-    413: "Something is too large for the Hub.",
-    429: "The Hub asks for fewer requests: wait, then push again.",
-}
 
 
 def push_command(repo: str, folder: Path, revision: str | None = None) -> str:
@@ -43,18 +35,9 @@ def push_command(repo: str, folder: Path, revision: str | None = None) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, on one line, with what to do about it where that is known."""
-    seen: BaseException | None = error
-    while seen is not None and getattr(seen, "response", None) is None:
-        seen = seen.__cause__ or seen.__context__
-    response = getattr(seen, "response", None)
-    status = getattr(response, "status_code", None)
-    said = error if seen is None else seen
-    text = redacted(" ".join(str(said).split()))[:300]
-    hint = _HINTS.get(status or 0, "")
-    if status is not None and status >= 500:
-        hint = "The Hub itself is in trouble: push again later."
-    return f"{type(said).__name__}: {text.rstrip('.')}.{' ' + hint if hint else ''}"
+    """The error on one line, without secrets."""
+    text = redacted(" ".join(str(error).split()))[:300]
+    return f"{type(error).__name__}: {text.rstrip('.')}."
 
 
 def failed_push(

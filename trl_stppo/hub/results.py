@@ -25,18 +25,16 @@ INDEXED = {SUCCESS: "success_rate", SCORE: "mean_reward"}
 
 
 class Evaluation(NamedTuple):
-    """The figures of one evaluation dataset: finite, and by the names of docs/evaluation.md."""
+    """The metrics of one evaluation dataset: finite, and by the names of docs/evaluation.md."""
 
     name: str | None  # of the dataset among several
     step: int  # optimizer steps that were done
     figures: Mapping[str, float]
-    before: Mapping[str, float]  # of an evaluation at step 0; empty where there is none
 
 
 def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
     """The evaluations at the last step at which there was one."""
     found: dict[str, Evaluation] = {}
-    first: dict[str, Mapping[str, float]] = {}
     for entry in history:
         step = int(entry.get("step", 0))
         for key in entry:
@@ -47,26 +45,17 @@ def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
             figures = {k.removeprefix(prefix): v for k, v in known.items() if v is not None}
             name = prefix.removeprefix(PREFIX).removesuffix("_") or None
             found = {p: other for p, other in found.items() if other.step == step}
-            if step == 0:
-                first[prefix] = figures
-            before = first.get(prefix, {}) if step else {}
-            found[prefix] = Evaluation(name, step, figures, before)
+            found[prefix] = Evaluation(name, step, figures)
     return list(found.values())
 
 
 def results_table(evaluations: Sequence[Evaluation]) -> str:
-    """Figures in rows; evaluation datasets in columns, two where there are figures of before."""
-    columns: list[tuple[str, Mapping[str, float]]] = []
-    for evaluation in evaluations:
-        head = escaped(evaluation.name, 60) if evaluation.name else "held-out rows"
-        if evaluation.before:
-            columns.append((f"{head}, before training", evaluation.before))
-        columns.append((f"{head}, after" if evaluation.before else head, evaluation.figures))
+    """Metrics in rows with their 95 % intervals, evaluation datasets in columns."""
+    heads = [escaped(e.name, 60) if e.name else "held-out rows" for e in evaluations]
     rows = [
-        [label, *(_shown(figures, name) for _, figures in columns)]
-        for name, label in FIGURES.items()
+        [label, *(_shown(e.figures, name) for e in evaluations)] for name, label in FIGURES.items()
     ]
-    return table(["", *(head for head, _ in columns)], [row for row in rows if any(row[1:])])
+    return table(["", *heads], [row for row in rows if any(row[1:])])
 
 
 def _shown(figures: Mapping[str, float], name: str) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..redaction import redacted
 from ..version import __version__
-from .setting_rules import complaint
 
 AGENT_FILE = "agent.json"
 CRITIC_FOLDER = "critic"
 FORMAT = 1
 DEFAULT_LENGTH = 2048
+SAMPLING = ("temperature", "repetition_penalty", "top_p", "min_p", "top_k")
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,11 @@ class AgentSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        wrong = complaint(vars(self))
-        if wrong is not None:
-            raise ValueError(redacted(wrong))
+        hints = typing.get_type_hints(type(self))
+        for name, value in vars(self).items():
+            if not _is_a(value, hints[name]):
+                shown = redacted(f"{value!r:.200}")
+                raise ValueError(f"`{name}={shown}`: an agent's settings hold {hints[name]} there.")
 
     def changed(self, **changes: Any) -> AgentSettings:
         """The same settings with some of them changed.
@@ -117,3 +121,16 @@ class AgentSettings:
             return cls(**{name: value for name, value in found.items() if name in known})
         except ValueError as error:
             raise ValueError(f"`{path}`: {error}") from error
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of an annotation; true and false are not numbers."""
+    if parts := [part for part in typing.get_args(hint) if typing.get_origin(hint) is not dict]:
+        if typing.get_origin(hint) is list:
+            return isinstance(value, list) and all(_is_a(entry, parts[0]) for entry in value)
+        return any(_is_a(value, part) for part in parts)
+    kind = typing.get_origin(hint) or hint
+    if isinstance(value, (int, float)):
+        number = not isinstance(value, bool) and math.isfinite(value)
+        return number and (kind is float or isinstance(value, kind))
+    return isinstance(value, kind)

@@ -214,25 +214,9 @@ def generation_model(trainer: Any) -> Iterator[Any]:
 
 def open_trackio(trainer: Any) -> None:
     """TRL's profiling writes to trackio, which upstream opens when training begins or with its first log."""
-    for callback in _of_trackio(trainer):
-        if not callback._initialized:
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TrackioCallback) and not callback._initialized:
             callback.setup(trainer.args, trainer.state, trainer.model)
-
-
-def close_other_trackio(trainer: Any) -> None:
-    """Have trackio close what it has open under another name than `args.run_name`.
-
-    An evaluation before the training opens it, when nobody may know yet which run goes on.
-    """
-    for callback in _of_trackio(trainer):
-        run = callback._trackio.context_vars.current_run.get() if callback._initialized else None
-        if run is not None and trainer.args.run_name not in (None, run.name):
-            callback._trackio.finish()
-            callback._initialized = False  # so that it opens the right one when training begins
-
-
-def _of_trackio(trainer: Any) -> list[Any]:
-    return [c for c in trainer.callback_handler.callbacks if isinstance(c, TrackioCallback)]
 
 
 @contextmanager

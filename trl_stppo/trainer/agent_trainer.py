@@ -198,7 +198,6 @@ class AgentTrainer(Host):
             self._rewards,
             self._rollout_log,
             rollout,
-            self._checkpoints.name_to_report,
             self._trace,
         )
 

@@ -16,7 +16,6 @@ from .config.checks import check_finite, check_values, explained
 from .config.names import ALIASES, KnownNames, option, takes_old_names
 from .config.secrets import KeepsSecrets
 from .guards.stop_when import texts
-from .watching.reporting import resolve_report_to
 
 
 @takes_old_names
@@ -70,10 +69,6 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     loss_type: str = option("grpo", "One of 'grpo', 'bnpo', 'dr_grpo', 'dapo'.")
     disable_dropout: bool = option(
         True, "Dropout would make the ratio of an unchanged policy differ from 1."
-    )
-
-    report_to: None | str | list[str] = option(  # noqa: RUF036 (the form that upstream parses)
-        "auto", "Integrations; 'auto' is local trackio, if installed."
     )
 
     # Aliases: set either name, both hold the value.
@@ -254,7 +249,6 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     def __post_init__(self) -> None:
         self.stop_when = texts(self.stop_when)
         check_finite(self)
-        resolve_report_to(self)
         self._resolve_aliases()
         mini_batches = self._resolve_mini_batches()
         if single := self.num_generations == 1:

@@ -1,4 +1,4 @@
-"""Watching runs: lines in the terminal while they train, curves and tables afterwards.
+"""Watching runs: lines in the terminal while they train, curves afterwards.
 
 Reads what trainers log (`docs/watching.md`) and knows no trainer. Names load on first use.
 """
@@ -13,13 +13,12 @@ _LAZY = {
     "MetricsFile": "trl_stppo.watch.metrics_file",
     "Run": "trl_stppo.watch.runs",
     "draw_curves": "trl_stppo.watch.curves",
-    "draw_groups": "trl_stppo.watch.curves",
     "read_run": "trl_stppo.watch.runs",
 }
-__all__ = ["MetricsFile", "ProgressLines", "Run", "draw_curves", "draw_groups", "read_run"]
+__all__ = ["MetricsFile", "ProgressLines", "Run", "draw_curves", "read_run"]
 
 if TYPE_CHECKING:
-    from .curves import draw_curves, draw_groups
+    from .curves import draw_curves
     from .lines import ProgressLines
     from .metrics_file import MetricsFile
     from .runs import Run, read_run

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,6 @@ METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "trainer_state.json"
 MANIFEST = "stppo_checkpoint.json"
 FORMAT = 1
-# Settings that runs may differ in and still be repetitions of each other.
-PLACES = {
-    *("seed", "data_seed", "output_dir", "run_name", "project", "hub_model_id", "logging_dir"),
-    *("report_to", "resume_from_checkpoint", "live_view", "disable_tqdm", "full_determinism"),
-    *("save_strategy", "save_steps", "save_total_limit", "push_to_hub", "trace_episodes"),
-    *("trackio_static_space_id", "log_level", "eval_on_start"),
-}
-# Settings that a variant sets, or that only some variants have.
-IMPLIED = {
-    *("importance_sampling_level", "stabilizers", "clip_bias_estimator", "clip_bias_power"),
-    *("clip_bias_normalization", "clip_bias_target"),  # their names in 0.1.0
-}
-# Written down beside the settings: what is trained on what. Their values speak for themselves.
-TASK = ("model", "environment", "dataset")
 
 
 @dataclass(frozen=True)
@@ -44,8 +29,8 @@ class Run:
     Attributes:
         folder: of the run.
         history: entries of `log_history`, oldest first.
-        settings: those of its configuration that differ from the default, and the names of `TASK`;
-            empty where nobody has written them down.
+        settings: those of its configuration that differ from the default, and the names of model,
+            environment and dataset; empty if the file has none.
         source: the file that was read.
     """
 
@@ -53,15 +38,6 @@ class Run:
     history: list[dict[str, Any]]
     settings: dict[str, Any] = field(default_factory=dict)
     source: Path = Path()
-
-    @property
-    def name(self) -> str:
-        """Of the folder."""
-        return self.folder.resolve().name
-
-    def without_places(self) -> dict[str, Any]:
-        """The settings in which repetitions agree."""
-        return {k: v for k, v in self.settings.items() if k not in PLACES}
 
 
 def read_run(path: str | Path) -> Run:
@@ -156,81 +132,3 @@ def _settings_beside(file: Path) -> dict[str, Any]:
     identity = about.get("identity", {})
     known = {key: identity[key] for key in ("variant", "seed") if identity.get(key) is not None}
     return {**about.get("settings", {}), **known}
-
-
-def grouped(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, list[Run]]:
-    """Runs that repeat each other, under a label.
-
-    Args:
-        runs: any.
-        by: settings that tell groups apart; None for all but seeds, places and the like. An empty
-            sequence leaves each run to itself.
-
-    Returns:
-        Groups in the order of their first run. The label is the variant, plus the settings in which
-        groups differ beyond it; for runs that are alone, the folder where that tells them apart.
-    """
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        chosen = run.without_places() if by is None else {key: run.settings.get(key) for key in by}
-        alone = by == [] or (by is None and not run.settings)
-        key = (
-            str(run.folder.resolve()) if alone else json.dumps(chosen, sort_keys=True, default=str)
-        )
-        groups.setdefault(key, []).append(run)
-    members = list(groups.values())
-    labels = _labels(members, by)
-    return dict(zip(labels, members, strict=True))
-
-
-def _labels(groups: Sequence[Sequence[Run]], by: Sequence[str] | None) -> list[str]:
-    """Short labels that differ."""
-    heads = [group[0] for group in groups]
-    if by:
-        return [" ".join(_said(head, key) for key in by) for head in heads]
-    labels = [head.name for head in heads]
-    if by is None:
-        names = differing(heads)
-        labels = [
-            " ".join([_variant(head), *(_said(head, key) for key in names)]) for head in heads
-        ]
-    if len(set(labels)) < len(labels):
-        labels = [head.name for head in heads]
-    return labels if len(set(labels)) == len(labels) else [str(head.folder) for head in heads]
-
-
-def differing(runs: Sequence[Run]) -> list[str]:
-    """Task and settings in which runs differ, but for what follows from their variants."""
-    names = {key for run in runs for key in run.without_places()} - {"variant"}
-    return [
-        key
-        for key in sorted(names, key=lambda key: (_rank(key), key))
-        if any(
-            len({json.dumps(run.settings.get(key), default=str) for run in some}) > 1
-            for some in _comparable(runs, key)
-        )
-    ]
-
-
-def _rank(key: str) -> int:
-    return TASK.index(key) if key in TASK else len(TASK)
-
-
-def _comparable(runs: Sequence[Run], key: str) -> list[list[Run]]:
-    """Those of one variant where the setting is the variant's own, else all."""
-    if key not in IMPLIED:
-        return [list(runs)]
-    variants = dict.fromkeys(map(_variant, runs))
-    return [[run for run in runs if _variant(run) == variant] for variant in variants]
-
-
-def _variant(run: Run) -> str:
-    return str(run.settings.get("variant") or run.name)
-
-
-def _said(run: Run, key: str) -> str:
-    """One setting in a label."""
-    if key in (*TASK, "variant") and key in run.settings:
-        return str(run.settings[key])
-    missing = "unknown" if key in TASK else "default"
-    return f"{key}={run.settings.get(key, missing)}"

@@ -67,7 +67,7 @@ def test_prefixes_tell_questions_from_passages(folder) -> None:
     encoder = HashEncoder()
     DenseIndex(folder, encode=encoder).search("tree", 1)
     assert encoder.seen[-1] == "query: tree"
-    build_dense(PASSAGES[:3], folder, SETTINGS, encode=encoder, overwrite=True)
+    build_dense(PASSAGES[:3], folder.with_name("y"), SETTINGS, encode=encoder)
     assert "passage: Heap\na heap is a tree" in encoder.seen
     assert "passage: a tree has leaves" in encoder.seen
 

@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import load_dataset
 
 from tests.hub_copies import flashrag, medical
-from trl_stppo.recipes.search.data import prepare, report_lines, save
-from trl_stppo.recipes.search.data.hygiene import Counts
-from trl_stppo.recipes.search.data.prompts import user_text
-from trl_stppo.recipes.search.data.readers import Question
+from tests.script_kit import scripts
 from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
+
+with scripts() as _module:
+    _module("search_rows")
+    from search_rows import prepare, save
+    from search_rows.prompts import user_text
+    from search_rows.readers import Question
 
 
 @pytest.fixture(autouse=True)
@@ -56,21 +59,13 @@ def test_nothing_of_the_evaluation_is_trained_on_and_all_is_counted(copies):
     # Every evaluation set is whole, also where two of them ask the same.
     held_out = questions(prepared.rows["eval"])
     assert held_out == ["Where is a Tower?", "how far", "job of x", "What, year?", "how far"]
-    report = prepared.report
-    none = Counts().as_dict()
-    assert report["train"]["nq"] == {
-        **none,
+    assert prepared.report["train"]["nq"] == {
         "from": f"{copies}/RUC-NLPIR/FlashRAG_datasets/nq/train.jsonl",
-        **{"read": 8, "kept": 3, "duplicates": 1, "in_evaluation": 2},
-        **{"without_answer": 1, "without_question": 1},
+        **{"read": 8, "kept": 3},
     }
-    counts = {k: v for k, v in report["train"]["hotpotqa"].items() if k != "from"}
-    assert counts == {**none, "read": 3, "kept": 1, "duplicates": 1, "in_evaluation": 1}
-    assert report["eval"]["popqa"]["duplicates"] == 1
-    for split in ("train", "eval"):
-        for counts in report[split].values():
-            figures = {k: v for k, v in counts.items() if k != "from"}
-            assert figures.pop("read") == sum(figures.values())
+    counts = prepared.report["train"]["hotpotqa"]
+    assert (counts["read"], counts["kept"]) == (3, 1)
+    assert prepared.report["eval"]["popqa"]["kept"] == 1
 
 
 def test_only_the_named_evaluation_sets_count(copies):
@@ -85,7 +80,7 @@ def test_a_cut_evaluation_still_keeps_all_its_questions_out(copies):
     assert sorted(questions(prepared.rows["train"])) == sorted(
         questions(prepare(TRAIN, EVAL, local=copies).rows["train"])
     )
-    assert prepared.report["eval"]["nq"]["over_limit"] == 1
+    assert prepared.report["eval"]["nq"]["kept"] == 1
 
 
 def test_limits_are_per_data_set_and_the_seed_decides(tmp_path):
@@ -139,10 +134,10 @@ def test_rows_as_the_trainer_takes_them(copies, tmp_path):
 def test_exam_questions_with_other_choices_are_no_duplicates(copies):
     medical(Path(copies))
     report = prepare([], ["medmcqa"], local=copies).report["eval"]["medmcqa"]
-    assert (report["kept"], report["duplicates"], report["without_answer"]) == (2, 0, 1)
+    assert (report["kept"], report["read"]) == (2, 3)
     # But a question that is evaluated on is not trained on, whatever its choices.
     report = prepare(["medmcqa"], ["medmcqa"], local=copies).report["train"]["medmcqa"]
-    assert (report["kept"], report["in_evaluation"]) == (0, 2)
+    assert report["kept"] == 0
 
 
 def test_a_question_without_choices_has_no_letters():
@@ -160,6 +155,8 @@ def test_load_dataset_reads_what_is_written(copies, tmp_path):
     assert loaded["train"].to_list() == prepared.rows["train"]
     assert loaded["test"].to_list() == prepared.rows["eval"]
     assert json.loads((folder / "report.json").read_text()) == prepared.report
+    with pytest.raises(FileExistsError, match=str(folder)):
+        save(prepared, folder)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -167,43 +164,6 @@ def test_one_split_alone(copies, tmp_path, split):
     names = (["nq"], []) if split == "train" else ([], ["nq"])
     save(prepare(*names, local=copies), tmp_path / "one")
     assert list(load_dataset(str(tmp_path / "one"))) == [split]
-
-
-def test_a_failed_write_leaves_nothing_and_keeps_the_old(copies, tmp_path, monkeypatch):
-    prepared = prepare(["nq"], local=copies)
-    folder = save(prepared, tmp_path / "out" / "search")
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-
-    def fail(self, path):
-        Path(path).write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Dataset, "to_parquet", fail)
-    for target in (folder, tmp_path / "out" / "other"):
-        with pytest.raises(OSError, match="disk full"):
-            save(prepared, target, overwrite=True)
-    assert sorted(p.name for p in folder.parent.iterdir()) == ["search"]
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-
-
-def test_what_is_there_is_not_replaced_unasked(copies, tmp_path):
-    prepared = prepare(["nq"], local=copies)
-    folder = save(prepared, tmp_path / "search")
-    with pytest.raises(FileExistsError, match="--overwrite"):
-        save(prepared, folder)
-    save(prepare(["nq"], ["nq"], local=copies), folder, overwrite=True)
-    assert (folder / "test.parquet").exists()
-    (folder / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"notes\.txt besides"):
-        save(prepared, folder, overwrite=True)
-    assert (folder / "notes.txt").exists()
-    other = tmp_path / "other"
-    other.mkdir()
-    for report in ("{}", "[]", "3", "{"):
-        (other / "report.json").write_text(report)
-        with pytest.raises(FileExistsError, match="no earlier result of this kind"):
-            save(prepared, other, overwrite=True)
-        assert (other / "report.json").read_text() == report
 
 
 def test_mistakes_show_before_anything_is_read(tmp_path):
@@ -223,10 +183,3 @@ def test_nothing_left_is_an_error(tmp_path):
     prepared = prepare(["nq"], local=str(tmp_path))
     with pytest.raises(ValueError, match="No row is left"):
         save(prepared, tmp_path / "out")
-
-
-def test_the_report_as_a_table(copies):
-    header, *lines = report_lines(prepare(TRAIN, EVAL, local=copies).report)
-    assert header.split()[-1] == "kept"
-    assert [line.split()[1] for line in lines] == [*TRAIN, *EVAL]
-    assert lines[0].split()[2:] == ["8", "1", "1", "1", "2", "0", "3"]

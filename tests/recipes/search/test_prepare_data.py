@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
     return subprocess.run(
-        [sys.executable, "scripts/prepare_data.py", *flags],
+        [sys.executable, "scripts/search/prepare_data.py", *flags],
         cwd=ROOT,
         env={**os.environ, **cache},
         capture_output=True,
@@ -34,7 +34,7 @@ def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):
     result = run(tmp_path, *flags, "--max_train_rows", "3")
     assert result.returncode == 0, result.stderr[-2000:]
     assert f"rows: {output}" in result.stdout
-    assert "in_evaluation" in result.stdout
+    assert "train nq: 3 of 5 rows" in result.stdout
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = load_dataset(str(output))
     assert {name: len(split) for name, split in rows.items()} == {"train": 3, "test": 2}
@@ -53,9 +53,8 @@ def test_a_folder_that_is_there_is_refused_before_anything_is_loaded(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
     nowhere = f"--train nq --local {tmp_path}/nowhere --output {tmp_path}/out".split()
-    for flags in ([], ["--overwrite"]):
-        result = run(tmp_path, *nowhere, *flags)
-        assert result.returncode == 1
-        assert result.stderr.strip().startswith("FileExistsError: ")
-        assert result.stderr.count("\n") == 1
+    result = run(tmp_path, *nowhere)
+    assert result.returncode == 1
+    assert result.stderr.strip().startswith("FileExistsError: ")
+    assert result.stderr.count("\n") == 1
     assert "FileNotFoundError" in run(tmp_path, *nowhere[:-1], str(tmp_path / "new")).stderr

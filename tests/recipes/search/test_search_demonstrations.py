@@ -4,15 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.script_kit import scripts
 from trl_stppo.recipes.search.env import NOTHING_FOUND, TOLD_SO, StdlibSearchEnv
-from trl_stppo.recipes.search.stdlib_docs import QUESTIONS, is_held_out, questions
+from trl_stppo.recipes.search.stdlib_docs import questions
+
+with scripts() as _module:
+    maker = _module("stdlib_questions")
+QUESTIONS, is_held_out = maker.QUESTIONS, maker.is_held_out
 
 pytest.importorskip("bm25s")
 
 
 @pytest.fixture
 def demos(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "makers"))
     import search_demonstrations
 
     return search_demonstrations

@@ -4,10 +4,14 @@ import json
 
 import pytest
 
-from tests.hub_copies import FLASHRAG, flashrag, medical, originals, write
-from trl_stppo.recipes.search.data.loading import read_questions
-from trl_stppo.recipes.search.data.readers import Question
-from trl_stppo.recipes.search.data.sources import DATASETS, SOURCES, find_source
+from tests.hub_copies import FLASHRAG, flashrag, medical, write
+from tests.script_kit import scripts
+
+with scripts() as _module:
+    _module("search_rows")
+    from search_rows.loading import read_questions
+    from search_rows.readers import Question
+    from search_rows.sources import DATASETS, find_source
 
 
 @pytest.fixture(autouse=True)
@@ -15,8 +19,8 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
-def read(folder, name, split, source="original") -> list[Question]:
-    return list(read_questions(find_source(name, source), split, local=str(folder)))
+def read(folder, name, split) -> list[Question]:
+    return list(read_questions(find_source(name), split, local=str(folder)))
 
 
 def test_flashrag_files(tmp_path):
@@ -26,55 +30,25 @@ def test_flashrag_files(tmp_path):
         flashrag(tmp_path, name, split, rows[:1], metadata={"supporting_facts": {"title": ["T"]}})
         kind = "train" if split == "train" else "eval"
         expected = [Question("who sings?", ("Ann", "ann", "Bo"), id=f"{split}_0")]
-        assert read(tmp_path, name, kind, "flashrag") == expected
+        assert read(tmp_path, name, kind) == expected
     flashrag(tmp_path, "hotpotqa", "train", rows[1:])
     expected = [Question("when now?", ("1997",), id="train_0")]
-    assert read(tmp_path, "hotpotqa", "train", "flashrag") == expected
+    assert read(tmp_path, "hotpotqa", "train") == expected
 
 
-def test_the_original_repositories(tmp_path):
-    originals(tmp_path)
-    assert read(tmp_path, "nq", "train") == [
-        Question("who wrote the train book", ("Ann", "Ann  B")),
-    ]
-    assert read(tmp_path, "triviaqa", "eval") == [
-        Question("validation capital?", ("Oslo", "Kristiania"), id="tc_validation"),
-        Question("hidden?", (), id="x"),
-    ]
-    assert read(tmp_path, "popqa", "eval") == [
-        Question("What is x's job?", ("politician", "político"), id="42"),
-        Question("What is y's job?", (), id="42"),
-    ]
-    assert read(tmp_path, "hotpotqa", "train") == [
-        Question("train 0?", ("yes",), id="h0"),
-        Question("train 1?", ("yes",), id="h1"),
-    ]
-    assert read(tmp_path, "2wikimultihopqa", "eval") == [
-        Question("whose dev mother?", ("Eve",), id="wdev"),
-    ]
-    assert read(tmp_path, "musique", "eval") == [
-        Question("spouse of dev?", ("Miquette", "M. G."), id="2hop__1"),
-        Question("no?", (), id="2hop__2"),
-    ]
-    assert read(tmp_path, "bamboogle", "eval") == [
-        Question("Who was president then?", ("James Monroe",)),
-    ]
-
-
-@pytest.mark.parametrize("source", ["flashrag", "original"])
-def test_the_medical_sets(tmp_path, source):
+def test_the_medical_sets(tmp_path):
     medical(tmp_path)
     options = ("Aspirin", "Biotin", "Codeine", "Digoxin")
     expected = [Question("A test patient needs what?", ("C",), options)]
-    assert read(tmp_path, "medqa", "eval", source) == expected
+    assert read(tmp_path, "medqa", "eval") == expected
 
-    first, second, third = read(tmp_path, "medmcqa", "eval", source)
+    first, second, third = read(tmp_path, "medmcqa", "eval")
     assert (first.answers, first.choices) == (("A",), ("Iron", "Zinc", "Lead", "Gold"))
     assert (second.answers, second.choices[0], second.id) == (("D",), "Tin", "m-validation")
     assert third.answers == ()  # an empty choice
 
     for split, config in (("eval", "pqa_labeled"), ("train", "pqa_artificial")):
-        first, second = read(tmp_path, "pubmedqa", split, source)
+        first, second = read(tmp_path, "pubmedqa", split)
         assert first == Question(
             f"Does {config} work?", ("C",), ("yes", "no", "maybe"), "First. Second.", "7"
         )
@@ -88,11 +62,6 @@ def test_hidden_answers_are_no_answers(tmp_path):
     hidden = {"question": "?", "opa": "a", "opb": "b", "opc": "c", "opd": "d", "cop": -1}
     assert source.evaluation == "data/validation-*.parquet"
     assert source.layout.read(hidden).answers == ()
-
-
-def test_every_name_is_known_to_both_sources():
-    assert set(SOURCES["flashrag"]) == set(SOURCES["original"]) == set(DATASETS)
-    assert len(DATASETS) == 10
 
 
 def test_addresses_on_the_hub():
@@ -109,8 +78,7 @@ def test_addresses_on_the_hub():
 def test_unknown_names_list_the_known():
     with pytest.raises(ValueError, match=r"'squad'; known are nq, triviaqa, .*pubmedqa"):
         find_source("squad")
-    with pytest.raises(ValueError, match="allowed are flashrag, original"):
-        find_source("nq", "mirror")
+    assert len(DATASETS) == 10
 
 
 @pytest.mark.parametrize("name", ["popqa", "bamboogle"])
@@ -125,12 +93,12 @@ def test_a_missing_column_is_named(tmp_path):
     with pytest.raises(
         ValueError, match=r"nq: .*test.jsonl has no column golden_answers; found are id, question"
     ):
-        read(tmp_path, "nq", "eval", "flashrag")
+        read(tmp_path, "nq", "eval")
 
 
 def test_a_missing_file_says_where_it_belongs(tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"nq: no file matches .*{FLASHRAG}/nq/test.jsonl"):
-        read(tmp_path, "nq", "eval", "flashrag")
+        read(tmp_path, "nq", "eval")
 
 
 def test_a_broken_file_is_named(tmp_path):
@@ -138,7 +106,7 @@ def test_a_broken_file_is_named(tmp_path):
     write(path, [{"id": "1", "question": "q?", "golden_answers": ["a"]}])
     path.write_text(path.read_text() + json.dumps({"id": "2"})[:-2])
     with pytest.raises(ValueError, match=r"nq: .*test.jsonl cannot be read"):
-        read(tmp_path, "nq", "eval", "flashrag")
+        read(tmp_path, "nq", "eval")
 
 
 def test_without_network_the_way_out_is_named():

@@ -1,19 +1,26 @@
 import re
-import subprocess
 import sys
 from collections import Counter
 
 import pytest
 
+from tests.script_kit import scripts
 from trl_stppo.recipes.search import stdlib_docs
 from trl_stppo.recipes.search.env import StdlibSearchEnv
-from trl_stppo.recipes.search.stdlib_docs import (
-    MAX_WORDS,
-    entries,
-    is_held_out,
-    passages,
-    questions,
-)
+from trl_stppo.recipes.search.stdlib_docs import passages, questions
+
+with scripts() as _module:
+    maker = _module("stdlib_questions")
+
+
+def test_what_is_shipped_reads_as_the_maker_made_it(tmp_path) -> None:
+    made = maker.questions("test"), maker.questions("train"), maker.passages()
+    if sys.version_info[:2] == (3, 11):  # other versions have other libraries
+        assert made == (questions("test"), questions("train"), passages())
+    maker.write(tmp_path)
+    shipped = {path.name: len(path.read_bytes()) for path in maker.SHIPPED.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == set(shipped)
+    assert sum(shipped.values()) < 200_000
 
 
 def test_passages_state_the_facts() -> None:
@@ -27,26 +34,16 @@ def test_passages_state_the_facts() -> None:
 
 
 def test_passages_are_short_and_name_what_they_are_about() -> None:
-    assert len(passages()) == len(entries())
     for passage in passages():
-        assert len(passage.text.split()) <= MAX_WORDS
+        assert len(passage.text.split()) <= maker.MAX_WORDS
         assert passage.text.startswith(f"{passage.title} is a ")
 
 
 def test_nothing_private_and_no_tests_in_the_corpus() -> None:
-    for entry in entries():
+    for entry in maker.entries():
         parts = entry.module.split(".") if entry.module else entry.name.split(".")
         assert not any(part.startswith("_") or part in ("test", "tests") for part in parts)
         assert not entry.name.startswith("_")
-
-
-def test_reading_the_corpus_imports_none_of_it() -> None:
-    code = (
-        "import sys; from trl_stppo.recipes.search.stdlib_docs import questions; questions('train');"
-        "print({'antigravity', 'turtle', 'smtplib', 'torch', 'datasets'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 def test_splits_are_large_and_share_no_asked_name() -> None:
@@ -54,7 +51,7 @@ def test_splits_are_large_and_share_no_asked_name() -> None:
     assert len(train) >= 1000
     assert len(test) >= 400
     assert not {row["name"] for row in train} & {row["name"] for row in test}
-    assert all(is_held_out(row["name"]) for row in test)
+    assert all(maker.is_held_out(row["name"]) for row in test)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -64,7 +61,7 @@ def test_rows_are_complete_and_mixed(split: stdlib_docs.Split) -> None:
         assert row["prompt"][0]["role"] == "user"
         assert row["name"] in row["prompt"][0]["content"]
         assert len(row["answers"]) == 1
-    assert {row["kind"] for row in rows} == set(stdlib_docs.QUESTIONS)
+    assert {row["kind"] for row in rows} == set(maker.QUESTIONS)
     two_hop = sum(row["hops"] == 2 for row in rows) / len(rows)
     assert 0.2 < two_hop < 0.3
     # No single guess is worth much.
@@ -80,18 +77,10 @@ def test_two_hop_answers_are_not_in_the_first_passage() -> None:
             assert row["answers"][0] not in facts
 
 
-@pytest.mark.slow
-def test_questions_are_the_same_every_time() -> None:
-    first = questions("test")
-    for cached in (stdlib_docs.entries, stdlib_docs.passages, stdlib_docs._all_questions):
-        cached.cache_clear()
-    assert questions("test") == first
-
-
 def test_the_split_depends_on_nothing_but_the_name() -> None:
     # Literals: a change of the hash would move names between the splits of published results.
     names = ("writerow", "merge", "DictReader", "captureWarnings", "DocTestParser")
-    assert [is_held_out(name) for name in names] == [False, False, False, True, True]
+    assert [maker.is_held_out(name) for name in names] == [False, False, False, True, True]
 
 
 def test_unknown_split_is_refused() -> None:
@@ -146,7 +135,7 @@ def test_unusual_sources(tmp_path) -> None:
         "    class C:\n"
         "        '''Stands in for it when missing.'''\n"
     )
-    found = [e.passage().text for e in stdlib_docs._read_module("odd", path)]
+    found = [e.passage().text for e in maker._read_module("odd", path)]
     assert found == [
         "odd is a module.",
         "A is a class in module odd with base Base.",
@@ -159,6 +148,6 @@ def test_unusual_sources(tmp_path) -> None:
 
 
 def test_a_library_without_sources_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr(stdlib_docs.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(maker.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(FileNotFoundError, match="no standard library sources"):
-        stdlib_docs.entries.__wrapped__()
+        maker.entries.__wrapped__()

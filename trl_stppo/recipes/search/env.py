@@ -71,7 +71,7 @@ class SearchEnv:
         Args:
             retriever: what `<search>` asks: an object, or a name as `open_retriever` takes it, whose
                 retriever is shared by the whole process. None is "stdlib", BM25 over the
-                documentation of the running Python, built on the first search.
+                documentation of Python's library, built on the first search.
             top_k: passages shown per search, >= 1.
             max_observation_tokens: cap on the whole observation, tags included, >= 1; None for none.
             count_tokens: text -> its number of tokens. Without it a token is taken for four

@@ -15,10 +15,8 @@ from transformers.utils import logging as upstreams
 from ...errors import CheckpointError, CheckpointWriteError
 from ...hub.description import Description
 from ...models.critic import SharedCritic
-from .._trl import close_other_trackio
 from ..host import Host, Wrapped
 from ..processes import done_by
-from ..watching.reporting import named_run, names_runs
 from . import disk, files, same_run
 from .run_lock import RunLock
 from .run_state import RunState, load_beside_policy, load_models
@@ -74,10 +72,8 @@ class Checkpoints:
             self._has_trained = True
             self.last = folder
             self._state.read(folder)
-            with named_run(self._host.args, self.run_name):
-                close_other_trackio(self._host)
-                resume_from = None if folder is None else str(folder)
-                output = self._guarded(wrapped, resume_from, *args, **kwargs)
+            resume_from = None if folder is None else str(folder)
+            output = self._guarded(wrapped, resume_from, *args, **kwargs)
         # Upstream's own divides the whole run's loss by the steps of this part.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
@@ -122,17 +118,6 @@ class Checkpoints:
     def _about(self) -> dict[str, Any]:
         inside = self._state.inside_rollout
         return same_run.about(self._host, self._describe(), self.run_name, inside_rollout=inside)
-
-    def name_to_report(self) -> str:
-        """The run's name; before the training, that of the run which its settings say will go on."""
-        args = self._host.args
-        wanted = args.resume_from_checkpoint
-        if wanted and not self._has_trained and names_runs(args):
-            with suppress(CheckpointError):  # `train` will say what is wrong
-                folder = files.to_resume(Path(args.output_dir), wanted)
-                if folder is not None:
-                    return str(files.read_manifest(folder).get("run") or self.run_name)
-        return self.run_name
 
     def _to_resume(self, wanted: str | bool | None) -> Path | None:
         """Looked for, and read whole, once on each machine."""

@@ -345,7 +345,7 @@ def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[P
     protected = {found[-1].resolve()} if found else set()
     if best is not None:
         protected.add(Path(best).resolve())
-    protected |= {path.resolve() for path in kept}
+    protected |= {path.resolve() for path in kept} & {path.resolve() for path in found}
     spare = [folder for folder in found if folder.resolve() not in protected]
     for folder in spare[: max(0, len(found) - max(limit, len(protected)))]:
         discard(folder)

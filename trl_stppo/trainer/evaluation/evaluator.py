@@ -22,7 +22,6 @@ from ..loop.rollout import Rollout
 from ..loop.rows import Row
 from ..recording.recorder import TraceRecorder
 from ..setup import plan
-from ..watching.reporting import named_run
 from .metrics import EvaluationRun, PlayedEpisode
 from .rows import COLUMN, Name, named_rows, take_names
 from .settings import evaluation_settings, undisturbed
@@ -38,7 +37,6 @@ class Evaluator:
         rewards: asks everybody who pays.
         log: of rollouts.
         rollout_plan: who plays in training.
-        name_to_report: that of the run, for trackers that are opened before upstream logs anything.
         trace: takes in what is played.
 
     Attributes:
@@ -54,18 +52,13 @@ class Evaluator:
         rewards: EpisodeRewards,
         log: RolloutLog,
         rollout_plan: plan.RolloutPlan,
-        name_to_report: Callable[[], str],
         trace: TraceRecorder,
     ) -> None:
         self._host, self._upstream, self._player = host, upstream, player
         self._rewards, self._log, self._trace = rewards, log, trace
-        self._rollout_plan, self._name_to_report = rollout_plan, name_to_report
+        self._rollout_plan = rollout_plan
         self.run: EvaluationRun | None = None
         self.prefix: str | None = None
-
-    def _open_trackers(self) -> None:
-        with named_run(self._host.args, self._name_to_report()):
-            open_trackio(self._host)
 
     # -------------------------------------------------------- around upstream's methods
 
@@ -85,7 +78,7 @@ class Evaluator:
             )
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
-        self._open_trackers()
+        open_trackio(self._host)
         outer, self.prefix = self.prefix, prefix
         try:
             with saving, undisturbed(self._host, self._upstream):
@@ -128,7 +121,7 @@ class Evaluator:
         host = self._host
         surroundings: AbstractContextManager[None] = nullcontext()
         if self.prefix is None:  # `predict` comes here by itself
-            self._open_trackers()
+            open_trackio(self._host)
             surroundings = undisturbed(host, self._upstream)
         process = host.accelerator.process_index, host.accelerator.num_processes
         self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)

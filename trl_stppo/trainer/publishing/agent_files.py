@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import os
 from pathlib import Path
 from typing import Any
 
+from ...errors import TraceError
 from ...generation.sampling import SamplingSettings
 from ...hub import card
 from ...hub.description import Description
-from ...hub.fetching import licence_of
 from ...hub.markdown import plain
 from ...hub.settings import AgentSettings
 from ...rollout.episode import Limits
+from ...trace.files import read_episodes, read_updates
 from .._trl import get_config_model_id
 from ..evaluation.settings import SAMPLING
 from ..host import Host, Upstream
 from ..loop.sampler import sampling_settings
 from .describe import as_json, hub_datasets
-from .shown_episode import offered_rows, shown_episode
 
 
 def agent_settings(host: Host, run: Description, limits: Limits) -> AgentSettings:
@@ -71,74 +73,50 @@ def card_names(own: str, dataset_name: str | None, rows: Any) -> tuple[str, str 
 
 
 def improve_card(
-    host: Host,
-    upstream: Upstream,
-    run: Description,
-    settings: AgentSettings,
-    title: str,
-    dataset: str | None,
-    *,
-    pushes: bool,
-    draw: bool,
+    host: Host, upstream: Upstream, run: Description, title: str, dataset: str | None
 ) -> None:
-    """Make an agent's card of TRL's, which has just been written; title and dataset of `card_names`.
-
-    Only where it `pushes` it, a look at the Hub for the base model's licence is no surprise.
-    """
+    """Complete the card that TRL has just written; title and dataset are those of `card_names`."""
     args, base = host.args, get_config_model_id(host.model.config) or None
     is_local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
-    row = _first_row(host.train_dataset)
-    offered = offered_rows(run, host.train_dataset, host.eval_dataset)
+    offered = _offers(run, host.train_dataset, host.eval_dataset)
     card.improve(
         Path(args.output_dir),
         run,
         title=title,
         repo=host.hub_model_id or str(args.output_dir),
         base_model=None if is_local else base,
-        licence=licence_of(base) if is_local or pushes else None,
         datasets=[dataset] if dataset else hub_datasets(host.train_dataset),
         tags=[*upstream.tags, "agent"],
-        example=_blank(row),
-        offered=offered,
-        episode=shown_episode(Path(args.output_dir), host.eval_dataset) if offered else None,
-        system_prompt=_system_prompt(row.get("prompt")),
-        play=vars(settings),
-        turn_ends=upstream.tokenizer.convert_ids_to_tokens(list(host.eos_token_ids)),
         history=list(host.state.log_history),
-        draw=draw,
+        transcript=_transcript(Path(args.output_dir)) if offered else None,
     )
 
 
-def _first_row(rows: Any) -> dict[str, Any]:
-    """A stream is left alone."""
-    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__") or len(rows) == 0:
-        return {}
-    row = rows[0]
-    return dict(row) if isinstance(row, dict) else {}
+def _offers(run: Description, *rows: Any) -> bool:
+    """Whether the environment's class itself offers all these rows (`datasets()`)."""
+    names = {getattr(getattr(some, "info", None), "dataset_name", None) for some in rows}
+    if len(run.environments) != 1 or len(names) != 1 or not run.environments[0].importable:
+        return False
+    environment = run.environments[0]
+    cls = getattr(importlib.import_module(environment.module), environment.class_name, None)
+    offer = getattr(cls, "datasets", None)
+    return inspect.ismethod(offer) and names.pop() in offer()
 
 
-def _blank(value: Any, key: str = "") -> Any:
-    """The form of a value without what it says: nobody can tell here whether rows are public.
-
-    Not even by the name of a dataset on the Hub: it may be private, and rows are mapped and joined.
-    What is no plain data is None.
-    """
-    if isinstance(value, dict):
-        return {str(name): _blank(part, name) for name, part in value.items()}
-    if isinstance(value, list):
-        shown = value[:2] if value and isinstance(value[0], dict) else value[:1]
-        return [_blank(part) for part in shown]
-    if isinstance(value, str):
-        return value if key == "role" else "..."
-    return type(value)() if isinstance(value, (bool, int, float)) else None
-
-
-def _system_prompt(prompt: Any) -> str | None:
-    first = prompt[0] if isinstance(prompt, list) and prompt else None
-    if not isinstance(first, dict) or first.get("role") != "system":
+def _transcript(folder: Path) -> str | None:
+    """An episode of the last evaluation that the run has recorded, a line per message."""
+    try:
+        held = [entry for entry in read_updates(folder) if entry[0].phase == "eval"]
+        episode = next(iter(read_episodes(*held[-1])), None) if held else None
+    except TraceError:
         return None
-    said = first.get("content")
-    return said if isinstance(said, str) else None
+    if episode is None or not isinstance(episode.prompt, list):
+        return None
+    said = [*episode.prompt, *(episode.messages or [])]
+    lines = [
+        f"{m.get('role')}: {plain(m.get('content') or m.get('tool_calls'), 300)}" for m in said
+    ]
+    return "\n".join([*lines, f"score {episode.score}"])
 
 
 def _public(name: str | None) -> list[str]:

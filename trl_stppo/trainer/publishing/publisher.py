@@ -113,16 +113,7 @@ class Publisher(TrainerCallback):
         if not host.is_world_process_zero():
             return
         try:
-            run = self._describe()
-            agent_files.improve_card(
-                host,
-                self._upstream,
-                run,
-                agent_files.agent_settings(host, run, self._limits),
-                *names,
-                pushes=host.hub_model_id is not None and not self._saving_checkpoint,
-                draw=self._draws_card(),
-            )
+            agent_files.improve_card(host, self._upstream, self._describe(), *names)
         except Exception as error:  # no card is worth a run; TRL's is there
             logger.warning(
                 "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
@@ -137,13 +128,6 @@ class Publisher(TrainerCallback):
             "model card in a push. To get the run's card, move it away. This is said once.",
             path, card.GENERATED,
         )  # fmt: skip
-
-    def _draws_card(self) -> bool:
-        """Whether curves are due: not at each checkpoint that stays here, nor under a running upload."""
-        job = getattr(self._host, "push_in_progress", None)
-        if job is not None and not job.is_done():
-            return False
-        return not self._saving_checkpoint or self._host.args.push_to_hub
 
     # ----------------------------------------------------------------------- uploads
 

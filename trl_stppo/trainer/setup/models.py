@@ -93,7 +93,9 @@ def install_models(
     text_only.check_vocabulary(host.model, host.processing_class)
     keep_trainable(host.model)
     install_reference(host, reference)
-    for model in filter(None, (host.model, host.ref_model)):
+    for model in (host.model, host.ref_model):
+        if model is None:
+            continue
         if host.args.disable_dropout:
             disable_dropout(model)
         config: Any = getattr(model, "config", None)

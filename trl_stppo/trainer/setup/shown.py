@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...envs._check_tools import check_schema
 from ...envs.base import tool_names
+from ...envs.check import check_schema
 from ...rollout.reward_funcs import name_of
 
 
@@ -75,18 +75,7 @@ def check_tools(tools: Sequence[Any], environments: Mapping[Any, Any]) -> None:
     for name, tool in named.items():
         if not callable(tool):
             raise TypeError(f"{name} is {_short(tool)}, and no function. Pass the function itself.")
-        if not _is_described(tool):
-            check_schema(lambda warning: None, name, tool)
-
-
-def _is_described(tool: Callable[..., Any]) -> bool:
-    from transformers.utils import get_json_schema
-
-    try:
-        get_json_schema(tool)
-    except Exception:  # whatever is the matter, our own check says it
-        return False
-    return True
+        check_schema(name, tool)
 
 
 def _short(value: Any, length: int = 80) -> str:

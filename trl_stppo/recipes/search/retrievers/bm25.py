@@ -23,7 +23,7 @@ class BM25Index(RankingRetriever):
         """Open the index.
 
         Args:
-            folder: what `build_bm25` or scripts/build_index.py made.
+            folder: what `build_bm25` or scripts/search/build_index.py made.
 
         Raises:
             IndexFolderError: no complete index of this kind.

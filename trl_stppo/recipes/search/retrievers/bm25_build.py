@@ -61,7 +61,6 @@ def build_bm25(
     b: float = 0.4,
     stop_words_name: str = "english",
     block_tokens: int = 10_000_000,
-    overwrite: bool = False,
 ) -> int:
     """Build an index that `BM25Index` opens.
 
@@ -74,14 +73,13 @@ def build_bm25(
         stop_words_name: "english" leaves out 33 frequent words, "none" keeps all.
         block_tokens: words counted at a time, >= 1; ten million take about 400 MB. With a corpus
             that exceeds the page cache larger blocks are faster.
-        overwrite: replace a BM25 index that is there, and nothing else.
 
     Returns:
         The number of passages.
 
     Raises:
         ValueError: a setting out of range, or a corpus without any word.
-        FileExistsError: there is something that is not to be replaced.
+        FileExistsError: the folder is there, with something in it.
         OSError: the disk is full.
         ImportError: bm25s is not installed.
     """
@@ -89,7 +87,7 @@ def build_bm25(
     _check_range("b", b, 0.0, 1.0)
     _check_range("block_tokens", block_tokens, 1, math.inf)
     stopped = stop_words(stop_words_name)
-    with new_folder(folder, KIND, overwrite=overwrite) as building:
+    with new_folder(folder) as building:
         writer = PassageWriter(building)
         with TemporaryDirectory(dir=building) as scratch:
             counts = _Counts(Path(scratch), block_tokens)

@@ -52,7 +52,6 @@ def build_dense(
     factory: str = "Flat",
     batch_size: int = 256,
     train_passages: int = 100_000,
-    overwrite: bool = False,
 ) -> int:
     """Build an index that `DenseIndex` opens.
 
@@ -64,7 +63,6 @@ def build_dense(
         factory: faiss's description of the index: "Flat" is exact, "IVF4096,PQ64" small.
         batch_size: passages encoded at a time, >= 1.
         train_passages: how many of the first passages an index learns from that has to.
-        overwrite: replace a dense index that is there, and nothing else.
 
     Returns:
         The number of passages.
@@ -78,7 +76,7 @@ def build_dense(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1. Raise it.")
     encoder = _Encoder(settings, encode)
-    with new_folder(folder, KIND, overwrite=overwrite) as building:
+    with new_folder(folder) as building:
         writer = PassageWriter(building)
         index, waiting = None, []
         for texts in _batches(passages, writer, batch_size):
@@ -108,7 +106,7 @@ class DenseIndex(RankingRetriever):
         """Open the index, and compare the encoder with the one that built it.
 
         Args:
-            folder: what `build_dense` or scripts/build_index.py made.
+            folder: what `build_dense` or scripts/search/build_index.py made.
             encode: texts -> one vector each; None loads the encoder whose name is in the folder.
 
         Raises:

@@ -1,41 +1,37 @@
 """Index folders: how they come about, and what says that one is complete."""
 
 import json
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trl_stppo.errors import IndexFolderError
-from trl_stppo.recipes.search.files import built_aside
 
 MANIFEST = "index.json"
 FORMAT = 1
 
 
-def new_folder(
-    target: str | Path, kind: str, *, overwrite: bool = False
-) -> AbstractContextManager[Path]:
+@contextmanager
+def new_folder(target: str | Path) -> Iterator[Path]:
     """A folder to build an index in; on success it becomes `target`, on an error it is removed.
 
-    Args:
-        target: where the index is to be.
-        kind: of the index; one of another kind is not replaced.
-        overwrite: replace an index that is there, once the new one is complete.
-
     Raises:
-        FileExistsError: there is something that is not to be replaced.
+        FileExistsError: `target` is there, with something in it.
     """
-
-    def owned(folder: Path) -> set[str]:
-        try:
-            found, _, files = _read(folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"no readable {MANIFEST}: {type(error).__name__}") from error
-        if found[1] != kind:
-            raise ValueError(f"an index of kind {found[1]!r}, not {kind!r}")
-        return {MANIFEST, *files}
-
-    return built_aside(target, owned, overwrite=overwrite)
+    target = Path(target).absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise FileExistsError(f"{target} exists; name another folder, or remove it.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}.building-", dir=target.parent
+    ) as folder:
+        # One inside of it, which others may read.
+        building = Path(folder) / "new"
+        building.mkdir()
+        yield building
+        building.rename(target)
 
 
 def write_manifest(folder: Path, kind: str, settings: dict[str, Any]) -> None:
@@ -54,7 +50,7 @@ def read_manifest(folder: str | Path, kind: str) -> dict[str, Any]:
     folder = Path(folder)
     if not folder.is_dir():
         raise IndexFolderError(
-            f"{folder} is no folder. Build an index there with scripts/build_index.py."
+            f"{folder} is no folder. Build an index there with scripts/search/build_index.py."
         )
     try:
         found, settings, files = _read(folder)

@@ -5,88 +5,72 @@ POST {"queries": ["..."], "topk": 3, "return_scores": true}
 """
 
 import json
+import os
 import random
-import threading
 import time
-from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from trl_stppo.errors import RetrievalError
 from trl_stppo.recipes.search.retrieval import Passage, check_top_k
 
-from .cache import SharedCache
 from .corpus import passage_of
-from .deadline_http import FAILURES, Poster
-from .forks import in_every_child
+
+try:  # what huggingface_hub brings: the former from its version 2 on
+    import httpx2 as httpx
+except ImportError:
+    import httpx  # type: ignore[no-redef]
 
 _WORTH_A_RETRY = frozenset({408, 429})  # "too slow" and "too many requests", unlike other 4xx
-
-
-@dataclass(frozen=True)
-class HttpSettings:
-    """How patient to be with the server.
-
-    Attributes:
-        timeout: seconds for one attempt, from connecting to the last byte, > 0.
-        deadline: seconds for a search with all its attempts and pauses, >= timeout.
-        retries: attempts after the first, >= 0.
-        backoff: seconds before the first retry, doubled for each further one, >= 0; drawn from the
-            upper half of that, so that many clients do not come back at once.
-        max_backoff: seconds of a pause at most.
-        cache_size: answers kept in memory, >= 0.
-    """
-
-    timeout: float = 10.0
-    deadline: float = 60.0
-    retries: int = 6
-    backoff: float = 0.25
-    max_backoff: float = 5.0
-    cache_size: int = 10_000
-
-    def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        for name in ("backoff", "max_backoff", "retries", "cache_size"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must be at least 0. Raise it."
-                )
-        if not 0 < self.timeout <= self.deadline:
-            raise ValueError(
-                f"timeout is {self.timeout} and deadline {self.deadline}; needed is "
-                "0 < timeout <= deadline. Raise the deadline."
-            )
+_HEADERS = {"Content-Type": "application/json"}
+# Not the process's generator, on which the run's reproducibility rests.
+_random = random.Random()
 
 
 class HttpRetriever:
-    """Asks a server; equal questions are asked once. Thread-safe.
+    """Asks a server, and remembers its answers. Thread-safe, also in a forked process.
 
-    Environments time out by the rollout's `env_timeout_seconds`: keep `deadline` below it.
+    The rollout's `env_timeout_seconds` bounds a search with all its attempts.
     """
 
-    def __init__(self, url: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 10.0,
+        retries: int = 6,
+        backoff: float = 0.25,
+        cache_size: int = 10_000,
+    ) -> None:
         """Create a client; nothing is connected until the first search.
 
         Args:
             url: of the endpoint, "http://127.0.0.1:8000/retrieve". Proxies are not used.
-            **settings: fields of `HttpSettings`.
+            timeout: seconds to connect, and between two parts of an answer, > 0.
+            retries: attempts after the first, >= 0.
+            backoff: seconds before the first retry, doubled for each further one up to 5 s, >= 0; drawn
+                from the upper half of that, so that many clients do not come back at once.
+            cache_size: answers kept in memory, >= 0.
 
         Raises:
             ValueError: a URL or a setting that is not allowed.
         """
-        self.url, self.settings = url, HttpSettings(**settings)
-        self._poster = Poster(url)
-        self._cache = SharedCache(self.settings.cache_size)
-        # Not the process's generator, on which the run's reproducibility rests.
-        self._random = random.Random()
-        self.requests = self.retried = 0
-        self._start()
-        in_every_child(self._start)
-
-    def _start(self) -> None:
-        self._lock = threading.Lock()
+        self._settings = {"timeout": timeout, "retries": retries, "backoff": backoff}
+        for name, value in {**self._settings, "cache_size": cache_size}.items():
+            if value < 0 or timeout == 0:
+                raise ValueError(f"{name} is {value}; allowed: timeout > 0, the others >= 0.")
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"url cannot be read: {error}.") from None
+        if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
+            raise ValueError("url needs http or https and a host, and takes no user or password.")
+        self.url, self._cache_size = url, cache_size
+        self._found = lru_cache(cache_size)(self._ask)
+        self._connect()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.url, asdict(self.settings))
+        return _make, (self.url, {**self._settings, "cache_size": self._cache_size})
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """Return what the server finds, at most `top_k` passages.
@@ -100,79 +84,49 @@ class HttpRetriever:
             RetrievalError: the server refused the request, or failed until the last retry.
         """
         check_top_k(top_k)
-        if not query.strip():
-            return []
-        return list(self._cache.get((query, top_k), lambda: self._retrying(query, top_k)))
+        return list(self._found(query, top_k)) if query.strip() else []
 
-    def _retrying(self, query: str, top_k: int) -> tuple[Passage, ...]:
-        settings, end = self.settings, time.monotonic() + self.settings.deadline
+    def _connect(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._client = httpx.Client(
+            timeout=self._settings["timeout"], limits=limits, trust_env=False, headers=_HEADERS
+        )
+        self._process = os.getpid()
+
+    def _ask(self, query: str, top_k: int) -> tuple[Passage, ...]:
+        if self._process != os.getpid():  # the connections so far are a parent's
+            self._connect()
         asked = {"queries": [query], "topk": top_k, "return_scores": True}
-        body = json.dumps(asked).encode()
-        attempt = 0
-        while True:
-            attempt += 1
+        request: dict[str, Any] = {"content": json.dumps(asked)}
+        pause = self._settings["backoff"]
+        for attempt in range(int(self._settings["retries"]) + 1):
+            if attempt:
+                time.sleep(_random.uniform(0.5, 1.0) * min(pause, 5.0))
+                pause *= 2
             try:
-                return self._attempt(body, top_k, end - time.monotonic())
-            except _RETRIED as error:
-                failure = _root(error)
-            pause = min(settings.max_backoff, settings.backoff * 2 ** (attempt - 1))
-            with self._lock:
-                pause *= self._random.uniform(0.5, 1.0)
-                more = attempt <= settings.retries and time.monotonic() + pause < end
-                self.retried += more
-            if not more:
-                raise RetrievalError(
-                    f"{self.url} gave no answer in {attempt} attempts ({settings.retries + 1} "
-                    f"allowed, {settings.deadline:g} s in all). The last failure: "
-                    f"{type(failure).__name__}: {failure}. Is the server up? See its log, or raise "
-                    "timeout, deadline or retries."
-                ) from failure
-            time.sleep(pause)
-
-    def _attempt(self, body: bytes, top_k: int, left: float) -> tuple[Passage, ...]:
-        with self._lock:
-            self.requests += 1
-        status, answer = self._poster.post(body, min(self.settings.timeout, left))
-        if status == 200:
-            return _passages(answer)[:top_k]
-        shown = answer[:200].decode("utf-8", "replace")
-        if status >= 500 or status in _WORTH_A_RETRY:
-            raise _ServerFailure(f"status {status}: {shown}")
+                answer = self._client.post(self.url, **request)
+                if answer.status_code == 200:
+                    (found,) = answer.json()["result"]
+                    return tuple(map(_passage, found))[:top_k]
+                failure = f"status {answer.status_code}: {answer.text[:200]!r}"
+                if answer.status_code < 500 and answer.status_code not in _WORTH_A_RETRY:
+                    raise RetrievalError(
+                        f"{self.url} refused a request with {failure}. Needed is a server of "
+                        f"Search-R1's form (docs/recipes.md)."
+                    )
+            except httpx.TransportError as error:
+                failure = f"{type(error).__name__}: {error}"
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                failure = f"unreadable answer ({type(error).__name__}: {error})"
         raise RetrievalError(
-            f"{self.url} refused a request with status {status}: {shown!r}. Needed is a server of "
-            "Search-R1's form (docs/recipes.md). Check the path of the URL and the server."
+            f"{self.url} gave no answer in {attempt + 1} attempts. The last failure: {failure}. Is the "
+            f"server up?"
         )
 
 
-class _ServerFailure(Exception):
-    """An answer that says, or shows, that the server failed."""
-
-
-_RETRIED = (*FAILURES, _ServerFailure)
-
-
-def _root(error: BaseException) -> BaseException:
-    """The system's error behind httpx's, which only says that connecting failed; else the error."""
-    root, behind = error, None if isinstance(error, OSError) else error
-    while behind is not None:
-        root = behind if isinstance(behind, OSError) else root
-        behind = behind.__cause__ or behind.__context__
-    return root
-
-
-def _passages(answer: bytes) -> tuple[Passage, ...]:
-    """The passages found for the one query; documents come with scores or without."""
-    try:
-        (found,) = json.loads(answer)["result"]
-        return tuple(
-            passage_of(hit["document"] if isinstance(hit, dict) and "document" in hit else hit)
-            for hit in found
-        )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        shown = answer[:200].decode("utf-8", "replace")
-        raise _ServerFailure(
-            f"unreadable answer {shown!r} ({type(error).__name__}: {error})"
-        ) from None
+def _passage(hit: Any) -> Passage:
+    """Documents come with scores or without."""
+    return passage_of(hit["document"] if isinstance(hit, dict) and "document" in hit else hit)
 
 
 def _make(url: str, settings: dict[str, Any]) -> HttpRetriever:

@@ -30,8 +30,8 @@ def open_retriever(name: str) -> Retriever:
 
     Args:
         name: `"http://host:8000/retrieve"` (or https) for a server, `"bm25:FOLDER"` or
-            `"dense:FOLDER"` for an index on this machine, `"stdlib"` for the documentation of the
-            running Python.
+            `"dense:FOLDER"` for an index on this machine, `"stdlib"` for the documentation of
+            Python's library.
 
     Raises:
         ValueError: a name of another form.

@@ -1,0 +1,171 @@
+"""Draw the study of stabilisers, from its recorded runs.
+
+    python benchmarks/studies/plot_stability.py [--output docs/figures]
+
+headline.png  success while training, far off policy: the default, its ancestors, and token PPO
+rivals.png    final success of every rival of the first stage, best first
+sweep.png     final success at learning rates from far too small to far too large
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Record = dict[str, Any]
+RECORDED = Path(__file__).parent / "rivals.jsonl.gz"
+SUCCESS, WINDOW = "episode/success_rate", 3
+# Name of the study -> settings of the package.
+ARMS = {"share": "st-ppo", "winners+share-logits": "st-ppo, winners", "token": "ppo"}
+LEVELS = ("threshold", "extreme")
+PRESSURES = {"epochs": "4 epochs", "both": "8 epochs on rollouts 4 updates old"}
+TASKS = ("corridor", "demo", "textworld")
+STYLES = [{"color": f"C{number}"} for number in range(10)]
+
+
+def recorded() -> list[Record]:
+    """All runs."""
+    with gzip.open(RECORDED, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def smooth(curve: Sequence[float | None]) -> list[float]:
+    """Mean of the last three updates; 0 where a run has died."""
+    whole = [value or 0.0 for value in curve]
+    return [statistics.fmean(whole[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(whole))]
+
+
+def curves(records: Sequence[Record], task: str, level: str, arm: str) -> list[list[float]]:
+    """Success of the test's runs, update by update."""
+    keys = ["test", task, arm]
+    return [
+        smooth(record["curves"][SUCCESS])
+        for record in records
+        if record["key"][:3] == keys and record["level"] == level
+    ]
+
+
+def pressure(records: Sequence[Record], task: str, level: str) -> str:
+    """What a level is on a task."""
+    at = (task, level)
+    return next(PRESSURES[r["key"][3]] for r in records if (r["key"][1], r["level"]) == at)
+
+
+def draw_headline(records: Sequence[Record]) -> Any:
+    """One panel per task, at the highest pressure that all arms have run."""
+    panels = {
+        task: level
+        for task in TASKS
+        for level in LEVELS
+        if all(len(curves(records, task, level, arm)) >= 5 for arm in ARMS)
+    }
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(3.1 * len(panels) + 1, 2.9), layout="constrained", sharey=True
+    )
+    for axis, (task, level) in zip(axes, panels.items(), strict=True):
+        for style, arm in zip(STYLES, ARMS, strict=False):
+            runs = curves(records, task, level, arm)
+            points = list(zip(*runs, strict=True))
+            means = [statistics.fmean(point) for point in points]
+            updates = range(1, len(points) + 1)
+            axis.plot(updates, means, linewidth=1.8, label=ARMS[arm], **style)
+            bounds = [sorted(point) for point in points]
+            low, high = ([b[i] for b in bounds] for i in (1, -2))
+            axis.fill_between(updates, low, high, alpha=0.15, linewidth=0, **style)
+        axis.set_ylim(-0.02, 1.02)
+        axis.grid(alpha=0.3)
+        axis.set_title(f"{task}\n{pressure(records, task, level)}", fontsize=9)
+        axis.set_xlabel("update (rollout batch)")
+    axes[0].set_ylabel("success rate (training)")
+    axes[-1].legend(fontsize=8)
+    return figure
+
+
+def finals(records: Sequence[Record]) -> Iterator[tuple[str, dict[str, float]]]:
+    """Each rival of the first stage, with its mean final success per task and level."""
+    cells: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        stage, task, arm, *_ = record["key"]
+        if stage == "first":
+            final = 0.0 if record["error"] else record["test"][-1]
+            own = cells.setdefault(arm, {})
+            own.setdefault(f"{task}, {record['level']}", []).append(final)
+    for arm, own in cells.items():
+        yield arm, {cell: statistics.fmean(values) for cell, values in own.items()}
+
+
+def draw_rivals(records: Sequence[Record]) -> Any:
+    """A row per rival, a dot per cell; those that ran on both tasks come first."""
+    ranked = sorted(
+        finals(records), key=lambda line: (len(line[1]), statistics.fmean(line[1].values()))
+    )
+    cells = list(ranked[-1][1])
+    figure, axis = plt.subplots(figsize=(7, 0.21 * len(ranked) + 1), layout="constrained")
+    for style, marker, cell in zip(STYLES, "o^sD", cells, strict=False):
+        points = [(means[cell], y) for y, (_, means) in enumerate(ranked) if cell in means]
+        axis.scatter(*zip(*points, strict=True), s=22, marker=marker, label=cell, **style)
+    axis.set_yticks(range(len(ranked)), [arm for arm, _ in ranked], fontsize=8)
+    axis.set_ylim(-1, len(ranked))
+    axis.set_xlabel("final success on held-out episodes, mean of three seeds")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="lower right")
+    return figure
+
+
+def draw_sweep(records: Sequence[Record]) -> Any:
+    """A line per rival through the means of its seeds, which are dots."""
+    swept: dict[str, dict[float, list[float]]] = {}
+    for record in records:
+        stage, _, arm, _, rate, _ = record["key"]
+        if stage == "sweep":
+            final = 0.0 if record["error"] else record["test"][-1]
+            swept.setdefault(arm, {}).setdefault(float(rate), []).append(final)
+    figure, axis = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    names = sorted(swept, key=[*ARMS, *swept].index)  # in the headline's colours
+    for style, name in zip(STYLES, names, strict=False):
+        by_rate = swept[name]
+        rates = sorted(by_rate)
+        means = [statistics.fmean(by_rate[rate]) for rate in rates]
+        dots = [(rate, final) for rate in rates for final in by_rate[rate]]
+        axis.scatter(*zip(*dots, strict=True), s=8, alpha=0.5, **style)
+        axis.plot(rates, means, linewidth=1.8, label=name, **style)
+    axis.set_xscale("log")
+    axis.set_ylim(-0.02, 1.02)
+    axis.grid(alpha=0.3)
+    axis.set_title("corridor, 4 epochs", fontsize=9)
+    axis.set_xlabel("learning rate")
+    axis.set_ylabel("final success, held-out episodes")
+    axis.legend(fontsize=8)
+    return figure
+
+
+def main() -> None:
+    """Write the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("docs/figures"))
+    folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
+    records = recorded()
+    for name, draw in {
+        "headline": draw_headline,
+        "rivals": draw_rivals,
+        "sweep": draw_sweep,
+    }.items():
+        figure = draw(records)
+        figure.savefig(folder / f"{name}.png", dpi=130)
+        plt.close(figure)
+        print(folder / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

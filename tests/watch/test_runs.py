@@ -1,0 +1,90 @@
+"""Reading runs from their folders."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from trl_stppo.watch.runs import read_run
+
+ENTRIES = [{"a": 1.0, "step": 1}, {"a": 2.0, "step": 2}]
+
+
+def write_lines(folder, entries=ENTRIES, end="\n", **settings):
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [{"format": 1, "settings": settings}, *entries]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + end)
+    return folder
+
+
+def write_state(folder, entries=ENTRIES):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
+    return folder
+
+
+def test_a_run_by_its_folder_or_by_its_file(tmp_path):
+    folder = write_lines(tmp_path / "run", variant="ppo")
+    for path in (folder, folder / "metrics.jsonl", str(folder)):
+        run = read_run(path)
+        assert (run.history, run.settings) == (ENTRIES, {"variant": "ppo"})
+
+
+def test_a_line_that_is_being_written_does_not_count_yet(tmp_path):
+    folder = write_lines(tmp_path, end='\n{"a": 3.0, "st')
+    assert read_run(folder).history == ENTRIES
+
+
+def test_a_run_without_the_file_is_read_from_its_state(tmp_path):
+    write_state(tmp_path)
+    assert read_run(tmp_path).history == ENTRIES
+
+
+def test_a_run_that_goes_on_is_read_from_its_newest_checkpoint(tmp_path):
+    for step, at in ((9, 100), (10, 300), (8, 200)):  # 9 was left behind by going back to 7
+        entries = [{"a": float(step), "step": step}]
+        file = write_state(tmp_path / f"checkpoint-{step}", entries) / "trainer_state.json"
+        os.utime(file, (at, at))
+    identity = {"variant": "s-ppo", "seed": 5, "critic": "shared"}
+    manifest = {"identity": identity, "settings": {"gamma": 0.9}}
+    (tmp_path / "checkpoint-10" / "stppo_checkpoint.json").write_text(json.dumps(manifest))
+    run = read_run(tmp_path)
+    assert run.history == [{"a": 10.0, "step": 10}]
+    assert run.settings == {"gamma": 0.9, "variant": "s-ppo", "seed": 5}
+    assert read_run(tmp_path / "checkpoint-8").history == [{"a": 8.0, "step": 8}]
+
+
+def test_a_file_without_an_entry_is_passed_over(tmp_path):
+    write_lines(tmp_path, entries=[])
+    with pytest.raises(FileNotFoundError, match=r"holds no log.*logging_steps"):
+        read_run(tmp_path)
+    write_state(tmp_path / "checkpoint-2")
+    assert read_run(tmp_path).history == ENTRIES
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("metrics.jsonl", "{}\n", "format None; this version reads 1"),
+        ("metrics.jsonl", '{"format": 2}\n', "format 2; this version reads 1"),
+        ("metrics.jsonl", "nonsense\n", "JSONDecodeError"),
+        ("metrics.jsonl", '{"format": 1, "settings": []}\n', r"`settings` is \[\]; it must be an"),
+        ("metrics.jsonl", "[]\n", "AttributeError"),
+        ("metrics.jsonl", "[" * 100_000 + "\n", "RecursionError"),
+        ("trainer_state.json", '{"log_history": null}', "TypeError"),
+        ("trainer_state.json", "{}", "KeyError"),
+        ("trainer_state.json", "[]", "TypeError"),
+    ],
+)
+def test_a_damaged_file_is_named(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_run(tmp_path)
+    assert name in str(caught.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere` does not exist\. Name the output_dir"):
+        read_run(tmp_path / "nowhere")

@@ -396,14 +396,14 @@ def test_a_checkpoint_that_is_not_there(wanted, tmp_path):
 # words or settings of a file -> key, value, fix
 WORDS = {
     "unknown-command": (["trian"], "", "trian", "train"),
-    "unknown-flag": (["train", "--max_turn", "3"], "--max_turns", "max_turn", "Did you mean"),
+    "unknown-flag": (["train", "--max_turn", "3"], "`--max_turn`", "max_turns", "Did you mean"),
     "flag-of-another-type": (["train", "--max_turns", "many"], "max_turns", "many", "int"),
 }
 FILES = {
     "unknown-key": ({"max_turn": 3}, "max_turn", "", "Did you mean `max_turns`"),
     "unknown-reward": (
         {"reward_funcs": ["think_fromat_reward"]},
-        *("reward_funcs", "think_fromat_reward", "Did you mean `think_format_reward`"),
+        *("reward_funcs", "think_fromat_reward", "think_format_reward"),
     ),
     "unknown-model": (
         {"model_name_or_path": "./nowhere"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..wording import did_you_mean
-from .config.names import Preset, option, takes_old_names
+from .config.names import Preset, option, takes_ignored
 from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
 
@@ -21,11 +21,6 @@ STABILIZERS = {
 # What a variant lists whose updates are stabilised. Not "winners": where a way to play has yet to be found it
 # settles too early (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
-# Values of 0.1.0 that lost their study -> what they were.
-GONE = {
-    **dict.fromkeys(("floor", "relative"), "a mode of `clip_bias_normalization`"),
-    "share on the gradient": "`clip_bias_target='gradient'`",
-}
 # variant -> (importance_sampling_level, whether its updates are stabilised)
 VARIANTS = {
     "ppo": ("token", False),
@@ -57,7 +52,7 @@ def check_linear(optimizer: str) -> None:
         )
 
 
-@takes_old_names
+@takes_ignored
 @dataclass(repr=False)
 class STPPOConfig(PPOConfig):
     """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the paper's ratio and correction.
@@ -211,11 +206,6 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     names = [] if names == ["none"] else list(dict.fromkeys(names))
     allowed = f"allowed are {', '.join(map(repr, STABILIZERS))}, any of them together, or 'none'"
     for name in names:
-        if name in GONE:
-            raise ValueError(
-                f"`stabilizers={names}`: {name!r}, {GONE[name]} in 0.1.0, held nothing back in its study "
-                f"and has gone. Use 'share'."
-            )
         if name not in STABILIZERS:
             raise ValueError(
                 f"`stabilizers={names}`: there is no {name!r}; {allowed}. "

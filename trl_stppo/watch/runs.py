@@ -30,7 +30,7 @@ PLACES = {
 }
 # Settings that a variant sets, or that only some variants have.
 IMPLIED = {
-    *("importance_sampling_level", "stabilizers", "clip_bias_estimator", "clip_bias_power"),
+    *("importance_sampling_level", "stabilizers", "clip_bias_power"),
     *("clip_bias_normalization", "clip_bias_target"),  # their names in 0.1.0
 }
 # Written down beside the settings: what is trained on what. Their values speak for themselves.

@@ -154,8 +154,8 @@ def test_python_files_of_a_repository_are_fetched_for_who_trusts_them(hub, coded
 @pytest.mark.parametrize(
     "path",
     [
-        "trl_stppo.rollout.isolation_server:subprocess.Popen",
-        "trl_stppo.rollout.isolation_server:subprocess.os.system",
+        "trl_stppo.rollout.isolation:subprocess.Popen",
+        "trl_stppo.rollout.isolation:subprocess.os.system",
         "trl_stppo.agent:Any",
         "trl_stppo.agent:Agent.__class__",
         "trl_stppo.agent:Agent.run.__globals__",

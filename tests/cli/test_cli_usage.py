@@ -74,8 +74,6 @@ def said(capsys, *words: str) -> str:
             f"evaluate --max_rows 0 --use_cpu --bf16 false --model_name_or_path a {SEARCH}",
             "`max_rows=0`: must satisfy",
         ),
-        ("train --live_view true", "one line per rollout batch"),
-        ("train --live_lines false", "are always printed"),
         ("env play --learning_rate 1", "`--learning_rate`: not known here."),
         (f"env play {SEARCH} --row [1]", "`row=[1]` is no JSON object"),
         ("env play --environment nowhere:Env", "`nowhere:Env`: there is no module nowhere"),

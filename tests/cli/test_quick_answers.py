@@ -123,8 +123,7 @@ def test_wrong_words_are_answered_without_a_heavy_import(words, text, message, t
     assert "Traceback" not in done.stderr
 
 
-def test_what_the_quick_look_reads_is_not_warned_of_twice(capsys, caplog, recwarn):
+def test_what_the_quick_look_reads_is_not_warned_of_twice(capsys, caplog):
     words = ["train", "--config", DEMO, "--dry_run", "--dataset_num_proc", "2"]
-    assert main([*words, "--no_save_on_signal"]) == 0
-    assert caplog.text.count("`dataset_num_proc=2` is ignored") == 1
-    assert sum("save_on_signal" in str(w.message) for w in recwarn) == 1
+    assert main(words) == 0
+    assert caplog.text.count("`--dataset_num_proc` is ignored") == 1

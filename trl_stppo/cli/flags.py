@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
+import logging
 import re
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
-import yaml
 from trl import ModelConfig, TrlParser
 
-from ..trainer.config.names import IGNORED, OLD_NAMES, renamed, without_ignored
+from ..trainer.config.names import IGNORED, without_ignored
 from .arguments import EvaluateArguments, TrainArguments
 from .early import with_config
 from .launch import LAUNCHED, as_words, launch_arguments, launch_flags, shipped, told
 from .sources import configs
 from .usage import Parser, UsageError, flag_name, names_of, refuse
+
+logger = logging.getLogger(__name__)
 
 # Module and name of a dataclass, from the most derived on -> heading of what it adds or changes.
 HEADINGS = (
@@ -52,8 +52,8 @@ class FlagParser(Parser, TrlParser):
         self._optionals._group_actions = [a for a in self._actions if a.dest in found]
 
     def set_defaults_with_config(self, **settings: Any) -> list[str]:
-        """Upstream's, for what a file holds; old names in it go on to mean something."""
-        return super().set_defaults_with_config(**_renamed(settings))
+        """Upstream's, for what a file holds; what changes nothing is left out."""
+        return super().set_defaults_with_config(**without_ignored(settings))
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -114,7 +114,7 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     parser, *_ = known_words(types, words)
     flags, path, settings = with_config(words)
     with told_where(flags, path, settings):
-        flags = under_new_names(flags, settings, warns=False)
+        flags = without_ignored_flags(flags, warns=False)
         given = flags if path is None else ["--config", path, *flags]
         return list(parser.parse_args_and_config(given, return_remaining_strings=True)[:-1])
 
@@ -128,7 +128,7 @@ def known_words(
         types: the dataclasses.
         words: flags and their values.
         others: flags that it leaves, without dashes.
-        warns: of old names, and refuses those that contradict a new one.
+        warns: of settings of TRL's PPO that change nothing.
 
     Raises:
         UsageError: names or values that nobody knows.
@@ -136,7 +136,7 @@ def known_words(
     flags, path, settings = with_config(words)
     parser = FlagParser(types)
     with told_where(flags, path, settings):
-        flags = under_new_names(flags, settings, warns=warns)
+        flags = without_ignored_flags(flags, warns=warns)
         unknown = parser.parse_known_args(flags)[1]
         known = names_of(parser)
         refuse(unknown, known | set(others), strange_keys(parser, settings), path)
@@ -169,7 +169,7 @@ def strange_keys(parser: FlagParser, settings: Mapping[str, Any]) -> list[str]:
     environment.
     """
     strange = set(settings) - {action.dest for action in parser._actions} - {"env"}
-    strange -= {*OLD_NAMES, *IGNORED}
+    strange -= set(IGNORED)
     if strange:
         owners: list[type] = [TrainArguments, EvaluateArguments, ModelConfig]
         owners += [config for config, _ in configs(whole=False)]
@@ -212,61 +212,15 @@ def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
     return left
 
 
-# ------------------------------------------------------------------ names of 0.1.0, until 0.3
-
-
-def under_new_names(
-    words: Sequence[str], settings: Mapping[str, Any], *, warns: bool = True
-) -> list[str]:
-    """Flags under today's names; an old one counts together with those of its kind in the file.
-
-    Args:
-        words: flags and their values.
-        settings: of the file.
-        warns: of old names, and refuses those that contradict a new one.
-
-    Raises:
-        ValueError: an old and a new name say different things.
-    """
-    old, left = _taken(words, {*OLD_NAMES, *IGNORED, "no_save_on_signal"})
-    if "no_save_on_signal" in old:
-        old["save_on_signal"] = not old.pop("no_save_on_signal")
-    kinds = {OLD_NAMES[name] for name in old if name in OLD_NAMES}
-    if "env_error_penalty" in settings:  # the price of what may be typed here
-        kinds.add("on_env_error")
-    new, left = _taken(left, kinds)
-    if not old and not new:
-        return list(words)
-    filed = {name: v for name, v in settings.items() if OLD_NAMES.get(name, name) in kinds}
-    for name, value in _renamed({**filed, **new, **old}, warns=warns).items():
-        values = (value or ["none"]) if isinstance(value, list) else [value]
-        left += [f"--{name}", *(v if isinstance(v, str) else json.dumps(v) for v in values)]
-    return left
-
-
-def _taken(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of some flags, and the words without them."""
-    values: dict[str, Any] = {}
+def without_ignored_flags(words: Sequence[str], *, warns: bool = True) -> list[str]:
+    """Flags without those of TRL's PPO that change nothing; a warning of each, if it `warns`."""
     left: list[str] = []
     name = None
     for word in words:
         if word.startswith("--"):
-            name = flag_name(word) if flag_name(word) in names else None
-            text = word.partition("=")[2] or "true"
-        else:
-            text = word
+            name = flag_name(word) if flag_name(word) in IGNORED else None
+            if name is not None and warns:
+                logger.warning("`--%s` is ignored: %s.", name, IGNORED[name])
         if name is None:
             left.append(word)
-        else:
-            values[name] = yaml.safe_load(text)
-            with suppress(TypeError, ValueError):  # 1e-3 is a text in YAML
-                values[name] = float(text) if isinstance(values[name], str) else values[name]
-    return values, left
-
-
-def _renamed(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
-    """Settings under today's names; Python shows its warnings of old ones to programmers alone."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", DeprecationWarning)
-        kept = without_ignored(settings, warns=warns)
-        return renamed(kept, stacklevel=2 if warns else None)
+    return left

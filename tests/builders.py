@@ -35,7 +35,15 @@ LIMITS = {"max_turns": 3, "max_turn_tokens": 6, "max_completion_length": 60}
 def quick_config(folder: Any, config: type[PPOConfig] = STPPOConfig, **options: Any) -> PPOConfig:
     """A configuration whose training takes a second."""
     quick = {k: v for k, v in QUICK.items() if config._TRAINER != "STGRPOTrainer" or k != CRITICS}
-    return config(output_dir=str(folder), **{**quick, **options})
+    return with_estimator(config, {"output_dir": str(folder), **quick, **options})
+
+
+def with_estimator(config: type[PPOConfig], options: dict[str, Any]) -> PPOConfig:
+    """A configuration; how it measures the clipping bias is no setting of it."""
+    estimator = options.pop("clip_bias_estimator", None)
+    args = config(**options)
+    args._clip_bias_estimator = estimator
+    return args
 
 
 def prompts(count: int = 8, **columns: Any) -> Dataset:

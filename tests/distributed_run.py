@@ -26,7 +26,7 @@ LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_f
 CASES: dict[str, dict[str, Any]] = {
     "full policy, separate critic": {"variant": "st-ppo", "entropy_coef": 0.01},
     "scaled gradient": {"stabilizers": ["triggered"], "max_grad_norm": 0.5, "beta": 0.1},
-    "weighted episodes": {"variant": "st-ppo", "stabilizers": ["share", "episodes", "winners"]},
+    "weighted episodes": {"variant": "st-ppo", "stabilizers": ["share", "winners"]},
     "a process without a winner": {"variant": "st-ppo", "stabilizers": ["share", "winners"]},
     "LoRA, shared critic": {"lora": True, "variant": "st-ppo", "learning_rate": 1.0,
                             "critic_warmup_steps": 2, "whiten_rewards": True,

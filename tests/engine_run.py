@@ -41,6 +41,7 @@ from transformers.integrations.deepspeed import (
     unset_hf_deepspeed_config,
 )
 
+from tests.builders import with_estimator
 from tests.engine_events import Event
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.scripted import DEFAULTS, EPISODES, logged, scripted_trainer
@@ -247,7 +248,7 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
     settings = {**SETTINGS, **options, **settings}
     event = Event(settings.pop("event", ""))
     if critic in ("loaded late", "loaded late, LoRA"):  # where ZeRO-3 has it in pieces
-        args = STPPOConfig(output_dir=str(folder), **{**DEFAULTS, **settings})
+        args = with_estimator(STPPOConfig, {"output_dir": str(folder), **DEFAULTS, **settings})
         arguments["value_model"] = loaded_critic(folder, lora=critic.endswith("LoRA"))
         in_pieces = [hasattr(p, "ds_id") for p in arguments["value_model"].parameters()]
         assert any(in_pieces) == is_deepspeed_zero3_enabled()
@@ -310,9 +311,12 @@ def conversations(count: int) -> Dataset:
 def _playing(folder: Path, arguments: Any, settings: Any, weights: Weights) -> STPPOTrainer:
     """A trainer that samples its episodes itself, of turns that differ in number."""
     return STPPOTrainer(
-        args=STPPOConfig(
-            output_dir=str(folder),
-            **{**DEFAULTS, **settings, "max_completion_length": 48, "max_turn_tokens": 6},
+        args=with_estimator(
+            STPPOConfig,
+            {
+                **{"output_dir": str(folder), **DEFAULTS, **settings},
+                **{"max_completion_length": 48, "max_turn_tokens": 6},
+            },
         ),
         train_dataset=conversations(EPISODES),
         processing_class=char_tokenizer(),

@@ -16,6 +16,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from tests.builders import with_estimator
 from tests.fakes import char_tokenizer, float64_policy, float64_value_model
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.core.layout import Part
@@ -236,7 +237,7 @@ def scripted_trainer(
         arguments["value_model"] = float64_value_model(tokenizer)
     recorder = Recorder()
     trainer = trainer_class(
-        args=kind.config_class(output_dir=str(folder), **settings),
+        args=with_estimator(kind.config_class, {"output_dir": str(folder), **settings}),
         processing_class=tokenizer,
         **{
             "train_dataset": numbered_rows(rows),

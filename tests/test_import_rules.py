@@ -26,7 +26,7 @@ RECIPE_PACKAGES = {"bm25s", "datasets", "faiss", "numpy", "sentence_transformers
 # part -> (own parts it may import, outside packages at the top of a module, ... inside a function)
 RULES = {
     "core": ({"core", "errors"}, {"torch"}, set()),
-    "envs": ({"envs", "errors", "moved"}, set(), ENV_PACKAGES),
+    "envs": ({"envs", "errors"}, set(), ENV_PACKAGES),
     # Whole tasks on top of everything; nothing else imports them.
     "recipes": ({"recipes", "envs", "errors"}, {"numpy", "httpx", "httpx2"}, RECIPE_PACKAGES),
     "generation": ({"generation", "errors", "threads"}, {"torch", "transformers"}, set()),
@@ -79,7 +79,7 @@ RULES = {
         {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},
     ),
-    "__init__": ({"agent", "moved", "version", "trainer", "watch"}, set(), set()),
+    "__init__": ({"agent", "version", "trainer", "watch"}, set(), set()),
 }
 STDLIB_ONLY = ({"errors"}, set(), set())  # every module that is not listed
 TRL_DOOR = [PACKAGE / "trainer" / name for name in ("_trl.py", "_trl_vllm.py")]
@@ -169,9 +169,9 @@ def test_the_walk_notices_a_forbidden_import(part, line, tmp_path, monkeypatch):
 
 
 def test_nothing_outside_the_recipes_names_one():
-    """Neither a default nor a text, but for the table of old names."""
+    """Neither a default nor a text."""
     task = re.compile(r"recipes\.|Search(R1|Env)|stdlib.search|f1_reward|bm25", re.IGNORECASE)
-    sources = [path for path in MODULES if part_of(path) not in ("recipes", "moved")]
+    sources = [path for path in MODULES if part_of(path) != "recipes"]
     assert [str(path) for path in sources if task.search(path.read_text())] == []
 
 

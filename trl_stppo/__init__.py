@@ -6,10 +6,8 @@ Public names load on first use, so that `trl_stppo.core` and `trl_stppo.envs` im
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from . import moved
 from .version import __version__
 
 _LAZY = {
@@ -21,7 +19,6 @@ _LAZY = {
     "STPPOConfig": "trl_stppo.trainer.stppo_config",
     "STPPOTrainer": "trl_stppo.trainer.stppo_trainer",
 }
-moved.install()
 
 __all__ = [
     "Agent",
@@ -45,14 +42,6 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LiveView":
-        warnings.warn(
-            "trl_stppo.LiveView is gone: trainers of this package print lines by themselves "
-            "(trl_stppo.watch.ProgressLines, which this name stands for until 0.3). Leave it out.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return importlib.import_module("trl_stppo.watch.lines").ProgressLines
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -26,17 +26,12 @@ BATCHES = (
     "it follows from per_device_train_batch_size, gradient_accumulation_steps and num_mini_batches; "
     "set those"
 )
-LINES = (
-    "a start line, one line per rollout batch and one per evaluation are always printed, in place of a "
-    "progress bar and dictionaries; leave it out (curves: report_to)"
-)
 # Names that have no successor -> what to do.
 GONE = {
     **dict.fromkeys(
         ("batch_size", "mini_batch_size", "micro_batch_size", "train_batch_size"), BATCHES
     ),
     **dict.fromkeys(("local_batch_size", "local_mini_batch_size", "num_total_batches"), BATCHES),
-    **dict.fromkeys(("live_view", "live_lines"), LINES),
     "ppo_mini_batch_size": BATCHES,
     "world_size": "the launcher says it: --num_processes",
     "max_prompt_length": "prompts are not cut; filter the rows, and leave it out",

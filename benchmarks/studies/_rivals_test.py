@@ -179,7 +179,7 @@ def groups(records: Records, task: str) -> list[Trial]:
     """Without a critic: the package's own stabilizers, on groups of episodes."""
     if task != "corridor":
         return []
-    at, arms = levels(records, task), ("share", "winners+share", "episodes+share")
+    at, arms = levels(records, task), ("share", "winners+share")
     jobs = [
         trial("groups", task, arm, name, at[name], seed)
         for seed, name, arm in itertools.product(TEST_SEEDS[:5], LEVELS, arms)

@@ -22,6 +22,14 @@ from trl_stppo.watch import ProgressLines
 GROUP = 4  # episodes per prompt where there is no critic
 
 
+def with_estimator(kind: type[STPPOConfig], settings: dict[str, Any]) -> STPPOConfig:
+    """A configuration; how the clipping bias is measured is no setting of it."""
+    estimator = settings.pop("clip_bias_estimator", None)
+    config = kind(**settings)
+    config._clip_bias_estimator = estimator
+    return config
+
+
 def config_of(cell: Cell, task: Task, folder: str, **others: Any) -> STPPOConfig:
     """The trainer's configuration: the task's, the cell's, and then what `others` say."""
     level, _, critic = METHODS[cell.method]
@@ -58,8 +66,9 @@ def config_of(cell: Cell, task: Task, folder: str, **others: Any) -> STPPOConfig
     if not critic:
         for name in ("critic_learning_rate", "lam", "gamma"):
             settings.pop(name, None)
-        return STGRPOConfig(**{"num_generations": GROUP, "num_generations_eval": 1, **settings})
-    return STPPOConfig(**settings)
+        defaults = {"num_generations": GROUP, "num_generations_eval": 1}
+        return with_estimator(STGRPOConfig, defaults | settings)
+    return with_estimator(STPPOConfig, settings)
 
 
 def run(

@@ -92,14 +92,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         {"stabilizers": ["share", "triggered"]},
         *("stabilizers", "'share' and 'triggered'", "Choose one"),
     ),
-    "mode-that-has-gone": ({"stabilizers": "floor"}, "stabilizers", "'floor'", "Use 'share'"),
     "amplified-without-clip": (
         {"stabilizers": "triggered", "max_grad_norm": 0.0},
         *("stabilizers", "'triggered'", "Set max_grad_norm=1.0"),
-    ),
-    "estimate-for-a-gradient": (
-        {"clip_bias_estimator": "logits", "stabilizers": "triggered"},
-        *("stabilizers", "'triggered'", "List 'share' instead"),
     ),
     "optimizer-that-is-not-scaled": (
         {"optim": "schedule_free_adamw"},

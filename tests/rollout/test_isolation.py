@@ -17,12 +17,11 @@ from tests.isolation_kit import (
     Env,
     HomeBound,
     TwoArguments,
-    children_of,
-    in_thread,
+    descendants,
     is_running,
 )
 from tests.waiting import PATIENCE, wait_until
-from trl_stppo.rollout import isolation, isolation_server
+from trl_stppo.rollout import isolation
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
@@ -178,11 +177,12 @@ def test_a_factory_that_fails(factory, error, message):
 
 
 def test_a_factory_that_hangs():
+    before = descendants()
     started = time.monotonic()
     with pytest.raises(TimeoutError, match=r"was not there after 0\.3 s"):
         IsolatedEnvironment(lambda: time.sleep(1000), start_timeout=0.3)
     assert time.monotonic() - started < PATIENCE
-    assert wait_until(lambda: not children_of(isolation_server._server.process.pid))
+    assert wait_until(lambda: descendants() <= before)
 
 
 # --- Failures in the child ------------------------------------------------------------------------
@@ -257,20 +257,15 @@ def test_killed_from_outside_between_calls(env):
 
 def test_ctrl_c_belongs_to_the_trainer(env):
     assert env.signals(signal.SIGINT) == "still here"
-    server = isolation_server._server.process
-    os.kill(server.pid, signal.SIGINT)
+    guard = env._process
+    os.kill(guard.pid, signal.SIGINT)
     assert env.step("a")[0] == "A"
-    assert server.poll() is None
+    assert guard.poll() is None
     assert os.getsid(env.pid) == env.pid  # out of reach of the terminal
 
 
-def test_a_server_that_dies_takes_its_children_along_and_is_replaced(env):
-    isolation_server._server.process.kill()
-    result = in_thread(env.hangs)()
-    assert isinstance(result, EnvironmentDied)
-    assert "no word from its fork server" in str(result)
+def test_a_guard_that_dies_takes_its_child_along(env):
+    env._process.kill()
+    with pytest.raises(EnvironmentDied, match="signal 9"):
+        env.hangs()
     assert wait_until(lambda: not is_running(env.pid))
-    isolation_server._server.process.wait()
-    other = IsolatedEnvironment(Env)
-    assert other.step("a")[0] == "A"
-    other.kill()

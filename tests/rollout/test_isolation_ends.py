@@ -17,7 +17,6 @@ import pytest
 from tests.isolation_kit import (
     ROOT,
     Env,
-    children_of,
     descendants,
     descriptors,
     in_thread,
@@ -26,7 +25,7 @@ from tests.isolation_kit import (
 )
 from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
-from trl_stppo.rollout import isolation, isolation_server
+from trl_stppo.rollout import isolation
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
@@ -172,14 +171,9 @@ def test_cycles_leave_neither_descriptors_nor_children():
 
     cycle(0)
     gc.collect()  # failures of other tests hold environments in their tracebacks
-    server = isolation_server._server.process.pid
-    assert wait_until(lambda: not children_of(server))
-    before = descriptors(), descriptors(server), children_of(os.getpid())
-    kept = [cycle(i) for i in range(50)]
-    assert wait_until(lambda: not children_of(server))
-    assert wait_until(
-        lambda: (descriptors(), descriptors(server), children_of(os.getpid())) == before
-    )
+    before = descriptors(), descendants()
+    kept = [cycle(i) for i in range(20)]
+    assert wait_until(lambda: (descriptors(), descendants()) == before)
     del kept
 
 
@@ -192,20 +186,21 @@ def test_a_child_holds_no_descriptors_of_others(env):
 
 
 def test_many_at_once():
+    before = descendants()
     made = [in_thread(lambda: IsolatedEnvironment(Env)) for _ in range(16)]
     envs = [result() for result in made]
     assert len({env.pid for env in envs}) == 16
     assert {env.step("a")[0] for env in envs} == {"A"}
     for env in envs:
         env.kill()
-    assert wait_until(lambda: not children_of(isolation_server._server.process.pid))
+    assert wait_until(lambda: descendants() <= before)
 
 
 def test_a_fork_of_the_caller_neither_kills_nor_keeps_the_child(env):
     released, releases = os.pipe()
     pid = os.fork()
     if not pid:  # as a DataLoader worker does, which then stays
-        isolation_server.release_sockets(*env._release.detach()[2])
+        isolation._release(*env._release.detach()[2])
         os.write(releases, b".")
         time.sleep(1000)
         os._exit(0)
@@ -248,9 +243,7 @@ for env, method in zip(envs, ("hangs", "matches")):
     threading.Thread(target=wait, args=(env, method), daemon=True).start()
 idle = IsolatedEnvironment(Env)
 time.sleep(0.2)
-from tests.waiting import PATIENCE, wait_until
-from trl_stppo.rollout import isolation, isolation_server
-print(*(e.pid for e in [*envs, idle]), isolation_server._server.process.pid, flush=True)
+print(*(e.pid for e in [*envs, idle]), idle._process.pid, flush=True)
 """
 
 
@@ -262,13 +255,10 @@ def test_a_hanging_child_does_not_block_the_exit_of_the_caller():
     assert process.communicate(timeout=PATIENCE) == ("", "")
 
 
-# Linux kills the children with the server, elsewhere the server must do so.
+# Linux kills the children with their guard, elsewhere the guard must do so.
 ELSEWHERE = """
-from tests.waiting import PATIENCE, wait_until
-from trl_stppo.rollout import isolation, isolation_server
-isolation_server._SERVER_CODE = isolation_server._SERVER_CODE.replace(
-    "isolation_server._serve", "sys.platform = 'other'; isolation_server._serve"
-)
+from trl_stppo.rollout import isolation
+isolation._CODE = isolation._CODE.replace("isolation._guard", "sys.platform = 'other'; isolation._guard")
 """
 
 
@@ -299,33 +289,6 @@ def test_no_child_outlives_a_killed_caller_whose_fork_lives_on(head):
     finally:
         os.kill(holder, signal.SIGKILL)
         process.communicate(timeout=PATIENCE)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
-def test_a_server_without_descriptors_refuses_and_goes_on():
-    process = run_script(
-        "import resource\n"
-        "from tests.isolation_kit import sockets_of\n"
-        "from tests.waiting import wait_until\n"
-        "from trl_stppo.rollout import isolation_server\n"
-        "env = IsolatedEnvironment(dict)\n"
-        "server = isolation_server._server.process.pid\n"
-        "limits = resource.prlimit(server, resource.RLIMIT_NOFILE)\n"
-        "for room in (1, 0):\n"
-        "    # Its control, the pair that wakes it, one lifeline: the last order is forgotten.\n"
-        "    assert wait_until(lambda: sockets_of(server) == 4)\n"
-        "    used = {int(fd) for fd in os.listdir(f'/proc/{server}/fd')}\n"
-        "    limit = [fd for fd in range(len(used) + 2) if fd not in used][room]\n"
-        "    resource.prlimit(server, resource.RLIMIT_NOFILE, (limit, limits[1]))\n"
-        "    try:\n"
-        "        IsolatedEnvironment(dict)\n"
-        "    except EnvironmentDied as error:\n"
-        "        print(str(error).partition(': ')[2])\n"
-        "    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)\n"
-        "print(env.keys and IsolatedEnvironment(dict).copy() == {})\n"
-    )
-    expected = "not started: out of file descriptors\nno word from its fork server\nTrue\n"
-    assert process.communicate(timeout=PATIENCE) == (expected, "")
 
 
 def test_output_of_the_child_passes_through_even_if_it_is_killed(tmp_path):

@@ -78,7 +78,7 @@ def test_a_resumed_run_leaves_nothing_of_what_it_does_again(tmp_path):
 
 
 def test_the_latest_start_counts_whatever_the_clock_said(tmp_path):
-    """Recorded by 0.1.0 with a clock that was ahead, then resumed twice, each time with an older one."""
+    """Recorded with a clock that was ahead, then resumed twice, each time with an older one."""
     for number in (1, 2, 3, 4):
         write(tmp_path, update(number, started=9.0), score=0.0)
     assert files.next_start(tmp_path / "trace") == 1

@@ -11,7 +11,6 @@ import torch
 from tests.loss_reference import LossReference
 from tests.scripted import DEFAULTS, assert_same, logged, train
 from tests.tiers import quick
-from trl_stppo import STPPOConfig
 from trl_stppo.trainer.gradients.bias_correction import ClipBiasEstimate
 
 ESTIMATED = {"clip_bias_estimator": "logits"}
@@ -98,15 +97,3 @@ def test_nothing_clipped_means_scale_one(tmp_path):
     trainer, _ = train(tmp_path, staleness=0.0, **ESTIMATED)
     assert logged(trainer, "clip_bias/scale") == [1.0]
     assert logged(trainer, "clip_bias/norm") == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clip_bias_estimator": "guess"}, "allowed are 'auto', 'exact', 'logits'"),
-        ({**ESTIMATED, "stabilizers": ["triggered"]}, "List 'share' instead"),
-    ],
-)
-def test_what_the_estimate_cannot_do_is_refused(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        STPPOConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, **options)

@@ -43,7 +43,7 @@ def test_the_parser_reads_st_ppos_own_fields(tmp_path: Path):
         "bf16": False,
         "variant": None,
         "importance_sampling_level": "sequence",
-        "stabilizers": ["episodes", "share"],
+        "stabilizers": ["winners", "share"],
         "stop_when": [{"metric": "reward_std", "below": 0.1, "patience": 2}, "turns/mean > 9"],
         "eval_generation_kwargs": {"temperature": 0.0},
         "cliprange_value": None,
@@ -55,7 +55,7 @@ def test_the_parser_reads_st_ppos_own_fields(tmp_path: Path):
     assert args.variant is None
     assert args.cliprange_value is None
     assert (args.importance_sampling_level, args.clip_bias_power) == ("sequence", 2.0)
-    assert args.stabilizers == ["episodes", "share"]
+    assert args.stabilizers == ["winners", "share"]
     assert args.stop_when == ["reward_std < 0.1 for 2", "turns/mean > 9 for 5"]
     assert args.eval_generation_kwargs == {"temperature": 0.0}
 

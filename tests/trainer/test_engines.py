@@ -242,11 +242,6 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"args.step_scale": "triggered", "args.stabilizers": ["triggered"]},
         "List 'share', not 'triggered'",
     ),
-    "estimator": (
-        fsdp(),
-        {"args.clip_bias_estimator": "exact"},
-        "Use clip_bias_estimator='logits'",
-    ),
     "quantised": (fsdp(), {"quantised": True}, "A quantised policy is not supported"),
     "synced": (zero(3), {"args.sync_ref_model": True}, "`sync_ref_model=True` is not supported"),
     "batching": (
@@ -266,7 +261,6 @@ def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     args = {
         "optim": "adamw_torch",
         "step_scale": "share",
-        "clip_bias_estimator": None,
         "sync_ref_model": False,
         "rollout_staleness": 0,
         "ds3_gather_for_generation": True,

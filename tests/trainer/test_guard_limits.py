@@ -107,17 +107,11 @@ def test_several_steps_of_one_rollout_count_once(tmp_path):
     assert trainer.state.global_step == 5, "the first step of the second rollout"
 
 
-@pytest.mark.parametrize("of_0_1_0", [False, True])
-def test_patience_goes_on_over_a_resume(of_0_1_0, tmp_path):
+def test_patience_goes_on_over_a_resume(tmp_path):
     save = {"save_strategy": "steps", "save_steps": 1}
     first, _ = run(tmp_path, rollout_func=constant(1), **{**ONE_STEP, "max_steps": 1}, **save)
     assert first._guards.state_dict()["strikes"] == {FLAT: 1}
     trainer, _ = build(tmp_path, rollout_func=constant(1), **ONE_STEP, **save)
-    if of_0_1_0:
-        load = trainer._guards.load_state_dict
-        trainer._guards.load_state_dict = lambda state: load(
-            {**state, "strikes": {"min_reward_std": state["strikes"][FLAT]}}
-        )
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert trainer.state.global_step == 2
 

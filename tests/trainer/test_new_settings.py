@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from peft import LoraConfig
@@ -13,7 +11,6 @@ from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import numbered_rows, policy_parameters, scripted_trainer, weights
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.checkpoints import files
 
 AT, STEPS = 2, 5
 RUN = {
@@ -174,46 +171,6 @@ def test_a_rate_of_the_critic_that_nobody_has_set_follows_the_policys(
     same = rate == RUN["learning_rate"]
     assert same is ("new settings" not in caplog.text)
     assert same is all(torch.equal(w, unchanged[name]) for name, w in weights(trainer).items())
-
-
-def as_one_group(checkpoint: str) -> None:
-    """Write the critic's state as versions before 0.2.0 did: one group, parameters in their order.
-
-    That all of a run that decays goes on exactly, tests of `made_by_0_1_0` hold.
-    """
-    folder = Path(checkpoint)
-    state = torch.load(folder / "optimizer.pt", weights_only=True)
-    *policy, decayed, bare = state["param_groups"]
-    trainer = build(folder.parent / "new")
-    trainer.create_optimizer()
-    ours = [p for group in trainer.optimizer.param_groups[CRITIC:] for p in group["params"]]
-    place = {id(p): n for p, n in zip(ours, decayed["params"] + bare["params"], strict=True)}
-    first = decayed["params"][0]
-    moved = {place[id(p)]: first + i for i, p in enumerate(trainer.critic.parameters())}
-    moments = {moved.get(i, i): kept for i, kept in state["state"].items()}
-    critic = {**decayed, "params": list(moved.values())}
-    torch.save({"state": moments, "param_groups": [*policy, critic]}, folder / "optimizer.pt")
-    schedule = torch.load(folder / "scheduler.pt", weights_only=True)
-    for name in ("base_lrs", "_last_lr", "lr_lambdas"):
-        schedule[name] = schedule[name][:-1]
-    torch.save(schedule, folder / "scheduler.pt")
-    files.seal(folder, files.read_manifest(folder))
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_a_checkpoint_with_one_group_for_the_critic_goes_on_exactly(decay, tmp_path):
-    whole = build(tmp_path, weight_decay=decay)
-    whole.train()
-    checkpoint = str(tmp_path / f"checkpoint-{AT}")
-    as_one_group(checkpoint)
-    resumed = build(tmp_path / "resumed", weight_decay=decay, save_strategy="no")
-    resumed.train(resume_from_checkpoint=checkpoint)
-    expected = weights(whole)
-    if not decay:
-        assert all(torch.equal(weight, expected[n]) for n, weight in weights(resumed).items())
-    groups = resumed.optimizer.param_groups
-    assert [group["weight_decay"] for group in groups] == [decay, 0.0, decay, decay]
-    assert groups[CRITIC]["lr"] == groups[BARE_CRITIC]["lr"]
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import math
 import sys
-import warnings
 from types import SimpleNamespace
 
 import pytest
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-import trl_stppo
 from tests.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer.watching import display
 from trl_stppo.watch import ProgressLines
@@ -361,16 +359,3 @@ def test_upstreams_displays_are_replaced_and_lines_can_be_taken_out(tmp_path, ca
     capsys.readouterr()
     trainer.train()
     assert capsys.readouterr().out == ""
-
-
-# ----------------------------------------------------------------------- old names
-
-
-def test_the_panels_names_say_what_is_printed_now():
-    with pytest.raises(TypeError, match=r"live_view.*one line per rollout batch.*leave it out"):
-        trl_stppo.PPOConfig("runs/a", live_view=True)
-    with pytest.warns(DeprecationWarning, match="print lines by themselves"):
-        assert trl_stppo.LiveView is ProgressLines
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "LiveView" not in dir(trl_stppo)

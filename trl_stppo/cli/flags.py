@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from trl import ModelConfig, TrlParser
 
+from ..trainer.config.names import IGNORED, without_ignored
 from .arguments import ARGUMENTS, EvaluateArguments, TrainArguments
 from .usage import Parser, UsageError, hint
 
@@ -156,7 +157,7 @@ def divided(
         if word.startswith("--") and name not in known:
             raise UsageError(f"`{word}` is not known. {hint(name, known)}")
     for key in settings:  # one file may serve several commands
-        if key not in known | {"env"} | set(_fields_of_commands()):
+        if key not in known | {"env", *IGNORED, *_fields_of_commands()}:
             raise UsageError(f"`{key}` in {path} is not known. {hint(key, known)}")
     if isinstance(settings.get("env"), dict):  # launched processes inherit it
         os.environ.update({str(key): str(value) for key, value in settings["env"].items()})
@@ -194,7 +195,8 @@ def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
     words, rest, _ = divided(types, words, launch_flags())
     if rest:
         raise UsageError(f"`{' '.join(rest)}`: a launcher has started this process already.")
-    flags, path, _ = with_config(words)
+    flags, path, settings = with_config(words)
+    without_ignored(settings)  # warns of what TRL's PPO has and this trainer has not
     given = flags if path is None else ["--config", path, *flags]
     try:
         found = FlagParser(types).parse_args_and_config(given, return_remaining_strings=True)

@@ -32,7 +32,7 @@ from trl_stppo.core.losses import (
     kl_penalty,
 )
 from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
-from trl_stppo.core.off_policy import episode_weights, winner_weights
+from trl_stppo.core.off_policy import winner_weights
 from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio, sampler_correction
 from trl_stppo.core.rewards import token_rewards
 from trl_stppo.core.turns import (
@@ -58,7 +58,6 @@ __all__ = [
     "clipped_surrogate",
     "clipped_value_loss",
     "cosine",
-    "episode_weights",
     "group_advantages",
     "importance_ratio",
     "kl_penalty",

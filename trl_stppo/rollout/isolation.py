@@ -4,15 +4,13 @@ A thread cannot be stopped from outside, a process can: `IsolatedEnvironment.kil
 loops forever, and `os._exit`, `sys.exit` or a segfault in a tool reach the caller as an exception.
 This protects against accidents, not against malice: replies are unpickled by the caller.
 
-Forking a process that runs torch and threads is unsafe, and `multiprocessing` runs the main script
-again in each child. So one small server process, started on first use, imports this module and nothing
-heavy; every child is a fork of it. The server kills and reaps its children, the moment the caller
-ends included, so that neither zombies nor orphans stay.
+Forking a process that runs torch and threads is unsafe, and `multiprocessing` runs the main script again
+in each child. So each environment gets a new interpreter, which imports this module and forks: the fork
+holds the environment, the first process guards it. The guard kills the environment and what it has
+started when the caller kills the guard or is gone, and ends as the environment ends.
 
-How a factory travels: by pickle if everything in it can be imported by name in the child (which gets
-the caller's `sys.path`, working directory and environment variables), otherwise by value with dill:
-lambdas, closures, local classes, and whatever `__main__` defines. Sent by value, it has no access to
-later changes of the caller's globals; what it imports is imported once per child.
+A factory travels by pickle if everything in it can be imported by name, otherwise by value with dill:
+lambdas, closures, local classes, and whatever `__main__` defines.
 
 Limits: POSIX only. Results must be picklable by name, so not of a type that `__main__` defines. An
 asyncio loop runs during calls only. Processes that leave the child's session outlive it.
@@ -20,32 +18,54 @@ asyncio loop runs during calls only. Processes that leave the child's session ou
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ctypes
 import functools
+import inspect
+import io
+import multiprocessing
 import os
+import pickle
+import signal
+import subprocess
 import sys
 import threading
 import time
+import traceback
+import types
 import weakref
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
-from .isolation_server import REAP_TIMEOUT, release_sockets, request_child, shut
-from .isolation_wire import MISSING, Late, dumps, receive, send, unpack
-
 CLOSE_TIMEOUT = 2.0  # seconds that `close` gives the environment
+REAP_TIMEOUT = 2.0  # seconds to wait for a killed process; longer only if the kernel holds it
+_PR_SET_PDEATHSIG = 1
+_CODE = (
+    "import sys; fd, caller, sys.path[:] = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]; "
+    "sys.argv[1:] = []; from trl_stppo.rollout import isolation; isolation._guard(fd, caller)"
+)
+_dill_lock = threading.Lock()  # dill keeps state in globals while it pickles
+
+
+class MISSING:
+    """Stands for an attribute that is not there; both processes have it under this name."""
 
 
 class EnvironmentDied(RuntimeError):
     """The environment's process has ended; the message names its exit code or signal."""
 
 
+class _Late(Exception):
+    """A deadline passed. Not a TimeoutError, which the environment itself may raise."""
+
+
 class IsolatedEnvironment:
     """An environment that lives in a child process and is used like the object itself.
 
     Public methods and attributes of the environment are found by name (`env.step("x")`); `call` and
-    `get` reach also those that this class hides (`call`, `get`, `kill`, `close`, ...).
-    Thread-safe: calls take turns, while `kill` works from any thread at any time. Attributes are
-    copies, and assigning one does not reach the child.
+    `get` reach also those that this class hides. Calls take turns. Attributes are copies.
 
     Attributes:
         env_type_name: name of the environment's type.
@@ -54,11 +74,7 @@ class IsolatedEnvironment:
     """
 
     def __init__(self, factory: Callable[[], Any], *, start_timeout: float = 60.0) -> None:
-        """Start the child and make the environment in it.
-
-        Args:
-            factory: makes the environment; called (and awaited, if need be) in the child.
-            start_timeout: seconds until the environment must exist.
+        """Start the child, and call (and await, if need be) the factory in it, within some seconds.
 
         Raises:
             TypeError: the factory cannot be sent to another process.
@@ -66,22 +82,28 @@ class IsolatedEnvironment:
             EnvironmentDied: the child ended while it made the environment.
             Exception: whatever the factory raised, as in `call`.
         """
-        deadline = time.monotonic() + start_timeout
         name = getattr(factory, "__qualname__", type(factory).__name__)
-        setting = (list(sys.path), os.getcwd(), dict(os.environ))
-        request = dumps((setting, dumps(factory, f"the environment factory `{name}`")), name)
+        body = _dumps(factory, f"the environment factory `{name}`")
         self.env_type_name, self.pid = name, 0
         self.methods: frozenset[str] = frozenset()
-        self._lock, self._end_lock = threading.Lock(), threading.Lock()
-        self._end: str | None = None
-        self._killed = False
-        self._socket, self._lifeline = request_child()
+        self._lock, self._killed = threading.Lock(), False
+        self._connection, theirs = multiprocessing.Pipe()
+        with (
+            theirs
+        ):  # a session of its own keeps the terminal's Ctrl-C away before SIGINT is ignored
+            arguments = [str(theirs.fileno()), str(os.getpid()), *sys.path]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CODE, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         self._release = weakref.finalize(
-            self, release_sockets, os.getpid(), self._socket, self._lifeline
+            self, _release, os.getpid(), self._connection, self._process
         )
         try:
-            self.pid, self.env_type_name, methods = self._ask(request, "the factory", deadline)
-        except Late:
+            made = self._ask("the factory", "make", body, seconds=start_timeout)
+        except _Late:
             self.kill()
             raise TimeoutError(
                 f"the environment of `{name}` was not there after {start_timeout:g} s"
@@ -89,15 +111,10 @@ class IsolatedEnvironment:
         except BaseException:
             self.kill()
             raise
-        self.methods = frozenset(methods)
+        self.pid, self.env_type_name, self.methods = made
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a method of the environment in the child, and await it there if it is a coroutine.
-
-        There is no timeout: `kill` from another thread ends a call that hangs.
-
-        Returns:
-            A copy of what the method returned.
+        """A copy of what a method returns that is run, and awaited, in the child; `kill` ends one that hangs.
 
         Raises:
             EnvironmentDied: the child ended, or was killed, before or during the call.
@@ -106,18 +123,11 @@ class IsolatedEnvironment:
                 if that survives pickling unchanged, otherwise, and for SystemExit and its like, a
                 RuntimeError that reads "TypeName: message".
         """
-        what = f"`{method}`"
-        request = dumps(("call", method, args, kwargs), f"an argument of {what}")
-        return self._ask(request, what)
+        return self._ask(f"`{method}`", "call", method, args, kwargs)
 
     def get(self, attribute: str, default: Any = None) -> Any:
-        """A copy of an attribute of the environment, or `default` if it has none of that name.
-
-        Raises:
-            EnvironmentDied: as in `call`.
-            TypeError: the value cannot be sent between processes.
-        """
-        value = self._ask(dumps(("get", attribute, (), {}), attribute), f"`{attribute}`")
+        """A copy of an attribute of the environment, or `default` if it has none of that name."""
+        value = self._ask(f"`{attribute}`", "get", attribute)
         return default if value is MISSING else value
 
     def __getattr__(self, name: str) -> Any:
@@ -132,78 +142,219 @@ class IsolatedEnvironment:
         return value
 
     def kill(self) -> None:
-        """End the child and its subprocesses at once; a call under way raises EnvironmentDied.
-
-        Works from any thread, any number of times. Returns when the child is gone, usually after
-        milliseconds and at the latest after a few seconds.
-        """
+        """End the child and its subprocesses; from any thread, any number of times."""
         self._killed = True
-        self._discard()
+        self._process.terminate()
+        self._wait(REAP_TIMEOUT)
+        # A descriptor that another thread still reads must stay open: its number could be reused.
+        if self._lock.acquire(timeout=1.0):
+            self._release()
+            self._lock.release()
 
     def close(self) -> None:
-        """Call the environment's `close`, if there is one, and end the child.
-
-        What takes longer than 2 seconds in all, a call under way in another thread included, is
-        killed. The child ends in every case.
-
-        Raises:
-            Exception: what the environment's `close` raised, as in `call`.
-        """
+        """Call the environment's `close`, if there is one, and end the child after 2 seconds at most."""
         deadline = time.monotonic() + CLOSE_TIMEOUT
         try:
-            self._ask(dumps(("close", "close", (), {}), "close"), "`close`", deadline)
-            self._wait_for_end(deadline - time.monotonic())
-        except (Late, EnvironmentDied):
+            self._ask("`close`", "close", "close", seconds=CLOSE_TIMEOUT)
+            self._wait(deadline - time.monotonic())
+        except (_Late, EnvironmentDied):
             pass
         finally:
             self.kill()
 
-    def _ask(self, request: bytes, what: str, deadline: float | None = None) -> Any:
-        wait = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-        if not self._lock.acquire(timeout=wait):
-            raise Late
+    def _ask(self, what: str, *request: Any, seconds: float | None = None) -> Any:
+        message, started = _dumps(request, f"an argument of {what}"), time.monotonic()
+        if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
+            raise _Late
         try:
-            send(self._socket, request, deadline)
-            reply = receive(self._socket, deadline)
-        except TimeoutError:
-            raise Late from None
+            self._connection.send_bytes(message)
+            spent = time.monotonic() - started
+            if not self._connection.poll(None if seconds is None else max(0.0, seconds - spent)):
+                raise _Late
+            reply = self._connection.recv_bytes()
         except (OSError, EOFError):
-            reply = None
+            reply = b""
         except BaseException:
-            # The reply to come would be taken for that of the next call.
-            shut(self._socket, self._lifeline)
+            self._process.terminate()  # the reply to come would be taken for that of the next call
             raise
         finally:
             self._lock.release()
-        if reply is None:
-            raise self._death(what)
-        return unpack(reply, what)
-
-    def _death(self, what: str) -> EnvironmentDied:
-        end = "killed on request" if self._killed else self._wait_for_end(REAP_TIMEOUT)
-        self._discard()
+        if reply:
+            return _unpack(reply, what)
+        end, code = "killed on request", 0 if self._killed else self._wait(REAP_TIMEOUT)
+        if not self._killed:
+            end = f"exit code {code}"
+        if code is not None and code < 0:
+            end = f"signal {-code} ({signal.strsignal(-code)})"
+        self.kill()
         who = f"the process of {self.env_type_name} (pid {self.pid})"
-        return EnvironmentDied(f"{who} ended in or before {what}: {end or 'connection lost'}")
+        raise EnvironmentDied(f"{who} ended in or before {what}: {end}")
 
-    def _wait_for_end(self, seconds: float) -> str | None:
-        """How the child ended, as the server reports it when it has reaped it; None: not yet."""
-        with self._end_lock:
-            if self._end is None:
-                try:
-                    self._lifeline.settimeout(max(0.0, seconds))
-                    self._end = self._lifeline.recv(1024).decode() or "no word from its fork server"
-                except (BlockingIOError, TimeoutError):
-                    return None
-                except OSError:
-                    self._end = "its connection is closed"
-            return self._end
+    def _wait(self, seconds: float) -> int | None:
+        """How the child ended; None if it has not yet."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(max(0.0, seconds))
+        return None
 
-    def _discard(self) -> None:
-        shut(self._socket, self._lifeline)  # the server kills; a call in `recv` wakes up
-        self._wait_for_end(REAP_TIMEOUT)
-        # A descriptor that another thread still reads must stay open: its number could be reused.
-        if self._lock.acquire(timeout=1.0):
-            with self._end_lock:
-                self._end = self._end or "not reaped in time"
-                self._release()
-            self._lock.release()
+
+def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes]) -> None:
+    if os.getpid() == owner:  # a fork of the caller (a DataLoader worker) leaves the child alone
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(REAP_TIMEOUT)
+    connection.close()
+
+
+# ------------------------------------------------------------------------------- messages
+
+
+class _ByName(pickle.Pickler):
+    """Refuses what `__main__` defines: in the child that name means another module."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(f"{obj.__qualname__} is defined in __main__")
+        return NotImplemented
+
+
+def _dumps(value: Any, what: str) -> bytes:
+    """Pickle by name, otherwise by value; TypeError names `what`."""
+    buffer = io.BytesIO()
+    try:
+        _ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+        return buffer.getvalue()
+    except Exception as by_name:
+        try:
+            import dill
+
+            with _dill_lock:
+                # recurse: only the globals that the code refers to, not the whole module.
+                return dill.dumps(value, recurse=True)
+        except Exception as by_value:
+            raise TypeError(
+                f"{what} cannot be sent to another process: {by_name}; by value: {by_value}"
+            ) from None
+
+
+def _pack(value: Any) -> bytes:
+    """A reply: the value, or why it cannot travel."""
+    try:
+        body: bytes | str = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        body = str(error)
+    return pickle.dumps(("value", type(value).__name__, body))
+
+
+def _pack_error(error: BaseException) -> bytes:
+    """A reply: what was raised, with its traceback as text."""
+    message, body = "<unprintable>", None
+    with contextlib.suppress(Exception):
+        message = str(error)
+        body = pickle.dumps(error)
+        again = pickle.loads(body)
+        # An `__init__` that builds the message would build it around itself a second time.
+        if type(again) is not type(error) or str(again) != message:
+            body = None
+    trace = "".join(traceback.format_exception(error))
+    return pickle.dumps(("error", f"{type(error).__name__}: {message}", trace, body))
+
+
+def _unpack(reply: bytes, what: str) -> Any:
+    """Return or raise what a reply holds."""
+    kind, *rest = pickle.loads(reply)
+    if kind == "value":
+        name, body = rest
+        try:
+            return pickle.loads(body)
+        except Exception as error:
+            why = body if isinstance(body, str) else error
+        raise TypeError(f"{what} gave a {name}, which cannot be sent between processes: {why}")
+    text, trace, body = rest
+    raised: Any = None
+    with contextlib.suppress(Exception):
+        raised = pickle.loads(body)
+    # What is not an Exception (SystemExit, KeyboardInterrupt) would end the caller's thread.
+    if not isinstance(raised, Exception):
+        raised = RuntimeError(text)
+    raised.add_note(f"In the environment's process:\n{trace}")
+    raise raised
+
+
+# ------------------------------------------------------------------ the environment's processes
+
+
+def _guard(fd: int, caller: int) -> None:
+    """Fork the process of the environment, and wait for its end or the caller's."""
+    guard, signals = os.getpid(), (signal.SIGTERM, signal.SIGALRM)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    child = os.fork()
+    if not child:
+        os.setsid()  # so that its subprocesses can be killed with it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        if sys.platform == "linux":  # if the guard is killed
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() == guard:
+            _serve(Connection(fd))
+        return
+    os.close(fd)
+
+    def end(number: int, frame: Any) -> None:
+        if number == signal.SIGTERM or os.getppid() != caller:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+    for number in signals:
+        signal.signal(number, end)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # the subprocesses that it leaves
+    if code < 0:
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(guard, -code)
+    os._exit(code)
+
+
+def _serve(connection: Connection) -> None:
+    """Make the environment; answer requests until the caller closes it or goes away."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)  # for clients that look it up in a constructor
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    env: Any = None
+
+    def awaited(value: Any) -> Any:
+        return loop.run_until_complete(value) if inspect.isawaitable(value) else value
+
+    def answer(name: Any, args: Any = (), kwargs: Any = None) -> Any:
+        nonlocal env
+        if kind == "make":
+            env = awaited(pickle.loads(name)())
+            return os.getpid(), type(env).__name__, _public_methods(env)
+        value = getattr(env, name, MISSING) if kind != "call" else getattr(env, name)
+        if kind == "get" or (kind == "close" and (value is MISSING or not callable(value))):
+            return value if kind == "get" else None
+        return awaited(value(*args, **(kwargs or {})))
+
+    kind = ""
+    with contextlib.suppress(OSError, EOFError):
+        while kind != "close":
+            request = connection.recv_bytes()
+            try:
+                kind, *rest = pickle.loads(request)
+                reply = _pack(answer(*rest))
+            except BaseException as error:
+                reply = _pack_error(error)
+            connection.send_bytes(reply)
+
+
+def _public_methods(env: Any) -> frozenset[str]:
+    names = [name for name in dir(env) if not name.startswith("_")]
+    # Properties are not looked at: reading one may be expensive, or raise.
+    names = [name for name in names if not isinstance(getattr(type(env), name, None), property)]
+    values = {name: getattr(env, name, None) for name in names}
+    return frozenset(n for n, v in values.items() if callable(v) and not isinstance(v, type))

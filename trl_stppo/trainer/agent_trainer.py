@@ -47,7 +47,6 @@ from .watching import display
 class AgentTrainer(Host):
     """GRPOTrainer with our helpers in it, which it asks wherever upstream would do something else."""
 
-    __getattr__ = old_names.attribute  # asked for what is not there
     _scales_updates: Callable[[], bool]  # of subclasses, as is the next one
     _after_optimizer: Callable[[torch.optim.Optimizer], None]
 

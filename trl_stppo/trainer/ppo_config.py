@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values, explained
-from .config.names import ALIASES, KnownNames, option, takes_old_names
+from .config.names import ALIASES, KnownNames, option, takes_ignored
 from .config.secrets import KeepsSecrets
 from .guards.stop_when import texts
 
 
-@takes_old_names
+@takes_ignored
 @dataclass(repr=False)
 class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     """Configuration of [`PPOTrainer`]: all of [`~trl.GRPOConfig`], and what is new or has another default.

@@ -134,7 +134,7 @@ class PPOTrainer(AgentTrainer):
         return batch
 
     def _play(self, inputs: list[Row]) -> Rollout:
-        # The 1 stands for nothing any more; without it runs of 0.1 would go on with other episodes.
+        # The 1 stands for nothing, but the seeds of all runs depend on it.
         rollout = self._player.play(inputs, (self.args.seed, 1, self.state.global_step))
         if self.model.training and rollout.by_engine:
             self._guards.count_failures(rollout.episodes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..core import GROUP_SCALES
-from .config.names import Preset, option, takes_old_names
+from .config.names import Preset, option, takes_ignored
 from .stppo_config import STPPOConfig
 
 # variant -> (importance_sampling_level, whether the clipping-bias correction is on); what an advantage
@@ -38,7 +38,7 @@ CRITICS_OPTIONS = (
 )
 
 
-@takes_old_names
+@takes_ignored
 @dataclass(repr=False)
 class STGRPOConfig(STPPOConfig):
     """Configuration of [`STGRPOTrainer`]: all of [`STPPOConfig`] but what concerns a critic.
@@ -65,7 +65,7 @@ class STGRPOConfig(STPPOConfig):
     kl_coef: float = option(0.0, "Only 0: use beta.")
 
     def _resolve_critic_rate(self) -> None:
-        """There is no critic; a file may name 1e-5, the default of 0.1."""
+        """There is no critic."""
         if self.critic_learning_rate == 1e-5:
             self.critic_learning_rate = None
 

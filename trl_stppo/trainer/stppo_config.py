@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..wording import did_you_mean
-from .config.names import Preset, option, takes_old_names
+from .config.names import Preset, option, takes_ignored
 from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
 
@@ -15,17 +15,11 @@ from .ppo_config import PPOConfig
 STABILIZERS = {
     "share": "scales the step by how much of the gradient the clip leaves",
     "winners": "trains the policy on the episodes that went better than expected",
-    "episodes": "weighs each episode by how much of its gradient the clip leaves",
     "triggered": "divides the gradient by the norm of the clipping bias, as the paper does",
 }
 # What a variant lists whose updates are stabilised. Not "winners": where a way to play has yet to be found it
 # settles too early (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
-# Values of 0.1.0 that lost their study -> what they were.
-GONE = {
-    **dict.fromkeys(("floor", "relative"), "a mode of `clip_bias_normalization`"),
-    "share on the gradient": "`clip_bias_target='gradient'`",
-}
 # variant -> (importance_sampling_level, whether its updates are stabilised)
 VARIANTS = {
     "ppo": ("token", False),
@@ -35,7 +29,6 @@ VARIANTS = {
 }
 # What a level means that is set alone.
 BY_LEVEL = {"token": "s-ppo", "turn": "st-ppo"}
-ESTIMATORS = ("auto", "exact", "logits")
 # Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
 LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
 # ... except these relatives, which keep state that depends on the learning rate, or step early.
@@ -57,7 +50,7 @@ def check_linear(optimizer: str) -> None:
         )
 
 
-@takes_old_names
+@takes_ignored
 @dataclass(repr=False)
 class STPPOConfig(PPOConfig):
     """Configuration of [`STPPOTrainer`]: all of [`PPOConfig`], and the paper's ratio and correction.
@@ -65,8 +58,8 @@ class STPPOConfig(PPOConfig):
     `variant` sets `importance_sampling_level` and `stabilizers`; setting one of them to a value
     that contradicts the variant is an error. A level without a variant chooses it.
 
-    Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of `"share"`, `"winners"` and
-    `"episodes"` are this package's own. To scale the step, as `"share"` does, is VCPO's
+    Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of `"share"` and `"winners"`
+    are this package's own. To scale the step, as `"share"` does, is VCPO's
     (arXiv:2602.17616).
     """
 
@@ -74,6 +67,9 @@ class STPPOConfig(PPOConfig):
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
     _BY_LEVEL: ClassVar[dict[str, str]] = BY_LEVEL
+    # How the clipping bias is measured: "exact", "logits", or None: exact unless episodes are weighed or
+    # gradients sharded, and only if something needs it. Studies set it; it is no option.
+    _clip_bias_estimator: ClassVar[str | None] = None
 
     variant: str | None = option(
         Preset("st-ppo"), f"One of {', '.join(VARIANTS)}, or None: free choice."
@@ -84,14 +80,7 @@ class STPPOConfig(PPOConfig):
     stabilizers: list[str] | None = option(
         None, f"Any of {', '.join(STABILIZERS)} (docs/algorithm.md), or none; set by variant."
     )
-    clip_bias_power: float = option(4.0, "Exponent of 'share' and 'episodes'.")
-    clip_bias_estimator: str | None = option(
-        None,
-        "How the norm of the clipping bias is measured: 'logits', an estimate that needs no second "
-        "gradient; 'exact', from the gradients themselves; 'auto', exact unless episodes are "
-        "weighed or gradients sharded. None is as auto, but only where a step is scaled by it or "
-        "stop_when watches it.",
-    )
+    clip_bias_power: float = option(4.0, "Exponent of 'share'.")
 
     def __post_init__(self) -> None:
         self.stabilizers = _listed(self.stabilizers)
@@ -148,13 +137,6 @@ class STPPOConfig(PPOConfig):
     def _check_clip_bias(self) -> None:
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
-        if self.clip_bias_estimator not in (None, *ESTIMATORS):
-            raise ValueError(
-                f"`clip_bias_estimator={self.clip_bias_estimator!r}`: allowed are "
-                f"{', '.join(map(repr, ESTIMATORS))}, or None."
-            )
-        if self.clip_bias_estimator == "logits":
-            self.check_estimator()
         if self.step_scale == "triggered" and not 0 < (self.max_grad_norm or 0.0) < math.inf:
             raise ValueError(
                 f"`stabilizers={self.stabilizers}` needs `max_grad_norm` > 0 and finite, got "
@@ -172,31 +154,22 @@ class STPPOConfig(PPOConfig):
     @property
     def weighs_episodes(self) -> bool:
         """Whether some episodes count less than others."""
-        return not {"winners", "episodes"}.isdisjoint(self.stabilizers or ())
+        return "winners" in (self.stabilizers or ())
 
     @property
     def measures_clip_bias(self) -> bool:
-        """Whether the clipping bias is measured: where the step is scaled, asked for, or watched."""
+        """Whether the clipping bias is measured: if it scales the step, or is watched."""
         watched = (condition.metric for condition in conditions(self.stop_when))
-        asked = self.clip_bias_estimator is not None or self.step_scale != "none"
+        asked = self._clip_bias_estimator is not None or self.step_scale != "none"
         return asked or any(metric.startswith("clip_bias/") for metric in watched)
 
     @property
     def takes_second_gradient(self) -> bool:
         """Whether the norm is measured from gradients; they are nowhere whole under an engine that shards."""
-        if self.clip_bias_estimator == "exact" or self.step_scale == "triggered":
+        if self._clip_bias_estimator == "exact" or self.step_scale == "triggered":
             return True
-        by_itself = self.clip_bias_estimator != "logits" and not self.weighs_episodes
+        by_itself = self._clip_bias_estimator != "logits" and not self.weighs_episodes
         return by_itself and self.measures_clip_bias
-
-    def check_estimator(self) -> None:
-        """Refuse what the estimate in the space of the logits cannot do."""
-        if self.step_scale == "triggered":
-            raise ValueError(
-                "`stabilizers` lists 'triggered', which needs the exact gradients, but only the estimate in "
-                "the space of the logits is to be had (clip_bias_estimator='logits', or an engine that "
-                "shards gradients). List 'share' instead."
-            )
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
@@ -211,11 +184,6 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     names = [] if names == ["none"] else list(dict.fromkeys(names))
     allowed = f"allowed are {', '.join(map(repr, STABILIZERS))}, any of them together, or 'none'"
     for name in names:
-        if name in GONE:
-            raise ValueError(
-                f"`stabilizers={names}`: {name!r}, {GONE[name]} in 0.1.0, held nothing back in its study "
-                f"and has gone. Use 'share'."
-            )
         if name not in STABILIZERS:
             raise ValueError(
                 f"`stabilizers={names}`: there is no {name!r}; {allowed}. "
@@ -224,6 +192,6 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     if {"share", "triggered"} <= set(names):
         raise ValueError(
             f"`stabilizers={names}`: 'share' and 'triggered' both set the size of the step. Choose one; "
-            f"'winners' and 'episodes' go with either."
+            f"'winners' goes with either."
         )
     return names

@@ -9,17 +9,15 @@ complete, a factor for the gradient or for the optimizer's step.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core import ClippedSurrogate, episode_weights, normalization_scale, winner_weights
+from ..core import ClippedSurrogate, normalization_scale, winner_weights
 from . import citations
 from .gradients.bias_correction import (
     ClipBiasCorrection,
     ClipBiasEstimate,
-    coefficients,
     has_dropout,
 )
 from .host import is_warming_up
@@ -52,11 +50,6 @@ class STPPOTrainer(PPOTrainer):
     _correction: ClipBiasCorrection | None = None
     _estimate: ClipBiasEstimate | None = None
     _later: tuple[Batch, Tensor] | None = None
-
-    def _install_models(self, *args: Any) -> None:
-        super()._install_models(*args)
-        if self._has_estimate_only:
-            self.args.check_estimator()
 
     @property
     def _has_estimate_only(self) -> bool:
@@ -99,15 +92,9 @@ class STPPOTrainer(PPOTrainer):
         entropies: Tensor,
     ) -> ClippedSurrogate:
         """Weigh the episodes; the estimate of the norms sees them weighted."""
-        stabilizers, loss_mask = self.args.stabilizers or (), inputs["loss_mask"]
+        loss_mask = inputs["loss_mask"]
         if self.args.weighs_episodes:
-            trust = torch.ones(len(loss_mask), device=loss_mask.device)
-            if "winners" in stabilizers:
-                trust = trust * winner_weights(inputs["advantages"], loss_mask)
-            if "episodes" in stabilizers:
-                parts = coefficients(surrogate, weights, logprobs)
-                power = self.args.clip_bias_power
-                trust = trust * episode_weights(*parts, logprobs, entropies, loss_mask, power)
+            trust = winner_weights(inputs["advantages"], loss_mask)
             surrogate = surrogate.weighted(trust)
             if not (self.args.beta or self.args.entropy_coef or self.aux_loss_enabled):
                 self._guards.add_weights(trust)

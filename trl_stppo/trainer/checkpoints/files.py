@@ -31,13 +31,12 @@ TRASH = "_deleted"
 LAST_CHECKPOINT = "last-checkpoint"  # upstream's on the Hub, of hub_strategy="checkpoint"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-\d+")
-# What a manifest holds ...
+# What a manifest holds.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
-    **{"saved_at": (int, float), "global_step": int, "files": dict},
+    **{"saved_at": (int, float), "global_step": int, "files": dict, "order": int, "crc32": dict},
     **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
+    "run": str,
 }
-# ... and may hold: 0.1.0 wrote neither order nor checksums.
-_MORE_FIELDS: dict[str, type] = {"run": str, "order": int, "crc32": dict}
 
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
@@ -121,11 +120,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}. Resume with "
             f"the version of trl_stppo that wrote it."
         )
-    for name, kind in (_FIELDS | _MORE_FIELDS).items():
-        if name in manifest and not isinstance(manifest[name], kind):
-            raise _damaged(path, f"its {name!r} is {manifest[name]!r:.40}")
-        if name not in manifest and name in _FIELDS:
+    for name, kind in _FIELDS.items():
+        if name not in manifest:
             raise _damaged(path, f"it has no {name!r}")
+        if not isinstance(manifest[name], kind):
+            raise _damaged(path, f"its {name!r} is {manifest[name]!r:.40}")
     return manifest
 
 
@@ -156,7 +155,7 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
                 f"`{path}` has {path.stat().st_size} bytes; it was written with {size}. Restore it, or "
                 f"resume from another checkpoint."
             )
-    return _wrong_content(folder, manifest.get("crc32", {})) if thorough else None
+    return _wrong_content(folder, manifest["crc32"]) if thorough else None
 
 
 def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
@@ -192,8 +191,7 @@ def _age(folder: Path) -> tuple[int, float, int]:
         manifest = read_manifest(folder)
     except CheckpointError:
         return -1, folder.stat().st_mtime, 0
-    # 0.1.0 wrote no number, and all that it wrote is older than what has one.
-    return manifest.get("order", 0), manifest["saved_at"], manifest["global_step"]
+    return manifest["order"], manifest["saved_at"], manifest["global_step"]
 
 
 def next_order(run_dir: Path) -> int:
@@ -217,8 +215,7 @@ def check_one_run(one: Path, other: Path) -> None:
         CheckpointError: different runs have written them, or one run twice at the same step.
     """
     first, second = read_manifest(one), read_manifest(other)
-    name = "run" if "run" in first and "run" in second else "identity"
-    same_run = first.get(name) == second.get(name)
+    same_run = first["run"] == second["run"]
     if same_run and (
         first.get("global_step") != second.get("global_step")
         or first["saved_at"] == second["saved_at"]

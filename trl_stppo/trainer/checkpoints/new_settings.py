@@ -13,8 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config.names import renamed
-from ..gradients.critic_groups import complete_schedule
 from ..gradients.optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 from ..host import Host
 from ..publishing.describe import algorithm_settings
@@ -34,15 +32,12 @@ def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any
     Its scheduler and optimizers have been loaded, from a checkpoint of `saved` settings.
     """
     assert host.optimizer is not None
-    schedule: Any = getattr(host.lr_scheduler, "scheduler", host.lr_scheduler)
-    complete_schedule(schedule, len(host.optimizer.param_groups))
     groups = _groups(host, optimizers)
-    saved = {**_adams(groups), **renamed(saved)}
     present = algorithm_settings(host.args)
     changed = {n: (saved[n], v) for n, v in present.items() if n in saved and saved[n] != v}
     follows = host.args.derives_critic_rate and "learning_rate" not in changed
     if (follows or not host.has_critic) and "critic_learning_rate" in changed:
-        # An older version's default; only one that was set is a new setting.
+        # Only a rate that was set is a new setting.
         host.args.critic_learning_rate, _ = changed.pop("critic_learning_rate")
     without = [n for n in changed if n in _KEPT and not _write(host, groups, n, *changed[n])]
     if not host.accelerator.is_main_process:
@@ -72,14 +67,6 @@ def _groups(host: Host, optimizers: Optimizers) -> Groups:
         of_critic = zip(optimizers.critic.param_groups, CRITIC, strict=False)
         found += [(group, role, None) for group, role in of_critic]
     return found
-
-
-def _adams(groups: Groups) -> dict[str, Any]:
-    """Adam's settings as they were loaded: 0.1.0 did not write them down."""
-    for group, *_ in groups:
-        loaded = {name: _of(group, *place) for name, place in _ADAM.items()}
-        return {name: value for name, value in loaded.items() if value is not None}
-    return {}
 
 
 def _of(group: dict[str, Any], key: str, place: int | None) -> Any:

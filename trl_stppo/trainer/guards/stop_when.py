@@ -108,14 +108,9 @@ class StopWhen:
         self.strikes: dict[str, int] = {}
 
     def load_strikes(self, saved: Mapping[str, int]) -> None:
-        """Go on counting where a checkpoint was; 0.1.0 had a setting for each of three metrics."""
-        old = {"turns/valid_action_rate": "min_valid_action_rate"}
-        old |= {"reward_std": "min_reward_std", "clip_bias/share": "max_clip_bias_ratio"}
-        self.strikes = {}
-        for condition in self.conditions:
-            for name in (str(condition), old.get(condition.metric, "")):
-                if name in saved:
-                    self.strikes.setdefault(str(condition), saved[name])
+        """Go on counting where a checkpoint was."""
+        known = {str(condition) for condition in self.conditions}
+        self.strikes = {name: count for name, count in saved.items() if name in known}
 
     def look(self, figures: Mapping[str, float], step: int, unit: str) -> str | None:
         """Take in new values, each of which counts once.

@@ -21,7 +21,6 @@ from .._trl import (
     prepare_frozen,
     prepare_reference,
 )
-from ..gradients.critic_groups import load_older_states
 from ..host import Host
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
@@ -242,7 +241,6 @@ def add_critic_groups(
         )
     for group in critic_groups(host, parameters):
         optimizer.add_param_group(group)
-    load_older_states(optimizer, parameters)
     return True
 
 

@@ -263,9 +263,6 @@ def _check_optimizer(run: EngineRun) -> None:
         raise _refuse(
             f"`stabilizers={args.stabilizers}`", engine, pieces, "List 'share', not 'triggered'."
         )
-    if getattr(args, "clip_bias_estimator", None) == "exact":
-        refused = "`clip_bias_estimator='exact'`"
-        raise _refuse(refused, engine, pieces, "Use clip_bias_estimator='logits'.")
 
 
 def _check_whole_weights(run: EngineRun) -> None:

@@ -87,9 +87,8 @@ class EngineOptimizer(CriticOptimizer):
         """See `CriticOptimizer`."""
         if not (folder / FOLDER).is_dir():
             raise CheckpointError(
-                f"`{folder}` has no {FOLDER!r}: trl_stppo 0.1.0 has written it, whose "
-                f"critics stayed outside of DeepSpeed. Finish the run with 0.1.0, or start a new one from "
-                f"its policy and critic."
+                f"`{folder}` has no {FOLDER!r}: a run without DeepSpeed wrote it. Resume it without "
+                f"DeepSpeed, or start a new run from its policy and critic."
             )
         self.engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
 

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.integrations import deepspeed as hf_deepspeed
 
 from ..gradients.buffers import GradientBuffer, UpdateScale
-from ..gradients.critic_groups import in_two_groups
 
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
 
@@ -105,7 +104,6 @@ class CriticOptimizer:
         """Go on from what `save` has written; each process may take a piece of it."""
         path = folder / CRITIC_OPTIMIZER
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        state = in_two_groups(state, self.param_groups, self._buffer.parameters)
         ids, parameters = (
             [one for group in groups for one in group["params"]]
             for groups in (state["param_groups"], self.param_groups)

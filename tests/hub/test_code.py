@@ -173,7 +173,9 @@ def test_attributes_that_lead_out_of_a_trusted_package_are_not_followed(path):
 
 def test_classes_of_trusted_packages_are_found_wherever_they_are_imported_from():
     agent = Agent(tiny_policy(char_tokenizer()), char_tokenizer())
-    agent.settings.environments.append({"name": None, "import": "trl_stppo:envs.SearchEnv"})
+    agent.settings.environments.append(
+        {"name": None, "import": "trl_stppo.recipes:search.SearchEnv"}
+    )
     found = agent.environment_class(["trl_stppo"])
     assert found.__name__ == "SearchEnv"
     agent.settings.environments[0]["import"] = "trl_stppo.envs:check_env"

@@ -5,7 +5,6 @@ Started by `trainer/test_signals.py` through torch.distributed.run.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -69,10 +68,8 @@ def arrange(case: str, trainer: Any) -> None:
     elif case == "memory of rank 0":
         metrics.peak_memory_gb = lambda: 2.0 if rank == 0 else 0.5
     elif case == "the folder of another run" and rank == 0:
-        pid = os.getppid()
-        other = {"pid": pid, "began": run_lock._began(pid), "machine": run_lock._machine()}
-        path = Path(trainer.args.output_dir) / run_lock.NAME
-        path.write_text(json.dumps({**other, "run": "another", "host": "here"}))
+        trainer.other_run = run_lock.RunLock(Path(trainer.args.output_dir))
+        trainer.other_run.take()
 
 
 def run(case: str, folder: Path) -> dict[str, Any]:
@@ -80,17 +77,17 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     trainer, recorder = scripted_trainer(folder, **{**RUN, **CASES[case]})
     assert trainer.accelerator.num_processes == 2
     arrange(case, trainer)
-    error = None
+    error, what, count = None, [], trainer._guards._count_skip
+    trainer._guards._count_skip = lambda: what.append(trainer._guards._faults) or count()
     try:
         trainer.train()
     except (NonFiniteError, RunLockError) as caught:
         error = str(caught)
-    skipped = folder / "skipped" / f"step-{AT}-rank{trainer.accelerator.process_index}.pt"
     return {
         "weights": [recorder.before, *recorder.after],
         "skipped_steps": logged(trainer, "guard/skipped_steps"),
         "kl_stopped_steps": logged(trainer, "guard/kl_stopped_steps"),
-        "what": torch.load(skipped)["not_finite"] if skipped.exists() else None,
+        "what": what[0] if what else None,
         "stop_reason": trainer.stop_reason,
         "stop_signal": trainer.stop_signal,
         "checkpoints": sorted(path.name for path in folder.glob("checkpoint-*")),

@@ -76,7 +76,7 @@ RULES = {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
             *("envs", "errors", "redaction", "statistics", "threads", "version", "wording"),
         },
-        {"torch", "transformers", "accelerate", "numpy", "datasets", "peft"},
+        {"torch", "transformers", "accelerate", "numpy", "datasets", "peft", "filelock"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},
     ),
     "__init__": ({"agent", "version", "trainer", "watch"}, set(), set()),

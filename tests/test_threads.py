@@ -16,7 +16,7 @@ from trl_stppo import threads
 from trl_stppo.errors import ThreadStartError
 from trl_stppo.threads import DaemonThread
 from trl_stppo.trainer.checkpoints.files import complaint
-from trl_stppo.trainer.checkpoints.run_lock import NAME, RunLock
+from trl_stppo.trainer.checkpoints.run_lock import NAME
 
 
 @pytest.fixture
@@ -79,15 +79,6 @@ def leave_at_once(calls):
         return whole()
 
     return next_call
-
-
-def test_a_run_whose_lock_cannot_be_kept_leaves_no_lock(dying, tmp_path):
-    dying()
-    lock = RunLock(tmp_path)
-    with pytest.raises(ThreadStartError, match="run lock"):
-        lock.take()
-    lock.release()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_starts_no_thread(dying, tmp_path):

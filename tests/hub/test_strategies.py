@@ -159,7 +159,6 @@ def test_nothing_half_written_is_uploaded(hub, tmp_path):
         "trace.html",
         "metrics.jsonl",
         "metrics.previous.jsonl",
-        "skipped/step-3-rank0.pt",
         "last-checkpoint/model.safetensors",
     ):
         path = tmp_path / "run" / name

@@ -228,39 +228,16 @@ class TooLarge(TrainerCallback):
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
 
 
-def test_a_limit_of_file_sizes_is_named_and_no_room_asked_for(tmp_path):
+def test_a_limit_of_file_sizes_ends_the_run_and_leaves_nothing_half_written(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer = build(tmp_path, rank=0, max_steps=1)
     trainer.add_callback(TooLarge)
     try:
-        with pytest.raises(CheckpointWriteError, match=r"File too large.*ulimit -f") as caught:
+        with pytest.raises(CheckpointWriteError, match="checkpoint of step 1"):
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "room" not in str(caught.value)
-    assert "GiB" not in str(caught.value)
     assert sorted(tmp_path.glob("*check*")) == []
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (OSError(errno.EROFS, "x"), "(Read-only file system). Nothing half-written is left"),
-        (
-            OSError(errno.EROFS, "x"),
-            "none. That disk is read-only: have it mounted for writing, or",
-        ),
-        (OSError(errno.EDQUOT, "x"), "none. Make room (or set save_total_limit) and go on"),
-        (RuntimeError("I/O error: (os error 28)"), "GiB are free there. Nothing half-written"),
-        (RuntimeError("of another kind"), "RuntimeError: of another kind. Nothing half-written"),
-        (RuntimeError("of another kind"), "none. Mend the cause and go on with"),
-    ],
-)
-def test_what_is_advised_follows_from_what_the_disk_says(error, said, tmp_path):
-    trainer, staging = build(tmp_path), tmp_path / files.STAGING
-    staging.mkdir()
-    (staging / "half.pt").write_bytes(b"half of it")
-    assert said in str(trainer._checkpoints._failed(error, tmp_path, staging))
 
 
 # ----------------------------------------------------------------- limits and best model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from tests.guard_kit import build, run, same
 from tests.scripted import logged, play_script
@@ -112,7 +111,7 @@ def test_other_optimizers_skip_as_well(optim, tmp_path):
     assert any(name.count("/") == 2 for name in after[4]), "there is state to be kept"
 
 
-def test_one_bad_micro_batch_skips_the_whole_mini_batch(tmp_path):
+def test_one_bad_micro_batch_skips_the_whole_mini_batch(tmp_path, caplog):
     calls = []
 
     def second_half(trainer, due):
@@ -128,50 +127,12 @@ def test_one_bad_micro_batch_skips_the_whole_mini_batch(tmp_path):
     _, moments = run(tmp_path, second_half, **halves)
     assert calls == [4] * 12
     assert same(moments.by_step[4], moments.by_step[5])
-    saved = torch.load(tmp_path / "skipped" / "step-5-rank0.pt", weights_only=True)
-    assert [math.isfinite(loss) for loss in saved["losses"]] == [True, False]
-    assert [len(batch["completion_ids"]) for batch in saved["micro_batches"]] == [4, 4]
-    ids = saved["micro_batches"][0]["completion_ids"]
-    assert ids.untyped_storage().nbytes() == ids.nbytes, "not the whole rollout batch with it"
+    assert "losses [nan] of 2" in caplog.text
 
 
-def test_the_skipped_mini_batch_is_saved_for_inspection(tmp_path):
-    trainer, _ = run(tmp_path, one_weight)
-    saved = torch.load(tmp_path / "skipped" / "step-5-rank0.pt", weights_only=True)
-    assert (saved["step"], saved["process_index"]) == (5, 0)
-    assert saved["not_finite"] == POISONS[one_weight]
-    assert saved["gradients"] == ["transformer.wte.weight"], "the one, before clipping spreads it"
-    (batch,), (texts,) = saved["micro_batches"], saved["texts"]
-    assert {"prompt_ids", "completion_ids", "advantages", "old_per_token_logps"} <= batch.keys()
-    assert len(texts) == len(batch["completion_ids"]) == 8
-    ids = batch["completion_ids"][0][batch["completion_mask"][0].bool()]
-    assert texts[0]["completion"] == trainer._tokenizer.decode(ids)
-
-
-def test_the_first_ten_skipped_mini_batches_are_kept(tmp_path):
-    steps = range(1, 13)
-    trainer, _ = run(tmp_path, the_loss, steps, max_steps=12, max_consecutive_skips=99)
-    names = {path.name for path in (tmp_path / "skipped").iterdir()}
-    assert names == {f"step-{n}-rank0.pt" for n in range(1, 11)}
-    assert logged(trainer, "guard/skipped_steps")[-1] == 12
-
-
-@pytest.mark.parametrize(
-    "error", [None, OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0")]
-)
-def test_a_disk_that_cannot_take_the_file_does_not_end_the_run(
-    error, tmp_path, caplog, monkeypatch
-):
-    def full(content, path):
-        raise error
-
-    if error is None:
-        (tmp_path / "skipped").write_text("in the way")
-    else:  # torch has a word of its own for a full disk
-        monkeypatch.setattr(torch, "save", full)
-    trainer, _ = run(tmp_path, the_loss)
-    assert trainer.state.global_step == 6
-    assert "could not be written" in caplog.text
+def test_the_warning_names_the_gradients_that_are_not_finite(tmp_path, caplog):
+    run(tmp_path, one_weight)
+    assert "gradients of transformer.wte.weight" in caplog.text, "before clipping spreads it"
 
 
 def test_a_nan_under_an_observation_is_inert(tmp_path):
@@ -233,7 +194,6 @@ def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp
         "`max_consecutive_skips`",
         str(tmp_path / "checkpoint-5"),
         "the checkpoint before it: none",
-        str(tmp_path / "skipped"),
         "learning_rate",
     ):
         assert part in message
@@ -281,8 +241,7 @@ def test_where_the_engine_steps_inside_backward_the_loss_is_checked_before(tmp_p
             trainer.is_deepspeed_enabled = False
 
     trainer._compute_loss = as_deepspeed
-    message = r"The loss \(process 0\) was not finite at step 5. DeepSpeed .*checkpoint-4.*skipped"
+    message = r"The loss \(process 0\) was not finite at step 5. DeepSpeed .*checkpoint-4"
     with pytest.raises(NonFiniteError, match=message):
         trainer.train()
     assert sorted(moments.by_step) == [1, 2, 3, 4]
-    assert (tmp_path / "skipped" / "step-5-rank0.pt").exists()

@@ -20,7 +20,7 @@ LEFT_OUT = ("_*", "checkpoint-*")
 # settings and data of this machine; a checkpoint that came from the Hub is there already.
 EPISODES = "episodes_*.pt"  # in checkpoints
 LEFT_OUT_TOO = (
-    *("trace/*", "trace.html", "skipped/*", EPISODES, "metrics*.jsonl", ".*.writing"),
+    *("trace/*", "trace.html", EPISODES, "metrics*.jsonl", ".*.writing"),
     "last-checkpoint/*",
 )
 

@@ -315,7 +315,7 @@ def _guard(fd: int, caller: int) -> None:
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(guard, -code)
-    os._exit(code)
+    sys.exit(code)
 
 
 def _serve(connection: Connection) -> None:

@@ -224,7 +224,7 @@ class PPOTrainer(AgentTrainer):
             return value_loss.requires_grad_()  # the policy rests; its gradient stays None
         loss = self._policy_loss(model, inputs, totals) + value_loss
         if self.is_deepspeed_enabled:
-            weighs = self._guards.check_before_backward(loss, self._mini_batches.window)
+            weighs = self._guards.check_before_backward(loss)
             loss = loss if weighs or not self.accelerator.sync_gradients else loss.detach()
         return loss
 
@@ -345,7 +345,7 @@ class PPOTrainer(AgentTrainer):
         if self.accelerator.sync_gradients:
             metrics, window = self._mini_batches.flush(), self._mini_batches.window
             self._rollout_log.add(metrics)
-            if not self._guards.admit(metrics, window):
+            if not self._guards.admit(metrics):
                 self.model.zero_grad(set_to_none=True)  # which the optimizer passes over
                 if self._guards.verdict != "critic_only":
                     self._start_mini_batch()

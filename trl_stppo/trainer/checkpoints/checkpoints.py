@@ -208,7 +208,6 @@ class Checkpoints:
         host, accelerator = self._host, self._host.accelerator
         staging, name = run_dir / files.STAGING, f"checkpoint-{host.state.global_step}"
         final = run_dir / name
-        done_by(accelerator.is_main_process, self._lock.check)
         if accelerator.is_local_main_process:
             disk.remove(staging)
         accelerator.wait_for_everyone()
@@ -263,17 +262,13 @@ class Checkpoints:
         return result
 
     def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
-        """Clear the half-written folder away, which also frees its space, and say what is left."""
-        why, remedy = disk.refusal(error, run_dir, staging)
+        """Clear the half-written folder away, which also frees its space, and name what is left."""
         disk.remove(staging)
-        left = "Nothing half-written is left"
-        if staging.exists():
-            left = f"What is half-written lies in `{staging}`, and is no checkpoint"
         found = files.checkpoints(run_dir)
         whole = [folder for folder in found if files.complaint(folder) is None]
         step = self._host.state.global_step
         return CheckpointWriteError(
             f"The checkpoint of step {step} could not be written to `{run_dir}`: "
-            f"{why}. {left}; the newest complete checkpoint is {whole[-1] if whole else 'none'}. "
-            f"{remedy} and go on with resume_from_checkpoint=True."
+            f"{type(error).__name__}: {error}. The newest complete checkpoint is "
+            f"{whole[-1] if whole else 'none'}."
         )

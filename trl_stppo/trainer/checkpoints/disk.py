@@ -1,11 +1,9 @@
-"""What checkpoints ask of a disk: to flush, to delete, to be read again, and to say why it refuses."""
+"""What checkpoints need of a disk: to flush, to delete, to be read again."""
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
-import re
 import shutil
 import threading
 import zlib
@@ -16,14 +14,6 @@ from pathlib import Path
 
 _BLOCK = 1 << 22
 _THREADS = 8
-_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_REMEDIES = {
-    **dict.fromkeys(_ROOM, "Make room (or set save_total_limit)"),
-    errno.EROFS: "That disk is read-only: have it mounted for writing, or move the run to another one",
-    errno.EFBIG: "No file may become that large there: raise the limit (`ulimit -f`, or the file "
-    "system's), or move the run to another disk",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "Let this process write there"),
-}
 
 
 def flush(path: Path) -> None:
@@ -77,46 +67,3 @@ def _checksum(path: Path) -> str:
         while block := file.read(_BLOCK):
             value = zlib.crc32(block, value)
     return f"{value:08x}"
-
-
-def refusal(error: BaseException, place: Path, spoilt: Path | None = None) -> tuple[str, str]:
-    """Why something could not be written, and what to do about it.
-
-    Args:
-        error: that came of it. Neither torch nor safetensors raises an OSError.
-        place: folder that was to be written to.
-        spoilt: folder with what was written, which nobody needs any more.
-    """
-    code = _errno(error)
-    if code is None and spoilt is not None:
-        code = _errno_of_more(spoilt)
-    why = f"{type(error).__name__}: {error}"
-    if code is not None and os.strerror(code) not in why:
-        why += f" ({os.strerror(code)})"
-    if code in _ROOM:
-        there = next(path for path in (place, *place.absolute().parents) if path.exists())
-        why += f"; {shutil.disk_usage(there).free / 2**30:.2f} GiB are free there"
-    return why, _REMEDIES.get(code or 0, "Mend the cause")
-
-
-def _errno(error: BaseException | None) -> int | None:
-    """Its number, or that of what it came of; safetensors has it in its text."""
-    while error is not None:
-        said = re.search(r"os error (\d+)", str(error))
-        code = int(said.group(1)) if said else getattr(error, "errno", None)
-        if code is not None:
-            return int(code)
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _errno_of_more(folder: Path) -> int | None:
-    """What the disk says to a little more of the largest file."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    if files:
-        try:
-            with max(files, key=lambda path: path.stat().st_size).open("ab") as file:
-                file.write(bytes(1 << 20))
-        except OSError as error:
-            return error.errno
-    return None

@@ -1,165 +1,77 @@
-"""One run at a time in an output directory, also on a disk that several machines share.
-
-Who trains keeps a file there, and touches it every second. Locks of the operating system would end with
-their process, but are unknown to some shared disks and a matter of one machine on others. Nor are clocks
-compared, which differ: on its own machine a run asks for the process; on another one it watches for some
-seconds whether the file is touched. One that a crash has left behind is taken over.
-"""
+"""One run at a time in an output directory: a lock of the operating system, which ends with its process."""
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import socket
-import threading
-import time
-import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
 
 from ...errors import CheckpointWriteError, RunLockError
-from ...threads import DaemonThread
-from . import disk
+
+logger = logging.getLogger(__name__)
 
 NAME = "_running.json"  # upstream leaves out of an upload what begins with an underscore
-BEAT_SECONDS = 1.0
-WATCH_SECONDS = 6.0
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 class RunLock:
     """The right to write to an output directory."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._name = folder / NAME, uuid.uuid4().hex
-        self._ended = threading.Event()
-        self._beat = DaemonThread(self._keep_touching, "run lock")
+        self._path = folder / NAME
+        self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
 
     def take(self) -> None:
-        """Take it, from a run that has crashed if need be; what goes wrong changes nothing.
+        """Take it; on a disk without locks, warn that nothing keeps a second run out.
 
         Raises:
-            RunLockError: another run has it.
+            RunLockError: another run has it; nothing has been changed.
             CheckpointWriteError: nothing can be written there.
-            ThreadStartError: memory is so limited that no thread starts.
         """
-        self._beat.start()  # first: a file without it would outlive a failure
+        folder = self._path.parent
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            while not self._is_written():
-                self._clear_away(_read(self._path))
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                raise self._refused() from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                logger.warning(
+                    "`output_dir=%r` lies on a disk without file locks (%s): start no second run there.",
+                    str(folder), error,
+                )  # fmt: skip
+                return
+            since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+            self._path.write_text(json.dumps(holder), encoding="utf-8")
         except OSError as error:
-            why, remedy = disk.refusal(error, self._path.parent)
+            self.release()
             raise CheckpointWriteError(
-                f"`output_dir={str(self._path.parent)!r}` cannot be written to: {why}. {remedy}, or set "
-                f"another output_dir."
+                f"`output_dir={str(folder)!r}` cannot be written to: {type(error).__name__}: {error}."
             ) from error
-
-    def check(self) -> None:
-        """Raise a RunLockError where another run has taken over, as from one that was suspended."""
-        if _read(self._path).get("run", self._name) != self._name:
-            raise self._refused(
-                f"It has taken over from this run, which showed no sign of life for more than "
-                f"{WATCH_SECONDS:.0f} seconds, and now ends without a checkpoint."
-            )
 
     def release(self) -> None:
         """Give it back; without having it, nothing happens."""
-        self._ended.set()
-        if self._beat.ident is not None:
-            self._beat.join()
-            if _read(self._path).get("run") == self._name:
-                with suppress(OSError):
-                    self._path.unlink()
-
-    def _is_written(self) -> bool:
-        """Make the file; False where there is one."""
-        own = {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())}
-        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        try:
-            with self._path.open("x", encoding="utf-8") as file:
-                json.dump({"run": self._name, **own, "machine": _machine(), "since": since}, file)
-        except FileExistsError:
-            return False
-        except OSError:
+        if self._lock.is_locked:
             with suppress(OSError):
                 self._path.unlink()
-            raise
-        return True
+            self._lock.release()
 
-    def _clear_away(self, other: dict[str, Any]) -> None:
-        """Remove what a crash has left behind; only one of several that try comes to do it."""
-        if _is_alive(self._path, other):
-            raise self._refused(
-                "Two runs in one folder would delete each other's checkpoints. Wait until it has ended, "
-                "end it, or set another output_dir."
-            )
-        aside = self._path.with_name(f"{NAME}.{self._name}")
-        with suppress(FileNotFoundError):
-            os.replace(self._path, aside)
-            if _read(aside) != other:  # somebody was faster, and this is theirs
-                os.replace(aside, self._path)
-            aside.unlink(missing_ok=True)
-
-    def _refused(self, what: str) -> RunLockError:
-        other = {"host": "unknown", "pid": "unknown", "since": "a moment ago"} | _read(self._path)
+    def _refused(self) -> RunLockError:
+        other = {"host": "unknown", "pid": "unknown", "since": "a moment ago"}
+        with suppress(OSError, ValueError):
+            other |= json.loads(self._path.read_text(encoding="utf-8"))
         return RunLockError(
             f"`output_dir={str(self._path.parent)!r}` belongs to a run on host {other['host']}, process "
-            f"{other['pid']}, since {other['since']}. {what}"
+            f"{other['pid']}, since {other['since']}. Wait until it has ended, end it, or set another "
+            f"output_dir."
         )
-
-    def _keep_touching(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
-            with suppress(OSError):
-                if _read(self._path).get("run") == self._name:
-                    os.utime(self._path)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What a lock says; nothing where it is gone, or not written yet."""
-    with suppress(OSError, ValueError):
-        about = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(about, dict):
-            return about
-    return {}
-
-
-def _is_alive(path: Path, other: dict[str, Any]) -> bool:
-    """Whether the run that has the lock goes on."""
-    mine = other.get("pid") == os.getpid()  # of another trainer, or one that could not give it back
-    machine = _machine()
-    if machine is not None and other.get("machine") == machine and not mine:
-        return other.get("began") is not None and _began(other["pid"]) == other["began"]
-    with suppress(FileNotFoundError):  # given back meanwhile
-        first, end = _touched(path), time.monotonic() + WATCH_SECONDS
-        while time.monotonic() < end:
-            time.sleep(BEAT_SECONDS / 5)
-            if _touched(path) != first:
-                return True
-    return False
-
-
-def _touched(path: Path) -> tuple[int, int, int]:
-    """Differs once a file is touched, by the disk's clock; opened, as NFS remembers what it was."""
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _machine() -> str | None:
-    """What process numbers are unique in: one boot, one container; None where nothing says."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return None
-
-
-def _began(pid: int) -> str | None:
-    """When a process was started, in ticks since the boot; None where it has ended."""
-    with suppress(OSError, IndexError):
-        state, *fields = (
-            Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
-        )
-        return None if state in "ZX" else fields[18]
-    return None

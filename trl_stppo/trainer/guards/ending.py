@@ -23,7 +23,6 @@ from ..sharding.runtime import shards_weights
 from . import finite_weights
 from .failures import FailureWatch
 from .signals import StopSignals
-from .skipped import FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class Ending:
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the "
             f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
-            f"of them moved the weights. {self._saved('them')} {self._advice()}"
+            f"of them moved the weights. {self._saved('them')} Try a smaller learning_rate, or bf16=False."
         )
 
     @contextmanager
@@ -159,18 +158,11 @@ class Ending:
         _set_random_states(states)
 
     def _where_and_how(self, error: Exception) -> str:
-        when = "once the environment works"
-        if isinstance(error, NonFiniteError):
-            when = (
-                "but first try bf16=False or a model in float32 (all weights are finite, so it is on their "
-                "way through the model that numbers grow too large), or go back to an older checkpoint"
-            )
-        how = "Start again"
-        if self._last_checkpoint() is not None:
-            how = "To go on: train(resume_from_checkpoint=True), on the command line "
-            how += "`--resume_from_checkpoint auto`"
+        advice = (
+            "Try bf16=False or a model in float32." if isinstance(error, NonFiniteError) else ""
+        )
         step = self._host.state.global_step
-        return f"The run ends after step {step}. {self._saved('these episodes')} {how}, {when}."
+        return f"The run ends after step {step}. {self._saved('these episodes')} {advice}".rstrip()
 
     def check_weights(self, *, frozen: bool = False) -> None:
         """End a run whose weights have become unusable, before anything is done with them.
@@ -186,14 +178,11 @@ class Ending:
             return
         step, last = self._host.state.global_step, self._last_checkpoint()
         self.reason = f"not finite: the weights after step {step}, first in the {found}"
-        if self.unsaved or last is None:
-            good = f"The last good checkpoint is {last or 'none'}"
-        else:  # it was written by a version that did not look
-            good = f"They come from {last}, which is no good checkpoint"
+        good = f"the last good checkpoint is {last or 'none'}"
+        if not self.unsaved and last is not None:
+            good = f"they come from {last}, which is no good checkpoint"
         raise NonFiniteError(
-            f"Weights are not finite after step {step}, first in the {found}; they are not saved. {good}. "
-            f"{'Start again' if last is None else 'Go on from a good one'} with a smaller learning_rate "
-            f"(or critic_learning_rate), a smaller max_grad_norm, or bf16=False."
+            f"Weights are not finite after step {step}, first in the {found}; they are not saved, and {good}."
         )
 
     def _saved(self, what: str) -> str:
@@ -210,16 +199,7 @@ class Ending:
         """The same end for an engine that cannot leave a step out."""
         return NonFiniteError(
             f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
-            f"steps inside the backward pass and cannot leave a step out, so the run ends before it. The "
-            f"last checkpoint is {self._last_checkpoint() or 'none'}. {self._advice()}"
-        )
-
-    def _advice(self) -> str:
-        return (
-            f"The batches lie in {Path(self._host.args.output_dir) / FOLDER}. Where their losses are "
-            f"finite and the gradients are not, try a smaller learning_rate or max_grad_norm, or "
-            f"bf16=False; where a few batches are at fault, resume with a larger max_consecutive_skips; "
-            f"where every batch is, go back to an older checkpoint."
+            f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
         )
 
     def say(self) -> None:
@@ -227,15 +207,9 @@ class Ending:
         if self.reason is None or not self._host.accelerator.is_main_process:
             return
         state, last = self._host.state, self._last_checkpoint()
-        how = ""
-        if last is not None:
-            how = (
-                " To go on: train(resume_from_checkpoint=True), on the command line "
-                "`--resume_from_checkpoint auto`."
-            )
         logger.warning(
-            "Training stopped after step %d of %d: %s. Checkpoint: %s.%s",
-            state.global_step, state.max_steps, self.reason, last or "none", how,
+            "Training stopped after step %d of %d: %s. Checkpoint: %s.",
+            state.global_step, state.max_steps, self.reason, last or "none",
         )  # fmt: skip
 
 

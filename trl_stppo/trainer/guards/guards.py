@@ -28,8 +28,6 @@ from ...rollout.episode import Episode
 from ..checkpoints.files import checkpoints
 from ..gradients.optimizers import Optimizers, policy_parameters
 from ..host import Host, Upstream, is_warming_up
-from ..loop.batch import Batch
-from . import skipped
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
 from .falls import FallWatch
@@ -229,7 +227,7 @@ class Guards:
         """Take in a micro-batch's weights of episodes, [B]; all of the policy's gradient has them."""
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
-    def check_before_backward(self, loss: Tensor, micro_batches: list[Batch]) -> bool:
+    def check_before_backward(self, loss: Tensor) -> bool:
         """Stop for a loss that is not finite, where the engine would step with its gradient.
 
         Returns:
@@ -244,7 +242,7 @@ class Guards:
         if any(everyone):
             self._faults = f"{KINDS[0]} ({_processes(everyone)})"
             self._losses.append(loss.detach())
-            self._count_skip(micro_batches)
+            self._count_skip()
             raise self.ending.before_backward(self._faults)
         return any(weighs)
 
@@ -277,22 +275,14 @@ class Guards:
         self._faults = ", ".join(f"{kind} ({_processes(c)})" for kind, c in pairs if any(c))
         return not self._faults and not self.leaves_weights
 
-    def admit(self, figures: dict[str, float], micro_batches: list[Batch]) -> bool:
-        """The verdict on the step.
-
-        Args:
-            figures: of the mini-batch, over all processes.
-            micro_batches: this process's part of it.
-
-        Returns:
-            Whether the optimizer may have the policy's gradient too.
-        """
+    def admit(self, figures: dict[str, float]) -> bool:
+        """Whether the optimizer may have the policy's gradient, by figures over all processes."""
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
             self._faults = "the gradient of the clipped terms"
         if self._faults:
             self.verdict = "not_finite"
-            self._count_skip(micro_batches)
+            self._count_skip()
         elif state.rollout_stopped or self._too_far(figures):
             self.verdict = "target_kl"
             state.rollout_stopped = True
@@ -314,20 +304,18 @@ class Guards:
         target = self._host.args.target_kl
         return target is not None and figures.get("policy/approx_kl", 0.0) > target
 
-    def _count_skip(self, micro_batches: list[Batch]) -> None:
+    def _count_skip(self) -> None:
         host, state = self._host, self._state
         state.skipped_steps += 1
         state.consecutive_skips += 1
-        if state.skipped_steps <= skipped.MAX_FILES:
-            about = {
-                "not_finite": self._faults,
-                "losses": [float(loss) for loss in self._losses],
-                "gradients": skipped.non_finite_names(self._policy_parameters()),
-            }
-            skipped.save(host, self._upstream, micro_batches, about)
-        if host.accelerator.is_main_process:
-            step = host.state.global_step + 1
-            logger.warning("Step %d is skipped, not finite: %s.", step, self._faults)
+        broken = [float(loss) for loss in self._losses if not bool(loss.isfinite().all())]
+        names = [name for name, p in self._policy_parameters() if _is_broken(p.grad)]
+        if host.accelerator.is_main_process or broken:
+            logger.warning(
+                "Step %d is skipped, not finite: %s. On process %d: losses %s of %d; gradients of %s.",
+                host.state.global_step + 1, self._faults, host.accelerator.process_index,
+                broken, len(self._losses), ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "none",
+            )  # fmt: skip
         if state.consecutive_skips >= host.args.max_consecutive_skips:
             self.ending.broken = self._faults
             state.consecutive_skips = 0  # a resumed run counts anew
@@ -397,3 +385,7 @@ def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
 def _processes(flags: list[int]) -> str:
     ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
     return f"process{'es' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+
+
+def _is_broken(gradient: Tensor | None) -> bool:
+    return gradient is not None and not bool(gradient.isfinite().all())

@@ -73,7 +73,7 @@ def folder(tmp_path_factory):
         (here / file).write_text(rows)
     (here / "run.yaml").write_text(RUN)
     (here / "base").symlink_to(AGENT)
-    for name in ("demo", "mine", "agent", "ppo", "ppo-0", "ppo-1", "st-0", "st-1"):
+    for name in ("demo", "mine", "agent", "ppo", "st-ppo"):
         made = shutil.copytree(AGENT, here / "runs" / name)
         entries = [{"step": i, "episode/success_rate": i / 4} for i in range(4)]
         first = {"format": 1, "settings": {"variant": name.partition("-")[0]}}

@@ -28,7 +28,6 @@ from ..trainer.checkpoints import files
 from ..trainer.evaluation.settings import check_best_metric, plan_evaluation
 from ..trainer.loop import turn_rewards
 from ..trainer.setup import models, plan
-from ..trainer.setup.packages import check_packages
 from ..trainer.setup.rewards import check_reward_weights
 from ..trainer.sharding import checks
 from ..trainer.watching.memory import longest_prompt
@@ -129,7 +128,6 @@ def look(run: Plan, found: Findings) -> None:
     if tokenizer is None:
         counter = count_words  # an environment is only built, nothing is played
         found.notes.append(f"the tokenizer of {model_args.model_name_or_path} is not here")
-    found.check(check_packages, config, None, model_args)
     check_others(run, found)
     found.check(check_output, Path(config.output_dir))
     with found.warnings_of(files.logger):

@@ -56,9 +56,6 @@ DIAGNOSTICS = (
     Diagnostic("clip_bias/scale", "scale of the update", "factor", limits=(0, 1)),
     Diagnostic("value/explained_variance", "explained variance", "share of the returns' variance"),
     Diagnostic("sampling/sampling_logp_difference/mean", "gap to the sampler", "nats per token"),
-    Diagnostic("sampling/staleness", "staleness of vLLM's weights", "updates"),
-    Diagnostic("sampling/prefix_cache_hit_rate", "vLLM's cache", "share of tokens", limits=(0, 1)),
-    Diagnostic("sampling/queue", "vLLM's queue", "turns"),
     Diagnostic("turns/mean", "turns", "per episode"),
     Diagnostic("turns/valid_action_rate", "valid actions", "share of turns", limits=(0, 1)),
 )

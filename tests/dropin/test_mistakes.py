@@ -32,10 +32,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         *("num_mini_batches", "3", "Set gradient_accumulation_steps to 9"),
     ),
     "no-mini-batch": ({"num_mini_batches": 0}, "num_mini_batches", "0", "at least 1"),
-    "generations-do-not-divide": (
-        {"num_generations": 3, "per_device_train_batch_size": 8},
-        *("num_generations", "3", "Set num_generations=2"),
-    ),
     "no-generation": ({"num_generations": 0}, "num_generations", "0", "1 or more"),
     "several-rollouts-a-step": (
         {"steps_per_generation": 1, "gradient_accumulation_steps": 16},
@@ -102,7 +98,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     # what has no form here
     "half-precision": ({"fp16": True}, "fp16", "True", "use bf16=True"),
-    "bfloat16-on-a-cpu": ({"bf16": True, "use_cpu": False}, "bf16", "True", "--bf16 false"),
     "misspelt-loss": ({"loss_type": "dappo"}, "loss_type", "'dappo'", "'dapo'"),
     "scaled-by-group": (
         {"scale_rewards": "batch"},
@@ -118,23 +113,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "stale-with-vllm": (
         {"rollout_staleness": 2, "use_vllm": True},
         *("rollout_staleness", "2", "Set it to 0"),
-    ),
-    "late-weights-without-a-server": (
-        {"rollout_sync_every": 3},
-        *("rollout_sync_every", "3", "`vllm_mode='server'`"),
-    ),
-    "late-weights-uncorrected": (
-        {
-            "rollout_sync_every": 3,
-            "use_vllm": True,
-            "vllm_mode": "server",
-            "vllm_importance_sampling_correction": False,
-        },
-        *("rollout_sync_every", "3", "Leave the correction on"),
-    ),
-    "no-sync-at-all": (
-        {"rollout_sync_every": 0, "use_vllm": True, "vllm_mode": "server"},
-        *("rollout_sync_every", "0", "rollout_sync_every >= 1"),
     ),
     "engine-argument-with-a-field": (
         {

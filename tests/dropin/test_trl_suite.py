@@ -30,7 +30,7 @@ TRAINERS = ("STPPO", "STGRPO")
 # What a test may end with: pattern of the exception, page and words that tell of it.
 REFUSED = {
     "loss_type": (r"`loss_type=", "configuration.md", "`loss_type` | `grpo`, `bnpo`"),
-    "scale_rewards": (r"`scale_rewards=", "configuration.md", "`scale_rewards` | `group`"),
+    "scale_rewards": (r"`scale_rewards=", "configuration.md", "`scale_rewards` | `none`"),
     "aggregation": (
         r"`multi_objective_aggregation=",
         "configuration.md",

@@ -62,7 +62,7 @@ def backend(capacity=None):
     def make(request):
         return {"params": {"limit": request.max_new_tokens}, "lora_request": "policy-3"}
 
-    return engine, EngineBackend(engine, make, waiting=engine.waiting, capacity=capacity)
+    return engine, EngineBackend(engine, make, capacity=capacity)
 
 
 def test_turns_end_when_they_end_and_others_begin_in_between() -> None:
@@ -82,16 +82,6 @@ def test_turns_end_when_they_end_and_others_begin_in_between() -> None:
         TurnResult(4, [21, 22, 23], [-21.0, -22.0, -23.0]),
     ]
     assert not turns.busy
-    assert (turns.prompt_tokens, turns.cached_tokens) == (2 + 1 + 3, 1 + 0 + 2)
-
-
-def test_the_queue_is_what_the_engine_has_not_begun() -> None:
-    _, turns = backend()
-    for key in range(4):
-        turns.add(TurnRequest(key, [key], 2, (key,)))
-    while turns.busy:
-        turns.step()
-    assert turns.queues == [2, 0, 0, 0]
 
 
 def test_a_released_turn_stops_and_its_episode_may_ask_again() -> None:

@@ -11,7 +11,6 @@ from tests.loss_reference import LossReference
 from tests.scripted import assert_same, logged, train
 from tests.tiers import quick
 from trl_stppo.trace.files import read_trace
-from trl_stppo.trainer.gradients import movement
 
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "8x1": (8, 1)}
 
@@ -131,19 +130,6 @@ def test_on_policy_every_sample_counts(tmp_path):
     for name in ("turn_ess", "episode_ess"):
         assert logged(trainer, f"policy/{name}") == pytest.approx([1.0], rel=1e-9)
     assert logged(trainer, "policy/divergence_max") == pytest.approx([0.0], abs=1e-12)
-
-
-@pytest.mark.parametrize("sample", [movement.SAMPLE, 400])
-def test_movement_is_the_length_of_the_step(sample, tmp_path, monkeypatch):
-    monkeypatch.setattr(movement, "SAMPLE", sample)
-    trainer, recorder = train(tmp_path, num_ppo_epochs=3, max_steps=3)
-    lengths = []
-    for step in range(3):
-        moved = recorder.moved("policy", step).values()
-        lengths.append(torch.cat([change.flatten() for change in moved]).norm().item())
-    # Of a sample, no more than its size.
-    near = 1e-5 if sample == movement.SAMPLE and sample > 400 else 0.35
-    assert logged(trainer, "policy/movement") == pytest.approx(lengths, rel=near)
 
 
 def test_the_trace_holds_each_episodes_weight(tmp_path):

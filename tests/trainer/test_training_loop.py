@@ -21,7 +21,7 @@ LOGGED = (
     "policy/approx_kl",
     "policy/entropy",
     "objective/kl",
-    *(f"policy/{name}" for name in ("turn_ess", "episode_ess", "divergence_max", "movement")),
+    *(f"policy/{name}" for name in ("turn_ess", "episode_ess", "divergence_max")),
     "clip_bias/norm",
     "clip_bias/grad_norm",
     "clip_bias/scale",

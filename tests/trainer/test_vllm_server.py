@@ -19,7 +19,6 @@ from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server as server_backend
-from trl_stppo.trace.files import read_trace
 from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
 
 
@@ -40,11 +39,10 @@ def setting(**options):
     return {**LIMITS, **sizes, **options}
 
 
-def served(folder, *, change=None, arguments=None, sample=None, sync_every=1, **options):
+def served(folder, *, change=None, arguments=None, sample=None, **options):
     """A trained trainer, its server and its client; `change` alters the server's model at syncs."""
     arguments = {"environment_factory": ThreeTurns, **(arguments or {})}
     trainer = build(folder, Kept, arguments=arguments, **setting(**options))
-    trainer.args.rollout_sync_every = sync_every  # which is refused where there is no vLLM
     model = tiny_policy(char_tokenizer(), seed=1)  # until the first sync
     with serving(sample or ModelSampler(model, trainer.eos_token_ids)) as server:
         client = attach(trainer, server)
@@ -441,36 +439,16 @@ def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
     assert server.weights == "default"
 
 
-# ------------------------------------------------------------------- weights that are behind
-
-
-def test_every_second_rollout_is_one_update_old_and_its_record_says_so(tmp_path):
-    trainer, _, client = served(tmp_path, sync_every=2, max_steps=4, learning_rate=0.01)
-    entries = [e for e in trainer.state.log_history if "loss" in e]
-    assert client.syncs == 2
-    assert [e["sampling/staleness"] for e in entries] == [0, 1, 0, 1]
-    gaps = [e["sampling/sampling_logp_difference/max"] for e in entries]
-    assert max(gaps[0], gaps[2]) < 1e-4 < min(gaps[1], gaps[3])
-    ratios = [kept[1]["importance_sampling_ratio"] for kept in trainer.kept]
-    assert (ratios[1] != 1).any()
-    assert [e.policy_versions for e in trainer.episodes] == [[2, 2, 2]] * 4
-    versions = {tuple(e.policy_versions) for e in read_trace(tmp_path)}
-    assert versions == {(0, 0, 0), (2, 2, 2)}
-
-
 def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
     rows = {"eval_dataset": prompts(3)}
     trainer, _, client = served(
         tmp_path,
         arguments=rows,
-        sync_every=4,
         max_steps=2,
         eval_strategy="steps",
         eval_steps=1,
     )
     assert client.syncs == 3
-    entries = [e for e in trainer.state.log_history if "loss" in e]
-    assert [e["sampling/staleness"] for e in entries] == [0, 0]
     assert not any("eval_sampling" in name for e in trainer.state.log_history for name in e)
 
 

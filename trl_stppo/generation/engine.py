@@ -16,12 +16,7 @@ class EngineBackend(QueuedBackend):
     Args:
         engine: vLLM's `LLMEngine`, or whatever has its `add_request`, `step` and `abort_request`.
         options: of `add_request` for a turn: `params`, and `lora_request` where an adapter samples.
-        waiting: how many turns the engine has not begun.
         capacity: how many episodes may be between `add` and `release`; None is any number.
-
-    Attributes:
-        prompt_tokens, cached_tokens: of all turns so far, and how many the engine had kept of them.
-        queues: what `waiting` has said after each step.
     """
 
     def __init__(
@@ -29,15 +24,12 @@ class EngineBackend(QueuedBackend):
         engine: Any,
         options: Callable[[TurnRequest], dict[str, Any]],
         *,
-        waiting: Callable[[], int] = lambda: 0,
         capacity: int | None = None,
     ) -> None:
         super().__init__(capacity=capacity)
-        self._engine, self._options, self._waiting = engine, options, waiting
+        self._engine, self._options = engine, options
         self._numbers = itertools.count()
         self._names: dict[int, str] = {}  # of the request that an episode has in flight
-        self.prompt_tokens = self.cached_tokens = 0
-        self.queues: list[int] = []
 
     def add(self, request: TurnRequest) -> None:
         """Hand a turn to the engine, which starts it with its next step."""
@@ -56,9 +48,7 @@ class EngineBackend(QueuedBackend):
         """Sample a token of each turn that the engine has begun, and return the turns that ended."""
         if not self._queue:
             return []
-        outputs = self._engine.step()
-        self.queues.append(self._waiting())
-        return [self._result(output) for output in outputs if output.finished]
+        return [self._result(output) for output in self._engine.step() if output.finished]
 
     def _result(self, output: Any) -> TurnResult:
         key = int(output.request_id.partition(":")[0])
@@ -66,8 +56,6 @@ class EngineBackend(QueuedBackend):
         turn = output.outputs[0]
         ids = list(turn.token_ids)
         logprobs = [at[token].logprob for at, token in zip(turn.logprobs, ids, strict=True)]
-        self.prompt_tokens += len(output.prompt_token_ids)
-        self.cached_tokens += output.num_cached_tokens or 0
         return cut(self._queue.pop(key), ids, logprobs)
 
     def release(self, key: int) -> None:

@@ -30,7 +30,6 @@ CONNECT_SECONDS = 10.0
 # Answers of a server that is away behind a proxy, or too busy.
 AWAY = (429, 502, 503, 504)
 _STATUS = re.compile(r"Request failed: (\d+), ")
-_FIGURE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 @contextmanager
@@ -109,11 +108,6 @@ def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
 def number(seed: tuple[int, ...]) -> int:
     """A turn's seed as vLLM takes it, below 2**63."""
     return turn_random(seed).getrandbits(63)
-
-
-def waiting(vllm: Any) -> int:
-    """Turns that the engine of this process has not begun."""
-    return int(vllm.llm.llm_engine.engine_core.engine_core.scheduler.get_request_counts()[1])
 
 
 def has_adapters(vllm: Any) -> bool:
@@ -244,15 +238,6 @@ class TurnClient:
             return bool(self.client._post(url, json={}).get("success", True))
         except ValueError:  # vLLM before 0.26 answers nothing
             return True
-
-    def figures(self) -> dict[str, float]:
-        """What the server counts, by name, over all of its engines."""
-        with failures():
-            text = self.client.session.get(f"{self.client.base_url}/metrics").text
-        sums: dict[str, float] = {}
-        for name, value in _FIGURE.findall(text):
-            sums[name] = sums.get(name, 0.0) + float(value)
-        return sums
 
 
 @contextmanager

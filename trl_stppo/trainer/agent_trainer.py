@@ -38,7 +38,6 @@ from .publishing.describe import describe
 from .publishing.publisher import Publisher
 from .recording.recorder import TraceRecorder
 from .setup import continuing, models, plan, players, text_only, vllm_engine
-from .setup.packages import check_packages
 from .setup.rewards import RewardPlan, plan_rewards
 from .sharding import runtime
 from .watching import display
@@ -82,7 +81,6 @@ class AgentTrainer(Host):
             args = plan.default_config(self.config_class, model, self._name)
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
         plan.check_overrides(self)
-        check_packages(args, model, quantization_config)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         plan.check_eval_dataset(eval_dataset, rollout)
@@ -152,7 +150,7 @@ class AgentTrainer(Host):
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
         hooks = self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
-        self._optimizers = Optimizers(self, *hooks, lambda step: self._rollout_log.add(step))
+        self._optimizers = Optimizers(self, *hooks)
 
     def _install_loop(self, rewards: RewardPlan, rollout: plan.RolloutPlan) -> None:
         """What rollout and update are made of."""

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
-from .config.checks import check_finite, check_values, explained
+from .config.checks import check_finite, check_values
 from .config.names import ALIASES, KnownNames, option, takes_ignored
 from .config.secrets import KeepsSecrets
 from .guards.stop_when import texts
@@ -216,11 +216,6 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         "Arguments of a colocated `vllm.LLM` that have no field of their own, such as dtype (default: that "
         "of the policy's forward passes), block_size, enforce_eager, or enable_lora=False.",
     )
-    rollout_sync_every: int = option(
-        1,
-        "A vLLM server gets the policy's weights with every n-th rollout batch. Above 1 its episodes are "
-        "up to n - 1 updates old, for which the sampler's correction is needed.",
-    )
 
     # Evaluation (docs/evaluation.md) and recorded episodes (docs/watching.md).
     eval_generation_kwargs: dict[str, Any] | str | None = option(
@@ -259,8 +254,9 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         if logs_rollouts:  # until their steps are known; `eval_steps` has that default, too
             self.logging_steps = GRPOConfig.logging_steps
         metric_given = self.metric_for_best_model is not None
-        with explained(self):
-            super().__post_init__()
+        if self.num_generations is not None and self.num_generations < 1:
+            raise ValueError(f"`num_generations={self.num_generations}`: must be 1 or more.")
+        super().__post_init__()
         self.num_generations_eval = repetitions
         if self.metric_for_best_model == "loss" and not metric_given:
             self.metric_for_best_model, self.greater_is_better = "episode/score", True

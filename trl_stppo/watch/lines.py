@@ -54,14 +54,11 @@ COLUMNS = (
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
     Column("tokens/s", "perf/update_tokens_per_second", ",.0f", 10, "trained"),
     # With vLLM alone.
-    Column("stale", "sampling/staleness", ".1f", 7, "updates by which vLLM's weights are behind"),
-    Column("cached", "sampling/prefix_cache_hit_rate", ".2f", 8, "of the rows' tokens, by vLLM"),
-    Column("queue", "sampling/queue", ".1f", 7, "turns that wait in vLLM"),
 )
 # What a narrow terminal gets first; the score stands in for success that nobody judges.
 IMPORTANCE = (
     *("success", "valid", "clip", "KL", "scale", "‖C‖"),
-    *("turns", "score", "entropy", "tokens/s", "stale", "cached", "queue"),
+    *("turns", "score", "entropy", "tokens/s"),
 )
 # Running totals of guards -> what to say when one has grown.
 GUARDS = {

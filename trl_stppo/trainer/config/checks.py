@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
-
-import torch
 
 from ...core import KL_ESTIMATORS, LOSS_TYPES
 from ...rollout.engine import ON_ENV_ERROR
@@ -162,7 +159,6 @@ RANGES: Ranges = {
     "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
     "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),
-    "rollout_sync_every": (lambda v: v >= 1, "rollout_sync_every >= 1"),
     "max_env_error_rate": (lambda v: 0 < v <= 1, "0 < max_env_error_rate <= 1"),
     "max_consecutive_skips": (lambda v: v >= 1, "max_consecutive_skips >= 1"),
     **{name: (lambda v: v is None or v >= 1, f"{name} >= 1 or None") for name in OPTIONAL_COUNTS},
@@ -282,45 +278,3 @@ def _check_combinations(config: GRPOConfig) -> None:
 
 
 # ------------------------------------------------------------------ what upstream refuses
-
-
-@contextmanager
-def explained(config: GRPOConfig) -> Iterator[None]:
-    """Say what upstream refuses in terms of what was set, and with what to type instead."""
-    if config.num_generations is not None and config.num_generations < 1:
-        raise ValueError(f"`num_generations={config.num_generations}`: must be 1 or more.")
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        if "support bf16" in text:
-            raise ValueError(_no_bf16(config)) from error
-        if "must be divisible by num_generations" in text:
-            raise ValueError(_wrong_groups(config)) from error
-        raise
-
-
-def _no_bf16(config: GRPOConfig) -> str:
-    name = "bf16" if config.bf16 else "bf16_full_eval"
-    said = f"`{name}=True`{' (the default)' if config.bf16 else ''} needs a GPU with bfloat16"
-    if torch.cuda.is_available():
-        return f"{said}, which this one lacks: `--{name} false` computes in float32."
-    return (
-        f"{said}, and there is none here. On a CPU: `--use_cpu true --{name} false` (YAML: `use_cpu: "
-        f"true` and `{name}: false`; Python: use_cpu=True, {name}=False)."
-    )
-
-
-def _wrong_groups(config: GRPOConfig) -> str:
-    rows, steps = config.per_device_train_batch_size, config.steps_per_generation
-    episodes, group = int(config.generation_batch_size or 0), config.num_generations or 1
-    least = 2 if config.needs_groups else 1  # groups compare their members
-    allowed = [n for n in range(least, episodes + 1) if episodes % n == 0]
-    nearest = min(allowed, key=lambda n: abs(n - group))
-    return (
-        f"`num_generations={group}` does not divide the {episodes} episodes of a rollout batch "
-        f"(`per_device_train_batch_size={rows}` x {steps} micro-batches of gradient accumulation x "
-        f"{config.world_size} processes). Allowed are {', '.join(map(str, allowed))}. Set "
-        f"num_generations={nearest}, or change per_device_train_batch_size or "
-        f"gradient_accumulation_steps so that {group} divides the product."
-    )

@@ -21,7 +21,7 @@ def check_vllm(config: GRPOConfig) -> None:
     if config.rollout_staleness and config.use_vllm:
         raise ValueError(
             f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`, which "
-            f"keeps weights of its own. Set it to 0; `rollout_sync_every` lets a vLLM server be behind."
+            f"keeps weights of its own. Set it to 0."
         )
     if config.stop_token_id is not None and config.use_vllm:
         raise ValueError(
@@ -34,26 +34,8 @@ def check_vllm(config: GRPOConfig) -> None:
             "`vllm_importance_sampling_mode='turn_truncate'` needs a bound: set "
             "`vllm_importance_sampling_clip_max` or `vllm_importance_sampling_clip_min`."
         )
-    if config.rollout_sync_every > 1:
-        _check_sync_every(config)
     if config.vllm_engine_kwargs is not None:
         _check_engine_kwargs(config)
-
-
-def _check_sync_every(config: GRPOConfig) -> None:
-    said = f"`rollout_sync_every={config.rollout_sync_every}`"
-    if not config.use_vllm or config.vllm_mode != "server":
-        raise ValueError(
-            f"{said} is about a vLLM server: set `use_vllm=True` and `vllm_mode='server'`, or leave it at 1. "
-            f"Without vLLM use `rollout_staleness`."
-        )
-    if not config.vllm_importance_sampling_correction:
-        raise ValueError(
-            f"{said} with `vllm_importance_sampling_correction=False`: episodes of earlier policies would be "
-            f"taken for the present one's. Leave the correction on, by turn "
-            f"(`vllm_importance_sampling_mode='turn_truncate'`, 'turn_mask') or as TRL does it, or set "
-            f"rollout_sync_every=1."
-        )
 
 
 def _check_engine_kwargs(config: GRPOConfig) -> None:

@@ -16,7 +16,6 @@ from ..setup import models
 from ..sharding import critics, runtime
 from ..sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
 from .buffers import GradientBuffer, StepHooks, UpdateScale
-from .movement import Movement
 
 # What a group holds: policy with and without weight decay, critic likewise, or what the caller has put there.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
@@ -30,7 +29,6 @@ class Optimizers:
         host: with its critic.
         scales: whether the policy's updates will be scaled.
         on_creation: gets the policy's optimizer when it is there, before the first step.
-        on_step: gets figures of each step.
 
     Attributes:
         critic_grads: the critic's gradient, until the step; another object once an engine is set up.
@@ -43,10 +41,9 @@ class Optimizers:
         host: Host,
         scales: Callable[[], bool],
         on_creation: Callable[[torch.optim.Optimizer], None],
-        on_step: Callable[[dict[str, float]], None],
     ) -> None:
         self._host, self._scales = host, scales
-        self._on_creation, self._on_step = on_creation, on_step
+        self._on_creation = on_creation
         self.critic_grads = GradientBuffer(host.critic.parameters())
         self.critic: CriticOptimizer | None = None
         self.roles: list[str] = []
@@ -72,7 +69,6 @@ class Optimizers:
                 if models.add_critic_groups(host, optimizer, parameters):
                     self.roles += CRITIC
                 self._hooks = StepHooks(optimizer, self.critic_grads, scales=self._scales())
-                Movement(optimizer, [p for _, p in policy_parameters(host)], self._on_step)
             self._on_creation(optimizer)
         return optimizer
 

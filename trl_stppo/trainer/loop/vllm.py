@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
@@ -17,16 +16,13 @@ from accelerate.utils import broadcast_object_list
 from ...generation.engine import EngineBackend
 from ...generation.protocol import Backend
 from ...generation.server import ServerBackend, ServerError
-from ...threads import DaemonThread
 from .. import _trl_vllm as door
 from .._trl import profiling_context
 from ..host import Host, Upstream
 from ..sharding import runtime
 
-# Between two looks at a server's queue, in seconds.
+# Between two looks for a server that is away, in seconds.
 LOOK_SECONDS = 1.0
-QUEUE, HITS = "num_requests_waiting", "prefix_cache_hits_total"
-QUERIES = "prefix_cache_queries_total"
 
 
 class VLLM:
@@ -42,7 +38,6 @@ class VLLM:
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         self._name = ""  # of the server's weights
         self._told = False  # that turns are asked for again
-        self._staleness = 0  # updates of the policy that vLLM's weights lack
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -50,17 +45,12 @@ class VLLM:
 
     def sync(self) -> None:
         """Before a rollout: give vLLM the weights that are due, or lost; all processes do it together."""
-        host, training = self._host, self._host.model.training
-        due = moved = host.state.global_step != self._upstream.synced_step
-        if training and self._upstream.synced_step >= 0:  # evaluation is about the policy as it is
-            due = moved and self._staleness + 1 >= host.args.rollout_sync_every
+        host = self._host
+        due = host.state.global_step != self._upstream.synced_step
         lost = host.vllm_mode == "server" and self._has_lost()
         if due or lost:
             self._push()
-            self._staleness = 0
-        elif training:
-            self._staleness = self._staleness + 1 if moved else 0
-        self.figures = {"sampling/staleness": (self._staleness, 1)} if training else {}
+        self.figures = {}
 
     def _push(self) -> None:
         host = self._host
@@ -160,18 +150,14 @@ class VLLM:
         seeded = self._host.accelerator.device.type == "cuda"
         options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
         with door.awake(vllm):
-            queue = partial(door.waiting, vllm)
-            backend = EngineBackend(vllm.llm.llm_engine, options, waiting=queue, capacity=capacity)
-            yield backend
-        self._count(backend.cached_tokens, backend.prompt_tokens, backend.queues)
+            yield EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
 
     @contextmanager
     def _served(self, capacity: int | None) -> Iterator[Backend]:
         host, client = self._host, self._client
         client.names_weights = bool(self._name)
         main = host.accelerator.is_main_process
-        # The weights of an earlier update are not there any more, sharded ones not without the others.
-        can_send = not self._staleness and not runtime.shards_weights(host.accelerator)
+        can_send = not runtime.shards_weights(host.accelerator)  # not without the other processes
         backend = ServerBackend(
             client,
             self._name,
@@ -181,40 +167,7 @@ class VLLM:
             told=self._told,
             capacity=capacity,
         )
-        with self._looking(client) if main else nullcontext():
-            yield backend
+        yield backend
         self._told = self._told or backend.asked_again > 0
         if host.model.training:
             self.figures["sampling/asked_again"] = (backend.asked_again, int(main))
-
-    @contextmanager
-    def _looking(self, client: door.TurnClient) -> Iterator[None]:
-        """Count what the server has cached and who waits there, of all processes' turns."""
-        ended, queues, before = threading.Event(), list[float](), _figures(client)
-
-        def look() -> None:
-            while not ended.wait(LOOK_SECONDS):
-                queues.extend(v for k, v in _figures(client).items() if k == QUEUE)
-
-        DaemonThread(look, "queue").start()
-        try:
-            yield
-        finally:
-            ended.set()
-        after = _figures(client)  # which begin anew with the server
-        cached, asked = (after.get(name, 0) - before.get(name, 0) for name in (HITS, QUERIES))
-        if min(cached, asked) < 0:
-            cached = asked = 0
-        self._count(cached, asked, queues)
-
-    def _count(self, cached: float, asked: float, queues: Sequence[float]) -> None:
-        if self._host.model.training:
-            self.figures["sampling/prefix_cache_hit_rate"] = (cached, asked)
-            self.figures["sampling/queue"] = (sum(queues), len(queues))
-
-
-def _figures(client: door.TurnClient) -> dict[str, float]:
-    try:
-        return client.figures()
-    except ServerError:
-        return {}

@@ -17,7 +17,6 @@ from ...models.adapter_checks import CRITIC, SPLIT_INITS
 from ...models.critic import ADAPTERS, HEAD_FILE, SharedCritic
 from .._trl import create_model_from_path
 from ..ppo_config import PPOConfig
-from .packages import quantised
 
 ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass one."
 
@@ -175,3 +174,10 @@ def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
     critic = SharedCritic(policy, rank)
     critic.load(folder)
     return critic
+
+
+def quantised(config: Any) -> list[str]:
+    """How bitsandbytes packs weights, by a model's configuration or one of quantisation."""
+    config = getattr(config, "quantization_config", config)
+    ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
+    return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]

@@ -51,8 +51,6 @@ def test_a_rollout_without_environments_is_played_again(uninterrupted, impatient
         f"after step {at}",
         str(tmp_path / f"checkpoint-{at}"),
         "the checkpoint before it: none",
-        "resume_from_checkpoint=True",
-        "once the environment works",
     ):
         assert part in str(caught.value)
     assert trainer.stop_reason.startswith("The last 8 episodes")
@@ -88,7 +86,7 @@ def test_what_is_saved_already_is_not_saved_again(impatient, tmp_path):
 
 def test_before_the_first_step_there_is_nothing_to_save(impatient, tmp_path):
     trainer = build(tmp_path, lambda trainer, n: True)
-    with pytest.raises(EnvironmentFailureError, match=r"Nothing was saved.* Start again, once"):
+    with pytest.raises(EnvironmentFailureError, match="Nothing was saved"):
         trainer.train()
     assert not saved(tmp_path)
     with pytest.raises(EnvironmentFailureError, match=r"check_env`\.$"):

@@ -40,7 +40,6 @@ class FailAtStep(TrainerCallback):
 def trained(tmp_path, capsys, **settings) -> tuple[list[str], str, list[dict]]:
     """Lines on stdout, all of stderr, and what was logged."""
     trainer, _ = scripted_trainer(tmp_path, **{**SETTINGS, **settings})
-    trainer.remove_callback(display.MemoryCallback)
     capsys.readouterr()
     trainer.train()
     out, err = capsys.readouterr()
@@ -328,7 +327,6 @@ def test_a_terminal_that_has_gone_does_not_end_a_training(error, tmp_path, monke
             raise error
 
     trainer, _ = scripted_trainer(tmp_path, **SETTINGS)
-    trainer.remove_callback(display.MemoryCallback)
     monkeypatch.setattr(sys, "stdout", Gone())
     trainer.train()
     assert trainer.state.global_step == 6
@@ -355,7 +353,6 @@ def test_upstreams_displays_are_replaced_and_lines_can_be_taken_out(tmp_path, ca
     assert kinds.count(ProgressLines) == 1, "one that was passed is used"
     assert not {ProgressCallback, PrinterCallback, NotebookTable} & set(kinds)
     trainer.remove_callback(ProgressLines)
-    trainer.remove_callback(display.MemoryCallback)
     capsys.readouterr()
     trainer.train()
     assert capsys.readouterr().out == ""

@@ -9,7 +9,8 @@ import pytest
 from trl import GRPOTrainer
 
 from tests.builders import logs, prompts, train
-from trl_stppo import STPPOTrainer, rewards
+from trl_stppo import STPPOTrainer
+from trl_stppo.recipes.search import rewards
 from trl_stppo.recipes.search.rewards import (
     exact_match_reward,
     f1_reward,

@@ -259,8 +259,7 @@ def check_resume(config: Any) -> None:
     """Refuse a checkpoint that is not there, or not whole."""
     run_dir = Path(config.output_dir)
     try:
-        if files.to_resume(run_dir, config.resume_from_checkpoint) is None:
-            files.warn_of_earlier_run(run_dir)
+        files.to_resume(run_dir, config.resume_from_checkpoint)
     except CheckpointError:
         if not files.unpublished(run_dir):  # `train` puts those in place first
             raise

@@ -25,7 +25,6 @@ from trl_stppo.trainer.checkpoints.files import (
     seal,
     tidy,
     to_resume,
-    warn_of_earlier_run,
 )
 
 ABOUT = {
@@ -184,25 +183,6 @@ def test_content_of_the_same_size_is_found_out_where_it_is_looked_for(content, t
         to_resume(tmp_path, str(tmp_path / "checkpoint-2"), thorough=True)
     assert to_resume(tmp_path, True, thorough=True).name == "checkpoint-1"
     assert said in caplog.text
-
-
-def test_a_download_that_broke_off_is_no_checkpoint_for_auto(tmp_path, caplog):
-    folder = tmp_path / files.LAST_CHECKPOINT
-    write(folder)  # before the manifest came
-    assert to_resume(tmp_path, "auto") is None
-    assert f"one from which no run can go on. `{folder}` has no {MANIFEST}" in caplog.text
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
-        to_resume(tmp_path, True)
-    caplog.clear()
-    warn_of_earlier_run(tmp_path)
-    assert "(newest checkpoint last-checkpoint, step unknown)" in caplog.text
-    assert "resume_from_checkpoint=True" not in caplog.text, "it would be refused"
-    seal(folder, {**ABOUT, "order": 1})
-    assert to_resume(tmp_path, "auto") == folder
-    (folder / "model.safetensors").unlink()
-    assert to_resume(tmp_path, "auto") is None
-    save(tmp_path, 2)
-    assert to_resume(tmp_path, "auto") == tmp_path / "checkpoint-2"
 
 
 def test_no_folder_at_all(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import product
 
 import pytest
@@ -146,7 +145,7 @@ def test_too_few_rows_are_repeated_equally_often(uninterrupted):
     assert trainer.state.epoch == 3.0, "an epoch is a rollout batch"
 
 
-def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
+def test_a_new_run_of_the_same_trainer_starts_over(tmp_path):
     """`_step` and the buffer of a run that was stopped half-way are gone."""
     (tmp_path / "notes.txt").write_text("no run")
     trainer = build("separate critic", tmp_path)
@@ -155,10 +154,9 @@ def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
     trainer.train()
     assert trainer._step == 6
     assert trainer.state.global_step == 3
-    assert "holds an earlier run" not in caplog.text
     first = trainer._checkpoints.run_name
 
-    # Another trainer begins in the same folder: said once, and not where it goes on from there.
+    # Another trainer begins in the same folder: its run has another name.
 
     def build_again(max_steps):
         trainer = build("separate critic", tmp_path)
@@ -167,9 +165,6 @@ def test_a_new_run_of_the_same_trainer_starts_over(tmp_path, caplog):
 
     other = build_again(1)
     other.train()
-    told = r"`output_dir='.*'` holds an earlier run \(newest checkpoint checkpoint-3, step 3\)"
-    told += ".*resume_from_checkpoint=True.*another output_dir"
-    assert len(re.findall(told, caplog.text)) == 1
     assert len((tmp_path / "metrics.previous.jsonl").read_text().splitlines()) == 5
     assert {e.update.first_step for e in read_trace(tmp_path)} == {0}
     onward = build_again(2)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class Checkpoints:
                 same_run.check_same_run(folder, saved, self._about())
                 self.run_name = saved.get("run") or self.run_name
             else:
-                self._begin_run(wanted)
+                self._begin_run()
             self._has_trained = True
             self.last = folder
             self._state.read(folder)
@@ -106,14 +105,10 @@ class Checkpoints:
         finally:
             self._state.trace.finish()
 
-    def _begin_run(self, wanted: str | bool | None) -> None:
-        """A name for a run that starts, and a warning where it does so on top of another one."""
-        if self._has_trained:  # and what it has left there is no news to anybody
+    def _begin_run(self) -> None:
+        """A name for a run that starts."""
+        if self._has_trained:
             self.run_name = uuid.uuid4().hex
-        elif (
-            self._host.accelerator.is_main_process and wanted != "auto"
-        ):  # which has looked already
-            files.warn_of_earlier_run(Path(self._host.args.output_dir))
 
     def _about(self) -> dict[str, Any]:
         inside = self._state.inside_rollout
@@ -134,24 +129,7 @@ class Checkpoints:
                 f"{', '.join(sorted(map(str, found)))}. Pass the path of one that all of them hold."
             )
         folder = found.pop()
-        return None if folder is None else self._in_place(folder, run_dir.resolve())
-
-    def _in_place(self, folder: Path, run_dir: Path) -> Path:
-        """A checkpoint that was downloaded into the output directory gets the name it had there.
-
-        There upstream looks for the best one.
-        """
-        if folder.resolve() != run_dir / files.LAST_CHECKPOINT:
-            return folder
-        named = run_dir / f"checkpoint-{files.read_manifest(folder)['global_step']}"
-        if files.complaint(named) is None:
-            files.check_one_run(folder, named)
-        self._host.accelerator.wait_for_everyone()
-        if self._host.accelerator.is_local_main_process and not named.exists():
-            with suppress(FileNotFoundError):  # on a shared disk another machine was faster
-                os.replace(folder, named)
-        self._host.accelerator.wait_for_everyone()
-        return named if files.complaint(named) is None else folder
+        return folder
 
     def begin(
         self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any

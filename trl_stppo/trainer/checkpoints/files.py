@@ -13,13 +13,12 @@ import os
 import re
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
 from ...hub.pushing import EPISODES
-from ...watch.runs import MANIFEST, METRICS_FILE
+from ...watch.runs import MANIFEST
 from . import disk
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,6 @@ logger = logging.getLogger(__name__)
 # upload what begins with an underscore.
 STAGING = "_incomplete"
 TRASH = "_deleted"
-LAST_CHECKPOINT = "last-checkpoint"  # upstream's on the Hub, of hub_strategy="checkpoint"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-\d+")
 # What a manifest holds.
@@ -196,37 +194,7 @@ def _age(folder: Path) -> tuple[int, float, int]:
 
 def next_order(run_dir: Path) -> int:
     """The number of a checkpoint that is written now: one more than the newest has."""
-    return 1 + max((_age(folder)[0] for folder in with_downloaded(run_dir)), default=0)
-
-
-def with_downloaded(run_dir: Path) -> list[Path]:
-    """Those of `checkpoints`, and the one that came from the Hub; the newest last."""
-    downloaded = run_dir / LAST_CHECKPOINT
-    found = checkpoints(run_dir)
-    if downloaded.is_dir():  # a copy goes before what it is a copy of
-        found = sorted([downloaded, *found], key=_age)
-    return found
-
-
-def check_one_run(one: Path, other: Path) -> None:
-    """Refuse two checkpoints in one output directory of which nobody can tell which is meant.
-
-    Raises:
-        CheckpointError: different runs have written them, or one run twice at the same step.
-    """
-    first, second = read_manifest(one), read_manifest(other)
-    same_run = first["run"] == second["run"]
-    if same_run and (
-        first.get("global_step") != second.get("global_step")
-        or first["saved_at"] == second["saved_at"]
-    ):
-        return
-    what = "are not the same" if same_run else "come from different runs"
-    raise CheckpointError(
-        f"`{one}` (step {first.get('global_step')}) and `{other}` (step {second.get('global_step')}) "
-        f"{what}, and only one of them can go on in this output_dir. Move the one that is not meant to "
-        f"another folder, or set another output_dir and pass the path of the one that is."
-    )
+    return 1 + max((_age(folder)[0] for folder in checkpoints(run_dir)), default=0)
 
 
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
@@ -238,14 +206,9 @@ def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = 
         thorough: as for `complaint`; older ones are not read.
 
     Raises:
-        CheckpointError: there is none, or one from the Hub lies beside those of another run.
+        CheckpointError: there is none.
     """
-    downloaded = run_dir / LAST_CHECKPOINT
-    if complaint(downloaded) is None:
-        whole = [folder for folder in checkpoints(run_dir) if complaint(folder) is None]
-        if whole:
-            check_one_run(downloaded, whole[-1])
-    found = with_downloaded(run_dir)
+    found = checkpoints(run_dir)
     ageless = [folder for folder in found if _age(folder)[0] < 0]  # which may be the newest
     complaints: list[str] = []
     for folder in [*ageless, *reversed(found[len(ageless) :])]:
@@ -266,31 +229,6 @@ def as_meant(wanted: str | bool | None) -> str | bool | None:
     return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
 
 
-def warn_of_earlier_run(run_dir: Path) -> None:
-    """Say what a new run in an output directory overwrites there, if it holds another one."""
-    found = with_downloaded(run_dir)
-    if not found and not (run_dir / METRICS_FILE).is_file():
-        return
-    holds, goes_on = METRICS_FILE, "To keep it, set"
-    if found:
-        holds = f"newest checkpoint {found[-1].name}, step {_step(found[-1])}"
-    if any(complaint(folder) is None for folder in found):
-        goes_on = "To go on with it, pass resume_from_checkpoint=True; to keep it, set"
-    logger.warning(
-        "`output_dir=%r` holds an earlier run (%s), and this one begins at step 0. It overwrites the "
-        "model, checkpoints of the same steps and recorded episodes; the other checkpoints stay until "
-        "`save_total_limit` deletes them, and the log is kept as metrics.previous*.jsonl. %s another "
-        "output_dir.",
-        str(run_dir), holds, goes_on,
-    )  # fmt: skip
-
-
-def _step(folder: Path) -> Any:
-    with suppress(CheckpointError):
-        return read_manifest(folder).get("global_step", "unknown")
-    return "unknown"
-
-
 def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
     """The checkpoint that `train(resume_from_checkpoint=wanted)` goes on from; nothing is changed.
 
@@ -301,7 +239,7 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
         CheckpointError: it is not there, or not whole.
     """
     wanted = as_meant(wanted)
-    if not wanted or (wanted == "auto" and not checkpoints(run_dir) and _no_download(run_dir)):
+    if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
         return None
     if wanted is True or wanted == "auto":
         return last_complete(run_dir, wanted, thorough=thorough)
@@ -312,19 +250,6 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
     if problem is not None:
         raise CheckpointError(problem)
     return folder
-
-
-def _no_download(run_dir: Path) -> bool:
-    """Whether there is none, or only one that has broken off or is not ours, which is said then."""
-    folder = run_dir / LAST_CHECKPOINT
-    problem = complaint(folder)
-    if problem is not None and folder.is_dir():
-        logger.warning(
-            "resume_from_checkpoint='auto' begins a new run at step 0: there is no checkpoint but one from "
-            "which no run can go on. %s",
-            problem,
-        )
-    return problem is not None
 
 
 def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:

@@ -169,8 +169,9 @@ def main() -> None:
             server = RetrievalServer((args.host, args.port), retriever_of(args, scratch))
         except (OSError, OverflowError, ValueError, ImportError) as error:
             sys.exit(f"serve_retriever: {error}")
-        # As Ctrl-C, so that what a corpus takes on disk is removed.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Both remove what a corpus takes on disk; a shell's background job ignores SIGINT otherwise.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         host, port = server.server_address[:2]
         print(f"listening on http://{host!s}:{port}/retrieve", flush=True)
         with suppress(KeyboardInterrupt):

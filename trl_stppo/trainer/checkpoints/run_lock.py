@@ -18,6 +18,7 @@ from ...errors import CheckpointWriteError, RunLockError
 logger = logging.getLogger(__name__)
 
 NAME = "_running.json"  # upstream leaves out of an upload what begins with an underscore
+DYING = 2.0  # seconds that a killed process may take to close its files
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
@@ -39,7 +40,7 @@ class RunLock:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock.acquire(timeout=0)
+                self._lock.acquire(timeout=DYING)
             except Timeout:
                 raise self._refused() from None
             except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trl_stppo.redaction import HIDDEN, is_secret, redacted, redacted_words
+from trl_stppo.redaction import HIDDEN, is_secret, redacted
 
 LOOKS_LIKE_ONE = "hf_" + "aB3" * 8
 
@@ -78,9 +78,3 @@ def test_what_has_no_secret_is_the_same_object_and_the_given_one_stays_as_it_was
     }
     assert given["kwargs"][0]["token"] == "x"
     assert redacted(given, blank=None)["kwargs"][0]["token"] is None
-
-
-def test_command_lines():
-    words = ["--hub_token", "x", "--api_key=y", "--k=1", "--environment_kwargs", '{"password": 1}']
-    shown = ["--hub_token", HIDDEN, f"--api_key={HIDDEN}", "--k=1", "--environment_kwargs"]
-    assert redacted_words(words) == [*shown, f'{{"password": "{HIDDEN}"}}']

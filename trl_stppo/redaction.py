@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 HIDDEN = "***"
@@ -90,20 +89,6 @@ def redacted(value: Any, *, blank: Any = HIDDEN) -> Any:
         same = all(new is old for new, old in zip(parts, value, strict=True))
         return value if same else type(value)(parts)
     return value
-
-
-def redacted_words(words: Iterable[str]) -> list[str]:
-    """A command line that can be shown."""
-    shown: list[str] = []
-    secret = False  # whether the last flag's value is one
-    for word in words:
-        flag, equals, value = word.partition("=")
-        if word.startswith("--"):
-            secret = is_secret(flag)
-            shown.append(f"{flag}={HIDDEN if secret else _text(value)}" if equals else word)
-        else:
-            shown.append(HIDDEN if secret else _text(word))
-    return shown
 
 
 def _tells(value: Any) -> bool:

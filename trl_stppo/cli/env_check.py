@@ -19,7 +19,7 @@ from typing import Any
 from ..envs.base import is_text_environment, tool_names
 from ..envs.check import MAX_ROWS, check_env
 from ..redaction import redacted
-from .objects import factory_of, rows_for
+from .objects import named_factory, rows_for
 from .usage import UsageError, parsed_json
 
 
@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check and report; 0 where nothing is wrong, 1 where something is."""
-    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
-    if factory is None:
-        raise UsageError("`none` is no environment. Name one as module:name.")
+    factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row)
     probe = _probe(factory)
     text = is_text_environment(probe)

@@ -86,6 +86,18 @@ def offered_by(path: str | None, name: str) -> Any:
     return method() if inspect.ismethod(method) else None
 
 
+def named_factory(path: str, arguments: str | None) -> Any:
+    """`factory_of` for a command that needs an environment.
+
+    Raises:
+        UsageError: none is named.
+    """
+    factory = factory_of(path, arguments, flag="arguments")
+    if factory is None:
+        raise UsageError("`none` is no environment. Name one as module:name.")
+    return factory
+
+
 def factory_of(
     path: str | None,
     arguments: str | None,

@@ -17,7 +17,7 @@ import inspect
 from typing import Any
 
 from ..envs.base import is_text_environment, tool_names
-from .objects import factory_of, rows_for
+from .objects import named_factory, rows_for
 from .usage import UsageError, parsed_json
 
 
@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play until the episode or the input ends."""
-    factory: Any = factory_of(options.environment, options.arguments, flag="arguments")
-    if factory is None:
-        raise UsageError("`none` is no environment. Name one as module:name.")
+    factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row) or [{"prompt": ""}]
     if not 0 <= options.index < len(rows):
         raise UsageError(f"`--index {options.index}`: there are {len(rows)} rows, counted from 0.")

@@ -294,7 +294,8 @@ class Guards:
         else:
             self.verdict = "taken"
             state.consecutive_skips = 0
-        state.kls += [figures[name] for name in ("policy/approx_kl",) if name in figures]
+        if "policy/approx_kl" in figures:
+            state.kls.append(figures["policy/approx_kl"])
         self._log()
         self._watch()
         self._losses = []

@@ -63,7 +63,6 @@ RULES = {
             "errors",
             "redaction",
             "version",
-            "wording",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
@@ -74,7 +73,7 @@ RULES = {
     "trainer": (
         {
             *("trainer", "hub", "trace", "watch", "models", "rollout", "generation", "core"),
-            *("envs", "errors", "redaction", "statistics", "threads", "version", "wording"),
+            *("envs", "errors", "redaction", "statistics", "threads", "version"),
         },
         {"torch", "transformers", "accelerate", "numpy", "datasets", "peft", "filelock"},
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},

@@ -59,17 +59,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         *("cliprange", "0.3", "Set only one"),
     ),
     # names
-    "misspelt-field": ({"max_turn": 3}, "max_turn", "", "Did you mean `max_turns`"),
-    "field-of-old-ppo": ({"init_kl_coef": 0.1}, "init_kl_coef", "", "Did you mean `kl_coef`"),
-    "max-prompt-length": ({"max_prompt_length": 512}, "max_prompt_length", "", "filter the rows"),
-    "field-of-lora": ({"lora_rank": 8}, "lora_rank", "", "LoraConfig takes it"),
     "temperature-of-generate": (
         {"generation_kwargs": {"temperature": 0.5}},
         *("generation_kwargs", "0.5", "Set temperature=0.5"),
-    ),
-    "field-of-generate": (
-        {"max_new_tokens": 64},
-        *("max_new_tokens", "", "`max_completion_length`"),
     ),
     # variants and the clipping bias
     "misspelt-variant": ({"variant": "st_ppo"}, "variant", "'st_ppo'", "'st-ppo'"),
@@ -83,7 +75,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         *("stabilizers", "'share'", "Choose the variant"),
     ),
     "power-of-nothing": ({"clip_bias_power": 0.0}, "clip_bias_power", "0.0", "positive"),
-    "misspelt-stabilizer": ({"stabilizers": ["winner"]}, "stabilizers", "'winner'", "`winners`"),
+    "misspelt-stabilizer": ({"stabilizers": ["winner"]}, "stabilizers", "'winner'", "'winners'"),
     "two-sizes-of-a-step": (
         {"stabilizers": ["share", "triggered"]},
         *("stabilizers", "'share' and 'triggered'", "Choose one"),
@@ -291,11 +283,6 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         *("prompt", "{'role': 'user'", "Write it as [prompt]"),
     ),
     "config-of-trl": ({"args": plain_config}, {}, "args", "GRPOConfig", "needs a STPPOConfig"),
-    "misspelt-argument": (
-        {"reward_func": one_reward},
-        {},
-        *("reward_func", "", "Did you mean `reward_funcs`"),
-    ),
     "no-pad-token": ({"processing_class": unpadded}, {}, "processing_class", "", "eos_token`"),
     "no-chat-template": ({"processing_class": bare}, {}, "train_dataset", "", "chat_template"),
     "critic-without-head": (

@@ -6,14 +6,14 @@ import gzip
 import json
 import math
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
 from tests.trace_kit import HOSTILE, add_hostile, episode, made_up_run
 from trl_stppo.cli import main
 from trl_stppo.errors import TraceError
-from trl_stppo.trace import TracedEpisode, TracedUpdate, build_page, files, read_trace
+from trl_stppo.trace import TracedUpdate, build_page, files, read_trace
 
 
 def update(number: int, *, started: float = 1.0, first_step: int = 0, **options) -> TracedUpdate:
@@ -130,48 +130,6 @@ def _flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
-
-
-ODD = (
-    *(None, True, -5, 2.5, 10**400, "x", [], [1], ["x"], [[None]], [[0, 10**9]], [[3, 1]]),
-    *({}, {"a": [1]}, {"a": "x"}),
-)
-
-
-def packed(folder, number: int, *lines: dict | str) -> None:
-    (folder / "trace").mkdir(exist_ok=True)
-    text = "\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines)
-    path = folder / "trace" / f"train-{number:07d}-rank0.jsonl.gz"
-    path.write_bytes(gzip.compress(text.encode()))
-
-
-def test_values_of_other_types_cost_their_episode(tmp_path, caplog):
-    about = update(1)
-    good = episode(about, 7, random.Random(0)).to_json()
-    odd = [{**good, f.name: value} for f in fields(TracedEpisode) for value in ODD]
-    others = ["[1]", "null", "7", "[" * 100_000, "{", '{"row": 1, "pieces": ["a"]}']
-    lines = [json.dumps(line) for line in odd] + others
-    packed(tmp_path, 1, {**about.to_json(), "episodes": len(lines) + 1}, *lines, good)
-    page = build_page(tmp_path, tmp_path / "page.html")
-    assert page.episodes + page.damage.episodes == page.recorded == len(lines) + 1
-    assert "A part of" in caplog.text
-    found = list(read_trace(tmp_path))
-    assert found[-1].to_json() == good
-    assert len(found) == page.episodes < len(lines) / 2
-
-
-def test_headers_of_other_types_cost_their_file(tmp_path):
-    # It begins later than any other, so that it is passed over in favour of none.
-    about = update(1, started=1e300)
-    head, line = about.to_json(), episode(about, 7, random.Random(0)).to_json()
-    names = [name for name in head if name != "version"]
-    odd = [{**head, name: value} for name in names for value in ODD if value != -5]
-    others = [[1], None, "[" * 100_000, {}, {**head, "version": "x"}]
-    for number, first in enumerate([head, *odd, *others], start=1):
-        packed(tmp_path, number, first, line)
-    page = build_page(tmp_path, tmp_path / "page.html")
-    assert page.damage.files > 100
-    assert page.episodes >= 1
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

@@ -179,21 +179,6 @@ def test_generations_must_still_divide_the_rollout_batch():
         config(num_generations=3, per_device_train_batch_size=4, gradient_accumulation_steps=4)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("max_turn", "STPPOConfig has no argument `max_turn`. Did you mean `max_turns`"),
-        ("init_kl_coef", "STPPOConfig has no argument `init_kl_coef`. Did you mean `kl_coef`?"),
-        ("mini_batch_size", "There is none here: it follows from per_device_train_batch_size"),
-        ("lora_rank", "The trainer, ModelConfig or LoraConfig takes it"),
-        ("xyzzy", "train --help_all` lists"),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_one_that_was_meant(name, said):
-    with pytest.raises(TypeError, match=re.escape(said)):
-        STPPOConfig(output_dir="out", **{name: 1})
-
-
 class Wider(STPPOConfig):
     """What a user may do: a constructor of one's own."""
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 FORMAT = "trl-stppo-trace"
 # Raised when a reader of an older version would misread a file; new fields do not raise it.
@@ -88,7 +86,7 @@ class TracedUpdate:
         known["start"] = int(known.get("start", 0))
         known["clip_range"] = tuple(map(float, known.get("clip_range", (0.2, 0.2))))
         known["figures"] = {k: float(v) for k, v in known.get("figures", {}).items()}
-        return cls(**_checked(cls, known))
+        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ class TracedEpisode:
         known["turn_spans"] = [(start, end) for start, end in known.get("turn_spans", [])]
         if known.get("seed") is not None:
             known["seed"] = tuple(known["seed"])
-        episode = cls(**_checked(cls, {**known, "update": update}))
+        episode = cls(**{**known, "update": update})
         episode._check_lengths()
         return episode
 
@@ -249,43 +247,3 @@ def _floats(values: Sequence[Any] | None) -> Any:
 
 def _known(cls: type, line: Mapping[str, Any]) -> dict[str, Any]:
     return {f.name: line[f.name] for f in fields(cls) if f.name in line}
-
-
-def _checked(cls: type, known: dict[str, Any]) -> dict[str, Any]:
-    """The same, if every value is of its field's type: later on, nobody looks."""
-    hints = _hints(cls)
-    for name, value in known.items():
-        if not _fits(value, hints[name]):
-            raise TypeError(f"`{name}` is no {hints[name]}")
-    return known
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is what an annotation says."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    if kind is Any:
-        return True
-    if kind is UnionType:
-        return any(_fits(value, part) for part in parts)
-    if kind is dict:
-        return isinstance(value, dict) and all(_fits(part, parts[1]) for part in value.values())
-    if kind is list:
-        return isinstance(value, list) and _all_fit(value, parts[0])
-    if kind is tuple and parts[-1] is not Ellipsis:
-        each = isinstance(value, tuple) and len(value) == len(parts)
-        return each and all(map(_fits, value, parts))
-    if kind is tuple:
-        return isinstance(value, tuple) and _all_fit(list(value), parts[0])
-    return type(value) in ((float, int) if kind is float else (kind,))
-
-
-def _all_fit(values: list[Any], hint: Any) -> bool:
-    """Of long lists the types that occur, not each value."""
-    plain = set(get_args(hint) or (hint,)) <= {int, float, bool, str, NoneType}
-    some = {type(value): value for value in values}.values() if plain else values
-    return all(_fits(value, hint) for value in some)

@@ -25,7 +25,7 @@ from .files import Damage, read_episodes, read_updates
 from .format import FIGURES, TracedEpisode, TracedUpdate, as_json
 
 # In the order in which they are joined.
-SCRIPTS = ("data", "state", "list", "charts", "colours", "tokens", "episode", "main")
+SCRIPTS = ("data", "state", "list", "colours", "tokens", "episode", "main")
 # What the list of episodes needs to know of each.
 COLUMNS = (
     *("key", "group", "row", "environment", "success", "score", "turns", "tokens", "stop"),

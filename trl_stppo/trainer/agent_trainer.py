@@ -14,7 +14,6 @@ from torch import nn
 
 from ..core.layout import Part
 from . import argument_types as of
-from . import old_names
 from ._trl import reference_needed, small_tiles
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
@@ -73,9 +72,7 @@ class AgentTrainer(Host):
         turn_reward_funcs: of.Rewards | None = None,
         turn_reward_processing_classes: of.Tokenizers | None = None,
         eval_environment_factory: of.Environments | None = None,
-        **unknown: Any,
     ) -> None:
-        old_names.check_arguments(type(self), model, unknown)
         plan.check_models(model, processing_class, ref_model, reward_model, value_model)
         if args is None:
             args = plan.default_config(self.config_class, model, self._name)

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values
-from .config.names import ALIASES, KnownNames, option, takes_ignored
+from .config.names import ALIASES, option, takes_ignored
 from .config.secrets import KeepsSecrets
 from .guards.stop_when import texts
 
 
 @takes_ignored
 @dataclass(repr=False)
-class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
+class PPOConfig(KeepsSecrets, GRPOConfig):
     """Configuration of [`PPOTrainer`]: all of [`~trl.GRPOConfig`], and what is new or has another default.
 
     What a field means stands in its `help`, which the API pages and `trl-stppo train --help_all` show.

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..wording import did_you_mean
 from .config.names import Preset, option, takes_ignored
 from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
@@ -185,10 +184,7 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     allowed = f"allowed are {', '.join(map(repr, STABILIZERS))}, any of them together, or 'none'"
     for name in names:
         if name not in STABILIZERS:
-            raise ValueError(
-                f"`stabilizers={names}`: there is no {name!r}; {allowed}. "
-                f"{did_you_mean(name, STABILIZERS) or ''}".rstrip()
-            )
+            raise ValueError(f"`stabilizers={names}`: there is no {name!r}; {allowed}.")
     if {"share", "triggered"} <= set(names):
         raise ValueError(
             f"`stabilizers={names}`: 'share' and 'triggered' both set the size of the step. Choose one; "

@@ -41,99 +41,28 @@ class Column(NamedTuple):
     meaning: str
 
 
-# From left to right.
+# From left to right; with place and times they fill 80 characters. The score stands in for a success that
+# is not judged.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),
     Column("turns", "turns/mean", ".2f", 7, "per episode"),
-    Column("valid", "turns/valid_action_rate", ".2f", 7, "actions the environment could read"),
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
     Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
     Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
-    Column("‖C‖", "clip_bias/norm", ".3g", 9, "size of the clipping bias"),
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
-    Column("tokens/s", "perf/update_tokens_per_second", ",.0f", 10, "trained"),
-    # With vLLM alone.
 )
-# What a narrow terminal gets first; the score stands in for success that nobody judges.
-IMPORTANCE = (
-    *("success", "valid", "clip", "KL", "scale", "‖C‖"),
-    *("turns", "score", "entropy", "tokens/s"),
+# Figures of an evaluation: name, metric, format.
+EVALUATED = (
+    *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
+    ("valid", "turns/valid_action_rate", ".2f"),
 )
-# Running totals of guards -> what to say when one has grown.
+# Running totals of guards -> the message when one has grown.
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
     "guard/empty_steps": "skipped, no episode to learn from",
     "guard/kl_stopped_steps": "left out beyond target_kl",
 }
-# Metric -> the range, over the rollouts of a line, that says of the task that little can be learnt, and
-# what to say; once per run.
-HINTS = {
-    "stop_reason/token_budget": (
-        (0.5, 1.0),
-        "half of the episodes or more are cut off: raise max_completion_length, or lower max_turn_tokens",
-    ),
-    "stop_reason/max_turns": (
-        (0.9, 1.0),
-        "nine episodes in ten or more run out of turns: raise max_turns, or begin with easier rows",
-    ),
-    "reward_std": ((0.0, 0.0), "all episodes score {score}: nothing tells good ones from bad ones"),
-}
-_TIMES = 16  # characters of time and time left
-
-
-class Pace:
-    """How long rounds and evaluations take, and what that makes of the rest of a run.
-
-    Args:
-        clock: seconds from any fixed moment.
-
-    Attributes:
-        evaluating: seconds that evaluations have taken since the start.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.start(0)
-
-    def start(self, step: int) -> None:
-        """Begin; a resumed run has steps behind it that took none of this process's time."""
-        self._began = self._clock()
-        self._first = self._last = step
-        self._at_last = self._trained = 0.0
-        self.evaluating, self._evaluations = 0.0, 0
-
-    @property
-    def gone(self) -> float:
-        """Seconds since the start, evaluations among them."""
-        return self._clock() - self._began
-
-    def end_round(self, step: int) -> None:
-        """A round is over after so many optimizer steps."""
-        self._last, self._trained = step, self.gone - self.evaluating
-
-    def since_line(self) -> float:
-        """Seconds of the rounds that have ended since the last call, without evaluations."""
-        seconds, self._at_last = self._trained - self._at_last, self._trained
-        return seconds
-
-    def evaluated(self, seconds: float, *, another: bool) -> None:
-        """An evaluation is over; `another` is False for a further data set at the same step."""
-        self.evaluating += seconds
-        self._evaluations += another
-
-    def left(self, max_steps: int, evaluations: int) -> float | None:
-        """Seconds until the end if all goes on taking as long; None before the first round is over.
-
-        Args:
-            max_steps: of the whole run.
-            evaluations: that are still to come; they count from the first one that was seen.
-        """
-        if self._last <= self._first:
-            return None
-        to_come = (max_steps - self._last) * self._trained / (self._last - self._first)
-        to_come -= self.gone - self.evaluating - self._trained  # of that, gone since the round
-        return max(0.0, to_come) + evaluations * self.evaluating / max(1, self._evaluations)
 
 
 class ProgressLines(TrainerCallback):
@@ -148,34 +77,29 @@ class ProgressLines(TrainerCallback):
     """
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
-        self.task, self._pace = task, Pace()
+        self.task = task
         self._steps = 1  # of a round
         self._lines = 0  # rounds that have their line
-        self._training, self._first, self._evaluated_at = False, 0, -1
-        self._legend: list[Column] = []
+        self._training, self._first = False, 0
+        self._began = self._evaluating = self._at_line = 0.0  # seconds
+        self._columns: list[Column] = []
+        self._known: set[str] = set()  # metrics logged so far
         self._since: dict[str, list[float]] = {}
         self._guards: dict[str, float] = {}
-        self._hinted: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say what is trained, on what, and how long."""
-        self._steps = steps_per_round(args)
+        """Print what is trained, on what, and how long."""
+        self._steps, self._first = steps_per_round(args), state.global_step
         self._lines, self._training = state.global_step // self._steps, True
-        self._first, self._evaluated_at = state.global_step, -1
-        self._legend, self._since = [], {}
+        self._columns, self._since = [], {}
         for entry in state.log_history:  # a resumed run goes on with its columns and counts
             self._take(entry)
         self._guards = {metric: max(self._since.get(metric, [0.0])) for metric in GUARDS}
         self._known, self._since = set(self._since), {}
-        self._pace.start(state.global_step)
+        self._began, self._evaluating, self._at_line = time.monotonic(), 0.0, 0.0
         if state.is_world_process_zero:
             for line in self._introduction(args, state):
                 say(redacted(line))
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the time of a round."""
-        if state.global_step % self._steps == 0 or state.global_step >= state.max_steps:
-            self._pace.end_round(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line once a round is over, of all that was logged since the last one."""
@@ -184,23 +108,19 @@ class ProgressLines(TrainerCallback):
         rounds, main = self._rounds(state), state.is_world_process_zero
         # Of an evaluation and of the whole run there are logs, too.
         trained = any(column.metric in self._since for column in COLUMNS)
-        if not (self._training and main and trained and rounds > self._lines):
-            return
-        self._print_line(args, state, rounds)
-        self._lines, self._since = rounds, {}
+        if self._training and main and trained and rounds > self._lines:
+            self._print_line(state, rounds)
+            self._lines, self._since = rounds, {}
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Print an evaluation, and count its time; `trainer.evaluate()` comes here, too."""
+        """Print an evaluation, also one of `trainer.evaluate()`."""
         metrics = metrics or {}
         prefix = next((n.removesuffix("runtime") for n in metrics if n.endswith("_runtime")), None)
         if prefix is None:
             return
-        seconds = metrics[f"{prefix}runtime"]
-        if self._training:
-            self._pace.evaluated(seconds, another=state.global_step != self._evaluated_at)
-            self._evaluated_at = state.global_step
+        self._evaluating += metrics[f"{prefix}runtime"]
         if state.is_world_process_zero:
             title = evaluation_name(prefix)
             if self._training and not state.global_step:
@@ -211,16 +131,15 @@ class ProgressLines(TrainerCallback):
                 say(line)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say how far it has come and how long that took."""
+        """Print how far it has come and how long that took."""
         self._training = False
         if not state.is_world_process_zero:
             return
         verb = "done" if state.global_step >= state.max_steps else "stopped"
-        held_out = self._pace.evaluating
-        spent = f", {duration(held_out)} of it evaluations" if held_out else ""
+        spent = f", {duration(self._evaluating)} of it evaluations" if self._evaluating else ""
         say(
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
-            f"{state.global_step}/{state.max_steps}, in {duration(self._pace.gone)}{spent}"
+            f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
 
     def _take(self, entry: Mapping[str, Any]) -> None:
@@ -261,43 +180,29 @@ class ProgressLines(TrainerCallback):
                 "makes it one per rollout"
             )
 
-    def _print_line(self, args: Any, state: Any, rounds: int) -> None:
+    def _print_line(self, state: Any, rounds: int) -> None:
         total = str(self._total(state))
         place = f"rollout {rounds:>{len(total)}}/{total}"
         self._known |= set(self._since)
-        columns = columns_for(self._known, room() - len(place) - _TIMES)
-        if columns != self._legend:
-            for line in legend(columns, self._legend, len(place)):
+        left_out = "score" if SUCCESS in self._known else "success"
+        known = [column for column in COLUMNS if column.metric in self._known]
+        columns = [column for column in known if column.label != left_out]
+        if columns != self._columns:  # as after a critic's warm-up
+            for line in legend(columns, self._columns, len(place)):
                 say(line)
-            self._legend = columns
-        seconds = self._pace.since_line() / (rounds - self._lines)
-        left = self._pace.left(state.max_steps, self._evaluations_left(args, state))
+            self._columns = columns
+        trained = time.monotonic() - self._began - self._evaluating
+        seconds, self._at_line = trained - self._at_line, trained
+        left = trained * (state.max_steps - state.global_step) / (state.global_step - self._first)
         means = {c: mean(self._since.get(c.metric)) for c in columns}
         cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
-        say(f"{place}{''.join(cells)}{duration(seconds):>8}{duration(left):>8}")
+        times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
+        say(f"{place}{''.join(cells)}{times}")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:
                 say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
                 self._guards[metric] = so_far
-        if mean(self._since.get("turns/mean")) == 0.0:
-            return  # nothing was played: these hints are about what was
-        for metric, ((low, high), what) in HINTS.items():
-            figure = mean(self._since.get(metric))
-            if metric not in self._hinted and figure is not None and low <= figure <= high:
-                say("! " + what.format(score=shown(mean(self._since.get(SCORE)), ".3g")))
-                self._hinted.add(metric)
-
-    def _evaluations_left(self, args: Any, state: Any) -> int:
-        """How many evaluations `eval_strategy` has still to come; one is made at the very end, too."""
-        if self._evaluated_at >= state.max_steps:
-            return 0
-        if args.eval_strategy == "steps":
-            done = max(self._evaluated_at, self._first) // state.eval_steps
-            return math.ceil(state.max_steps / state.eval_steps) - int(done)
-        if args.eval_strategy == "epoch":
-            return math.ceil(state.num_train_epochs) - math.floor((state.epoch or 0.0) - 1e-6)
-        return 0
 
 
 def steps_per_round(args: Any) -> int:
@@ -307,26 +212,16 @@ def steps_per_round(args: Any) -> int:
     return max(1, steps // args.gradient_accumulation_steps)
 
 
-def columns_for(known: set[str], space: int) -> list[Column]:
-    """Those that have a figure and fit, the most important first, in the order of `COLUMNS`."""
-    order = list(IMPORTANCE)
-    if SUCCESS not in known:
-        order.sort(key=lambda label: label != "score")
-    fitting = set()
-    for column in sorted(COLUMNS, key=lambda column: order.index(column.label)):
-        if column.metric in known and column.width <= space:
-            fitting.add(column)
-            space -= column.width
-    return [column for column in COLUMNS if column in fitting]
-
-
 def legend(columns: list[Column], before: list[Column], indent: int) -> list[str]:
     """What is new among the columns, and the heading."""
-    new = [f"{c.label}: {c.meaning}" for c in columns if c not in before]
+    meanings = [f"{c.label}: {c.meaning}" for c in columns if c not in before]
     if not before:
-        new += ["time: per rollout with its updates", "left: with evaluations"]
+        meanings += ["time: per rollout with its updates", "left: without evaluations"]
     heading = "".join(f"{column.label:>{column.width}}" for column in columns)
-    return [*wrapped("; ".join(new), longest=100), f"{'':{indent}}{heading}{'time':>8}{'left':>8}"]
+    return [
+        *wrapped("; ".join(meanings), longest=100),
+        f"{'':{indent}}{heading}{'time':>8}{'left':>8}",
+    ]
 
 
 def evaluation_name(prefix: str) -> str:
@@ -338,13 +233,13 @@ def evaluation_name(prefix: str) -> str:
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
     """Success with its 95 % interval, score, turns and valid actions, as far as there are any."""
     words = []
-    for column in COLUMNS[:4]:
-        value = number(metrics.get(prefix + column.metric))
+    for label, metric, form in EVALUATED:
+        value = number(metrics.get(prefix + metric))
         if value is None:
             continue
-        words.append(f"{column.label} {shown(value, column.form)}")
+        words.append(f"{label} {shown(value, form)}")
         low, high = (number(metrics.get(f"{prefix}{SUCCESS}_{end}")) for end in ("low", "high"))
-        if column.metric == SUCCESS and low is not None and high is not None:
+        if metric == SUCCESS and low is not None and high is not None:
             words[-1] += f" ({low:.3f} to {high:.3f})"
     episodes = number(metrics.get(f"{prefix}episodes"))
     words += [f"{episodes:.0f} episodes"] if episodes is not None else []

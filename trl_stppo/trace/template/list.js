@@ -65,7 +65,6 @@ function select(place, opens = false) {
   if (opens) document.body.dataset.view = "episode";
   scrollTo(place);
   drawList(true);
-  drawCharts();
   writeAddress(enters);
   openEpisode();
 }

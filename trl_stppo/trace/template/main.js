@@ -114,7 +114,6 @@ async function follow() {
   document.body.dataset.view = readAddress() ? "episode" : "list";
   showFilters();
   await applyFilters(false);
-  drawCharts();
   const here = shown.indexOf(state.episode);
   $("list").scrollTop = (here + 0.5) * HEIGHT - $("list").clientHeight / 2;
   drawList(true);

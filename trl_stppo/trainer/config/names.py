@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, TypeVar, cast
-
-from ...wording import RENAMED, proposal
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
@@ -52,27 +49,6 @@ def option(default: Value, meaning: str) -> Value:
     """A field with what `--help_all` and the API pages say of it; the default as type checkers see it."""
     spec: Any = field(default=default, metadata={"help": meaning})
     return cast(Value, spec)
-
-
-class KnownNames:
-    """Refuses unknown arguments of a dataclass by what they may have been meant to be."""
-
-    def __new__(cls, *args: Any, **given: Any) -> KnownNames:
-        """Look at the names; the rest is `__init__`'s, which a subclass may have written itself."""
-        known = inspect.signature(cls.__init__).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
-        ignores = hasattr(cls.__init__, "__wrapped__")
-        for name in given:
-            if name in known or takes_any or (ignores and name in IGNORED):
-                continue
-            advice = proposal(name, known) or "`trl-stppo train --help_all` lists all there are."
-            if name in RENAMED and RENAMED[name] not in known:
-                advice = (
-                    "The trainer, ModelConfig or LoraConfig takes it; on the command line it is "
-                    f"`--{RENAMED[name]}`."
-                )
-            raise TypeError(f"{cls.__name__} has no argument `{name}`. {advice}")
-        return super().__new__(cls)
 
 
 def takes_ignored(cls: type[Config]) -> type[Config]:

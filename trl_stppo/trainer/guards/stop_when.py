@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ...wording import did_you_mean
-
 PATIENCE = 5
 ALLOWED = (
     "A condition is a text such as 'reward_std < 0.01 for 5', or a mapping {metric: reward_std, below: "
@@ -154,9 +152,8 @@ class StopWhen:
             later |= name == "episode/success_rate"  # the first episodes may all be cut off
             if name in known or name in OF_LOGS or str(condition) in self.strikes or later:
                 continue
-            advice = did_you_mean(name, known) or "docs/watching.md has those there are."
             raise ValueError(
-                f"`stop_when={str(condition)!r}` would never be met: this run does not log {name!r}. {advice}"
+                f"`stop_when={str(condition)!r}` would never be met: this run does not log {name!r}."
             )
 
 

@@ -82,11 +82,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "amplified-without-clip": (
         {"stabilizers": "triggered", "max_grad_norm": 0.0},
-        *("stabilizers", "'triggered'", "Set max_grad_norm=1.0"),
+        *("max_grad_norm", "0.0", "Set max_grad_norm=1.0"),
     ),
     "optimizer-that-is-not-scaled": (
         {"optim": "schedule_free_adamw"},
-        *("stabilizers", "'share'", "leave 'share' out"),
+        *("optim", "'schedule_free_adamw'", "Use a variant"),
     ),
     # what has no form here
     "half-precision": ({"fp16": True}, "fp16", "True", "use bf16=True"),

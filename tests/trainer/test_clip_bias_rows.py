@@ -185,7 +185,7 @@ def test_rates_by_adapter_are_found():
 def test_few_means_few_tokens_not_few_episodes(clipped, repeatable, own_pass):
     """One clipped episode of four: the one that holds most of the tokens, or a short one."""
     weight = nn.Parameter(torch.ones(1))
-    correction = ClipBiasCorrection([weight], mode="share", power=1.0, repeatable=repeatable)
+    correction = ClipBiasCorrection([weight], repeatable=repeatable)
     tokens = torch.tensor([90, 10, 10, 10])
     terms = weight * torch.ones(4, 2)
     is_clipped = torch.zeros(4, 2, dtype=torch.bool)

@@ -239,7 +239,7 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "gradient": (
         fsdp(),
-        {"args.step_scale": "triggered", "args.stabilizers": ["triggered"]},
+        {"args.needs_exact_norms": True, "args.stabilizers": ["triggered"]},
         "List 'share', not 'triggered'",
     ),
     "quantised": (fsdp(), {"quantised": True}, "A quantised policy is not supported"),
@@ -260,7 +260,7 @@ def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     """A run of which the checks find nothing to say, but for the changes."""
     args = {
         "optim": "adamw_torch",
-        "step_scale": "share",
+        "needs_exact_norms": False,
         "sync_ref_model": False,
         "rollout_staleness": 0,
         "ds3_gather_for_generation": True,

@@ -12,7 +12,7 @@ from tests.scripted import logged, norm, policy_parameters, scripted_trainer
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.setup.models import check_optimizer
-from trl_stppo.trainer.stppo_config import check_linear
+from trl_stppo.trainer.stabilizers import check_linear
 
 STEPS = 2
 RUN = {
@@ -149,5 +149,5 @@ def test_class_names_whose_step_is_proportional_to_the_rate(name):
     "name", ["ASGD", "AdamWScheduleFree", "DAdaptAdam", "AdaLomo", "GaLoreAdamW", "LBFGS", "Rprop"]
 )
 def test_class_names_whose_step_is_not(name):
-    with pytest.raises(ValueError, match=f"the optimizer is {name!r}, which is not supported"):
+    with pytest.raises(ValueError, match=f"`optim`: {name!r} is not supported"):
         check_linear(name)

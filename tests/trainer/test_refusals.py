@@ -11,7 +11,7 @@ from tests.builders import build, prompts, quick_config, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from trl_stppo import PPOConfig
 from trl_stppo.models.critic import SharedCritic
-from trl_stppo.trainer.stppo_config import check_linear
+from trl_stppo.trainer.stabilizers import check_linear
 
 
 def test_a_reward_model_that_returns_nan_is_named(tmp_path):

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from .config.names import Preset, option, takes_ignored
 from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
+from .stabilizers import STABILIZERS, UPDATE, Stabilizer, check_linear, weighs
 
-# What `stabilizers` may list -> what it does.
-STABILIZERS = {
-    "share": "scales the step by how much of the gradient the clip leaves",
-    "winners": "trains the policy on the episodes that went better than expected",
-    "triggered": "divides the gradient by the norm of the clipping bias, as the paper does",
-}
 # What a variant lists whose updates are stabilised. Not "winners": where a way to play has yet to be found it
 # settles too early (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
@@ -28,25 +22,6 @@ VARIANTS = {
 }
 # What a level means that is set alone.
 BY_LEVEL = {"token": "s-ppo", "turn": "st-ppo"}
-# Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
-LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
-# ... except these relatives, which keep state that depends on the learning rate, or step early.
-NONLINEAR_OPTIMIZERS = (
-    *("schedulefree", "layerwise", "lomo", "galore", "apollo"),
-    *("asgd", "dadapt"),
-)
-
-
-def check_linear(optimizer: str) -> None:
-    """Refuse an optimizer whose step is not proportional to its learning rate."""
-    name = optimizer.lower().replace("_", "")
-    linear = any(part in name for part in LINEAR_OPTIMIZERS)
-    if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
-        raise ValueError(
-            f"`stabilizers` lists 'share' and the optimizer is {optimizer!r}, which is not supported: the "
-            f"scale acts through the learning rate, and that optimizer's step is not known to be "
-            f"proportional to it. Use an AdamW, SGD or Adafactor variant, or leave 'share' out."
-        )
 
 
 @takes_ignored
@@ -77,7 +52,10 @@ class STPPOConfig(PPOConfig):
         None, "'token', 'turn' or 'sequence'; set by variant, or chooses it."
     )
     stabilizers: list[str] | None = option(
-        None, f"Any of {', '.join(STABILIZERS)} (docs/algorithm.md), or none; set by variant."
+        None,
+        "Any of these, or none; set by variant: "
+        + "; ".join(f"'{name}' {kind.meaning}" for name, kind in STABILIZERS.items())
+        + ".",
     )
     clip_bias_power: float = option(4.0, "Exponent of 'share'.")
 
@@ -136,36 +114,46 @@ class STPPOConfig(PPOConfig):
     def _check_clip_bias(self) -> None:
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
-        if self.step_scale == "triggered" and not 0 < (self.max_grad_norm or 0.0) < math.inf:
-            raise ValueError(
-                f"`stabilizers={self.stabilizers}` needs `max_grad_norm` > 0 and finite, got "
-                f"{self.max_grad_norm}: 'triggered' amplifies the gradient while the bias is small and "
-                f"relies on the gradient clip. Set max_grad_norm=1.0."
-            )
-        if self.step_scale == "share":
+        if self.scales_updates:
             check_linear(str(getattr(self.optim, "value", self.optim)))
+        for kind in self._kinds:
+            kind.check(self)
 
     @property
-    def step_scale(self) -> str:
-        """What scales a step: "share", "triggered" or "none"."""
-        return next((n for n in ("share", "triggered") if n in (self.stabilizers or ())), "none")
+    def _kinds(self) -> list[type[Stabilizer]]:
+        return [STABILIZERS[name] for name in self.stabilizers or ()]
+
+    @property
+    def scaler(self) -> type[Stabilizer] | None:
+        """The stabilizer that scales steps."""
+        return next((kind for kind in self._kinds if kind.scales), None)
+
+    @property
+    def scales_updates(self) -> bool:
+        """Whether a step's learning rate is scaled."""
+        return self.scaler is not None and self.scaler.scales == UPDATE
 
     @property
     def weighs_episodes(self) -> bool:
         """Whether some episodes count less than others."""
-        return "winners" in (self.stabilizers or ())
+        return any(map(weighs, self._kinds))
+
+    @property
+    def needs_exact_norms(self) -> bool:
+        """Whether a stabilizer cannot do with estimated norms."""
+        return any(kind.needs_exact_norms for kind in self._kinds)
 
     @property
     def measures_clip_bias(self) -> bool:
         """Whether the clipping bias is measured: if it scales the step, or is watched."""
         watched = (condition.metric for condition in conditions(self.stop_when))
-        asked = self._clip_bias_estimator is not None or self.step_scale != "none"
-        return asked or any(metric.startswith("clip_bias/") for metric in watched)
+        needed = self._clip_bias_estimator is not None or self.scaler is not None
+        return needed or any(metric.startswith("clip_bias/") for metric in watched)
 
     @property
     def takes_second_gradient(self) -> bool:
         """Whether the norm is measured from gradients; they are nowhere whole under an engine that shards."""
-        if self._clip_bias_estimator == "exact" or self.step_scale == "triggered":
+        if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
         by_itself = self._clip_bias_estimator != "logits" and not self.weighs_episodes
         return by_itself and self.measures_clip_bias
@@ -185,9 +173,8 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     for name in names:
         if name not in STABILIZERS:
             raise ValueError(f"`stabilizers={names}`: there is no {name!r}; {allowed}.")
-    if {"share", "triggered"} <= set(names):
-        raise ValueError(
-            f"`stabilizers={names}`: 'share' and 'triggered' both set the size of the step. Choose one; "
-            f"'winners' goes with either."
-        )
+    scaling = [name for name in names if STABILIZERS[name].scales]
+    if len(scaling) > 1:
+        both = " and ".join(map(repr, scaling))
+        raise ValueError(f"`stabilizers={names}`: {both} scale the step. Choose one of them.")
     return names

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..core import ClippedSurrogate, normalization_scale, winner_weights
+from ..core import ClippedSurrogate, normalization_scale
 from . import citations
 from .gradients.bias_correction import (
     ClipBiasCorrection,
@@ -24,7 +24,8 @@ from .host import is_warming_up
 from .loop.batch import Batch, episode_tokens, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer
 from .sharding.runtime import is_sharded
-from .stppo_config import STPPOConfig, check_linear
+from .stabilizers import STABILIZERS, Stabilizer, check_linear, weighs
+from .stppo_config import STPPOConfig
 
 
 class STPPOTrainer(PPOTrainer):
@@ -47,6 +48,9 @@ class STPPOTrainer(PPOTrainer):
         "citation": citations.ST_PPO,
     }
 
+    args: STPPOConfig
+    _stabilizers: list[Stabilizer] = []  # noqa: RUF012
+    _scaler: Stabilizer | None = None
     _correction: ClipBiasCorrection | None = None
     _estimate: ClipBiasEstimate | None = None
     _later: tuple[Batch, Tensor] | None = None
@@ -57,11 +61,14 @@ class STPPOTrainer(PPOTrainer):
         return is_sharded(self.accelerator) or not self.args.takes_second_gradient
 
     def _scales_updates(self) -> bool:
-        return self.args.step_scale == "share"
+        return self.args.scales_updates
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self._scales_updates():
             check_linear(type(optimizer).__name__)
+        self._stabilizers = [STABILIZERS[name](self.args) for name in self.args.stabilizers or ()]
+        self._run_state.stabilizers = self._stabilizers
+        self._scaler = next((each for each in self._stabilizers if each.scales), None)
         if not self.args.measures_clip_bias:
             return
         self._estimate = ClipBiasEstimate(self.accelerator.device)
@@ -71,8 +78,6 @@ class STPPOTrainer(PPOTrainer):
         groups = optimizer.param_groups
         self._correction = ClipBiasCorrection(
             [p for group in groups for p in group["params"] if id(p) not in critic],
-            mode=self.args.step_scale,
-            power=self.args.clip_bias_power,
             repeatable=not has_dropout(self.model),
         )
 
@@ -94,7 +99,9 @@ class STPPOTrainer(PPOTrainer):
         """Weigh the episodes; the estimate of the norms sees them weighted."""
         loss_mask = inputs["loss_mask"]
         if self.args.weighs_episodes:
-            trust = winner_weights(inputs["advantages"], loss_mask)
+            weighing = [each for each in self._stabilizers if weighs(type(each))]
+            factors = [each.episode_weights(inputs["advantages"], loss_mask) for each in weighing]
+            trust = torch.stack(factors).prod(dim=0)
             surrogate = surrogate.weighted(trust)
             if not (self.args.beta or self.args.entropy_coef or self.aux_loss_enabled):
                 self._guards.add_weights(trust)
@@ -126,9 +133,7 @@ class STPPOTrainer(PPOTrainer):
             "is_estimate": float(self._has_estimate_only),
         }
         if self._has_estimate_only:
-            scale = normalization_scale(
-                kept, clipped, self.args.step_scale, self.args.clip_bias_power
-            )
+            scale = 1.0 if self._scaler is None else self._scaler.scale(kept, clipped)
             metrics |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
             if self._scales_updates():
                 self._optimizers.scale_update(float(scale))
@@ -150,7 +155,8 @@ class STPPOTrainer(PPOTrainer):
             return
         distributed = self.accelerator.num_processes > 1
         factor, figures = self._correction.finish(
-            partial(self.accelerator.reduce, reduction="mean") if distributed else None
+            partial(self.accelerator.reduce, reduction="mean") if distributed else None,
+            self._scaler,
         )
         self._optimizers.scale_update(factor)
         for name, value in figures.items():

@@ -8,7 +8,7 @@ values and advantages included), the sampler's position and the figures that wer
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..host import Host, Upstream
 from ..loop.stale import StalePolicies
 from ..recording.recorder import TraceRecorder
 from ..sharding.critics import loading
+from ..stabilizers import Stabilizer
 from . import files, new_settings
 
 logger = logging.getLogger(__name__)
@@ -104,11 +105,12 @@ class RunState(TrainerCallback):
 
     Attributes:
         folder: the checkpoint that the run goes on from; None where it starts.
-        guards, trace: what is kept of them too; set once they are there.
+        guards, trace, stabilizers: their state is kept too; set once they are there.
     """
 
     guards: Guards
     trace: TraceRecorder
+    stabilizers: Sequence[Stabilizer] = ()
 
     def __init__(
         self, host: Host, upstream: Upstream, optimizers: Optimizers, stale: StalePolicies
@@ -211,6 +213,7 @@ class RunState(TrainerCallback):
             "last_logged": upstream.last_logged,
             **self._place(),
             "guards": self.guards.state_dict(),
+            "stabilizers": {each.name: each.state_dict() for each in self.stabilizers},
         }
         return {key: plain(value) for key, value in state.items()}
 
@@ -269,6 +272,8 @@ class RunState(TrainerCallback):
         upstream.total_loss = state["total_loss"]
         upstream.last_logged = state["last_logged"]
         self.guards.load_state_dict(state["guards"])
+        for each in self.stabilizers:
+            each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 
     def _restore_episodes(self) -> None:
         """Nothing in a checkpoint that came from the Hub."""

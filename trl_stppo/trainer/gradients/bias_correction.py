@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...core import ClippedSurrogate, logit_space_squares
 from ...core.clip_bias import cosine, normalization_scale
+from ..stabilizers import GRADIENT, UPDATE, Stabilizer
 from ..watching.sums import wide
 from .buffers import GradientBuffer, Reduce, grad_norm
 
@@ -43,8 +44,6 @@ class ClipBiasCorrection:
 
     Args:
         parameters: trainable parameters of the policy.
-        mode, power: see `core.clip_bias.normalization_scale`; "triggered" is of the gradient, "share" of
-            the update: Adam divides a constant scale of the gradient out again.
         repeatable: whether a second pass through the policy gives what the first one gave.
 
     Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
@@ -54,13 +53,10 @@ class ClipBiasCorrection:
         self,
         parameters: Sequence[nn.Parameter],
         *,
-        mode: str,
-        power: float,
         repeatable: bool,
     ) -> None:
         self._repeatable = repeatable
         self._parameters = list(parameters)
-        self._mode, self._power = mode, power
         self._bias = GradientBuffer(parameters)
         self._extra = GradientBuffer(parameters)
 
@@ -101,19 +97,22 @@ class ClipBiasCorrection:
         self._bias.clear()
         self._extra.clear()
 
-    def finish(self, mean_over_processes: Reduce | None) -> tuple[float, dict[str, float]]:
+    def finish(
+        self, mean_over_processes: Reduce | None, scaler: Stabilizer | None
+    ) -> tuple[float, dict[str, float]]:
         """Close the optimizer step: g is in `.grad`, reduced already.
 
         Args:
             mean_over_processes: None for a single process.
+            scaler: scales the step; None for whole steps.
 
         Returns:
-            The factor for the update (1 unless the mode is "share"), and the figures to log.
+            The factor for the update, and the figures to log.
         """
         if mean_over_processes is not None:
             self._reduce(mean_over_processes)
         kept, bias = grad_norm(self._parameters), self._bias.norm()
-        scale = normalization_scale(kept, bias, self._mode, self._power)
+        scale = 1.0 if scaler is None else scaler.scale(kept, bias)
         figures = {
             "clip_bias/norm": float(bias),
             "clip_bias/grad_norm": float(kept),
@@ -121,16 +120,14 @@ class ClipBiasCorrection:
             "clip_bias/scale": float(scale),
             "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
         }
-        factor = 1.0
-        if self._mode == "share":
-            factor = figures["clip_bias/scale"]
-        elif self._mode == "triggered":
+        scales = None if scaler is None else scaler.scales
+        if scales == GRADIENT:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
         self._extra.add_to_grad()
         self.clear()
-        return factor, figures
+        return figures["clip_bias/scale"] if scales == UPDATE else 1.0, figures
 
     def _reduce(self, mean_over_processes: Reduce) -> None:
         device = self._parameters[0].device

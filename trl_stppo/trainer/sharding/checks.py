@@ -259,7 +259,7 @@ def _check_optimizer(run: EngineRun) -> None:
             f"Allowed: {', '.join(ELEMENTWISE)}.",
         )
     pieces = "the gradient is in pieces inside the engine"
-    if getattr(args, "step_scale", "none") == "triggered":
+    if getattr(args, "needs_exact_norms", False):
         raise _refuse(
             f"`stabilizers={args.stabilizers}`", engine, pieces, "List 'share', not 'triggered'."
         )

@@ -1,0 +1,14 @@
+"""Stabilizers of off-policy updates, one per file; every file of this folder registers one."""
+
+import importlib
+import pkgutil
+
+from .base import GRADIENT, STABILIZERS, UPDATE, Stabilizer, check_linear, register, weighs
+
+__all__ = ["GRADIENT", "STABILIZERS", "UPDATE", "Stabilizer", "check_linear", "register", "weighs"]
+
+for _file in pkgutil.iter_modules(__path__):
+    _before = len(STABILIZERS)
+    importlib.import_module(f"{__name__}.{_file.name}")
+    if _file.name != "base" and len(STABILIZERS) == _before:
+        raise ImportError(f"{__name__}.{_file.name} registers no stabilizer.")

@@ -1,0 +1,112 @@
+"""The interface of a stabilizer, and the registry of all of them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+# Optimizers whose step is proportional to the learning rate, so that scaling it scales the step.
+LINEAR_OPTIMIZERS = ("adam", "adafactor", "sgd", "adagrad", "rmsprop", "lion", "ademamix")
+# ... except these relatives, which keep state that depends on the learning rate, or step early.
+NONLINEAR_OPTIMIZERS = (
+    *("schedulefree", "layerwise", "lomo", "galore", "apollo"),
+    *("asgd", "dadapt"),
+)
+UPDATE, GRADIENT = "update", "gradient"
+
+
+class Stabilizer:
+    """One entry of `stabilizers`: it weighs episodes, scales optimizer steps, or both.
+
+    An instance belongs to one run. What it keeps from step to step goes into `state_dict`.
+
+    Args:
+        config: the run's `STPPOConfig`.
+
+    Attributes:
+        name: in `stabilizers`.
+        meaning: one clause for `--help_all` and docs/algorithm.md.
+        scales: target of `scale`: "update" (the policy's learning rate in one step), "gradient" (from which
+            Adam divides a constant factor out again), or None.
+        needs_exact_norms: whether estimated norms are refused; then sharded gradients are, too.
+    """
+
+    name: ClassVar[str] = ""
+    meaning: ClassVar[str] = ""
+    scales: ClassVar[str | None] = None
+    needs_exact_norms: ClassVar[bool] = False
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raise ValueError if the configuration does not allow this stabilizer."""
+
+    def episode_weights(self, advantages: Tensor, loss_mask: Tensor) -> Tensor:
+        """Factors on the kept terms of the policy's loss, [B], constant.
+
+        Args:
+            advantages: [B, T].
+            loss_mask: [B, T] bool, True = counts.
+        """
+        raise NotImplementedError
+
+    def scale(self, kept: Tensor, clipped: Tensor) -> Tensor | float:
+        """Factor on an optimizer step, equal on all processes.
+
+        Args:
+            kept: [], norm of the gradient of the terms that the clip keeps.
+            clipped: [], norm of the gradient of the terms that it removes, in the same unit.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data that checkpoints keep."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+Kind = TypeVar("Kind", bound=type[Stabilizer])
+STABILIZERS: dict[str, type[Stabilizer]] = {}
+
+
+def weighs(kind: type[Stabilizer]) -> bool:
+    """Whether a stabilizer weighs episodes."""
+    return kind.episode_weights is not Stabilizer.episode_weights
+
+
+def register(kind: Kind) -> Kind:
+    """Add a stabilizer to those that `stabilizers` may list.
+
+    Raises:
+        TypeError: it is incomplete, or another one has its name.
+    """
+    has_scale = kind.scale is not Stabilizer.scale
+    problems = {
+        "needs a `name` and a `meaning`": not (kind.name and kind.meaning),
+        f"has the name {kind.name!r} of another one": kind.name in (*STABILIZERS, "none"),
+        "overrides neither `episode_weights` nor `scale`": not (weighs(kind) or has_scale),
+        "needs both, `scale` and `scales` ('update' or 'gradient'), or neither": (
+            has_scale != (kind.scales in (UPDATE, GRADIENT))
+        ),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise TypeError(f"The stabilizer {kind.__name__} {problem}.")
+    STABILIZERS[kind.name] = kind
+    return kind
+
+
+def check_linear(optimizer: str) -> None:
+    """Refuse an optimizer whose step is not proportional to its learning rate."""
+    name = optimizer.lower().replace("_", "")
+    linear = any(part in name for part in LINEAR_OPTIMIZERS)
+    if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
+        raise ValueError(
+            f"`optim`: {optimizer!r} is not supported by `stabilizers` that scale updates: its step is not "
+            f"known to be proportional to its learning rate. Use a variant of AdamW, SGD or Adafactor."
+        )

@@ -16,6 +16,7 @@ from trl_stppo import STPPOTrainer
 from trl_stppo.core import normalization_scale
 from trl_stppo.trainer.loop.batch import Batch
 from trl_stppo.trainer.loop.targets import Targets
+from trl_stppo.trainer.stabilizers import STABILIZERS, UPDATE, Stabilizer, register
 
 PARTS = {  # part -> what it changes
     "turn": "nothing: the ratio alone",
@@ -53,6 +54,9 @@ def settings_of(arm: str) -> dict[str, Any]:
     """Settings of the trainer's own that the parts change."""
     parts = parts_of(arm)
     names = [name for name in ("winners", "share") if name in parts]
+    for kind in (Memory, Least):
+        if (factor := parts.get(kind.name)) is not None:
+            names[names.index("share")] = with_factor(kind, factor)
     estimated = "logits" in parts or "winners" in parts
     return {
         "stabilizers": names or "none",
@@ -65,31 +69,58 @@ def settings_of(arm: str) -> dict[str, Any]:
     }
 
 
+class Memory(Stabilizer):
+    """`share` of norms that are running means over steps."""
+
+    name, meaning, scales = "memory", "scales the step by a share of running norms", UPDATE
+    factor = 0.9
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._norms = [0.0, 0.0]
+
+    def scale(self, kept: Tensor, clipped: Tensor) -> float:
+        """Of the running norms."""
+        pairs = zip(self._norms, map(float, (kept, clipped)), strict=True)
+        self._norms = [self.factor * mean + (1 - self.factor) * norm for mean, norm in pairs]
+        return normalization_scale(*self._norms, "share", self.config.clip_bias_power)
+
+
+class Least(Memory):
+    """The smaller one of both shares."""
+
+    name, meaning = "least", "scales the step by the smaller share, of its norms or of running ones"
+
+    def scale(self, kept: Tensor, clipped: Tensor) -> float:
+        """The smaller one."""
+        momentary = normalization_scale(kept, clipped, "share", self.config.clip_bias_power)
+        return min(super().scale(kept, clipped), float(momentary))
+
+
+def with_factor(kind: type[Memory], factor: float) -> str:
+    """The name under which a kind is registered with a factor of its own."""
+    name = f"{kind.name}-{factor}"
+    if name not in STABILIZERS:
+        register(type(kind.__name__, (kind,), {"name": name, "factor": factor}))
+    return name
+
+
 class SolvedTrainer(STPPOTrainer):
     """STPPOTrainer with an arm's parts."""
 
     def __init__(self, *args: Any, arm: str, **kwargs: Any) -> None:
         self._arm = parts_of(arm)
-        self._norms, self._mean_norm, self._square = [0.0, 0.0], 0.0, None  # type: ignore[var-annotated]
+        self._mean_norm, self._square = 0.0, None  # type: ignore[var-annotated]
         self._snapshot: list[tuple[Tensor, Tensor, dict[str, Any]]] | None = None
         super().__init__(*args, **kwargs)
 
     def _before_optimizer_step(self) -> None:
         super()._before_optimizer_step()
         metrics = self._mini_batches.metrics
-        figures = metrics._scalars
-        norms = [figures.get(f"clip_bias/{name}") for name in ("grad_norm", "norm")]
-        factor = self._arm.get("memory", self._arm.get("least"))
-        if factor is not None and None not in norms:
-            pairs = zip(self._norms, norms, strict=True)
-            self._norms = [factor * mean + (1 - factor) * float(x or 0.0) for mean, x in pairs]
-            scale = normalization_scale(*self._norms, "share", 4.0)
-            if "least" in self._arm:
-                scale = min(scale, figures["clip_bias/scale"])
-            self._optimizers.scale_update(scale)
-            metrics.add_scalar("study/scale", scale)
+        if {"memory", "least"} & set(self._arm):
+            metrics.add_scalar("study/scale", metrics._scalars["clip_bias/scale"])
         if (multiple := self._arm.get("clip")) is not None:
-            norm = float(norms[0] or 0.0)
+            norm = float(metrics._scalars.get("clip_bias/grad_norm") or 0.0)
             if self._mean_norm:
                 self.args.max_grad_norm = min(1.0, multiple * self._mean_norm)
             self._mean_norm = 0.9 * self._mean_norm + 0.1 * norm if self._mean_norm else norm

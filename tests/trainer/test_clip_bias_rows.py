@@ -196,7 +196,7 @@ def test_few_means_few_tokens_not_few_episodes(clipped, repeatable, own_pass):
         assert [part.tolist() for part in later] == [[clipped], [[0.0, 0.5]]]
     assert (later is not None) is own_pass
     weight.grad = torch.ones(1)
-    assert correction.finish(None)[1]["clip_bias/norm"] == (0.0 if own_pass else 0.5)
+    assert correction.finish(None, None)[1]["clip_bias/norm"] == (0.0 if own_pass else 0.5)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

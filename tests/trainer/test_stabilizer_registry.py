@@ -56,7 +56,8 @@ main(["train", "--help_all"])
 for refused in ({"stabilizers": ["share", "halving"]}, {"stabilizers": "halving", "clip_bias_power": 2.0}):
     with pytest.raises(ValueError, match="halving"):
         STPPOConfig("out", use_cpu=True, bf16=False, **refused)
-settings = dict(stabilizers=["halving"], num_ppo_epochs=2, save_steps=2, save_strategy="steps", rows=32, clip_bias_power=4.0)
+settings = dict(stabilizers=["halving"], num_ppo_epochs=2, rows=32, clip_bias_power=4.0)
+settings |= dict(save_steps=2, save_strategy="steps")
 whole, _ = scripted_trainer(sys.argv[1], max_steps=4, **settings)
 whole.train()
 resumed, _ = scripted_trainer(sys.argv[1], max_steps=4, **settings)

@@ -142,21 +142,25 @@ def test_an_empty_turn_is_refused() -> None:
         play(server)
 
 
-def test_a_released_turn_is_forgotten_whenever_its_answer_comes() -> None:
-    gate = threading.Event()
-    server = Server(_0=[lambda: gate.wait(PATIENCE)])
+def test_the_late_answer_of_a_released_turn_is_not_the_next_turns() -> None:
+    first, second = threading.Event(), threading.Event()
+    server = Server(_0=[lambda: first.wait(PATIENCE), lambda: second.wait(PATIENCE)])
     turns = ServerBackend(server, "run-5#1", patience=PATIENCE)
-    turns.add(TurnRequest(0, [1], 3, (0,)))
-    turns.release(0)
-    assert not turns.busy
-    turns.add(TurnRequest(0, [1], 8, (1,)))
+    for number, limit in ((1, 3), (2, 8)):
+        turns.add(TurnRequest(0, [1], limit, (number,)))
+        while len(server.asked) < number:
+            time.sleep(0.001)
+        if number == 1:
+            turns.release(0)
+            assert not turns.busy
+    first.set()
+    for _ in range(20):
+        assert turns.step() == []
+    second.set()
     results = []
     while turns.busy:
         results += turns.step()
-    gate.set()
     assert results == [TurnResult(0, [8], [-1.0])]
-    for _ in range(20):
-        assert turns.step() == []
 
 
 def test_turns_of_lost_weights_do_not_count_and_the_weights_are_sent_again(caplog) -> None:

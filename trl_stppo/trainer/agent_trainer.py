@@ -19,7 +19,7 @@ from ._trl import reference_needed, small_tiles
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .evaluation.evaluator import Evaluator
-from .evaluation.settings import check_best_metric, plan_evaluation
+from .evaluation.settings import plan_evaluation
 from .gradients.optimizers import Optimizers, policy_parameters
 from .guards import finite_weights
 from .guards.guards import Guards
@@ -85,7 +85,6 @@ class AgentTrainer(Host):
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         plan.check_eval_dataset(eval_dataset, rollout)
         evaluation = plan_evaluation(args, eval_environment_factory, rollout)
-        check_best_metric(args, eval_dataset)
         model, processing_class, quantization_config = continuing.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )

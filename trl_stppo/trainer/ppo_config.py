@@ -15,7 +15,7 @@ from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values
 from .config.names import ALIASES, KnownNames, option, takes_ignored
 from .config.secrets import KeepsSecrets
-from .guards.stop_when import texts
+from .guards.stop_when import conditions
 
 
 @takes_ignored
@@ -153,9 +153,8 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
     )
     stop_when: list[str] | None = option(
         None,
-        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5', or in YAML "
-        "and Python also {metric: reward_std, below: 0.01, patience: 5}. Of any metric of the "
-        "training, so often in a row as it is logged: per rollout batch or per optimizer step.",
+        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5'. Of any metric "
+        "of the training, in so many log entries in a row.",
     )
     save_best: bool = option(
         False,
@@ -242,7 +241,7 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         return cls._TRAINER
 
     def __post_init__(self) -> None:
-        self.stop_when = texts(self.stop_when)
+        self.stop_when = [str(c) for c in conditions(self.stop_when)] or None
         check_finite(self)
         self._resolve_aliases()
         mini_batches = self._resolve_mini_batches()

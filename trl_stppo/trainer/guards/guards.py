@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from ...rollout.episode import Episode
 from ..checkpoints.files import checkpoints
 from ..gradients.optimizers import Optimizers, policy_parameters
-from ..host import Host, Upstream, is_warming_up
+from ..host import Host, Upstream
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
 from .falls import FallWatch
-from .stop_when import OF_LOGS, StopWhen, added, sizes
+from .stop_when import StopWhen
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,6 @@ class Guards:
         self._stop_when.strikes = {}
         self._failures.clear()
         self._falls.reset()
-        self._of_rollout: dict[str, float] = {}
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,7 +126,7 @@ class Guards:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what it does not hold starts at zero."""
         counts = dict(state)
-        self._stop_when.load_strikes(counts.pop("strikes", {}))
+        self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
         self._falls.load_state_dict(counts.pop("falls", {}))
         self._state = GuardState(**counts)
@@ -144,13 +143,13 @@ class Guards:
         """Around a new rollout batch, after which everything may move again."""
         self._state.rollout_stopped = False
         metrics = self._upstream.metrics["train"]
-        before = sizes(metrics)
+        before = {name: len(values) for name, values in metrics.items()}
         with self.ending.saving():
             yield
-        self._of_rollout = added(metrics, before)
+        new = {name: v[-1] for name, v in metrics.items() if len(v) > before.get(name, 0)}
         kls, self._state.kls = self._state.kls, []
         step = self._host.state.global_step
-        fall = self._falls.look(self._of_rollout, statistics.fmean(kls) if kls else None, step)
+        fall = self._falls.look(new, statistics.fmean(kls) if kls else None, step)
         if fall and self._host.accelerator.is_main_process:
             self._warn_of_fall(fall)
 
@@ -217,7 +216,6 @@ class Guards:
         self._weight: Tensor | None = None
         self._faults = ""
         self._empty, self._weightless = empty, False
-        self._before = sizes(self._upstream.metrics["train"])
 
     def add_loss(self, loss: Tensor) -> None:
         """Take in a micro-batch's loss, detached."""
@@ -297,7 +295,6 @@ class Guards:
         if "policy/approx_kl" in figures:
             state.kls.append(figures["policy/approx_kl"])
         self._log()
-        self._watch()
         self._losses = []
         return self.verdict == "taken"
 
@@ -326,40 +323,15 @@ class Guards:
             self._policy = policy_parameters(self._host)
         return self._policy
 
-    def _watch(self) -> None:
-        """Whether a condition of `stop_when` is met by the step or the rollout batch before it."""
-        if not self._stop_when.conditions:
-            return
-        rollout = self._of_rollout
-        own = added(self._upstream.metrics["train"], self._before)
-        if self._faults:  # such a step says nothing about the run, except how many there are
-            own = {name: value for name, value in own.items() if name.startswith("guard/")}
-        if rollout:
-            updated = self.verdict == "taken" and not is_warming_up(self._host)
-            self._stop_when.check_names({*own, *rollout}, updated=updated)
-        self._of_rollout = {}
-        if not self._ends(rollout, "rollout batches"):
-            self._ends(own, "optimizer steps")
-
     def watch_log(self, logs: dict[str, float]) -> None:
-        """The same for what is known only when transformers logs it."""
-        if self._stop_when.conditions and self.ending.reason is None:
-            self._ends({name: logs[name] for name in OF_LOGS if name in logs}, "log entries")
-
-    def _ends(self, figures: dict[str, float], unit: str) -> bool:
-        """Whether a condition is met; all processes go by the main one's times and memory."""
-        host = self._host
-        if figures and host.accelerator.num_processes > 1:
-            watched = {condition.metric for condition in self._stop_when.conditions}
-            said = [{name: value for name, value in figures.items() if name in watched}]
-            (figures,) = broadcast_object_list(said)
-        step = host.state.global_step + (unit != "log entries")  # which come after the step
-        reason = self._stop_when.look(figures, step, unit)
-        if reason is None:
-            return False
-        self.ending.reason = reason
-        self._stop_when.strikes = {}  # a resumed run counts anew
-        return True
+        """Whether a condition of `stop_when` is met; all processes go by the main one's figures."""
+        if not self._stop_when.conditions or self.ending.reason is not None:
+            return
+        if self._host.accelerator.num_processes > 1:  # times and memory differ
+            (logs,) = broadcast_object_list([logs])
+        self.ending.reason = self._stop_when.look(logs, self._host.state.global_step)
+        if self.ending.reason is not None:
+            self._stop_when.strikes = {}  # a resumed run counts anew
 
     def _log(self) -> None:
         """Totals so far; upstream would average what is appended over several steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..setup import shown, text_only
+from ..setup import text_only
 
 Row = dict[str, Any]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
@@ -23,8 +23,6 @@ def rows_with_prompts(
     Returns:
         The rows, and for pre-tokenised ones their exact prompt ids, otherwise None.
     """
-    for row in rows:
-        shown.check_prompt(row.get("prompt"), "The `prompt` of a row")
     text_only.check_rows(rows)
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:

@@ -16,7 +16,7 @@ from ...rollout.reward_funcs import unmatched
 from .._trl import NOT_CALLED, get_config_model_id, overrides
 from ..loop.rows import PLACEHOLDER_PROMPT, is_conversational
 from ..ppo_config import PPOConfig
-from . import shown, text_only
+from . import text_only
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,6 @@ def plan_rollout(
         )
     if not plan.uses_engine:
         _check_unused_limits(args)
-    shown.check_tools(plan.standalone_tools, {name: probes[name] for name in tool_environments})
     return plan
 
 
@@ -268,12 +267,14 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
             f"of messages) nor `input_ids` (token ids). Rename or map one of them."
         )
     if "prompt" in columns:
-        first = f"The `prompt` of the first row of `{name}`"
-        if odd := shown.check_prompt(dataset[0]["prompt"], first):
-            logger.warning(odd)
+        text_only.check_prompt(dataset[0]["prompt"])
     if rollout.user_func is None and {"prompt", "input_ids"} & columns:
         column = "prompt" if "prompt" in columns else "input_ids"
-        shown.check_no_empty(dataset, name, column, by_environment=owns_prompt)
+        for row, value in enumerate(dataset[column]):
+            if not value and (not owns_prompt or value == []):
+                raise ValueError(
+                    f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
+                )
     _check_resets(name, dataset.column_names, rollout)
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name

@@ -12,11 +12,11 @@ from ..generation.sampling import SamplingSettings
 from ..hub.fetching import critic_folder
 from ..hub.loading import load_tokenizer
 from ..hub.settings import CRITIC_FOLDER
-from ..models.critic import ADAPTERS, HEAD_FILE, Critic, SeparateCritic
+from ..models.critic import HEAD_FILE, Critic, SeparateCritic
 from ..models.critic_models import critic_from_checkpoint
 from ..models.label_scorer import LabelTokenScorer
 from ..rollout.turns import Selection, Turn, scores_of
-from .setup.continuing import critic_with_adapters, shared_critic
+from .setup.continuing import shared_critic
 
 Verifier = str | Critic | Callable[..., Any]
 
@@ -124,9 +124,5 @@ def published_critic(
         )
     if (folder / HEAD_FILE).is_file():
         return shared_critic(policy, folder, None)
-    adapter, options = folder / ADAPTERS, {"dtype": policy.dtype, "trust_remote_code": False}
-    if adapter.is_dir():
-        model = critic_with_adapters(adapter, options)
-    else:
-        model = critic_from_checkpoint(str(folder), **options)
+    model = critic_from_checkpoint(str(folder), dtype=policy.dtype)
     return SeparateCritic(model.to(policy.device).eval())

@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers.utils import find_adapter_config_file
 
-from ...hub.fetching import ADAPTER_CONFIG, critic_folder, policy_folder
+from ...hub.fetching import critic_folder, policy_folder
 from ...hub.loading import base_of, load_tokenizer, with_adapter
 from ...hub.settings import CRITIC_FOLDER
 from ...models.adapter_checks import CRITIC, SPLIT_INITS
-from ...models.critic import ADAPTERS, HEAD_FILE, SharedCritic
+from ...models.critic import HEAD_FILE, SharedCritic
 from .._trl import create_model_from_path
 from ..ppo_config import PPOConfig
 
@@ -130,21 +130,7 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
         return GivenCritic(name=name)
     if (folder / HEAD_FILE).is_file():
         return GivenCritic(shared=folder)
-    adapter = folder / ADAPTERS
-    if (adapter / ADAPTER_CONFIG).is_file():
-        return GivenCritic(model=critic_with_adapters(adapter, kwargs))
     return GivenCritic(name=str(folder))
-
-
-def critic_with_adapters(folder: Path, kwargs: dict[str, Any]) -> Any:
-    """The model of a critic with adapters of its own, from their folder; `kwargs` load the base."""
-    from ...models.critic_models import critic_from_checkpoint
-    from ..sharding.runtime import unpartitioned
-
-    base, revision = base_of(folder)
-    with unpartitioned():
-        model = critic_from_checkpoint(base, **{**kwargs, "revision": revision})
-    return with_adapter(model, folder, trainable=True)
 
 
 def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:

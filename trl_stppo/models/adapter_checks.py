@@ -24,9 +24,7 @@ REFUSED_FIELDS = (
 def check_policy_adapter(model: Any, peft_config: Any) -> None:
     """Refuse adapters that could not be trained, played, saved or resumed.
 
-    Args:
-        model: the policy as the trainer's caller has passed it: a name, a model or a PeftModel.
-        peft_config: of an adapter that is still to be made, or None.
+    `peft_config` is of an adapter that is still to be made, or None.
     """
     config = peft_config
     if hasattr(model, "peft_config"):

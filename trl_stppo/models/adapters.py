@@ -55,12 +55,7 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
 def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
     """Add the critic's adapter beside the policy's.
 
-    Args:
-        model: the policy with its adapter.
-        rank: of the critic's adapter; `None` takes the policy's.
-
-    Raises:
-        ValueError: the policy's adapter is not LoRA, or leaves no backbone for a second one.
+    A `rank` of None takes the policy's.
     """
     if CRITIC in model.peft_config:  # the caller has loaded one
         own = getattr(model.peft_config[CRITIC], "r", None)
@@ -153,9 +148,7 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
 def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
     """Route through one adapter, past whatever other adapters hold, without touching `requires_grad`.
 
-    Args:
-        layers: adapter layers, and wrappers of modules that an adapter trains as a whole.
-        adapter: its name. A layer without it is left to the base weights.
+    A layer without that adapter is left to the base weights.
     """
     previous = [layer._active_adapter for layer in layers]
     for layer in layers:

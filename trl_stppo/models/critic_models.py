@@ -53,14 +53,7 @@ class _BackboneWithScore(GenericForSequenceClassification):
 
 
 def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
-    """The sequence-classification model of an architecture that comes without one.
-
-    Args:
-        causal: a model of that architecture; its weights are not looked at.
-
-    Raises:
-        ValueError: it does not say which part of it is the backbone.
-    """
+    """The sequence-classification model of an architecture that comes without one."""
     backbone, kind = causal.base_model, type(causal)
     if backbone is causal or not isinstance(backbone, PreTrainedModel):
         raise ValueError(
@@ -111,14 +104,7 @@ def critic_from_config(
 ) -> PreTrainedModel:
     """A separate critic with fresh weights.
 
-    Args:
-        config: of the policy; it is copied.
-        causal: a model of that configuration, if there is one already.
-        dtype: of the weights, as `from_config` takes it.
-        trust_remote_code: run a repository's code.
-
-    Raises:
-        ValueError: the architecture does not say which part of it is the backbone.
+    `causal` is a model of that configuration, if there is one already.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -152,11 +138,7 @@ def critic_from_policy(
 
 
 def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
-    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero.
-
-    Raises:
-        ValueError: what is there has a head of another name, or no backbone for one.
-    """
+    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
     from transformers import AutoModelForSequenceClassification
 
     # Left unset, transformers asks in a terminal whether to run a repository's code.

@@ -22,11 +22,7 @@ _DUMMY: list[Message] = [
 class ChatRenderer:
     """Renders prompts and observations for one tokenizer and template.
 
-    Args:
-        tokenizer: has a chat template if prompts are conversations.
-        eos_token_ids: ids that end a turn.
-        chat_template: overrides the tokenizer's own.
-        template_kwargs: passed on to `apply_chat_template`.
+    `chat_template` overrides the tokenizer's own; `eos_token_ids` end a turn.
 
     Attributes:
         control: keeps control tokens out of what environments say.
@@ -56,11 +52,8 @@ class ChatRenderer:
     ) -> list[int]:
         """Token ids of a prompt, ready for the model's turn.
 
-        Args:
-            prompt: messages or text.
-            tools: whose schemas the template shows.
-            opening: an environment's words, appended to the last message.
-            trusted: whether these may hold control tokens.
+        `opening` is an environment's words, appended to the last message; if `trusted`, they may hold
+        control tokens.
         """
         if opening and not trusted:
             opening = self.control.split(opening, before=_end_of(prompt))
@@ -151,12 +144,7 @@ class ChatRenderer:
 
 
 def check_template(tokenizer: Any, rows: str = "") -> None:
-    """Refuse a tokenizer that cannot show messages.
-
-    Args:
-        tokenizer: of the policy.
-        rows: whose prompts are messages, as the message has it.
-    """
+    """Refuse a tokenizer that cannot show messages."""
     # Those of other libraries may show messages without a template.
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
@@ -174,12 +162,7 @@ def has_image(content: Any) -> bool:
 
 
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
-    """Append an environment's opening words to the last message, as GRPOTrainer does.
-
-    Args:
-        prompt: messages or text; not changed.
-        opening: text, or content blocks where the message has blocks too.
-    """
+    """Append an environment's opening words to the last message, as GRPOTrainer does."""
     if not opening:
         return prompt
     if isinstance(prompt, str):

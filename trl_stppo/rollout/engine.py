@@ -58,14 +58,6 @@ class RolloutEngine(Parts):
             first_row: number of the first row among those of all processes.
             names: name the randomness of each episode, in place of its number among all rows.
             prompt_ids: of each row, where they are not to be made of its prompt.
-
-        Returns:
-            The ended episodes in the order of the rows, and where the time went.
-
-        Raises:
-            ValueError: an unknown `environment`, or a prompt that leaves no token to sample.
-            EnvironmentFailureError: every episode fails.
-            RuntimeError: a backend breaks its promises.
         """
         episodes, indices = self._episodes(rows, prompts)
         if prompt_ids is not None:

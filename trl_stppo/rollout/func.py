@@ -35,14 +35,6 @@ def read_rollout(
         eos_token_ids: an episode that ends with one of them has ended by itself, unless the result
             says otherwise.
         read: (ids of an episode, ids before it) -> assistant message.
-
-    Returns:
-        An episode per row, and what else the result holds: columns for the reward functions.
-
-    Raises:
-        TurnSpanError: spans out of order, overlapping, off the completion, or at odds with env_mask.
-        ValueError: a key or an entry is missing, a completion has no tokens, a reward is not a finite
-            number.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
     _check(output, len(rows))

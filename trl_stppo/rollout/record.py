@@ -52,13 +52,8 @@ def judged(
 ) -> list[bool | None]:
     """Success, where an agent that never came to be judged by a judging environment has failed.
 
-    Without it an agent that searches until its turns are over would improve its rate by it.
-
-    Args:
-        success: per episode what its environment has said.
-        stop_reasons: per episode.
-        env_types: per episode.
-        judges: environments that have said of some episode whether it succeeded.
+    Without it an agent that searches until its turns are over would improve its rate by it. All are per
+    episode; `judges` are environments that have said of some episode whether it succeeded.
     """
     entries = zip(success, stop_reasons, env_types, strict=True)
     return [

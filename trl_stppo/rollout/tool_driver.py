@@ -44,15 +44,8 @@ class ToolFormat:
 class ToolDriver:
     """Drives the tool environments of one factory, or tools without an environment.
 
-    Args:
-        pool: where instances come from, None without an environment.
-        name: of the factory.
-        probe: one instance, None without an environment.
-        standalone: tools that belong to no environment.
-        format: TRL's parsing.
-        run_async: runs a coroutine from a worker thread.
-        run_on_main: runs a function on the main thread, from a worker thread; some tools need it.
-        isolated: instances live in processes of their own, whose methods are synchronous here.
+    `run_on_main` runs a function on the main thread, which some tools need. `pool` and `probe` are None
+    without an environment.
     """
 
     def __init__(

@@ -80,15 +80,7 @@ def scores_of(
 ) -> list[float | None]:
     """What a function says of turns.
 
-    Args:
-        func: takes what `arguments_of` and `more` name.
-        turns: at least one.
-        wait: turns what an asynchronous function returns into its result, and leaves others alone.
-        **more: further arguments.
-
-    Raises:
-        TypeError: it does not take what it would get, or wants what there is not.
-        ValueError: not one finite number, or None, for each turn.
+    `wait` turns what an asynchronous function returns into its result, and leaves others alone.
     """
     arguments = arguments_of(turns) | more
     check_columns(func, arguments, [key for key in turns[0].columns if key not in RESERVED])

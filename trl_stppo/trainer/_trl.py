@@ -278,11 +278,7 @@ def tool_suffix(
     """GRPOTrainer's own rendering of tool messages as the suffix of a turn.
 
     Its method reads nothing but these attributes, so that agents can be played without a trainer.
-
-    Args:
-        tokenizer: knows the end of a turn.
-        render: stands in for the tokenizer's `apply_chat_template`.
-        template: what goes to it besides messages.
+    `render` stands in for the tokenizer's `apply_chat_template`.
     """
     reader: Any = SimpleNamespace(
         processing_class=SimpleNamespace(apply_chat_template=render),

@@ -173,11 +173,7 @@ class STPPOConfig(PPOConfig):
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
-    """The setting as a list without repetitions, "none" being an empty one.
-
-    Raises:
-        ValueError: there is no such stabilizer, or two of them scale the step.
-    """
+    """The setting as a list without repetitions, "none" being an empty one."""
     if stabilizers is None:
         return None
     names = [stabilizers] if isinstance(stabilizers, str) else list(stabilizers)

@@ -26,14 +26,8 @@ def selection(
 ) -> Selection | None:
     """What plays the best of several turns, None where there is but one.
 
-    Args:
-        candidates: turns per state.
-        verifier: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal
-            model, which becomes a `LabelTokenScorer`.
-        sampling: how tokens are drawn.
-
-    Raises:
-        ValueError: one is given without the other, or all candidates would be the same.
+    `verifier`: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal model
+    (`LabelTokenScorer`).
     """
     if candidates < 1 or (candidates == 1) != (verifier is None):
         raise ValueError(
@@ -105,17 +99,7 @@ class CriticScores:
 def published_critic(
     name: str, policy: Any, revision: str | None = None, token: str | bool | None = None
 ) -> Critic:
-    """The critic that was saved with a policy, for values alone.
-
-    Args:
-        name: of the folder or repository.
-        policy: loaded from there.
-        revision: of the repository.
-        token: for a repository that is not public.
-
-    Raises:
-        FileNotFoundError: none was saved with it.
-    """
+    """The critic that was saved with a policy, for values alone."""
     folder = critic_folder(name, CRITIC_FOLDER, revision, token)
     if folder is None:
         raise FileNotFoundError(

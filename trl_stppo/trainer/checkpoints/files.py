@@ -90,11 +90,7 @@ def unpublished(run_dir: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
-
-    Raises:
-        CheckpointError: there is none, or none that this version can read.
-    """
+    """The manifest of a checkpoint."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(
@@ -133,9 +129,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 def complaint(folder: Path, *, thorough: bool = False) -> str | None:
     """What is wrong with a checkpoint, None if every file is there in its full size.
 
-    Args:
-        folder: of the checkpoint.
-        thorough: read every file, and compare it with what was written.
+    If `thorough`, each file is read and compared with what was written.
     """
     try:
         manifest = read_manifest(folder)
@@ -200,13 +194,7 @@ def next_order(run_dir: Path) -> int:
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
     """The newest checkpoint that can be resumed from.
 
-    Args:
-        run_dir: where they are.
-        wanted: the argument to which this is the answer.
-        thorough: as for `complaint`; older ones are not read.
-
-    Raises:
-        CheckpointError: there is none.
+    `wanted`: the argument to which this is the answer.
     """
     found = checkpoints(run_dir)
     ageless = [folder for folder in found if _age(folder)[0] < 0]  # which may be the newest
@@ -234,9 +222,6 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
 
     Returns:
         Its folder, None for a run that starts.
-
-    Raises:
-        CheckpointError: it is not there, or not whole.
     """
     wanted = as_meant(wanted)
     if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
@@ -255,11 +240,8 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
 def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:
     """Delete the oldest checkpoints beyond `limit`, never the newest or the best one.
 
-    Args:
-        run_dir: where they are.
-        limit: how many may stay; None for all.
-        best: path of the best one, None where none is.
-        kept: that somebody still reads.
+    `limit`: how many may stay, None for all; `best`: path of the best one, None without; `kept`: that
+    somebody still reads.
     """
     if limit is None or limit <= 0:
         return

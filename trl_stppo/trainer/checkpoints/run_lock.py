@@ -30,12 +30,7 @@ class RunLock:
         self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
 
     def take(self) -> None:
-        """Take it; on a disk without locks, warn that nothing keeps a second run out.
-
-        Raises:
-            RunLockError: another run has it; nothing has been changed.
-            CheckpointWriteError: nothing can be written there.
-        """
+        """Take it; on a disk without locks, warn that nothing keeps a second run out."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -55,11 +55,7 @@ def about(host: Host, run: Description, name: str, *, inside_rollout: bool) -> d
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse a checkpoint that this trainer could not go on from; say how its batches are cut anew.
-
-    Raises:
-        CheckpointError: names the field, both values, and what to do.
-    """
+    """Refuse a checkpoint that this trainer could not go on from; say how its batches are cut anew."""
     if not saved["resumable"]:
         raise CheckpointError(
             f"`{folder}` was written with save_only_model=True and has no optimizer state. Start a new "

@@ -204,11 +204,7 @@ def check_values(config: GRPOConfig) -> None:
 
 
 def failure_price(on_env_error: str) -> tuple[str, float]:
-    """`"penalise 0.5"` as a mode of the engine and a price; the price is 1 where none is said.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """`"penalise 0.5"` as a mode of the engine and a price; the price is 1 where none is said."""
     mode, _, price = str(on_env_error).partition(" ")
     try:
         cost = float(price or 1.0)

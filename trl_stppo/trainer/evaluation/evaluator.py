@@ -30,15 +30,6 @@ from .settings import evaluation_settings, undisturbed
 class Evaluator:
     """Counts each held-out episode once, and leaves no trace in training.
 
-    Args:
-        host: whose policy is evaluated.
-        upstream: its private side.
-        player: plays the episodes.
-        rewards: asks everybody who pays.
-        log: of rollouts.
-        rollout_plan: who plays in training.
-        trace: takes in what is played.
-
     Attributes:
         run: the evaluation that is under way.
         prefix: of its figures' names.

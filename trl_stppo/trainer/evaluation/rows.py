@@ -14,12 +14,7 @@ Name = tuple[int, int]  # row, repetition
 
 
 class NamedRows:
-    """A dataset with an entry per episode: each row so many times, with its name.
-
-    Args:
-        dataset: anything with `len` and items that are dicts.
-        repetitions: episodes per row.
-    """
+    """A dataset with an entry per episode: each row so many times, with its name."""
 
     def __init__(self, dataset: Any, repetitions: int) -> None:
         self._dataset, self._repetitions = dataset, repetitions

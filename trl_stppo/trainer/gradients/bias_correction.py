@@ -104,9 +104,6 @@ class ClipBiasCorrection:
     def finish(self, mean_over_processes: Reduce | None) -> tuple[float, dict[str, float]]:
         """Close the optimizer step: g is in `.grad`, reduced already.
 
-        Args:
-            mean_over_processes: None for a single process.
-
         Returns:
             The factor for the update (1 unless the mode is "share"), and the figures to log.
         """
@@ -184,9 +181,7 @@ class ClipBiasEstimate:
     def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
         """Estimates of the norms of g and C over the whole mini-batch, [] each.
 
-        Args:
-            sum_over_processes: adds a tensor up.
-            num_processes: by which gradients are divided when they are averaged.
+        `num_processes`: by which gradients are divided when they are averaged.
         """
         kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
         self.clear()

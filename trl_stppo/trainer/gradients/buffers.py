@@ -18,9 +18,7 @@ Reduce = Callable[[Tensor], Tensor]
 class GradientBuffer:
     """Accumulates the gradient of several losses with respect to one list of parameters.
 
-    Args:
-        parameters: the parameters, fixed for the buffer's life. The buffer never grows larger than
-            they are, and is empty until the first `add`.
+    It never grows larger than the parameters are, and is empty until the first `add`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -135,16 +133,9 @@ class UpdateScale:
 class StepHooks(UpdateScale):
     """What has to happen around one optimizer step, and be undone before anyone looks.
 
-    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the
-    policy's groups is multiplied by `update_scale`. Afterwards both are restored.
-
-    Args:
-        optimizer: the unwrapped optimizer, which steps policy and critic.
-        critic_buffer: gradient of the critic, already reduced and clipped.
-        scales: whether `update_scale` will be used.
-
-    Raises:
-        ValueError: one parameter group mixes critic and policy while the update is to be scaled.
+    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the policy's
+    groups is multiplied by `update_scale`. Afterwards both are restored. `critic_buffer` is reduced and
+    clipped by then; `scales`: `update_scale` will be used.
     """
 
     def __init__(

@@ -25,10 +25,7 @@ CRITIC = ("critic", "plain critic")
 class Optimizers:
     """Owns what a step needs besides the policy's gradient.
 
-    Args:
-        host: with its critic.
-        scales: whether the policy's updates will be scaled.
-        on_creation: gets the policy's optimizer when it is there, before the first step.
+    `on_creation` gets the policy's optimizer when it is there, before the first step.
 
     Attributes:
         critic_grads: the critic's gradient, until the step; another object once an engine is set up.
@@ -101,11 +98,7 @@ class Optimizers:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Surrounds upstream's wrapping of the policy by an engine.
-
-        Raises:
-            ValueError: there was a training run before; neither engine can wrap a policy twice.
-        """
+        """Surrounds upstream's wrapping of the policy by an engine."""
         host, accelerator = self._host, self._host.accelerator
         if not is_sharded(accelerator):
             yield

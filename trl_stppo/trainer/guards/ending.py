@@ -30,11 +30,7 @@ logger = logging.getLogger(__name__)
 class Ending:
     """Collects reasons to stop, and lets the run stop where a checkpoint can resume exactly.
 
-    Args:
-        host: its `train()` runs inside `watching()`.
-        failures: of its environments.
-        last_checkpoint: gives the newest one that this run has written or come from.
-        save: writes one.
+    `last_checkpoint` gives the newest one that this run has written or come from.
 
     Attributes:
         signals: SIGTERM and SIGINT of this process.
@@ -106,11 +102,7 @@ class Ending:
         return self.reason is not None
 
     def raise_if_broken(self) -> None:
-        """End a run whose steps are skipped one after the other; its checkpoint has been written.
-
-        Raises:
-            NonFiniteError: on all processes.
-        """
+        """End a run whose steps are skipped one after the other; its checkpoint has been written."""
         if self.broken is None:
             return
         self._host.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
@@ -123,12 +115,7 @@ class Ending:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around what plays episodes: where a training cannot go on, it is saved as it stood before.
-
-        Raises:
-            EnvironmentFailureError, NonFiniteError: as they came from inside, in a training with the
-                checkpoint added and how to go on.
-        """
+        """Around what plays episodes: where a training cannot go on, it is saved as it stood before."""
         if self.training:
             self.check_weights()
         try:
@@ -165,14 +152,7 @@ class Ending:
         return f"The run ends after step {step}. {self._saved('these episodes')} {advice}".rstrip()
 
     def check_weights(self, *, frozen: bool = False) -> None:
-        """End a run whose weights have become unusable, before anything is done with them.
-
-        Args:
-            frozen: look at weights that are not trained too.
-
-        Raises:
-            NonFiniteError: on all processes; it names the last good checkpoint.
-        """
+        """End a run whose weights have become unusable, before anything is done with them."""
         found = finite_weights.first_not_finite(self._host, frozen=frozen)
         if found is None:
             return

@@ -18,9 +18,6 @@ def check_loaded(host: Host) -> None:
     """Refuse models that come in with NaN or infinity in them, frozen weights included.
 
     What an engine has loaded in pieces is not all there yet; it is looked at when training begins.
-
-    Raises:
-        ValueError: on all processes.
     """
     if shards_weights(host.accelerator):
         return
@@ -40,9 +37,7 @@ def check_loaded(host: Host) -> None:
 def first_not_finite(host: Host, *, frozen: bool) -> str | None:
     """Whose parameter holds NaN or infinity, and its name; None where all are finite.
 
-    Args:
-        host: with policy and critic; all processes ask together, each looks at what it holds.
-        frozen: look at what is not trained too.
+    All processes ask together; each looks at what it holds. `frozen`: also look at what is not trained.
     """
     device, rank = host.accelerator.device, host.accelerator.process_index
     named = list(_named(host, frozen))

@@ -67,19 +67,9 @@ class GuardState:
 class Guards:
     """One per trainer. All processes come to the same verdicts, from figures that all of them have.
 
-    Args:
-        host: complete but for its callbacks.
-        upstream: of the same trainer.
-        optimizers: with the critic's gradient.
-        last_checkpoint: gives the newest one that this run has written or come from.
-        save: writes one.
-
     Attributes:
         ending: why and how the run ends early.
         verdict: on the last step: "taken", "critic_only", or why not: "not_finite", "target_kl", "empty".
-
-    Raises:
-        ValueError: an option that the engine leaves no room for.
     """
 
     def __init__(
@@ -166,11 +156,7 @@ class Guards:
     def keep_best(self, episodes: list[Episode]) -> None:
         """Save the policy that has played a rollout if it is the best one so far (`save_best`).
 
-        Args:
-            episodes: of this process; the policy has not been trained on them yet.
-
-        Raises:
-            ValueError: no environment reports success.
+        The policy has not been trained on these episodes, of this process, yet.
         """
         host, state = self._host, self._state
         if not host.args.save_best:
@@ -194,11 +180,7 @@ class Guards:
         return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def count_failures(self, episodes: list[Episode]) -> None:
-        """Take in this process's part of a rollout batch.
-
-        Raises:
-            EnvironmentFailureError: too many have failed, on all processes.
-        """
+        """Take in this process's part of a rollout batch."""
         self._failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
     @property
@@ -209,8 +191,7 @@ class Guards:
     def start_mini_batch(self, *, empty: bool = False) -> None:
         """Begin anew, also where a step was interrupted or refused.
 
-        Args:
-            empty: whether the new one has nothing to learn from, on any process.
+        `empty`: the new one has nothing to learn from, on any process.
         """
         self._losses: list[Tensor] = []
         self._weight: Tensor | None = None
@@ -230,9 +211,6 @@ class Guards:
 
         Returns:
             Whether the mini-batch's weights so far leave a gradient, on any process.
-
-        Raises:
-            NonFiniteError: on all processes.
         """
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])

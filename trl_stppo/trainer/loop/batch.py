@@ -72,13 +72,7 @@ def collate(
 ) -> Batch:
     """Pad the tokens of episodes.
 
-    Args:
-        episodes: of one rollout.
-        pad_token_id: fills both ends.
-        multiple_of: of both widths, None for any.
-        device: of the tensors.
-        has_logprobs: whether the sampler tells log-probabilities.
-        hidden: of each episode, whether none of its tokens is to count.
+    `multiple_of` is of both widths, None for any. No token of a `hidden` episode counts.
     """
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:

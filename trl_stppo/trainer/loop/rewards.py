@@ -18,13 +18,7 @@ from .turn_rewards import TurnRewardFuncs
 class EpisodeRewards:
     """Asks everybody who pays.
 
-    Args:
-        host: with the reward functions.
-        upstream: its private side.
-        plan: of the reward functions.
-        turn_funcs: those that score turns.
-        calculate: the trainer's `_calculate_rewards`, which asks the others.
-        shows_environments: whether reward functions get the environments, as upstream has it for tools.
+    `calculate` is the trainer's `_calculate_rewards`, which asks the others.
     """
 
     def __init__(
@@ -46,9 +40,6 @@ class EpisodeRewards:
 
         Returns:
             The rewards of all processes' episodes, [W * B, F].
-
-        Raises:
-            ValueError: a reward model says NaN.
         """
         host, episodes = self._host, rollout.episodes
         if rollout.by_engine:
@@ -131,9 +122,6 @@ def score(
     Returns:
         Scores [B] in reward units, and [B] bool: an episode for which all functions say None, and
         whose turns nobody pays, does not train.
-
-    Raises:
-        ValueError: a score is infinite, or nobody pays anything.
     """
     rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
     if turn_sum is not None:

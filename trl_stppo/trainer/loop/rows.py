@@ -15,10 +15,7 @@ def rows_with_prompts(
 ) -> tuple[list[Row], list[list[int]] | None]:
     """Rows with a `prompt` each; the dataset's own are not changed.
 
-    Args:
-        rows: of the dataset.
-        tokenizer: decodes pre-tokenised ones.
-        environments_ask: whether a row may come without a prompt, because its environment has the task.
+    `environments_ask`: as for `EpisodePlayer`.
 
     Returns:
         The rows, and for pre-tokenised ones their exact prompt ids, otherwise None.

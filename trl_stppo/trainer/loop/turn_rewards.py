@@ -74,9 +74,6 @@ class TurnRewardFuncs:
             language model becomes a `LabelTokenScorer`.
         processing_classes: tokenizers of the reward models, None for their own.
         weights: of each, None for 1.
-
-    Raises:
-        ValueError: lists of different lengths, or something that is no function and no model.
     """
 
     def __init__(

@@ -82,11 +82,7 @@ class VLLM:
         return door.TurnClient(door.new_client(vllm, patience), vllm)
 
     def _has_lost(self) -> bool:
-        """Whether the server was started anew; the main process has met it again then.
-
-        Raises:
-            ServerError: of all processes, if it stays away.
-        """
+        """Whether the server was started anew; the main process has met it again then."""
         lost: list[Any] = [False]
         if self._host.accelerator.is_main_process and self._name:
             try:
@@ -118,11 +114,7 @@ class VLLM:
         self._name = str(broadcast_object_list(names)[0])
 
     def _send_again(self) -> str:
-        """To a server that was started anew in the middle of a rollout.
-
-        Raises:
-            ServerError: it is away again.
-        """
+        """To a server that was started anew in the middle of a rollout."""
         try:
             with door.failures():
                 door.rejoin(self._host.vllm_generation)

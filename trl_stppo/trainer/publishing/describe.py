@@ -56,12 +56,7 @@ def description_of(
 ) -> Description:
     """What a run is, built or only planned.
 
-    Args:
-        trainer_class: that trains it.
-        args: its configuration.
-        rollout: who plays its episodes; None where that is not known.
-        rows: to train on; None where they are not here.
-        **models: what `Description` says of the policy and the critic.
+    `rollout` and `rows` are None if they are not known.
     """
     rollout, upstream = rollout or RolloutPlan(), Upstream(trainer_class)
     player = rollout.user_func

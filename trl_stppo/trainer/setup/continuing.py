@@ -35,18 +35,8 @@ def policy_to_go_on_with(
 ) -> tuple[Any, Any, Any]:
     """The policy of a repository that holds an adapter; GRPOTrainer loads full models only.
 
-    Args:
-        model: the trainer's argument.
-        processing_class: likewise; default the tokenizer beside the adapter.
-        args: configuration.
-        quantization_config: of the base model.
-        peft_config: of a new adapter, which cannot be put on top of one that is there.
-
     Returns:
         The three arguments for GRPOTrainer; the same ones where the model is no name of an adapter.
-
-    Raises:
-        ValueError: a new adapter is asked for as well, or there is none and the weights are packed.
     """
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
@@ -106,16 +96,7 @@ class GivenCritic:
 
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
-    """Look a named critic up: one that was published with its policy goes before the policy itself.
-
-    Args:
-        value_model: the trainer's argument: a model, a name or None.
-        args: configuration, which may have a name too.
-        has_critic: whether the trainer has one at all.
-
-    Raises:
-        ValueError: it was named twice.
-    """
+    """Look a named critic up: one that was published with its policy goes before the policy itself."""
     named = args.value_model_name_or_path
     if not has_critic:
         return GivenCritic(value_model, named)
@@ -136,13 +117,7 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
 def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
     """The critic whose adapter and head were published, on the backbone of a policy.
 
-    Args:
-        policy: with its adapter.
-        folder: of the critic.
-        rank: that the configuration asks for, None for whatever it has.
-
-    Raises:
-        ValueError: the policy has no adapter, or the rank is another one.
+    `rank`: that the configuration asks for, None for whatever it has.
     """
     from peft import PeftConfig
 

@@ -178,12 +178,7 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
 
 
 def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
-    """Refuse the rank of an adapter that will not be there.
-
-    Args:
-        args: configuration.
-        shared: the policy has adapters, and no value model was given.
-    """
+    """Refuse the rank of an adapter that will not be there."""
     if args.critic_lora_r is not None and (not shared or args.value_model_name_or_path is not None):
         raise ValueError(
             f"`critic_lora_r={args.critic_lora_r}` is the rank of the shared critic's adapter, but the "

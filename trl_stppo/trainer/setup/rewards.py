@@ -53,10 +53,6 @@ class RewardPlan:
         """The functions in place of those that GRPOTrainer has made of environments' `get_reward`.
 
         The engine has asked it already, where a failure costs one episode and no more.
-
-        Args:
-            funcs: GRPOTrainer's, ours first.
-            names: of each, the classes of environments behind ours.
         """
         own = len(self.funcs)
         return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]

@@ -59,10 +59,7 @@ def prepare(
 ) -> tuple[GradientBuffer, CriticOptimizer]:
     """The gradient of the critic, and what steps it.
 
-    Args:
-        host: whose policy is wrapped, and whose critic is whole; all processes call it together.
-        make: the optimizer of the parameters that this process is to step.
-        rate: the learning rate of the coming step.
+    All processes call it together. `rate` gives the learning rate of the coming step.
     """
     critic = host.critic
     if host.is_deepspeed_enabled and isinstance(critic, SeparateCritic) and not _is_packed(critic):

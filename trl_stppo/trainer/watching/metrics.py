@@ -110,11 +110,7 @@ class MiniBatchMetrics:
 
 
 class RolloutMetrics:
-    """Figures of one rollout batch.
-
-    Args:
-        values: whether there is a critic to report on.
-    """
+    """Figures of one rollout batch."""
 
     def __init__(self, *, values: bool) -> None:
         # An environment need not say whether an episode succeeds or an action can be read.

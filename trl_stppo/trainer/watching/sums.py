@@ -21,8 +21,7 @@ def wide(tensor: Tensor) -> Tensor:
 class RatioOfSums:
     """Collects numerators and denominators by name, plus maxima and logarithms of sums.
 
-    Args:
-        optional: names left out where the denominator is 0; elsewhere a quotient of nothing is 0.
+    `optional` names are left out if the denominator is 0; elsewhere a quotient of nothing is 0.
     """
 
     def __init__(self, *optional: str) -> None:
@@ -54,10 +53,8 @@ class RatioOfSums:
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Divide, over all processes, and start afresh.
 
-        Args:
-            gather: stacks a [1, N] tensor of every process into [W, N].
-
-        Every process must have added the same names in the same order.
+        Every process must have added the same names in the same order. `gather` stacks a [1, N] tensor
+        of every process into [W, N].
         """
         if not self._sums and not self._maxima:
             return {}

@@ -9,8 +9,7 @@ from .queued import QueuedBackend, cut
 
 # (rows of ids, max_new_tokens, seeds) -> (sampled ids of each row, their logprobs or None)
 GenerateBatch = Callable[
-    [list[list[int]], int, list[tuple[int, ...]]],
-    tuple[list[list[int]], list[list[float]] | None],
+    [list[list[int]], int, list[tuple[int, ...]]], tuple[list[list[int]], list[list[float]] | None]
 ]
 
 

@@ -119,8 +119,7 @@ class CachedBackend:
         key, row = request.key, self._rows.get(request.key)
         if request.max_new_tokens < 1 or not request.ids:
             raise ValueError(
-                f"Episode {key} asks for max_new_tokens={request.max_new_tokens} after "
-                f"{len(request.ids)} tokens; at least one of each is needed."
+                f"Episode {key}: max_new_tokens={request.max_new_tokens} after {len(request.ids)} tokens."
             )
         if row is None:
             if self.capacity is not None and len(self._rows) >= self.capacity:
@@ -133,8 +132,7 @@ class CachedBackend:
             same = [a == b for a, b in pairs]
             at = same.index(False) if False in same else len(same)
             raise RuntimeError(
-                f"The row of episode {key} has changed at position {at}: a later request has to "
-                f"start with the {row.cached} tokens that were sampled or fed before."
+                f"The row of episode {key} has changed at position {at} of the {row.cached} in use."
             )
         row.start(request, self._steps)
         self._waiting.append(row)

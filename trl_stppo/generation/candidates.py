@@ -16,9 +16,6 @@ class CandidatesBackend:
 
     An episode counts in `backend` as so many. `choose` says which candidate is played, for all episodes
     whose candidates are complete.
-
-    Attributes:
-        capacity: see `Backend`.
     """
 
     def __init__(self, backend: Backend, candidates: int, choose: Choose) -> None:

@@ -1,7 +1,4 @@
-"""Compares the sampler with a model's own forward pass before it samples a turn.
-
-`slots.supports` refuses models that are known to be sampled wrongly. This finds the others.
-"""
+"""Compares the sampler with a model's own forward pass before it samples a turn."""
 
 from __future__ import annotations
 

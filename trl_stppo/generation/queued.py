@@ -47,10 +47,7 @@ class QueuedBackend:
 def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> TurnResult:
     """A turn within its own limit."""
     if not ids:
-        raise RuntimeError(
-            f"The turn of episode {request.key} came back empty; a turn has at least one token, "
-            "its end-of-turn token included."
-        )
+        raise RuntimeError(f"The turn of episode {request.key} came back empty.")
     if logprobs is not None and len(logprobs) != len(ids):
         raise RuntimeError(
             f"The turn of episode {request.key} has {len(ids)} tokens but {len(logprobs)} logprobs."

@@ -1,8 +1,4 @@
-"""Which PEFT adapters a policy may have; `docs/one_gpu.md` tables them.
-
-What would not be trained, played, saved or resumed as its configuration says is refused before
-anything is loaded or trained.
-"""
+"""Which PEFT adapters a policy may have; `docs/one_gpu.md` tables them."""
 
 from __future__ import annotations
 
@@ -53,13 +49,11 @@ def _check_given_adapters(model: Any) -> None:
         )
     if model.active_adapters != [POLICY]:
         raise ValueError(
-            f"The active adapter of `model` is {model.active_adapters}; allowed: [{POLICY!r}]. Load it "
-            f"by {loaded}."
+            f"The active adapter of `model` is {model.active_adapters}; allowed: [{POLICY!r}]."
         )
     if REFERENCE in model.peft_config:
         raise ValueError(
-            f"`model` has an adapter {REFERENCE!r}, the name of the reference. Delete it: "
-            f"model.delete_adapter({REFERENCE!r})."
+            f"`model` has an adapter {REFERENCE!r}, the name of the reference. Delete it."
         )
     if not any(p.requires_grad for n, p in model.named_parameters() if POLICY in n.split(".")):
         raise ValueError(f"The adapter {POLICY!r} of `model` is frozen. Load it by {loaded}.")
@@ -81,8 +75,7 @@ def check_loaded_policy(model: Any) -> None:
     """Refuse combinations of adapter and base model that fail in the first forward passes."""
     if not hasattr(model.get_output_embeddings(), "bias"):
         raise ValueError(
-            "`trainable_token_indices` is not supported with tie_word_embeddings. Use "
-            "modules_to_save=['embed_tokens', 'lm_head'] instead."
+            "`trainable_token_indices` is not supported with tie_word_embeddings; use modules_to_save."
         )
     config = model.peft_config[model.active_adapter]
     in_8_bit = getattr(model.get_base_model(), "is_loaded_in_8bit", False)

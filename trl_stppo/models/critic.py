@@ -225,7 +225,5 @@ class SeparateCritic(Critic):
 def missing_critic(folder: Path) -> FileNotFoundError:
     """The error for a checkpoint that holds the policy but not its critic."""
     return FileNotFoundError(
-        f"`{folder}` does not hold the critic that belongs to this checkpoint. Resume from a "
-        f"checkpoint that this trainer wrote with the same kind of critic, or start a new run from "
-        f"the policy alone (without resume_from_checkpoint)."
+        f"`{folder}` does not hold the critic that belongs to this checkpoint, of this run's kind."
     )

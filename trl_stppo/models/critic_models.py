@@ -57,10 +57,8 @@ def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
     backbone, kind = causal.base_model, type(causal)
     if backbone is causal or not isinstance(backbone, PreTrainedModel):
         raise ValueError(
-            f"No critic can be made of a {kind.__name__}: its `base_model_prefix` is "
-            f"{causal.base_model_prefix!r}, which names no backbone of it. Pass `value_model` (or set "
-            f"value_model_name_or_path), use a LoRA policy, whose critic shares its layers, or use "
-            f"STGRPOTrainer, which has none."
+            f"No critic can be made of a {kind.__name__}: `base_model_prefix={causal.base_model_prefix!r}` "
+            f"names no backbone of it. Pass `value_model`, or use a LoRA policy or STGRPOTrainer."
         )
     family = next(
         cls
@@ -151,8 +149,7 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
         saved = (model.config.architectures or [""])[0]
         if own is not None and saved.endswith("ForSequenceClassification"):
             raise ValueError(
-                f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost. "
-                f"Name a checkpoint with a `score` head of one output, or a causal model to start a new one."
+                f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost."
             )
         weight = model.score.weight
         nn.init.zeros_(getattr(weight, "ds_tensor", weight))  # ZeRO-3's piece of it

@@ -1,7 +1,4 @@
-"""Models as the memory model takes them: built on the meta device, where they are shapes alone, and read.
-
-A model that is loaded is read by the same functions as one that is only planned.
-"""
+"""Models as the memory model takes them: built on the meta device, where they are shapes alone, and read."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ from .memory import Geometry, Setup
 def policy_shape(
     config: Any, dtype: str, peft_config: Any = None, *, four_bit: bool = False
 ) -> Any:
-    """A policy without its weights.
-
-    `four_bit`: it is to be quantised, which its shapes do not show.
-    """
+    """A policy without its weights. `four_bit`: it is to be quantised, which its shapes do not show."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 

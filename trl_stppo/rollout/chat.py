@@ -13,10 +13,7 @@ from typing import Any
 from .control_tokens import ControlTokens
 
 Message = dict[str, Any]
-_DUMMY: list[Message] = [
-    {"role": "user", "content": "x"},
-    {"role": "assistant", "content": "y"},
-]
+_DUMMY: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 
 
 class ChatRenderer:
@@ -85,9 +82,8 @@ class ChatRenderer:
         cut = end + 1 if turn_ended else end
         if after[:cut] != before[:cut]:
             raise ValueError(
-                f"The chat template of {self._template_name} renders earlier messages differently once "
-                f"later ones follow, so an episode cannot grow by appending. Set a prefix-preserving "
-                f"`chat_template` on the tokenizer."
+                f"The chat template of {self._template_name} renders earlier messages differently once later "
+                f"ones follow. Set a prefix-preserving `chat_template`."
             )
         return after[cut:]
 
@@ -111,10 +107,8 @@ class ChatRenderer:
             if ids[position] in self.eos_token_ids:
                 return ids, position
         raise ValueError(
-            f"The chat template of {self._template_name} does not end an assistant message with "
-            f"any of the end-of-turn ids {sorted(self.eos_token_ids)}, so the end of a turn cannot be "
-            f"recognised. Set the tokenizer's eos_token (or generation_config.eos_token_id) to the "
-            f"template's end-of-turn token."
+            f"The chat template of {self._template_name} does not end an assistant message with any of the "
+            f"end-of-turn ids {sorted(self.eos_token_ids)}. Set the tokenizer's eos_token."
         )
 
     @property
@@ -149,9 +143,8 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ValueError(
-            f"The prompts{rows} are messages, but the tokenizer ({name!r}) has no chat template to show them "
-            f"by. Take a model that has one (an Instruct model), set `tokenizer.chat_template` and pass the "
-            f"tokenizer as `processing_class`, or give prompts as text."
+            f"The prompts{rows} are messages, but the tokenizer ({name!r}) has no chat template. Set "
+            f"`tokenizer.chat_template`, or give prompts as text."
         )
 
 

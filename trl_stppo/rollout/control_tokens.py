@@ -74,10 +74,7 @@ class ControlTokens:
         return self._ids(self.tokenizer.apply_chat_template(messages, **options))
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of text.
-
-        `special`: the tokenizer adds what it puts at the beginning and end of a row.
-        """
+        """Token ids of text. `special`: the tokenizer adds what it puts at the beginning and end of a row."""
         if not special:
             return self._ids(text)
         if MARK not in text:

@@ -42,9 +42,8 @@ def split_environments(
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
             raise ValueError(
-                f"`environment_factory` made a {type(probe).__name__} without a `reset` method. An "
-                f"environment needs `reset(**row)`, and either `step(action)` (a text environment) or "
-                f"public methods with type hints and docstrings (tools)."
+                f"`environment_factory` made a {type(probe).__name__} without a `reset` method. It needs "
+                f"`reset(**row)`, and `step(action)` or public methods with type hints (tools)."
             )
         (text if is_text_environment(probe) else tools)[name] = factory
     return text, tools, probes

@@ -103,8 +103,7 @@ def check_spans(spans: Sequence[Sequence[int]], length: int, episode: int) -> No
         start, end = span
         if not (previous <= start < end <= length):
             raise TurnSpanError(
-                f"`turn_spans[{episode}][{turn}]` is ({start}, {end}); allowed are half-open spans with "
-                f"{previous} <= start < end <= {length} (the end of the turn before, and the length of "
-                f"the completion). Offsets count from the first token after the prompt."
+                f"`turn_spans[{episode}][{turn}]` is ({start}, {end}); allowed are half-open spans of the "
+                f"completion with {previous} <= start < end <= {length}."
             )
         previous = end

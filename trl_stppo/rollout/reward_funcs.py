@@ -99,9 +99,8 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
     missing, left = unmatched(func, arguments)
     if missing:
         raise TypeError(
-            f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`, and the rows have no "
-            f"such column: besides the prompt they have {', '.join(columns) or 'none'}. Rename the column or "
-            f"the parameter, or give the parameter a default."
+            f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`; besides the prompt "
+            f"the rows have {', '.join(columns) or 'none'}."
         )
     if left:
         raise TypeError(

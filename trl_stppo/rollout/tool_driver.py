@@ -86,8 +86,7 @@ class ToolDriver:
                 result = self._run_async(result)
             if not isinstance(result, str | list | None):
                 raise EnvironmentContractError(
-                    f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str, "
-                    f"which is appended to the prompt, and None."
+                    f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str and None."
                 )
             _check_text(result, f"{self.type_name}.reset")
             return Opening(
@@ -197,8 +196,7 @@ class ToolDriver:
             )
         if len(rewards) < episode.turn_rewards_seen:
             raise EnvironmentContractError(
-                f"`{name}` shrank from {episode.turn_rewards_seen} to {len(rewards)} entries during an "
-                f"episode. Clear it in `reset` only; tools may append."
+                f"`{name}` shrank from {episode.turn_rewards_seen} to {len(rewards)} entries in an episode."
             )
         new = rewards[episode.turn_rewards_seen :]
         episode.turn_rewards_seen = len(rewards)
@@ -295,8 +293,7 @@ class _ToolTurn:
 def _check_text(result: Any, name: str) -> None:
     if has_image(result):
         raise EnvironmentContractError(
-            f"{name} returned a content block of the type `image`, and images are not supported. Return "
-            f"text."
+            f"{name} returned a content block of the type `image`, and images are not supported."
         )
 
 

@@ -87,8 +87,7 @@ def scores_of(
     scores = listed(wait(func(**arguments)), name_of(func), len(turns))
     if len(scores) != len(turns):
         raise ValueError(
-            f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)} turns; return one "
-            f"per entry of `completions`."
+            f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)} turns."
         )
     return [
         None if score is None else check_reward(score, f"{name_of(func)}()[{i}]")

@@ -294,8 +294,7 @@ def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
     """What GRPOTrainer's constructor does to a tokenizer for tools; returns the template to use."""
     if not supports_tool_calling(tokenizer):
         raise ValueError(
-            f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their "
-            f"results. Use a model with a tool-calling template."
+            f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their results."
         )
     if not any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
         add_response_schema(tokenizer)

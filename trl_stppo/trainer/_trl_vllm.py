@@ -1,7 +1,4 @@
-"""The part of `_trl.py` that concerns vLLM: what TRL's `VLLMGeneration` and `VLLMClient` keep to themselves.
-
-vLLM itself is reached through them, so that nothing is imported where it is missing.
-"""
+"""The part of `_trl.py` that concerns vLLM: private sides of TRL's `VLLMGeneration` and `VLLMClient`."""
 
 from __future__ import annotations
 
@@ -147,11 +144,7 @@ def rejoin(vllm: Any) -> None:
 
 
 class TurnClient:
-    """TRL's client as a server of turns, for many threads at once.
-
-    Attributes:
-        names_weights: whether the server can name its weights, which vLLM could not always.
-    """
+    """TRL's client as a server of turns, for many threads at once."""
 
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm

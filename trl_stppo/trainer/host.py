@@ -1,8 +1,4 @@
-"""What a helper may ask of a trainer: its public side, and the private state of upstream by name.
-
-A helper is handed `Host`, `Upstream`, or less, and never looks behind them. What belongs to a helper
-lives in the helper, which others are handed in turn.
-"""
+"""What a helper may ask of a trainer: its public side, and the private state of upstream by name."""
 
 from __future__ import annotations
 

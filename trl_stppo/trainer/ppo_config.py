@@ -305,8 +305,7 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
                 continue
             if self._is_set(name) and getattr(self, name) != value:
                 raise ValueError(
-                    f"`{alias}={value}` contradicts `{name}={getattr(self, name)}`: they are two names "
-                    f"of one setting. Set only one of them."
+                    f"`{alias}={value}` contradicts `{name}={getattr(self, name)}`: set only one of the two."
                 )
             setattr(self, name, value)
 
@@ -321,11 +320,8 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         if self.steps_per_generation is None and self.generation_batch_size is None:
             if accumulation % parts != 0:
                 raise ValueError(
-                    f"`gradient_accumulation_steps={accumulation}` (micro-batches per rollout) must be "
-                    f"a multiple of `num_mini_batches={parts}`. Set gradient_accumulation_steps to "
-                    f"{math.ceil(accumulation / parts) * parts} and adjust "
-                    f"per_device_train_batch_size to keep the rollout batch, or change "
-                    f"num_mini_batches."
+                    f"`gradient_accumulation_steps={accumulation}` (micro-batches per rollout) must be a "
+                    f"multiple of `num_mini_batches={parts}`. Nearest: {-(-accumulation // parts) * parts}."
                 )
             self.steps_per_generation = accumulation
             self.gradient_accumulation_steps = accumulation // parts
@@ -338,15 +334,12 @@ class PPOConfig(KnownNames, KeepsSecrets, GRPOConfig):
         if steps % accumulation != 0:
             raise ValueError(
                 f"`steps_per_generation={steps}` must be a multiple of "
-                f"`gradient_accumulation_steps={accumulation}`: an optimizer step may not span two "
-                f"rollouts. Leave steps_per_generation (or generation_batch_size) out, raise it, or set "
-                f"gradient_accumulation_steps={math.gcd(steps, accumulation)}."
+                f"`gradient_accumulation_steps={accumulation}`; {math.gcd(steps, accumulation)} would fit."
             )
         if parts is not None and steps != accumulation * parts:
             raise ValueError(
                 f"`num_mini_batches={parts}` contradicts `steps_per_generation={steps}` with "
-                f"`gradient_accumulation_steps={accumulation}`, which make {steps // accumulation} "
-                f"mini-batches. Leave one of the three unset."
+                f"`gradient_accumulation_steps={accumulation}`: allowed are {steps // accumulation}."
             )
         self.num_mini_batches = steps // accumulation
         if self.total_episodes is None:

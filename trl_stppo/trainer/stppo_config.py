@@ -44,9 +44,8 @@ def check_linear(optimizer: str) -> None:
     linear = any(part in name for part in LINEAR_OPTIMIZERS)
     if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
         raise ValueError(
-            f"`stabilizers` lists 'share' and the optimizer is {optimizer!r}, which is not supported: the "
-            f"scale acts through the learning rate, and that optimizer's step is not known to be "
-            f"proportional to it. Use an AdamW, SGD or Adafactor variant, or leave 'share' out."
+            f"`stabilizers` lists 'share' and the optimizer is {optimizer!r}, whose step is not known to be "
+            f"proportional to the learning rate. Use an AdamW, SGD or Adafactor variant."
         )
 
 
@@ -107,9 +106,8 @@ class STPPOConfig(PPOConfig):
             return
         if self.variant not in self._VARIANTS:
             raise ValueError(
-                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None to "
-                f"set importance_sampling_level and stabilizers freely. 'grpo', 'gspo', 'rloo' and other "
-                f"variants without a critic are STGRPOConfig's."
+                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None; "
+                f"those without a critic are STGRPOConfig's."
             )
         level, stabilised = self._VARIANTS[self.variant]
         if self.importance_sampling_level is None:
@@ -139,9 +137,7 @@ class STPPOConfig(PPOConfig):
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
         if self.step_scale == "triggered" and not 0 < (self.max_grad_norm or 0.0) < math.inf:
             raise ValueError(
-                f"`stabilizers={self.stabilizers}` needs `max_grad_norm` > 0 and finite, got "
-                f"{self.max_grad_norm}: 'triggered' amplifies the gradient while the bias is small and "
-                f"relies on the gradient clip. Set max_grad_norm=1.0."
+                f"`max_grad_norm={self.max_grad_norm}`: `stabilizers=['triggered']` needs one > 0 and finite."
             )
         if self.step_scale == "share":
             check_linear(str(getattr(self.optim, "value", self.optim)))
@@ -187,7 +183,6 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
             )
     if {"share", "triggered"} <= set(names):
         raise ValueError(
-            f"`stabilizers={names}`: 'share' and 'triggered' both set the size of the step. Choose one; "
-            f"'winners' goes with either."
+            f"`stabilizers={names}`: 'share' and 'triggered' both set the size of the step."
         )
     return names

@@ -31,16 +31,14 @@ def selection(
     """
     if candidates < 1 or (candidates == 1) != (verifier is None):
         raise ValueError(
-            f"`candidates={candidates}` with `verifier={verifier!r}`: several turns need somebody who "
-            f"chooses among them, and one turn nobody. Allowed are candidates=1 without a verifier, and "
-            f"candidates >= 2 with one."
+            f"`candidates={candidates}` with `verifier={verifier!r}`; allowed are candidates=1 without a "
+            f"verifier, and candidates >= 2 with one."
         )
     if verifier is None:
         return None
     if not sampling.do_sample:
         raise ValueError(
-            f"`candidates={candidates}` and the likeliest token each time: all would be the same turn. Draw "
-            f"them (greedy=False; eval_generation_kwargs with a temperature above 0)."
+            f"`candidates={candidates}` with greedy sampling: all would be the same turn."
         )
     if isinstance(verifier, str):
         verifier = LabelTokenScorer.from_pretrained(verifier, tokenizer=load_tokenizer(verifier))

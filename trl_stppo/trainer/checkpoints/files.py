@@ -94,14 +94,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(
-            f"`resume_from_checkpoint={str(folder)!r}` is not a folder. Pass the path of a "
-            f"checkpoint-<step> folder, or True for the newest one in output_dir."
+            f"`resume_from_checkpoint={str(folder)!r}` is not a folder; allowed: a checkpoint's, or True."
         )
     if not path.is_file():
         raise CheckpointError(
-            f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it, and its "
-            f"rollout and critic are not known. Resume from a checkpoint of this trainer, or start a "
-            f"new run from its policy alone (model={str(folder)!r}, without resume_from_checkpoint)."
+            f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it."
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -111,8 +108,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise _damaged(path, f"it holds {manifest!r:.40}")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
-            f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}. Resume with "
-            f"the version of trl_stppo that wrote it."
+            f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}."
         )
     for name, kind in _FIELDS.items():
         if name not in manifest:
@@ -192,10 +188,7 @@ def next_order(run_dir: Path) -> int:
 
 
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
-    """The newest checkpoint that can be resumed from.
-
-    `wanted`: the argument to which this is the answer.
-    """
+    """The newest checkpoint that can be resumed from. `wanted`: the argument to which this is the answer."""
     found = checkpoints(run_dir)
     ageless = [folder for folder in found if _age(folder)[0] < 0]  # which may be the newest
     complaints: list[str] = []

@@ -68,6 +68,5 @@ class RunLock:
             other |= json.loads(self._path.read_text(encoding="utf-8"))
         return RunLockError(
             f"`output_dir={str(self._path.parent)!r}` belongs to a run on host {other['host']}, process "
-            f"{other['pid']}, since {other['since']}. Wait until it has ended, end it, or set another "
-            f"output_dir."
+            f"{other['pid']}, since {other['since']}. End it, or set another output_dir."
         )

@@ -90,13 +90,7 @@ class PlayedEpisode:
 
 @dataclass
 class EvaluationRun:
-    """The episodes of one evaluation, of this process.
-
-    Attributes:
-        reward_names: of the reward functions.
-        uses_tools: whether calls of tools are reported.
-        process: index of this process, and their number.
-    """
+    """The episodes of one evaluation, of this process."""
 
     reward_names: list[str]
     uses_tools: bool = False

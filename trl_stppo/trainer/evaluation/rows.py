@@ -1,8 +1,4 @@
-"""Gives every episode of an evaluation its name: the row in the dataset, and which repetition of it.
-
-Seeds and figures follow the name, so that neither batches nor processes change an episode, and a row
-that a sampler repeats to fill up the last batch is known by it.
-"""
+"""Gives every episode of an evaluation its name: the row in the dataset, and which repetition of it."""
 
 from __future__ import annotations
 

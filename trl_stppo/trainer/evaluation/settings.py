@@ -27,8 +27,7 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
     """Who plays the episodes of evaluation; a `factory` of None is that of training."""
     if rollout.user_func is not None and args.eval_settings:
         raise ValueError(
-            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`; let it look "
-            f"at `trainer.model.training`."
+            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."
         )
     if factory is None:
         return rollout
@@ -43,8 +42,7 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
     for key in tools:
         if _scores(probes[key]) != _scores(rollout.probes[key]):
             raise ValueError(
-                "`eval_environment_factory` and `environment_factory` must agree on `get_reward`: both "
-                "environments have it, or neither."
+                "`eval_environment_factory` and `environment_factory` must agree on having a `get_reward`."
             )
     return RolloutPlan(text, tools, probes, rollout.standalone_tools)
 

@@ -51,12 +51,7 @@ class ClipBiasCorrection:
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        *,
-        mode: str,
-        power: float,
-        repeatable: bool,
+        self, parameters: Sequence[nn.Parameter], *, mode: str, power: float, repeatable: bool
     ) -> None:
         self._repeatable = repeatable
         self._parameters = list(parameters)

@@ -151,8 +151,7 @@ class StepHooks(UpdateScale):
                 self._policy_groups.append(index)
             elif scales and not all(inside):
                 raise ValueError(
-                    "`optimizers` puts critic and policy parameters into one group, but "
-                    "'share' in `stabilizers` scales the policy's alone. Use one group for each."
+                    "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
                 )
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)

@@ -15,12 +15,7 @@ FAILURE_BATCHES = 5
 
 
 class Failures(NamedTuple):
-    """Episodes of a rollout batch whose environment failed.
-
-    Attributes:
-        failed, episodes: how many, and of how many.
-        errors: the most frequent messages, with their numbers.
-    """
+    """Episodes of a rollout batch whose environment failed."""
 
     failed: int
     episodes: int

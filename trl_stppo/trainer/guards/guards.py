@@ -83,9 +83,7 @@ class Guards:
     ) -> None:
         if host.is_deepspeed_enabled and host.args.target_kl is not None:
             raise ValueError(
-                f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed, which steps "
-                f"inside the backward pass, before the KL of the mini-batch is known. Set "
-                f"target_kl=None, or use DDP."
+                f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed; allowed: None."
             )
         self._host, self._upstream, self._optimizers = host, upstream, optimizers
         self._policy: list[tuple[str, nn.Parameter]] | None = None
@@ -165,8 +163,7 @@ class Guards:
         known = [success for part in gather_object([own]) for success in part]
         if not known and any(gather_object([any(e.counted for e in episodes)])):
             raise ValueError(
-                "`save_best=True` needs environments that report `info['success']`, and none did. Use "
-                "load_best_model_at_end with an evaluation instead."
+                "`save_best=True` needs environments that report `info['success']`, and none did."
             )
         success = statistics.fmean(known) if known else -1.0
         if success <= state.best:
@@ -231,8 +228,7 @@ class Guards:
         device = host.accelerator.device
         if host.has_critic and self._optimizers.critic_grads.is_empty and not self.leaves_weights:
             raise TypeError(
-                f"`{type(host).__name__}._compute_loss` has not trained the critic. Call "
-                f"super()._compute_loss in it, or override `_policy_loss`, which is the policy's part."
+                f"`{type(host).__name__}._compute_loss` has not trained the critic: call super()."
             )
         # DeepSpeed has taken the policy's step by now.
         policy = [] if host.is_deepspeed_enabled else self._policy_parameters()

@@ -23,9 +23,6 @@ class StopSignals:
     transformers' own handler for `enable_jit_checkpoint` is not used: it saves on the process that got
     the signal, while the others wait for its gradients, and between a gradient and its step, where
     nothing can resume exactly. `enabled=False` leaves all signals as they are.
-
-    Attributes:
-        received: the first signal's number, None before it comes.
     """
 
     def __init__(self, enabled: bool) -> None:

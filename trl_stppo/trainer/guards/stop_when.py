@@ -42,11 +42,7 @@ def conditions(stop_when: Any) -> list[Condition]:
 
 
 class StopWhen:
-    """Counts in how many log entries in a row each condition has been met.
-
-    Attributes:
-        strikes: by condition whose metric has been seen, plain numbers for a checkpoint.
-    """
+    """Counts in how many log entries in a row each condition has been met."""
 
     def __init__(self, stop_when: Any) -> None:
         self.conditions = conditions(stop_when)

@@ -1,8 +1,4 @@
-"""The batch: its fields, and how it is joined, taken apart and dealt into micro-batches.
-
-It is a dict under upstream's names, so that a subclass's `super()...["advantages"]` works, and what
-was saved of one is read back by any version.
-"""
+"""The batch: its fields, and how it is joined, taken apart and dealt into micro-batches."""
 
 from __future__ import annotations
 

@@ -26,12 +26,6 @@ class MiniBatches:
 
     Each epoch deals the episodes into mini-batches anew; the micro-batches of a mini-batch hold
     episodes of like lengths.
-
-    Attributes:
-        window: the micro-batches of the mini-batch under way.
-        totals: what it holds.
-        metrics: of its update.
-        seconds: that the update has taken.
     """
 
     def __init__(self, host: Host, upstream: Upstream) -> None:

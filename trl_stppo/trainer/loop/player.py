@@ -102,11 +102,7 @@ class EpisodePlayer:
         return played
 
     def _play_by_func(
-        self,
-        func: RolloutFunc,
-        rows: list[Row],
-        names: list[Name] | None,
-        repeated: frozenset[int],
+        self, func: RolloutFunc, rows: list[Row], names: list[Name] | None, repeated: frozenset[int]
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
         if host.use_vllm:  # it may generate with it

@@ -107,8 +107,7 @@ class TurnRewardFuncs:
                 self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
             elif not callable(func):
                 raise ValueError(
-                    f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed are functions, "
-                    f"sequence classification models, and their names."
+                    f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed: functions, models, names."
                 )
 
     def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:

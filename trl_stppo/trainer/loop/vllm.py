@@ -26,11 +26,7 @@ LOOK_SECONDS = 1.0
 
 
 class VLLM:
-    """What is asked of vLLM, by all processes at the same places.
-
-    Attributes:
-        figures: sum and count by name, of the last rollout.
-    """
+    """What is asked of vLLM, by all processes at the same places."""
 
     def __init__(self, host: Host, upstream: Upstream) -> None:
         self._host, self._upstream = host, upstream

@@ -54,10 +54,7 @@ def describe(host: Host, rollout: RolloutPlan) -> Description:
 def description_of(
     trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
 ) -> Description:
-    """What a run is, built or only planned.
-
-    `rollout` and `rows` are None if they are not known.
-    """
+    """What a run is, built or only planned. `rollout` and `rows` are None if they are not known."""
     rollout, upstream = rollout or RolloutPlan(), Upstream(trainer_class)
     player = rollout.user_func
     known = getattr(getattr(rows, "info", None), "dataset_name", None)

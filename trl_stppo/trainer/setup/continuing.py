@@ -52,9 +52,8 @@ def policy_to_go_on_with(
         return model, processing_class, quantization_config
     if peft_config is not None:
         raise ValueError(
-            f"`peft_config` was given (`use_peft=True` among the flags), but {model!r} holds an adapter "
-            f"already, which is trained on as it is. Leave `peft_config` out to go on with it, or pass its "
-            f"base model as `model` to begin a new adapter."
+            f"`peft_config` (`use_peft=True` among the flags) was given, but {model!r} holds an adapter "
+            f"already. Leave it out, or pass the base model as `model`."
         )
     folder = policy_folder(model, revision, token)
     base, base_revision = base_of(folder)
@@ -73,13 +72,7 @@ def policy_to_go_on_with(
 
 @dataclass(frozen=True)
 class GivenCritic:
-    """Where the critic comes from, once names have been looked up.
-
-    Attributes:
-        model: of its own, as an instance.
-        name: of a checkpoint for a critic of its own.
-        shared: folder of an adapter and a head for the policy's backbone.
-    """
+    """Where the critic comes from, once names have been looked up."""
 
     model: Any = None
     name: str | None = None

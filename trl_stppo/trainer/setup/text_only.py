@@ -57,8 +57,7 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
     for token in range(rows, len(tokenizer)):
         if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
             raise ValueError(
-                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows. Pass the "
-                f"model's own tokenizer, or call model.resize_token_embeddings({len(tokenizer)})."
+                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows; resize it."
             )
 
 

@@ -1,7 +1,4 @@
-"""What cannot be trained with DeepSpeed or FSDP, refused when the trainer is built.
-
-The tables are the ones of `docs/many_gpus.md`; `tests/trainer/test_engines.py` tests both.
-"""
+"""What cannot be trained with DeepSpeed or FSDP, refused when the trainer is built."""
 
 from __future__ import annotations
 
@@ -41,20 +38,7 @@ Refusals = Iterator[tuple[bool, str]]
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What the checks look at, of a trainer or of a run that is only planned.
-
-    Attributes:
-        engine: as `sharding_name` has it.
-        plugin: accelerate's, of DeepSpeed or FSDP.
-        args: configuration.
-        critic: which kind of `CRITICS` it is; None where the method has none.
-        lora: the policy has adapters.
-        quantised: the policy is.
-        own_optimizer: the caller's.
-        copies_adapter: the reference is a copy of the policy's adapter.
-        rewards: reward functions, those that score turns too.
-        parallelism: accelerate's `parallelism_config`.
-    """
+    """What the checks look at, of a trainer or of a run that is only planned."""
 
     engine: str
     plugin: Any

@@ -1,7 +1,4 @@
-"""Sums that become metrics: added over micro-batches and processes, divided once at the end.
-
-A mean of micro-batch means depends on how the batch was cut; a quotient of sums does not.
-"""
+"""Sums that become metrics: added over micro-batches and processes, divided once at the end."""
 
 from __future__ import annotations
 

@@ -89,10 +89,7 @@ def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
 @pytest.mark.parametrize("func", [needs_answer, needs_answer_later])
 def test_a_reward_function_that_needs_a_column_that_is_not_there(func, no_weights, tmp_path):
     arguments = {"model": no_weights, "reward_funcs": [share_of_a, func]}
-    said = (
-        rf"The reward function `{func.__name__}` needs `answer`, and the rows have no such column: "
-        rf"besides the prompt they have answers, level."
-    )
+    said = rf"`{func.__name__}` needs `answer`; besides the prompt the rows have answers, level."
     rows = prompts(8, answers=["a"] * 8, level=[1] * 8)
     with pytest.raises(TypeError, match=said):
         build(tmp_path / "run", arguments={**arguments, "train_dataset": rows})
@@ -105,7 +102,7 @@ def test_the_same_where_it_shows_only_in_a_rollout(role, tmp_path):
         rows = prompts(8, level=[1] * 8).to_iterable_dataset()
         arguments = {"reward_funcs": needs_answer, "train_dataset": rows}
     trainer = build(tmp_path, arguments=arguments, max_steps=1)
-    with pytest.raises(TypeError, match="`needs_answer` needs `answer`, and the rows have no such"):
+    with pytest.raises(TypeError, match="`needs_answer` needs `answer`"):
         trainer.train()
 
 

@@ -37,9 +37,3 @@ def test_a_trainer_needs_a_policy():
 def test_a_misspelt_argument_is_asked_about():
     with pytest.raises(TypeError, match=r"`reward_func` is none .*Did you mean `reward_funcs`"):
         PPOTrainer(model=None, reward_func=None)
-
-
-def test_an_environment_under_another_name_is_told_its_own():
-    with pytest.raises(TypeError, match=r"`env` is none .*`environment_factory` \(docs") as error:
-        PPOTrainer(model=None, env=None)
-    assert "TRL's PPO" not in str(error.value)

@@ -34,11 +34,4 @@ def check_arguments(kind: type, model: Any, unknown: Mapping[str, Any]) -> None:
         else f"`{name}` is none of its arguments. {did_you_mean(name, known) or ''}".rstrip()
         for name in unknown
     ]
-    ends = "" if said[-1].endswith(("?", ".")) else "."
-    if set(unknown) & set(ARGUMENTS):
-        ends += " docs/migration.md has the names of TRL's PPO beside those of here."
-    elif any("env" in name for name in unknown):
-        ends += " Environments are made by `environment_factory` (docs/environments.md)."
-    raise TypeError(
-        f"{kind.__name__} was given arguments that it does not have: {'; '.join(said)}{ends}"
-    )
+    raise TypeError(f"{kind.__name__} was given arguments that it does not have: {'; '.join(said)}")

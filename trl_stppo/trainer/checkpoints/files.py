@@ -134,15 +134,9 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
     for name, size in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            return (
-                f"`{folder}` lacks the file {name!r}, which was there when it was written. Restore it, "
-                f"or resume from another checkpoint."
-            )
+            return f"`{folder}` lacks the file {name!r}, which was there when it was written."
         if path.stat().st_size != size:
-            return (
-                f"`{path}` has {path.stat().st_size} bytes; it was written with {size}. Restore it, or "
-                f"resume from another checkpoint."
-            )
+            return f"`{path}` has {path.stat().st_size} bytes; it was written with {size}."
     return _wrong_content(folder, manifest["crc32"]) if thorough else None
 
 
@@ -154,10 +148,7 @@ def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
         return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
     for name, now in zip(written, found, strict=True):
         if now != written[name]:
-            return (
-                f"`{folder / name}` is not what was written: its CRC-32 is {now}, and was "
-                f"{written[name]}. Restore it, or resume from another checkpoint."
-            )
+            return f"`{folder / name}` is not what was written: CRC-32 {now}, not {written[name]}."
     return None
 
 

@@ -1,8 +1,4 @@
-"""Gradients that are kept apart from `.grad`: the critic's, the clipping bias, the extra terms.
-
-Upstream clips, unscales and zeroes whatever it finds in `.grad` of the policy's parameters. What
-must not be clipped together with it therefore waits here until the optimizer steps.
-"""
+"""Gradients apart from `.grad`, which upstream clips: the critic's, the clipping bias, the extra terms."""
 
 from __future__ import annotations
 

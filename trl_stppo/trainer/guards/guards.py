@@ -1,13 +1,4 @@
-"""What a training run watches by itself, so that one can leave it alone; see `docs/reliability.md`.
-
-Three answers, from mild to final: a step is skipped (its gradient is not finite, there is nothing to
-learn from, or the policy has gone as far from the rollout batch as `target_kl` allows); the run is stopped
-with a checkpoint and returns (`stop_when`, a signal); it is stopped with a checkpoint and raises
-(`max_consecutive_skips`, environments that fail, weights that are not finite).
-
-A skipped step drops all gradients before the optimizer is called. Optimizers leave alone what has no
-gradient: weights, moments and step counts stay bit for bit. Scheduler and `global_step` go on counting.
-"""
+"""What a run watches by itself: a step is skipped, the run stops or raises; see `docs/reliability.md`."""
 
 from __future__ import annotations
 
@@ -87,6 +78,7 @@ class Guards:
             )
         self._host, self._upstream, self._optimizers = host, upstream, optimizers
         self._policy: list[tuple[str, nn.Parameter]] | None = None
+        self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
         self._falls = FallWatch(host.args.generation_batch_size)
@@ -255,7 +247,7 @@ class Guards:
         if self._faults:
             self.verdict = "not_finite"
             self._count_skip()
-        elif state.rollout_stopped or self._too_far(figures):
+        elif state.rollout_stopped or figures.get("policy/approx_kl", 0.0) > self._target_kl:
             self.verdict = "target_kl"
             state.rollout_stopped = True
             state.kl_stopped_steps += 1
@@ -271,10 +263,6 @@ class Guards:
         self._log()
         self._losses = []
         return self.verdict == "taken"
-
-    def _too_far(self, figures: dict[str, float]) -> bool:
-        target = self._host.args.target_kl
-        return target is not None and figures.get("policy/approx_kl", 0.0) > target
 
     def _count_skip(self) -> None:
         host, state = self._host, self._state

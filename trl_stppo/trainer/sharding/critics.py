@@ -1,9 +1,4 @@
-"""The critic beside an engine: who adds up its gradient and steps it, and how it is saved whole.
-
-`prepare` is called once, when the engine has the policy. What it returns is all that the loop knows:
-the loss calls `add`, the end of a mini-batch `reduce`, `clip_` and `step`, the guards `norm`. An engine
-that shards the critic puts objects of its own in their places, and lets `Critic.values` enter by it.
-"""
+"""The critic beside an engine: who adds up its gradient and steps it, and how it is saved whole."""
 
 from __future__ import annotations
 

@@ -18,6 +18,15 @@ def turn_index(spans, length):
     return rows
 
 
+def turns_of_mask(mask):
+    """Turn index in which each run of True is a turn."""
+    rows = []
+    for flags in mask:
+        starts = [flag and not before for before, flag in zip([False, *flags], flags, strict=False)]
+        rows.append([sum(starts[: t + 1]) - 1 if flag else -1 for t, flag in enumerate(flags)])
+    return rows
+
+
 def tokens_of(row, k):
     return [t for t, index in enumerate(row) if index == k]
 

@@ -301,7 +301,6 @@ def test_rows_without_the_column_are_one_data_set(words, tmp_path):
         (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
         (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
         (["--dry_run"], "`--dry_run`"),
-        (["--value_model_lora_r", "4"], "`--value_model_lora_r`"),
         (["--config", "WRONG"], "`figure` in .*wrong.yaml.* `figures`"),
     ],
 )
@@ -326,7 +325,7 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
     monkeypatch.setattr(evaluate, "evaluate", once)
     monkeypatch.setattr(evaluate, "check_agent", lambda *args: None)
     monkeypatch.setattr(evaluate, "policy_folder", lambda name, *rest, **options: Path(name))
-    (tmp_path / "run.yaml").write_text("value_model_lora_r: 4\ndry_run: true\n")
+    (tmp_path / "run.yaml").write_text("dry_run: true\n")
     flags = ["--models", AGENT, "second", "--labels", "first", "second"]
     with pytest.raises(MemoryError):
         evaluate.compare(

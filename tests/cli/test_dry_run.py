@@ -88,7 +88,6 @@ def test_the_options_of_loading_are_merged(dry_run):
         (["--environment", "SearchEnv"], "`SearchEnv`", 1),
         (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
         (["--load_in_4bit", "true"], "`use_peft: true`", 1),
-        (["--value_model_lora_r", "0"], "value_model_lora_r", 1),
         (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere`", 1),
         (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl`", 1),
         (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "'nothing'", 1),

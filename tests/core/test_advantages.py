@@ -12,6 +12,10 @@ def tensor(*rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
+def turns_of(mask):
+    return torch.tensor(references.turns_of_mask(mask.tolist()), dtype=torch.int64).view(mask.shape)
+
+
 def reference_gae(batch, level, gamma, lam, bootstrap=True):
     index = batch.action_mask if level == "token" else batch.turn_index
     function = references.token_gae if level == "token" else references.turn_gae
@@ -244,7 +248,7 @@ def test_gae_gradcheck(make_batch, level):
 @pytest.mark.parametrize("level", ["token", "turn"])
 def test_gae_edges(level):
     function = core.token_gae if level == "token" else core.turn_gae
-    wrap = (lambda m: m) if level == "token" else core.turn_index_from_mask
+    wrap = (lambda m: m) if level == "token" else turns_of
     one = torch.ones(1, 1).double()
     advantages, returns = function(3 * one, one, wrap(one.bool()), 0.9, 0.9)
     assert (advantages.item(), returns.item()) == (2.0, 3.0)
@@ -273,7 +277,7 @@ def test_half_precision_is_computed_in_float32():
 def test_gae_guards(level):
     function = core.token_gae if level == "token" else core.turn_gae
     x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    index = mask if level == "token" else core.turn_index_from_mask(mask)
+    index = mask if level == "token" else turns_of(mask)
     with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got 1.5"):
         function(x, x, index, 1.5, 1.0)
     with pytest.raises(ValueError, match=r"lam must lie in \[0, 1\], got -0.1"):

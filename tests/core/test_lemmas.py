@@ -239,7 +239,7 @@ def test_the_world_has_such_turns(world):
 def test_adjacent_turns_without_observation_stay_two_turns(world):
     # joined, the two turns of the first episode share one ratio, and the gradient is another
     separate = gradients(world)[0]
-    world.index = core.turn_index_from_mask(world.mask)
+    world.index = torch.tensor(references.turns_of_mask(world.mask.tolist()))
     assert core.num_turns(world.index).tolist() == [2, 1, 0, 3, 2]
     joined = gradients(world)[0]
     assert not torch.allclose(separate, joined)

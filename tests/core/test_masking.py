@@ -85,7 +85,6 @@ def test_nothing_in_core_reads_a_tensor_back_from_its_device():
     mask, index = empty(2, 5, dtype=torch.bool), empty(2, 5, dtype=torch.int64)
 
     core.masked_mean(x, mask)
-    core.turn_index_from_mask(mask)
     core.turn_starts(index), core.turn_ends(index), core.num_turns(index)
     core.token_rewards(index, scores=per_episode, turn_rewards=empty(2, 3), kl=x, kl_coef=0.1)
     core.token_gae(x, x, mask, 0.9, 0.9, bootstrap_values=per_episode)

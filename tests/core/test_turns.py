@@ -21,8 +21,6 @@ def test_adjacent_spans_stay_two_turns():
     index = core.turn_index_from_spans([[(0, 2), (2, 3), (3, 5)]], 5)
     assert index.tolist() == [[0, 0, 1, 2, 2]]
     assert core.num_turns(index).tolist() == [3]
-    # the mask alone cannot tell them apart
-    assert core.num_turns(core.turn_index_from_mask(index >= 0)).tolist() == [1]
 
 
 def test_an_episode_may_have_no_turns_and_a_batch_no_episodes():
@@ -64,19 +62,7 @@ def test_bad_spans_are_refused(turns, message):
         core.turn_index_from_spans([[(0, 8)], turns], 8)
 
 
-# ---- turn_index_from_mask, num_turns, starts, ends -----------------------------------------------
-
-
-def test_mask_by_hand():
-    mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0], [0] * 7], dtype=torch.bool)
-    index = core.turn_index_from_mask(mask)
-    assert index.tolist() == [[0, 0, -1, 1, -1, -1, 2], [-1, 0, 0, 0, 0, 0, -1], [-1] * 7]
-    assert core.num_turns(index).tolist() == [3, 1, 0]
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_mask_of_one_token(flag):
-    assert core.turn_index_from_mask(torch.tensor([[flag]])).tolist() == [[0 if flag else -1]]
+# ---- num_turns, starts, ends -----------------------------------------------
 
 
 def test_starts_and_ends_by_hand():
@@ -194,8 +180,6 @@ def test_turn_index_guards(function):
 
 def test_other_guards():
     x, index = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="action_mask must be bool"):
-        core.turn_index_from_mask(index)
     with pytest.raises(ValueError, match="op must be one of 'sum', 'mean'; got 'max'"):
         core.reduce_turns(x, index, num_turns=1, op="max")
     with pytest.raises(ValueError, match=r"x has shape \[2, 2\], but \[2, 3\] .* turn_index"):

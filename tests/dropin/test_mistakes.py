@@ -238,10 +238,6 @@ def strict_reward(completions, answer, **kwargs):
     return [0.5] * len(completions)
 
 
-def untold(word: str) -> str:
-    return word
-
-
 class ThreeValues(CountEnv):
     """What `step` returns has neither truncated nor info."""
 
@@ -271,7 +267,6 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         {},
         *("train_dataset", "['question']", "Rename or map"),
     ),
-    "tool-by-name": ({"tools": ["search"]}, {}, "tools[0]", "'search'", "Pass the function"),
     "reward-by-name": (
         {"reward_funcs": "accuracy_reward"},
         {},
@@ -280,7 +275,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "prompt-is-a-dict": (
         {"train_dataset": DICTS},
         {},
-        *("prompt", "{'role': 'user'", "Write it as [prompt]"),
+        *("prompt", "{'role': 'user'", "list of messages"),
     ),
     "config-of-trl": ({"args": plain_config}, {}, "args", "GRPOConfig", "needs a STPPOConfig"),
     "no-pad-token": ({"processing_class": unpadded}, {}, "processing_class", "", "eos_token`"),
@@ -301,7 +296,6 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
         *("environment_factory", "CountEnv", "Pass the class"),
     ),
     "limit-without-episodes": ({}, {"max_turns": 3}, "max_turns", "3", "Leave it unset"),
-    "tool-without-docstring": ({"tools": [untold]}, {}, "tools[0]", "untold", "docstring"),
     # that shows in a rollout only
     "reward-of-nan": ({"reward_funcs": nan_reward}, {}, "nan_reward()[0]", "nan", "finite"),
     "reward-of-a-word": ({"reward_funcs": word_reward}, {}, "word_reward()[0]", "'good'", "number"),

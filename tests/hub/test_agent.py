@@ -268,7 +268,7 @@ def test_a_second_adapter_on_top_of_one_by_name_is_refused(tmp_path):
     base = saved_base(tmp_path / "base")
     get_peft_model(Qwen2ForCausalLM.from_pretrained(base), lora).save_pretrained(tmp_path / "lora")
     named = {"model": str(tmp_path / "lora"), "peft_config": lora}
-    with pytest.raises(ValueError, match=r"`peft_config` was given .*lora' holds an adapter"):
+    with pytest.raises(ValueError, match=r"`peft_config` .*lora' holds an adapter"):
         run(tmp_path / "run", arguments=named)
 
 

@@ -7,10 +7,9 @@ import re
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     Cohere2Config,
     Cohere2ForCausalLM,
 )
@@ -196,19 +195,3 @@ def test_a_shared_critic_needs_a_policy_with_an_adapter(hub, tmp_path):
         run(tmp_path / "other", arguments={"value_model": REPO})
     with pytest.raises(ValueError, match=r"`critic_lora_r=3`, but the adapter 'critic' .* rank 4"):
         run(tmp_path / "rank", arguments={**lora, "value_model": REPO}, critic_lora_r=3)
-
-
-def test_a_critic_with_adapters_of_its_own_comes_back_from_a_folder(tmp_path):
-    base = saved_base(tmp_path / "base")
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
-    lora = LoraConfig(**LORA, task_type="SEQ_CLS", modules_to_save=["score"])
-    arguments = {"model": base, "value_model": get_peft_model(model, lora)}
-    trainer = run(tmp_path / "run", arguments=arguments)
-    trainer.train()
-    trainer.save_model()
-    folder = trainer.args.output_dir
-    onward = run(tmp_path / "onward", arguments={"model": folder}, value_model_name_or_path=folder)
-    torch.testing.assert_close(values(onward), values(trainer), rtol=0, atol=0)
-    assert onward.args.value_model_name_or_path == folder
-    with pytest.raises(ValueError, match="were both given; pass one"):
-        run(tmp_path / "x", arguments={"value_model": folder}, value_model_name_or_path=folder)

@@ -70,10 +70,7 @@ def test_ppo_batch_arithmetic(batch, accumulation, parts, rollout):
 
 
 def test_sizes_that_do_not_divide_say_how_to_change_them():
-    message = (
-        r"`gradient_accumulation_steps=8` .* multiple of `num_mini_batches=3`\. "
-        r"Set gradient_accumulation_steps to 9 and adjust per_device_train_batch_size"
-    )
+    message = r"`gradient_accumulation_steps=8` .* multiple of `num_mini_batches=3`\. Nearest: 9"
     with pytest.raises(ValueError, match=message):
         config(gradient_accumulation_steps=8, num_mini_batches=3)
 
@@ -89,7 +86,7 @@ def test_sizes_that_do_not_divide_say_how_to_change_them():
                 "gradient_accumulation_steps": 2,
             },
             "`num_mini_batches=3` contradicts `steps_per_generation=8` with "
-            "`gradient_accumulation_steps=2`, which make 4",
+            "`gradient_accumulation_steps=2`",
         ),
         (
             {"steps_per_generation": 3, "gradient_accumulation_steps": 2},

@@ -44,7 +44,7 @@ def test_the_parser_reads_st_ppos_own_fields(tmp_path: Path):
         "variant": None,
         "importance_sampling_level": "sequence",
         "stabilizers": ["winners", "share"],
-        "stop_when": [{"metric": "reward_std", "below": 0.1, "patience": 2}, "turns/mean > 9"],
+        "stop_when": ["reward_std < 0.1 for 2", "turns/mean > 9"],
         "eval_generation_kwargs": {"temperature": 0.0},
         "cliprange_value": None,
     }

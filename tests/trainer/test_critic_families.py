@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -275,24 +274,6 @@ def test_loading_options_go_through(tmp_path):
     kinds = {type(m).__name__ for m in packed.modules()}
     assert "Linear4bit" in kinds
     assert type(packed.score) is torch.nn.Linear, "a head in four bits could not be trained"
-
-
-def test_a_quantised_critic_with_adapters_trains(tmp_path):
-    from trl_stppo.cli.agent_models import critic_adapters
-
-    policy("Cohere2").save_pretrained(tmp_path / "base")
-    packed = critic_from_checkpoint(
-        str(tmp_path / "base"), quantization_config=BitsAndBytesConfig(load_in_4bit=True)
-    )
-    trainer, recorder = scripted_trainer(
-        tmp_path / "run",
-        model=policy("Cohere2"),
-        peft_config=LoraConfig(r=2, target_modules=["q_proj"]),
-        trainer_class=STPPOTrainer,
-        **{**OPTIONS, "value_model": critic_adapters(packed, 2)},
-    )
-    trainer.train()
-    assert recorder.moved("critic")
 
 
 def test_a_head_of_another_name_is_not_lost(tmp_path):

@@ -84,7 +84,7 @@ def test_they_neither_count_as_skips_nor_end_a_row_of_them(tmp_path):
 
     steps = {"num_ppo_epochs": 1, "max_consecutive_skips": 2}
     trainer, _ = build(tmp_path, both, steps=(2, 4), **steps)
-    with pytest.raises(RuntimeError, match="at step 4, the last of 2 optimizer steps in a row"):
+    with pytest.raises(RuntimeError, match="at step 4, the last of `max_consecutive_skips=2`"):
         trainer.train()
     assert logged(trainer, "guard/empty_steps")[-1] == 1
 

@@ -206,31 +206,31 @@ class CPUOffloadPolicy:
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 PARALLEL = SimpleNamespace(tp_size=1, cp_size=1, sp_size=1, dp_replicate_size=2)
 REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "FSDP1": (
-        fsdp(1),
-        {},
-        "FSDP1 is not supported. Allowed: ZeRO-1, ZeRO-2, ZeRO-3, FSDP2 and DDP",
-    ),
+    "FSDP1": (fsdp(1), {}, "FSDP1"),
     "stage 0": (zero(0), {}, "ZeRO-0 is not supported"),
     "optimizer section": (zero(optimizer={"type": "Adam"}), {}, "`optimizer` in DeepSpeed's"),
-    "scheduler section": (zero(scheduler={"type": "WarmupLR"}), {}, "set `lr_scheduler_type`"),
+    "scheduler section": (zero(scheduler={"type": "WarmupLR"}), {}, "`scheduler`"),
     "offload": (zero(zero_optimization=OFFLOAD), {}, "`offload_optimizer` to 'cpu'"),
-    "data types": (zero(1, data_types={"grad_accum_dtype": "fp32"}), {}, "or use ZeRO-2"),
+    "data types": (zero(1, data_types={"grad_accum_dtype": "fp32"}), {}, "`data_types`"),
     "ZeRO++": (
         zero(zero_optimization={"zero_quantized_gradients": True}),
         {},
         "zero_quantized_grad",
     ),
     "FSDP2 offload": (fsdp(cpu_offload=CPUOffloadPolicy()), {}, "`fsdp_offload_params: true`"),
-    "efficient loading": (fsdp(cpu_ram_efficient_loading=True), {}, "efficient_loading: true`"),
+    "efficient loading": (
+        fsdp(cpu_ram_efficient_loading=True),
+        {},
+        "`fsdp_cpu_ram_efficient_loading",
+    ),
     "its checkpoints": (
         fsdp(activation_checkpointing=True),
         {},
-        "and `gradient_checkpointing=True`",
+        "`fsdp_activation_checkpointing",
     ),
-    "pieces saved": (fsdp(state_dict_type="SHARDED_STATE_DICT"), {}, "Set it to FULL_STATE_DICT"),
+    "pieces saved": (fsdp(state_dict_type="SHARDED_STATE_DICT"), {}, "`fsdp_state_dict_type`"),
     "HSDP": (fsdp(), {"parallelism": PARALLEL}, "`parallelism_config` is not supported"),
-    "own optimizer": (zero(), {"own_optimizer": True}, "Set `optim` to one of adamw_torch"),
+    "own optimizer": (zero(), {"own_optimizer": True}, "`optim`"),
     "stale": (fsdp(), {"args.rollout_staleness": 2}, "`rollout_staleness=2` is not supported with"),
     "optim": (
         zero(),
@@ -240,17 +240,21 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "gradient": (
         fsdp(),
         {"args.needs_exact_norms": True, "args.stabilizers": ["triggered"]},
-        "List 'share', not 'triggered'",
+        "`stabilizers`",
     ),
     "quantised": (fsdp(), {"quantised": True}, "A quantised policy is not supported"),
     "synced": (zero(3), {"args.sync_ref_model": True}, "`sync_ref_model=True` is not supported"),
     "batching": (
         fsdp(),
         {"args.use_transformers_continuous_batching": True},
-        "different numbers of tok",
+        "`use_transformers_continuous_batching",
     ),
-    "no gathering": (zero(3), {"args.ds3_gather_for_generation": False}, "Leave it True"),
-    "adapter": (zero(3), {"copies_adapter": True}, "adapter does something from the start"),
+    "no gathering": (
+        zero(3),
+        {"args.ds3_gather_for_generation": False},
+        "`ds3_gather_for_generation",
+    ),
+    "adapter": (zero(3), {"copies_adapter": True}, "adapter"),
     "reward model": (zero(3), {"rewards": [torch.nn.Linear(1, 1)]}, "A reward model is not"),
     "turn reward model": (zero(3), {"rewards": ["some/model"]}, "A reward model is not"),
 }

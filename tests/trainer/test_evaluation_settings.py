@@ -167,8 +167,8 @@ class ScoringToolEnv(ToolEnv):
     ("arguments", "message"),
     [
         ({}, "without an `environment_factory`"),
-        ({"environment_factory": ToolEnv}, "makes these text environments"),
-        ({"environment_factory": {"a": CountEnv}}, "Pass a dict with the same names"),
+        ({"environment_factory": ToolEnv}, "eval_environment_factory"),
+        ({"environment_factory": {"a": CountEnv}}, "eval_environment_factory"),
         ({"rollout_func": play_script}, "without an `environment_factory`"),
     ],
 )
@@ -179,7 +179,7 @@ def test_other_kinds_of_environments_are_refused(arguments, message, tmp_path):
 
 def test_environments_must_agree_on_having_a_score():
     rollout = settings.RolloutPlan(tools={None: ToolEnv}, probes={None: ToolEnv()})
-    with pytest.raises(ValueError, match="ScoringToolEnv with `get_reward`"):
+    with pytest.raises(ValueError, match="get_reward"):
         settings.plan_evaluation(None, ScoringToolEnv, rollout)
 
 
@@ -220,10 +220,6 @@ def test_the_best_model_is_chosen_by_score_unless_told_otherwise(tmp_path):
     config = quick_config(tmp_path, eval_steps=1, save_steps=1, **options)
     assert config.metric_for_best_model == "episode/score"
     assert config.greater_is_better is True
-    for metric in (None, "eval_easy_loss"):
-        with pytest.raises(ValueError, match="no metric of the evaluation datasets"):
-            build(tmp_path, arguments={"eval_dataset": {"easy": prompts(2)}}, eval_steps=1,
-                  save_steps=1, metric_for_best_model=metric, **options)  # fmt: skip
     metric = "easy_episode/score"
     trainer = build(tmp_path, arguments={"eval_dataset": {"easy": prompts(2)}}, eval_steps=1,
                     save_steps=1, metric_for_best_model=metric, **options)  # fmt: skip

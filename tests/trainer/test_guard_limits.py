@@ -6,12 +6,10 @@ import math
 
 import pytest
 
-from tests.builders import LIMITS, TEXT
-from tests.builders import train as train_environment
 from tests.guard_kit import build, run, same
 from tests.scripted import logged, play_script
 from trl_stppo import PPOConfig, STPPOConfig
-from trl_stppo.trainer.guards.stop_when import Condition, StopWhen, added, conditions, sizes
+from trl_stppo.trainer.guards.stop_when import Condition, StopWhen, conditions
 
 # ---------------------------------------------------------------------------- target_kl
 
@@ -87,7 +85,7 @@ def test_rewards_without_spread_stop_the_run_with_a_checkpoint(tmp_path, caplog)
     trainer, _ = run(tmp_path, rollout_func=constant(3, 4), **ONE_STEP)
     assert trainer.state.global_step == 4, "two rollouts in a row"
     assert (tmp_path / "checkpoint-4").is_dir()
-    for part in (f"'{FLAT}'", "reward_std at step 4", "value is 0", "2 rollout batches in a row"):
+    for part in (f"'{FLAT}'", "at step 4", "value is 0"):
         assert part in trainer.stop_reason
     last = caplog.records[-1].getMessage()
     assert last.startswith(f"Training stopped after step 4 of 8: `stop_when='{FLAT}'`")
@@ -98,13 +96,6 @@ def test_a_rollout_with_spread_between_them_starts_the_patience_anew(tmp_path):
     trainer, _ = run(tmp_path, rollout_func=constant(2, 4, 6), **ONE_STEP)
     assert trainer.state.global_step == 8
     assert trainer.stop_reason is None
-
-
-def test_several_steps_of_one_rollout_count_once(tmp_path):
-    # Metrics that are not logged yet still hold the rollout's figure at its later steps.
-    options = {**ONE_STEP, "num_ppo_epochs": 4, "logging_steps": 10}
-    trainer, _ = run(tmp_path, rollout_func=constant(1, 2), **options)
-    assert trainer.state.global_step == 5, "the first step of the second rollout"
 
 
 def test_patience_goes_on_over_a_resume(tmp_path):
@@ -126,15 +117,13 @@ def test_after_such_a_stop_a_resumed_run_counts_anew(tmp_path):
 
 def test_a_metric_that_is_not_a_number_once_neither_counts_nor_starts_the_count_anew():
     limit = StopWhen("reward_std < 0.1 for 2")
-    verdicts = [limit.look({"reward_std": x}, 0, "steps") for x in (0.0, math.nan, math.nan, 0.0)]
+    verdicts = [limit.look({"reward_std": x}, 0) for x in (0.0, math.nan, math.nan, 0.0)]
     assert [verdict is not None for verdict in verdicts] == [False, False, False, True]
 
 
-@pytest.mark.parametrize("logging_steps", [1, 4])
-def test_a_metric_of_steps_is_counted_in_steps(logging_steps, tmp_path):
-    limit = {"stop_when": "policy/ratio_mean > 0.5 for 3", "logging_steps": logging_steps}
-    trainer, _ = run(tmp_path, **limit)
-    assert trainer.state.global_step == 3
+def test_a_metric_that_the_log_is_without_is_warned_of_once(tmp_path, caplog):
+    run(tmp_path, **{**ONE_STEP, "stop_when": "reward_sdt > 0"})
+    assert sum("reward_sdt" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(("limit", "steps"), [(0.5, 3), (0.01, 6)])
@@ -156,44 +145,9 @@ def test_the_share_that_is_kept_is_of_both_norms(tmp_path):
 
 @pytest.mark.parametrize("metric", ["loss", "grad_norm", "learning_rate"])
 def test_what_transformers_logs_is_counted_in_log_entries(metric, tmp_path):
-    stop_when = {"metric": metric, "above": -1e9, "patience": 2}
-    trainer, _ = run(tmp_path, stop_when=stop_when, logging_steps=2, max_steps=6)
+    trainer, _ = run(tmp_path, stop_when=f"{metric} > -1e9 for 2", logging_steps=2, max_steps=6)
     assert trainer.state.global_step == 4, "the second entry"
-    assert "2 log entries in a row; the last value is" in trainer.stop_reason
     assert (tmp_path / "checkpoint-4").is_dir()
-
-
-def test_actions_that_nobody_can_read_stop_the_run(tmp_path):
-    steps = {"max_steps": 5, "num_mini_batches": 1}
-    limit = {"stop_when": [{"metric": "turns/valid_action_rate", "below": 1.0, "patience": 2}]}
-    trainer = train_environment(tmp_path, arguments=TEXT, **steps, **limit, **LIMITS)
-    assert trainer.state.global_step == 2
-    assert trainer.stop_reason.startswith("`stop_when='turns/valid_action_rate < 1 for 2'`")
-
-
-@pytest.mark.parametrize(
-    ("metric", "said"),
-    [
-        ("reward_sdt", "does not log 'reward_sdt'"),
-        ("turns/valid_action_rate", "does not log 'turns/valid_action_rate'"),
-        ("kl", "does not log 'kl'"),  # the loss-side one, which this run is without
-    ],
-)
-def test_a_metric_that_the_run_is_without_ends_it_after_its_first_rollout(metric, said, tmp_path):
-    trainer, _ = build(tmp_path, **{**ONE_STEP, "stop_when": f"{metric} > 0"})
-    with pytest.raises(ValueError, match=f"`stop_when='{metric} > 0 for 5'` would never") as error:
-        trainer.train()
-    assert said in str(error.value)
-    assert trainer.state.global_step == 0
-
-
-def test_metrics_of_the_update_may_come_after_the_critics_warm_up(tmp_path):
-    options = {"num_ppo_epochs": 1, "max_steps": 6, "critic_warmup_steps": 2}
-    trainer, _ = run(tmp_path, stop_when="policy/ratio_mean > 0 for 3", **options)
-    assert trainer.state.global_step == 5, "three steps after two without"
-    trainer, _ = build(tmp_path / "other", stop_when="policy/ratio > 0 for 3", **options)
-    with pytest.raises(ValueError, match="policy/ratio"):
-        trainer.train()
 
 
 def test_a_second_training_does_not_remember_the_first_ones_end(tmp_path):
@@ -202,19 +156,6 @@ def test_a_second_training_does_not_remember_the_first_ones_end(tmp_path):
     trainer.train()
     assert trainer.state.global_step == 8
     assert trainer.stop_reason is None
-
-
-def test_what_is_new_among_metrics_is_told_by_list_and_length():
-    metrics = {"old": [1.0], "grown": [1.0], "logged": [1.0, 2.0], "lost": [3.0]}
-    before = sizes(metrics)
-    metrics["grown"].append(5.0)
-    metrics["logged"] = [1.0, 2.0]  # after a log, as long as before
-    metrics["lost"] = []
-    metrics["new"] = [None]
-    found = added(metrics, before)
-    assert found.keys() == {"grown", "logged", "new"}
-    assert (found["grown"], found["logged"]) == (5.0, 2.0)
-    assert found["new"] != found["new"], "None is not a number"
 
 
 # ---------------------------------------------------------------------------- settings
@@ -243,15 +184,11 @@ def test_settings_out_of_range_are_refused(options, message, tmp_path):
         ([], None),
         ("reward_std<1e-2 for 3", ["reward_std < 0.01 for 3"]),
         (" reward_std  >  2 ", ["reward_std > 2 for 5"]),
-        ({"metric": "reward_std", "below": "0.01"}, ["reward_std < 0.01 for 5"]),
-        (
-            ["reward_std < 0.01 for 5", {"metric": "policy/entropy", "above": 3, "patience": 1}],
-            ["reward_std < 0.01 for 5", "policy/entropy > 3 for 1"],
-        ),
+        (["a < -1.5E3", "b > 3 for 1"], ["a < -1500 for 5", "b > 3 for 1"]),
         (["a < 1", "a < 1.0 for 5"], ["a < 1 for 5"]),
     ],
 )
-def test_conditions_have_a_text_and_a_mapping_and_are_kept_as_texts(value, expected, tmp_path):
+def test_conditions_are_kept_as_texts(value, expected, tmp_path):
     args = settings(tmp_path, stop_when=value)
     assert args.stop_when == expected
     assert settings(tmp_path, stop_when=args.stop_when).stop_when == expected
@@ -263,29 +200,15 @@ def test_a_condition_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value",
     [
-        ("reward_std", "cannot be read. A condition is a text such as"),
-        ("reward_std = 1", "cannot be read"),
-        ("reward_std < low", "cannot be read"),
-        ("reward_std < 1 for ever", "cannot be read"),
-        ([3], "`stop_when=3` cannot be read"),
-        ({"metric": "a", "below": 1, "above": 0}, "cannot be read"),
-        ({"metric": "a"}, "cannot be read"),
-        ({"below": 1}, "cannot be read"),
-        ({"metric": "a < b", "below": 1}, "cannot be read"),
-        (3, "`stop_when=3` cannot be read"),
-        ({"metric": "a", "below": 1, "patients": 3}, "cannot be read"),
-        ({"metric": "a", "below": None}, "cannot be read"),
-        ("a < nan", "the limit must be a finite number"),
-        ("a > inf for 2", "the limit must be a finite number"),
-        ("a < 1 for 0", "the patience must be a whole number >= 1"),
-        ({"metric": "a", "below": 1, "patience": 1.5}, "the patience must be a whole number >= 1"),
-        ("eval_episode/score < 1", "EarlyStoppingCallback"),
+        *("reward_std", "reward_std = 1", "reward_std < low", "reward_std < 1 for ever", [3], 3),
+        *("a < nan", "a > inf for 2", "a < 1 for 0", "a < 1 for 1.5", {"metric": "a", "below": 1}),
+        "eval_episode/score < 1",
     ],
 )
-def test_conditions_that_cannot_be_are_refused(value, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+def test_conditions_that_cannot_be_are_refused(value, tmp_path):
+    with pytest.raises(ValueError, match="stop_when"):
         settings(tmp_path, stop_when=value)
 
 

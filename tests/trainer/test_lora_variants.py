@@ -300,11 +300,11 @@ REFUSED = {
     "`megatron_config=": (lambda: lora(megatron_config={"a": 1}), {}),
     "`inference_mode=True`": (lambda: lora(inference_mode=True), {}),
     "`task_type='SEQ_CLS'`": (lambda: lora(task_type="SEQ_CLS"), {}),
-    "`bias='all'` of LoraConfig trains biases of the base model, and the reference": (
+    "`bias='all'` would change the reference": (
         lambda: lora(bias="all"),
         {},
     ),
-    "`bias='all'` of LoraConfig trains biases of the base model, and the shared critic": (
+    "`bias='all'` would change the shared critic": (
         lambda: lora(bias="all"),
         {"kl_coef": 0.0},
     ),
@@ -314,7 +314,7 @@ REFUSED = {
     ),
     "`sync_ref_model=True`": (lora, {"sync_ref_model": True}),
     "Applying a PEFT adapter to `lm_head`": (lambda: lora(target_modules=["lm_head"]), {}),
-    "an AdaLoraConfig": (lambda: AdaLoraConfig(total_step=9, target_modules=["q_proj"]), {}),
+    "AdaLoraConfig": (lambda: AdaLoraConfig(total_step=9, target_modules=["q_proj"]), {}),
     "a PromptTuningConfig": (
         lambda: PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
         {},
@@ -356,7 +356,7 @@ def loaded_by_transformers(model):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (loaded_by_transformers, "`model` carries an adapter that transformers has loaded"),
+        (loaded_by_transformers, "`model` has an adapter that transformers has loaded"),
         (lambda model: trained_adapter(model, "other"), "active adapter of `model` is ['other']"),
         (frozen, "The adapter 'default' of `model` is frozen"),
         (with_reference, "`model` has an adapter 'ref'"),
@@ -393,7 +393,7 @@ def test_a_copy_of_the_policy_loads_into_itself(tmp_path):
 def test_single_tokens_of_tied_embeddings_are_refused(tmp_path):
     """PEFT wraps the output layer with them, of which TRL's fused head cannot read the bias."""
     model = Qwen2ForCausalLM(tiny_config(char_tokenizer(), tie_word_embeddings=True))
-    with pytest.raises(ValueError, match=r"`trainable_token_indices` .* one matrix"):
+    with pytest.raises(ValueError, match=r"`trainable_token_indices`"):
         scripted_trainer(
             tmp_path, model=model, peft_config=lora(trainable_token_indices=[10]), **RUN
         )

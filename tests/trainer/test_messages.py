@@ -13,7 +13,6 @@ from tests.builders import build, prompts, share_of_a
 from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.hub.hub_kit import saved_base
 from trl_stppo import STPPOTrainer
-from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.rollout.reward_funcs import check_columns
 
 
@@ -46,37 +45,6 @@ def too_few(prompts, trainer):
     return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None}
 
 
-def untold(x: int) -> int:
-    return x
-
-
-def unhinted(x):
-    """Doubles.
-
-    Args:
-        x: what is doubled.
-    """
-    return 2 * x
-
-
-def undescribed(x: int) -> int:
-    """Doubles."""
-    return 2 * x
-
-
-class Untold:
-    """A tool environment."""
-
-    def reset(self, **row):
-        return ""
-
-    def look(self, where):
-        return where
-
-    def get_reward(self):
-        return 1.0
-
-
 @pytest.fixture
 def no_weights(tmp_path, monkeypatch):
     """The name of a model that nobody may load."""
@@ -96,18 +64,6 @@ def test_a_reward_function_that_returns_one_number(func, role, tmp_path):
     said = rf"`{func.__name__}` returned 1.0 \(a float\) for \d completions. Return a list"
     with pytest.raises(ValueError, match=said):
         trainer.train()
-
-
-@pytest.mark.parametrize(
-    "message", [{"role": "human", "content": "hi"}, {"role": "user", "text": "hi"}]
-)
-def test_a_message_that_a_template_passes_over_is_warned_of(message, tmp_path, caplog):
-    usual = [{"role": "user", "content": "hi"}]
-    for prompt, count in ((usual, 0), ([message], 1)):
-        caplog.clear()
-        rows = Dataset.from_list([{"prompt": prompt}] * 8)
-        build(tmp_path, arguments={"train_dataset": rows})
-        assert caplog.text.count("which a chat template may leave out") == count
 
 
 @pytest.mark.parametrize("value", [{"a": 1.0}, "1.0", [[1.0, 2.0]] * 8, [{}] * 8])
@@ -133,10 +89,7 @@ def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
 @pytest.mark.parametrize("func", [needs_answer, needs_answer_later])
 def test_a_reward_function_that_needs_a_column_that_is_not_there(func, no_weights, tmp_path):
     arguments = {"model": no_weights, "reward_funcs": [share_of_a, func]}
-    said = (
-        rf"The reward function `{func.__name__}` needs `answer`, and the rows have no such column: "
-        rf"besides the prompt they have answers, level."
-    )
+    said = rf"`{func.__name__}` needs `answer`; besides the prompt the rows have answers, level."
     rows = prompts(8, answers=["a"] * 8, level=[1] * 8)
     with pytest.raises(TypeError, match=said):
         build(tmp_path / "run", arguments={**arguments, "train_dataset": rows})
@@ -149,7 +102,7 @@ def test_the_same_where_it_shows_only_in_a_rollout(role, tmp_path):
         rows = prompts(8, level=[1] * 8).to_iterable_dataset()
         arguments = {"reward_funcs": needs_answer, "train_dataset": rows}
     trainer = build(tmp_path, arguments=arguments, max_steps=1)
-    with pytest.raises(TypeError, match="`needs_answer` needs `answer`, and the rows have no such"):
+    with pytest.raises(TypeError, match="`needs_answer` needs `answer`"):
         trainer.train()
 
 
@@ -185,25 +138,18 @@ def test_a_causal_model_gives_no_rewards(role, lora, no_weights, tmp_path):
         build(tmp_path / "run", arguments={"model": policy, role: model})
 
 
-@pytest.mark.parametrize(
-    ("prompt", "said"),
-    [
-        ({"role": "user", "content": "hi"}, r"is a dict, \{'role': .* Write it as \[prompt\]"),
-        (["hi", "ho"], r"is a list, \['hi', 'ho'\]; allowed are text, or a list of messages"),
-        (7, "is a int, 7; allowed"),
-    ],
-)
+@pytest.mark.parametrize("prompt", [{"role": "user", "content": "hi"}, ["hi", "ho"], 7])
 @pytest.mark.parametrize("which", ["train_dataset", "eval_dataset"])
-def test_a_prompt_of_no_known_form(prompt, said, which, no_weights, tmp_path):
+def test_a_prompt_of_no_known_form(prompt, which, no_weights, tmp_path):
     rows = Dataset.from_list([{"prompt": prompt}] * 8)
-    with pytest.raises(ValueError, match=f"The `prompt` of the first row of `{which}` {said}"):
+    with pytest.raises(ValueError, match="The `prompt` of a row is"):
         build(tmp_path / "run", arguments={"model": no_weights, which: rows})
 
 
 def test_one_that_comes_in_a_stream(tmp_path):
     rows = Dataset.from_list([{"prompt": {"role": "user", "content": "hi"}}] * 8)
     arguments = {"train_dataset": rows.to_iterable_dataset()}
-    with pytest.raises(ValueError, match="The `prompt` of a row is a dict"):
+    with pytest.raises(ValueError, match="The `prompt` of a row is"):
         build(tmp_path, arguments=arguments, max_steps=1).train()
 
 
@@ -240,20 +186,6 @@ def test_a_rollout_func_that_returns_too_few(tmp_path):
     arguments = {"rollout_func": too_few, "reward_funcs": share_of_a}
     with pytest.raises(ValueError, match=r"`rollout_func` returned 7 episodes: .* for 8 prompts"):
         build(tmp_path, arguments=arguments).train()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"tools": [untold]}, r"`tools\[0\]` \(untold\) cannot be described"),
-        ({"tools": [unhinted]}, r"`tools\[0\]` \(unhinted\) .* x "),
-        ({"tools": [undescribed]}, r"\(undescribed\) .* 'x'"),
-        ({"environment_factory": Untold}, "`environment_factory`: Untold.look cannot be described"),
-    ],
-)
-def test_a_tool_that_cannot_be_described(arguments, said, no_weights, tmp_path):
-    with pytest.raises(EnvironmentContractError, match=said):
-        build(tmp_path / "run", arguments={"model": no_weights, **arguments})
 
 
 # ------------------------------------------------------------------------------------- models

@@ -83,7 +83,7 @@ def test_policy_and_critic_step_and_a_resumed_run_equals_the_uninterrupted(optim
 def test_8_bit_state_is_refused_on_the_cpu_before_the_first_step(tmp_path):
     pytest.importorskip("bitsandbytes")
     trainer, recorder = build(tmp_path, "paged_adamw_8bit", rank=256)
-    with pytest.raises(ValueError, match=r"`optim` asks for AdamW with 8-bit .* on the CPU"):
+    with pytest.raises(ValueError, match=r"`optim` makes AdamW with 8-bit .* On the CPU"):
         trainer.train()
     assert not recorder.after
 
@@ -149,5 +149,5 @@ def test_class_names_whose_step_is_proportional_to_the_rate(name):
     "name", ["ASGD", "AdamWScheduleFree", "DAdaptAdam", "AdaLomo", "GaLoreAdamW", "LBFGS", "Rprop"]
 )
 def test_class_names_whose_step_is_not(name):
-    with pytest.raises(ValueError, match=f"`optim`: {name!r} is not supported"):
+    with pytest.raises(ValueError, match=f"`optim`: {name!r}"):
         check_linear(name)

@@ -89,7 +89,7 @@ def test_before_the_first_step_there_is_nothing_to_save(impatient, tmp_path):
     with pytest.raises(EnvironmentFailureError, match="Nothing was saved"):
         trainer.train()
     assert not saved(tmp_path)
-    with pytest.raises(EnvironmentFailureError, match=r"check_env`\.$"):
+    with pytest.raises(EnvironmentFailureError, match=r"env check`\.$"):
         trainer.evaluate(prompts(BATCH, n=list(range(BATCH))))
 
 

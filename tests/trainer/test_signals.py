@@ -271,7 +271,7 @@ def test_both_leave_the_rollout_batch_alone(ranks):
 def test_both_stop_by_what_the_main_process_measures(ranks):
     for rank in ranks:
         result = rank["memory of rank 0"]
-        assert "2 optimizer steps in a row; the last value is 2," in result["stop_reason"]
+        assert "the last value is 2 at step 2" in result["stop_reason"]
         assert result["checkpoints"] == ["checkpoint-2"]
 
 

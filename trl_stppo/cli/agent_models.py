@@ -8,7 +8,6 @@ from typing import Any
 from trl import ModelConfig
 
 from ..hub.loading import load_tokenizer
-from .arguments import TrainArguments
 from .usage import UsageError, check_name
 
 
@@ -54,64 +53,6 @@ def check_policy(model_args: ModelConfig) -> None:
         raise UsageError(
             "A model in 4 or 8 bits cannot be trained itself. Set `use_peft: true`, or load it whole."
         )
-
-
-def check_value_model(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
-) -> None:
-    """Refuse one that is not there, or adapters of its own where it shares the policy's."""
-    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
-    rank = args.value_model_lora_r
-    if rank is None:
-        return
-    if not trainer_class.has_critic:
-        raise ValueError(
-            f"`value_model_lora_r={rank}` contradicts `variant={training_args.variant!r}`, which has no "
-            f"critic. Leave it unset."
-        )
-    if rank < 1:
-        raise ValueError(
-            f"`value_model_lora_r={rank}`: must satisfy value_model_lora_r >= 1 or None."
-        )
-    if training_args.value_model_name_or_path is None and model_args.use_peft:
-        raise ValueError(
-            f"`value_model_lora_r={rank}` with `use_peft=True`: the critic of a LoRA policy is an adapter "
-            f"on the policy's own weights. Set critic_lora_r, or value_model_name_or_path as well."
-        )
-
-
-def load_value_model(args: TrainArguments, training_args: Any, model_args: ModelConfig) -> Any:
-    """The critic that is trained through adapters; None where the trainer makes its own."""
-    if args.value_model_lora_r is None:
-        return None
-    from ..models.critic_models import critic_from_checkpoint
-    from ..trainer.sharding.runtime import unpartitioned
-
-    name = training_args.value_model_name_or_path or model_args.model_name_or_path
-    training_args.value_model_name_or_path = None  # it is given instead
-    options = model_options(model_args, training_args.model_init_kwargs)
-    options.setdefault("trust_remote_code", training_args.trust_remote_code)
-    if training_args.bf16:
-        options["dtype"] = "bfloat16"  # frozen weights are only multiplied with
-    with unpartitioned():
-        model = critic_from_checkpoint(name, **options)
-    return critic_adapters(model, args.value_model_lora_r)
-
-
-def critic_adapters(model: Any, rank: int) -> Any:
-    """A critic's model with adapters of its own."""
-    from peft import LoraConfig, get_peft_model
-
-    adapters = LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        target_modules="all-linear",
-        modules_to_save=["score"],
-        task_type="SEQ_CLS",
-    )
-    model = get_peft_model(model, adapters)
-    model.get_base_model().score.float()  # values are no place to round
-    return model
 
 
 class TokenCounter:

@@ -75,12 +75,6 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
 class TrainArguments(AgentArguments):
     """What to train on, and whether only to look."""
 
-    value_model_lora_r: int | None = option(
-        None,
-        "Train a separate critic through adapters of this rank, on value_model_name_or_path "
-        "or else a copy of the policy's checkpoint: for a policy that is fully trained where a whole "
-        "second model would not fit. Default fully trained.",
-    )
     dry_run: bool = option(
         False, "Check everything but the weights, show what would run, and stop."
     )

@@ -17,7 +17,7 @@ from ..errors import EnvironmentContractError
 from ..redaction import redacted
 from ..trainer.setup import plan
 from ..trainer.setup.rewards import check_reward_weights
-from .agent_models import TokenCounter, check_policy, check_value_model
+from .agent_models import TokenCounter, check_policy
 from .agents import (
     check_splits,
     load_environment,
@@ -36,7 +36,7 @@ from .planned import (
     planned_setup,
     resolved,
 )
-from .usage import UsageError, looks_like_path
+from .usage import UsageError, check_name, looks_like_path
 
 
 class Findings:
@@ -86,7 +86,7 @@ def look(run: Plan, found: Findings) -> None:
     """Make all but the weights, by the functions that a training calls."""
     args, config, model_args = run.args, run.config, run.model_args
     found.check(check_policy, model_args)
-    found.check(check_value_model, args, config, model_args, run.trainer_class)
+    found.check(check_name, "value_model_name_or_path", config.value_model_name_or_path)
     rewards = found.check(load_rewards, args) or []
     found.check(check_reward_weights, config, len(rewards))
     held_out = None

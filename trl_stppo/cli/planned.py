@@ -15,7 +15,7 @@ from ..models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ..models.memory import FITS, GIB, Setup, estimate
 from ..models.memory_of_runs import settings_of, shared_out
 from ..models.shapes import critic_shape, policy_shape, read_setup
-from .agent_models import critic_adapters, local_config, model_options
+from .agent_models import local_config, model_options
 from .agents import parse_flags
 from .arguments import TrainArguments
 from .flags import peeked
@@ -109,12 +109,9 @@ def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
 
 def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
     """The critic that the flags ask for, without weights."""
-    config, rank = run.config, run.args.value_model_lora_r
+    config = run.config
     if not run.trainer_class.has_critic:
         return NoCritic()
-    if rank is not None:
-        model = critic_shape(shape, "bfloat16" if config.bf16 else dtype)
-        return SeparateCritic(critic_adapters(model, rank))
     if run.model_args.use_peft and config.value_model_name_or_path is None:
         return SharedCritic(policy, config.critic_lora_r)
     return SeparateCritic(critic_shape(shape, dtype))

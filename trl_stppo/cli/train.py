@@ -61,8 +61,6 @@ from ..watch.lines import say
 from .agent_models import (
     TokenCounter,
     check_policy,
-    check_value_model,
-    load_value_model,
     model_options,
 )
 from .agents import (
@@ -76,6 +74,7 @@ from .agents import (
 )
 from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
+from .usage import check_name
 
 
 def make_trainer(
@@ -83,7 +82,7 @@ def make_trainer(
 ) -> Any:
     """The trainer that the flags describe."""
     check_policy(model_args)
-    check_value_model(args, training_args, model_args, trainer_class)
+    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
     train, held_out = load_splits(args)
     check_splits(args, training_args, train, held_out)
     train.info.dataset_name = args.rows_name  # metrics.jsonl names it
@@ -92,7 +91,6 @@ def make_trainer(
         held_out.info.dataset_name = args.rows_name  # the card asks whose they are
     training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
     counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
-    value_model = load_value_model(args, training_args, model_args)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
@@ -103,7 +101,6 @@ def make_trainer(
         peft_config=get_peft_config(model_args),
         environment_factory=load_environment(args, counter),
         eval_environment_factory=load_eval_environment(args, counter),
-        **({} if value_model is None else {"value_model": value_model}),
     )
 
 

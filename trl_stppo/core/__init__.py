@@ -40,7 +40,6 @@ from trl_stppo.core.turns import (
     num_turns,
     reduce_turns,
     turn_ends,
-    turn_index_from_mask,
     turn_index_from_spans,
     turn_starts,
 )
@@ -75,7 +74,6 @@ __all__ = [
     "token_rewards",
     "turn_ends",
     "turn_gae",
-    "turn_index_from_mask",
     "turn_index_from_spans",
     "turn_starts",
     "whiten",

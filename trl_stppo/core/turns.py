@@ -16,7 +16,6 @@ from trl_stppo.core.masking import (
     check_choice,
     check_float,
     check_like,
-    check_mask,
     check_turn_count,
     check_turn_index,
     upcast,
@@ -87,27 +86,6 @@ def _checked_span(
             f"start must be at least {previous[1]}"
         )
     return start, end
-
-
-def turn_index_from_mask(action_mask: Tensor) -> Tensor:
-    """Turn index from the mask of sampled tokens alone: a turn is a maximal run of True.
-
-    Two turns without an observation between them cannot be told apart here and become one; where
-    the rollout's spans are at hand, use `turn_index_from_spans`.
-
-    Args:
-        action_mask: [B, T] bool, True = the policy sampled this token.
-
-    Returns:
-        [B, T] int64, k inside turn k, -1 elsewhere.
-
-    Raises:
-        ValueError: `action_mask` is not [B, T] bool.
-    """
-    check_mask("action_mask", action_mask)
-    before = torch.nn.functional.pad(action_mask[:, :-1], (1, 0), value=False)
-    runs = (action_mask & ~before).cumsum(dim=1)
-    return (runs - 1).masked_fill(~action_mask, -1)
 
 
 def num_turns(turn_index: Tensor) -> Tensor:

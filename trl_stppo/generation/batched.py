@@ -9,17 +9,14 @@ from .queued import QueuedBackend, cut
 
 # (rows of ids, max_new_tokens, seeds) -> (sampled ids of each row, their logprobs or None)
 GenerateBatch = Callable[
-    [list[list[int]], int, list[tuple[int, ...]]],
-    tuple[list[list[int]], list[list[float]] | None],
+    [list[list[int]], int, list[tuple[int, ...]]], tuple[list[list[int]], list[list[float]] | None]
 ]
 
 
 class BatchedBackend(QueuedBackend):
     """Sends all that is queued as one batch, with the largest limit, and cuts each to its own.
 
-    Args:
-        generate: samples a batch. It may ignore the seeds.
-        capacity: how many episodes may be between `add` and `release`; None is any number.
+    `generate` may ignore the seeds; a `capacity` of None is any number of episodes.
     """
 
     # Whoever drives it should let turns gather before a step: each step is a batch of its own.
@@ -30,11 +27,7 @@ class BatchedBackend(QueuedBackend):
         self._generate = generate
 
     def step(self) -> list[TurnResult]:
-        """Sample all queued turns.
-
-        Raises:
-            RuntimeError: the function returned another number of rows, or an empty one.
-        """
+        """Sample all queued turns."""
         # By episode: what a batch draws does not depend on whose environment was faster.
         requests, self._queue = [self._queue[key] for key in sorted(self._queue)], {}
         if not requests:

@@ -70,18 +70,9 @@ class _Row:
 class CachedBackend:
     """Samples the turns of many episodes at once on a causal language model.
 
-    Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back,
-    and what is cached outlives a change of the weights.
-
-    Args:
-        model: a causal language model that `supports` accepts, with or without adapters.
-        sampling: how tokens are drawn.
-        eos_token_ids: tokens that end a turn.
-        pad_token_id: any valid token.
-        capacity: how many episodes may be between `add` and `release`; None is any number.
-
-    Raises:
-        ValueError: the model is not supported.
+    Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back, and
+    what is cached outlives a change of the weights. `capacity`: how many episodes may be between `add`
+    and `release`; None is any number.
     """
 
     # New turns start once there is one for so many that are generating, or after so many steps:
@@ -124,18 +115,11 @@ class CachedBackend:
         return bool(self._waiting) or self._generating > 0
 
     def add(self, request: TurnRequest) -> None:
-        """Take a request; it starts in one of the next steps.
-
-        Raises:
-            RuntimeError: the episode has a turn in flight, there are `capacity` other episodes, or
-                the row does not start with what its slot holds.
-            ValueError: the row is empty or `max_new_tokens` is below 1.
-        """
+        """Take a request; it starts in one of the next steps."""
         key, row = request.key, self._rows.get(request.key)
         if request.max_new_tokens < 1 or not request.ids:
             raise ValueError(
-                f"Episode {key} asks for max_new_tokens={request.max_new_tokens} after "
-                f"{len(request.ids)} tokens; at least one of each is needed."
+                f"Episode {key}: max_new_tokens={request.max_new_tokens} after {len(request.ids)} tokens."
             )
         if row is None:
             if self.capacity is not None and len(self._rows) >= self.capacity:
@@ -148,8 +132,7 @@ class CachedBackend:
             same = [a == b for a, b in pairs]
             at = same.index(False) if False in same else len(same)
             raise RuntimeError(
-                f"The row of episode {key} has changed at position {at}: a later request has to "
-                f"start with the {row.cached} tokens that were sampled or fed before."
+                f"The row of episode {key} has changed at position {at} of the {row.cached} in use."
             )
         row.start(request, self._steps)
         self._waiting.append(row)
@@ -166,11 +149,7 @@ class CachedBackend:
             self._slots[row.slot] = None
 
     def step(self) -> list[TurnResult]:
-        """Start waiting turns if it is time, sample a token of each turn, return those that ended.
-
-        Raises:
-            NonFiniteError: the logits of a row are not finite.
-        """
+        """Start waiting turns if it is time, sample a token of each turn, return those that ended."""
         if not self.busy:
             return []
         self._steps += 1
@@ -180,11 +159,7 @@ class CachedBackend:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluation mode without gradient checkpointing; on exit forget all and free the cache.
-
-        Raises:
-            RuntimeError: it is entered a second time.
-        """
+        """Evaluation mode without gradient checkpointing; on exit forget all and free the cache."""
         if self._running:
             raise RuntimeError("The backend is already running.")
         self._running = True
@@ -323,12 +298,7 @@ class CachedBackend:
     ) -> Tensor:
         """Run the model on tokens [rows, tokens] of slots; logits [rows, vocabulary] of the last.
 
-        Args:
-            slots: of the rows.
-            ids: the tokens.
-            positions: of the tokens, -1 for padding.
-            padded: whether any is -1.
-            cache: what the rows hold.
+        `positions` are -1 for padding; `padded`: whether any is.
         """
         tokens, places = torch.tensor([ids, positions], device=self._device)
         longest = aligned(max(row[-1] for row in positions) + 1)

@@ -14,13 +14,8 @@ Choose = Callable[[list[tuple[TurnRequest, list[TurnResult]]]], list[int]]
 class CandidatesBackend:
     """Asks the other backend for so many turns where it is asked for one.
 
-    Args:
-        backend: samples them; an episode counts there as so many.
-        candidates: per turn, at least 1.
-        choose: says which one is played, for all episodes whose candidates are complete.
-
-    Attributes:
-        capacity: see `Backend`.
+    An episode counts in `backend` as so many. `choose` says which candidate is played, for all episodes
+    whose candidates are complete.
     """
 
     def __init__(self, backend: Backend, candidates: int, choose: Choose) -> None:

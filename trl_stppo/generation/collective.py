@@ -22,14 +22,9 @@ PAUSE_SECONDS = 0.002
 class CollectiveBackend(BatchedBackend):
     """Every `step` of every process is one common round; call `finish` when all episodes have ended.
 
-    Processes with fewer turns than others fill up with one-token prompts, whose completions are
-    thrown away, so that the slices are equal.
-
-    Args:
-        generate: samples a batch, together with the other processes.
-        exchange: what all processes say; a collective call itself.
-        filler_id: token of the filling prompts.
-        capacity: how many episodes may be between `add` and `release`.
+    Processes with fewer turns than others fill up with one-token prompts, whose completions are thrown
+    away, so that the slices are equal. `exchange` gives what all processes say; it is a collective call
+    itself.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Compares the sampler with a model's own forward pass before it samples a turn.
-
-`slots.supports` refuses models that are known to be sampled wrongly. This finds the others.
-"""
+"""Compares the sampler with a model's own forward pass before it samples a turn."""
 
 from __future__ import annotations
 
@@ -47,12 +44,8 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
     """Why a model that `supports` accepts is sampled wrongly, as a sentence; None if it is not.
 
     Rows of unlike lengths play two turns each on a `CachedBackend`. Their log-probabilities are
-    compared with those of the forward pass over each row alone.
-
-    Args:
-        model: on its device, with whole weights.
-        pad_token_id: any valid token.
-        rough: whether the model computes in 16 bits although its weights have more.
+    compared with those of the forward pass over each row alone. `rough`: the model computes in 16 bits
+    although its weights have more.
     """
     config = base_of(model).config
     context = getattr(config, "max_position_embeddings", None) or LONGEST

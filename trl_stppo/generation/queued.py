@@ -8,8 +8,7 @@ from .protocol import TurnRequest, TurnResult
 class QueuedBackend:
     """One turn per episode at a time, and no more episodes than allowed.
 
-    Args:
-        capacity: how many episodes may be between `add` and `release`; None is any number.
+    `capacity`: how many episodes may be between `add` and `release`; None is any number.
     """
 
     def __init__(self, *, capacity: int | None = None) -> None:
@@ -23,12 +22,7 @@ class QueuedBackend:
         return bool(self._queue)
 
     def add(self, request: TurnRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            RuntimeError: the episode has one already, or there are `capacity` others.
-            ValueError: `max_new_tokens` is below 1.
-        """
+        """Queue a request."""
         key = request.key
         if request.max_new_tokens < 1:
             raise ValueError(
@@ -51,16 +45,9 @@ class QueuedBackend:
 
 
 def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> TurnResult:
-    """A turn within its own limit.
-
-    Raises:
-        RuntimeError: it is empty, or has not one log-probability per token.
-    """
+    """A turn within its own limit."""
     if not ids:
-        raise RuntimeError(
-            f"The turn of episode {request.key} came back empty; a turn has at least one token, "
-            "its end-of-turn token included."
-        )
+        raise RuntimeError(f"The turn of episode {request.key} came back empty.")
     if logprobs is not None and len(logprobs) != len(ids):
         raise RuntimeError(
             f"The turn of episode {request.key} has {len(ids)} tokens but {len(logprobs)} logprobs."

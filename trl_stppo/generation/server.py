@@ -25,9 +25,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 class ServerError(Exception):
     """The server has not sampled a turn that it might sample when it is asked again.
 
-    Args:
-        message: what it said.
-        unreachable: whether it is not there, or too busy, rather than in trouble with this turn.
+    If `unreachable`, the server is not there or too busy, rather than in trouble with this turn.
     """
 
     def __init__(self, message: str, *, unreachable: bool = False) -> None:
@@ -85,11 +83,7 @@ class ServerBackend(QueuedBackend):
         DaemonThread(self._work, "turn", request).start()
 
     def step(self) -> list[TurnResult]:
-        """Wait for a moment, and return the turns that have been answered.
-
-        Raises:
-            RuntimeError: the server refuses a request; asked again it would refuse it again.
-        """
+        """Wait for a moment, and return the turns that have been answered."""
         if self._lost.is_set() and self._send_weights is not None:
             try:
                 self._weights = self._send_weights()

@@ -53,21 +53,12 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
 
 
 def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
-    """Add the critic's adapter beside the policy's.
-
-    Args:
-        model: the policy with its adapter.
-        rank: of the critic's adapter; `None` takes the policy's.
-
-    Raises:
-        ValueError: the policy's adapter is not LoRA, or leaves no backbone for a second one.
-    """
+    """Add the critic's adapter beside the policy's. A `rank` of None takes the policy's."""
     if CRITIC in model.peft_config:  # the caller has loaded one
         own = getattr(model.peft_config[CRITIC], "r", None)
         if rank not in (None, own):
             raise ValueError(
-                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {own}. Leave "
-                f"critic_lora_r unset, or delete that adapter."
+                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {own}."
             )
         return
     policy = model.peft_config[model.active_adapter]
@@ -83,8 +74,7 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
     policy = model.peft_config[model.active_adapter]
     if not is_lora(policy):
         raise ValueError(
-            f"A shared critic needs a LoRA policy, but `peft_config` is a {type(policy).__name__}. "
-            f"Use LoraConfig, or pass `value_model` (or set value_model_name_or_path)."
+            f"A shared critic needs a LoraConfig, but `peft_config` is a {type(policy).__name__}."
         )
     check_untouched_base(policy, "the shared critic's backbone", "pass `value_model`")
     config = _further_config(policy)
@@ -94,8 +84,7 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
         if policy.init_lora_weights in SPLIT_INITS or getattr(policy, "kasa_config", None):
             raise ValueError(
                 f"`critic_lora_r={rank}` is not supported with "
-                f"init_lora_weights={policy.init_lora_weights!r} or KaSA: part of the base weights is in "
-                f"the adapter, so that the critic's must have the policy's shape. Leave it unset."
+                f"init_lora_weights={policy.init_lora_weights!r} or KaSA. Leave it unset."
             )
         config.r = rank
         config.rank_pattern, config.alpha_pattern = {}, {}
@@ -153,9 +142,7 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
 def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
     """Route through one adapter, past whatever other adapters hold, without touching `requires_grad`.
 
-    Args:
-        layers: adapter layers, and wrappers of modules that an adapter trains as a whole.
-        adapter: its name. A layer without it is left to the base weights.
+    A layer without that adapter is left to the base weights.
     """
     previous = [layer._active_adapter for layer in layers]
     for layer in layers:
@@ -207,8 +194,7 @@ def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
         return
     option = "critic_lora_r" if adapter == CRITIC else "r of peft_config"
     raise ValueError(
-        f"The adapter {adapter!r} in `{folder}` has rank {saved}, that of this run {own}. Resume with "
-        f"the rank of the checkpoint: set `{option}={saved}`."
+        f"The adapter {adapter!r} in `{folder}` has rank {saved}; this run has `{option}={own}`."
     )
 
 

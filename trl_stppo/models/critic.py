@@ -107,12 +107,7 @@ class NoCritic(Critic):
 class SharedCritic(Critic):
     """Adapter `critic` and a scalar head on the policy's own backbone.
 
-    Args:
-        model: the policy, a PEFT model with LoRA adapters.
-        rank: rank of the critic's adapter; `None` takes the policy's.
-
-    Raises:
-        ValueError: the policy's adapter is not LoRA, or cannot share its backbone.
+    `rank` is that of the critic's adapter; None takes the policy's.
     """
 
     def __init__(self, model: PreTrainedModel, rank: int | None = None) -> None:
@@ -175,11 +170,7 @@ class SharedCritic(Critic):
 class SeparateCritic(Critic):
     """A sequence-classification model of its own, plain or with adapters.
 
-    Args:
-        model: has `base_model_prefix` and a `score` head with one output, as in TRL's PPO scripts.
-
-    Raises:
-        ValueError: the model lacks the head, has more than one output, or nothing to train.
+    The model has `base_model_prefix` and a `score` head with one output, as in TRL's PPO scripts.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -234,7 +225,5 @@ class SeparateCritic(Critic):
 def missing_critic(folder: Path) -> FileNotFoundError:
     """The error for a checkpoint that holds the policy but not its critic."""
     return FileNotFoundError(
-        f"`{folder}` does not hold the critic that belongs to this checkpoint. Resume from a "
-        f"checkpoint that this trainer wrote with the same kind of critic, or start a new run from "
-        f"the policy alone (without resume_from_checkpoint)."
+        f"`{folder}` does not hold the critic that belongs to this checkpoint, of this run's kind."
     )

@@ -53,21 +53,12 @@ class _BackboneWithScore(GenericForSequenceClassification):
 
 
 def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
-    """The sequence-classification model of an architecture that comes without one.
-
-    Args:
-        causal: a model of that architecture; its weights are not looked at.
-
-    Raises:
-        ValueError: it does not say which part of it is the backbone.
-    """
+    """The sequence-classification model of an architecture that comes without one."""
     backbone, kind = causal.base_model, type(causal)
     if backbone is causal or not isinstance(backbone, PreTrainedModel):
         raise ValueError(
-            f"No critic can be made of a {kind.__name__}: its `base_model_prefix` is "
-            f"{causal.base_model_prefix!r}, which names no backbone of it. Pass `value_model` (or set "
-            f"value_model_name_or_path), use a LoRA policy, whose critic shares its layers, or use "
-            f"STGRPOTrainer, which has none."
+            f"No critic can be made of a {kind.__name__}: `base_model_prefix={causal.base_model_prefix!r}` "
+            f"names no backbone of it. Pass `value_model`, or use a LoRA policy or STGRPOTrainer."
         )
     family = next(
         cls
@@ -111,14 +102,7 @@ def critic_from_config(
 ) -> PreTrainedModel:
     """A separate critic with fresh weights.
 
-    Args:
-        config: of the policy; it is copied.
-        causal: a model of that configuration, if there is one already.
-        dtype: of the weights, as `from_config` takes it.
-        trust_remote_code: run a repository's code.
-
-    Raises:
-        ValueError: the architecture does not say which part of it is the backbone.
+    `causal` is a model of that configuration, if there is one already.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -152,11 +136,7 @@ def critic_from_policy(
 
 
 def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
-    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero.
-
-    Raises:
-        ValueError: what is there has a head of another name, or no backbone for one.
-    """
+    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
     from transformers import AutoModelForSequenceClassification
 
     # Left unset, transformers asks in a terminal whether to run a repository's code.
@@ -169,8 +149,7 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
         saved = (model.config.architectures or [""])[0]
         if own is not None and saved.endswith("ForSequenceClassification"):
             raise ValueError(
-                f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost. "
-                f"Name a checkpoint with a `score` head of one output, or a causal model to start a new one."
+                f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost."
             )
         weight = model.score.weight
         nn.init.zeros_(getattr(weight, "ds_tensor", weight))  # ZeRO-3's piece of it

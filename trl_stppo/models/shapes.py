@@ -1,7 +1,4 @@
-"""Models as the memory model takes them: built on the meta device, where they are shapes alone, and read.
-
-A model that is loaded is read by the same functions as one that is only planned.
-"""
+"""Models as the memory model takes them: built on the meta device, where they are shapes alone, and read."""
 
 from __future__ import annotations
 
@@ -24,17 +21,7 @@ from .memory import Geometry, Setup
 def policy_shape(
     config: Any, dtype: str, peft_config: Any = None, *, four_bit: bool = False
 ) -> Any:
-    """A policy without its weights.
-
-    Args:
-        config: transformers' configuration.
-        dtype: that it is loaded in, by name.
-        peft_config: of its adapter.
-        four_bit: it is to be quantised, which its shapes do not show.
-
-    Raises:
-        ValueError: PEFT's, of layers that the model does not have.
-    """
+    """A policy without its weights. `four_bit`: it is to be quantised, which its shapes do not show."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -60,14 +47,7 @@ def critic_shape(config: Any, dtype: str) -> Any:
 def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: Any) -> Setup:
     """The models of a run as the memory model takes them.
 
-    Args:
-        policy: plain, or a PEFT model.
-        critic: of any kind.
-        reference: a model of its own, or None.
-        settings: other fields of `Setup`.
-
-    Raises:
-        ValueError: a model's configuration does not tell its shape.
+    `reference` is a model of its own, or None; `settings` are other fields of `Setup`.
     """
     own: Any = critic.model if isinstance(critic, SeparateCritic) else None
     of_critic = {id(p): p for p in critic.parameters()}
@@ -99,11 +79,7 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
 
 
 def geometry_of(model: Any) -> Geometry:
-    """The shape of a model, adapters and heads left out.
-
-    Raises:
-        ValueError: its configuration does not tell it.
-    """
+    """The shape of a model, adapters and heads left out."""
     config = model.config.get_text_config()
     skip = set(getattr(model, "peft_config", {}))
     linear = [

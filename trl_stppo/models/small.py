@@ -39,12 +39,6 @@ def tiny_tokenizer(
         vocab_size: tokens before `markers` are added, >= 300 (the bytes take 256).
         markers: strings that are always one token each and survive `skip_special_tokens`, such as
             the tags of a protocol.
-
-    Returns:
-        a tokenizer with distinct pad and EOS tokens that pads on the left.
-
-    Raises:
-        ValueError: `vocab_size` leaves no room for merges.
     """
     if vocab_size < 300:
         raise ValueError(f"vocab_size is {vocab_size}; allowed are 300 and more. Raise it.")
@@ -68,12 +62,7 @@ def tiny_tokenizer(
 
 
 def tiny_config(tokenizer: Qwen2Tokenizer, **overrides: int | float) -> Qwen2Config:
-    """A two-layer Qwen2 of about half a million parameters for this tokenizer.
-
-    Args:
-        tokenizer: gives the vocabulary size and the special ids.
-        **overrides: fields of `Qwen2Config` to change, such as `num_hidden_layers`.
-    """
+    """A two-layer Qwen2 of about half a million parameters for this tokenizer."""
     settings: dict[str, int | float] = {
         "hidden_size": 128,
         "intermediate_size": 320,

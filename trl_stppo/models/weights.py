@@ -20,10 +20,6 @@ def load_converted(model: Any, folder: Path) -> bool:
     transformers saves the experts of a mixture one by one, as checkpoints on the Hub have them, and keeps
     them in one tensor. Its trainer loads by name alone, and passes over what it does not find.
 
-    Args:
-        model: whole, of the class that has written the folder.
-        folder: with what `save_pretrained` has written.
-
     Returns:
         Whether there were such weights, so that all are loaded now.
     """

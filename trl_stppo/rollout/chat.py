@@ -13,20 +13,13 @@ from typing import Any
 from .control_tokens import ControlTokens
 
 Message = dict[str, Any]
-_DUMMY: list[Message] = [
-    {"role": "user", "content": "x"},
-    {"role": "assistant", "content": "y"},
-]
+_DUMMY: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 
 
 class ChatRenderer:
     """Renders prompts and observations for one tokenizer and template.
 
-    Args:
-        tokenizer: has a chat template if prompts are conversations.
-        eos_token_ids: ids that end a turn.
-        chat_template: overrides the tokenizer's own.
-        template_kwargs: passed on to `apply_chat_template`.
+    `chat_template` overrides the tokenizer's own; `eos_token_ids` end a turn.
 
     Attributes:
         control: keeps control tokens out of what environments say.
@@ -56,11 +49,8 @@ class ChatRenderer:
     ) -> list[int]:
         """Token ids of a prompt, ready for the model's turn.
 
-        Args:
-            prompt: messages or text.
-            tools: whose schemas the template shows.
-            opening: an environment's words, appended to the last message.
-            trusted: whether these may hold control tokens.
+        `opening` is an environment's words, appended to the last message; if `trusted`, they may hold
+        control tokens.
         """
         if opening and not trusted:
             opening = self.control.split(opening, before=_end_of(prompt))
@@ -92,9 +82,8 @@ class ChatRenderer:
         cut = end + 1 if turn_ended else end
         if after[:cut] != before[:cut]:
             raise ValueError(
-                f"The chat template of {self._template_name} renders earlier messages differently once "
-                f"later ones follow, so an episode cannot grow by appending. Set a prefix-preserving "
-                f"`chat_template` on the tokenizer."
+                f"The chat template of {self._template_name} renders earlier messages differently once later "
+                f"ones follow. Set a prefix-preserving `chat_template`."
             )
         return after[cut:]
 
@@ -118,10 +107,8 @@ class ChatRenderer:
             if ids[position] in self.eos_token_ids:
                 return ids, position
         raise ValueError(
-            f"The chat template of {self._template_name} does not end an assistant message with "
-            f"any of the end-of-turn ids {sorted(self.eos_token_ids)}, so the end of a turn cannot be "
-            f"recognised. Set the tokenizer's eos_token (or generation_config.eos_token_id) to the "
-            f"template's end-of-turn token."
+            f"The chat template of {self._template_name} does not end an assistant message with any of the "
+            f"end-of-turn ids {sorted(self.eos_token_ids)}. Set the tokenizer's eos_token."
         )
 
     @property
@@ -151,19 +138,13 @@ class ChatRenderer:
 
 
 def check_template(tokenizer: Any, rows: str = "") -> None:
-    """Refuse a tokenizer that cannot show messages.
-
-    Args:
-        tokenizer: of the policy.
-        rows: whose prompts are messages, as the message has it.
-    """
+    """Refuse a tokenizer that cannot show messages."""
     # Those of other libraries may show messages without a template.
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ValueError(
-            f"The prompts{rows} are messages, but the tokenizer ({name!r}) has no chat template to show them "
-            f"by. Take a model that has one (an Instruct model), set `tokenizer.chat_template` and pass the "
-            f"tokenizer as `processing_class`, or give prompts as text."
+            f"The prompts{rows} are messages, but the tokenizer ({name!r}) has no chat template. Set "
+            f"`tokenizer.chat_template`, or give prompts as text."
         )
 
 
@@ -174,12 +155,7 @@ def has_image(content: Any) -> bool:
 
 
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
-    """Append an environment's opening words to the last message, as GRPOTrainer does.
-
-    Args:
-        prompt: messages or text; not changed.
-        opening: text, or content blocks where the message has blocks too.
-    """
+    """Append an environment's opening words to the last message, as GRPOTrainer does."""
     if not opening:
         return prompt
     if isinstance(prompt, str):

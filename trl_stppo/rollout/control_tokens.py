@@ -49,9 +49,7 @@ class ControlTokens:
     def split(self, said: Any, before: str = "") -> Any:
         """The same with a mark in each control token, and where one would arise between two texts.
 
-        Args:
-            said: text, content blocks or messages.
-            before: text that comes right before it.
+        `before`: text that comes right before it.
         """
 
         def walk(part: Any) -> Any:
@@ -76,12 +74,7 @@ class ControlTokens:
         return self._ids(self.tokenizer.apply_chat_template(messages, **options))
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of text.
-
-        Args:
-            text: with marks or without.
-            special: let the tokenizer add what it puts at the beginning and end of a row.
-        """
+        """Token ids of text. `special`: the tokenizer adds what it puts at the beginning and end of a row."""
         if not special:
             return self._ids(text)
         if MARK not in text:

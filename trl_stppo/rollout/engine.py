@@ -58,14 +58,6 @@ class RolloutEngine(Parts):
             first_row: number of the first row among those of all processes.
             names: name the randomness of each episode, in place of its number among all rows.
             prompt_ids: of each row, where they are not to be made of its prompt.
-
-        Returns:
-            The ended episodes in the order of the rows, and where the time went.
-
-        Raises:
-            ValueError: an unknown `environment`, or a prompt that leaves no token to sample.
-            EnvironmentFailureError: every episode fails.
-            RuntimeError: a backend breaks its promises.
         """
         episodes, indices = self._episodes(rows, prompts)
         if prompt_ids is not None:
@@ -109,8 +101,7 @@ class RolloutEngine(Parts):
             driver = self.drivers[name]
             if driver.tools and isinstance(prompt, str):
                 raise ValueError(
-                    "`prompt` is a string, but tools need a conversation. Give the prompt as messages: "
-                    '[{"role": "user", "content": ...}].'
+                    "`prompt` is a string, but tools need a conversation. Give the prompt as messages."
                 )
             columns = {k: v for k, v in row.items() if not (named and k == "environment")}
             episodes.append(Episode(position, columns, prompt, name, driver.type_name))
@@ -137,7 +128,6 @@ class RolloutEngine(Parts):
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0  # who goes on counts anew
             raise EnvironmentFailureError(
-                f"The last {count} episodes all ended in a failure of their {who}, so nothing can be "
-                f"learned. The newest: {errors[-1].rstrip('.')}. Try an environment with "
-                f"`trl-stppo env check`, in Python `trl_stppo.envs.check_env`."
+                f"The last {count} episodes all ended in a failure of their {who}. The newest: "
+                f"{errors[-1].rstrip('.')}. Try `trl-stppo env check`."
             )

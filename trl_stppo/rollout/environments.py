@@ -24,15 +24,9 @@ def split_environments(
 ) -> tuple[Factories, Factories, dict[str | None, Any]]:
     """Probe each factory once and sort it by the kind of environment it makes.
 
-    Args:
-        environment_factory: as in GRPOTrainer, a factory or a dict of them.
-
     Returns:
         `(text, tools, probes)`: factories by name (None is the single unnamed one), and the instance
         that each made for the probe.
-
-    Raises:
-        ValueError: an instance in place of a factory, or an environment without `reset`.
     """
     factories: Factories = {}
     if isinstance(environment_factory, dict):
@@ -48,9 +42,8 @@ def split_environments(
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
             raise ValueError(
-                f"`environment_factory` made a {type(probe).__name__} without a `reset` method. An "
-                f"environment needs `reset(**row)`, and either `step(action)` (a text environment) or "
-                f"public methods with type hints and docstrings (tools)."
+                f"`environment_factory` made a {type(probe).__name__} without a `reset` method. It needs "
+                f"`reset(**row)`, and `step(action)` or public methods with type hints (tools)."
             )
         (text if is_text_environment(probe) else tools)[name] = factory
     return text, tools, probes
@@ -59,14 +52,9 @@ def split_environments(
 class EnvironmentPool:
     """Instances that are made once and reset often, one per episode of a batch.
 
-    The n-th episode of a name always gets the n-th instance, so that an environment with randomness
-    of its own does not depend on timing. A broken instance is discarded; the next taker makes
-    another one.
-
-    Args:
-        factories: by name.
-        probes: instances that exist already, used first.
-        isolate: give each instance a process of its own.
+    The n-th episode of a name always gets the n-th instance, so that an environment with randomness of
+    its own does not depend on timing. A broken instance is discarded; the next taker makes another one.
+    `probes` are used first; if `isolate`, each instance gets a process of its own.
     """
 
     def __init__(

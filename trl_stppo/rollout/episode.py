@@ -155,17 +155,14 @@ class Episode:
         self._fingerprint = hash(tuple(self.ids))
         if {len(self.action_mask), len(self.logprobs)} != {len(self.ids)}:
             raise RuntimeError(
-                f"Episode {self.row} has {len(self.ids)} ids, but {len(self.action_mask)} mask entries and "
-                f"{len(self.logprobs)} log-probabilities. The backend returned {len(logprobs)} "
-                f"log-probabilities for {len(ids)} tokens."
+                f"Episode {self.row}: {len(logprobs)} log-probabilities for {len(ids)} tokens."
             )
 
     def check_prefix(self) -> None:
         """Raise RuntimeError if tokens have changed since they were appended."""
         if hash(tuple(self.ids)) != self._fingerprint:
             raise RuntimeError(
-                f"Episode {self.row}: tokens before the end of its row have changed since they were "
-                f"appended. Only `append_turn` and `append_observation` may write to it."
+                f"Episode {self.row}: tokens before the end of its row have changed since they were appended."
             )
 
     def room(self, limits: Limits) -> int:

@@ -35,14 +35,6 @@ def read_rollout(
         eos_token_ids: an episode that ends with one of them has ended by itself, unless the result
             says otherwise.
         read: (ids of an episode, ids before it) -> assistant message.
-
-    Returns:
-        An episode per row, and what else the result holds: columns for the reward functions.
-
-    Raises:
-        TurnSpanError: spans out of order, overlapping, off the completion, or at odds with env_mask.
-        ValueError: a key or an entry is missing, a completion has no tokens, a reward is not a finite
-            number.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
     _check(output, len(rows))
@@ -79,8 +71,7 @@ def _pay(episode: Episode, turn_rewards: Any) -> None:
     rewards, name = turn_rewards[episode.row], f"turn_rewards[{episode.row}]"
     if len(rewards) != episode.num_turns:
         raise ValueError(
-            f"`{name}` has {len(rewards)} entries, but episode {episode.row} has "
-            f"{episode.num_turns} turns. Return one reward per turn, 0.0 where there is none."
+            f"`{name}` has {len(rewards)} entries for the {episode.num_turns} turns of the episode."
         )
     numbers = [check_reward(reward, f"{name}[{turn}]") for turn, reward in enumerate(rewards)]
     episode.turn_rewards, episode.pays_turns = numbers, True
@@ -99,37 +90,27 @@ def _check(output: dict[str, Any], count: int) -> None:
     missing = [key for key in NEEDED if key not in output]
     if missing:
         raise ValueError(
-            f"rollout_func must return keys {missing} in its output dict: {', '.join(NEEDED)}, with one "
-            f"entry per episode each, or None for logprobs."
+            f"rollout_func must return keys {missing} in its output dict: {', '.join(NEEDED)}."
         )
     completions = output["completion_ids"]
     if len(completions) != count:
         raise ValueError(
             f"`rollout_func` returned {len(completions)} episodes: `completion_ids` has "
-            f"{len(completions)} entries for {count} prompts. Return one episode per prompt, in their order."
+            f"{len(completions)} entries for {count} prompts. Return one per prompt, in their order."
         )
-    for episode, ids in enumerate(completions):
-        if len(ids) == 0:
-            raise ValueError(
-                f"`completion_ids[{episode}]` is empty: an episode needs at least one token. Return "
-                f"the end-of-turn token."
-            )
+    lengths = [len(ids) for ids in completions]
+    if 0 in lengths:
+        raise ValueError(
+            f"`completion_ids[{lengths.index(0)}]` is empty: return at least one token."
+        )
     for key in (*NEEDED, *RECORD):
-        value = output.get(key)
-        if value is not None and len(value) != len(completions):
+        value, by_token = output.get(key), key in ("env_mask", "logprobs")
+        if value is None:
+            continue
+        if len(value) != count or (by_token and list(map(len, value)) != lengths):
             raise ValueError(
-                f"`{key}` has {len(value)} entries for {len(completions)} episodes; return one per "
-                f"entry of `completion_ids`."
+                f"`{key}` must have an entry per episode{', each of one per token' * by_token}."
             )
-    for key in ("env_mask", "logprobs"):
-        for episode, values in enumerate([] if output.get(key) is None else output[key]):
-            ids = completions[episode]
-            if len(values) != len(ids):
-                fix = "mark each token 1 (the model's) or 0 (the environment's)."
-                raise ValueError(
-                    f"`{key}[{episode}]` has {len(values)} entries for the {len(ids)} tokens of "
-                    f"`completion_ids[{episode}]`; {fix if key == 'env_mask' else 'give one each.'}"
-                )
 
 
 def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tuple[int, int]]]:
@@ -145,7 +126,6 @@ def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tu
         cover = mask_from_spans(spans[episode], len(completions[episode]))
         if [int(flag) for flag in mask] != cover:
             raise TurnSpanError(
-                f"`turn_spans[{episode}]` covers other tokens than `env_mask[{episode}]` marks as "
-                f"the model's. Return one of the two, or make them agree."
+                f"`turn_spans[{episode}]` and `env_mask[{episode}]` contradict each other; return one."
             )
     return [[(int(start), int(end)) for start, end in turns] for turns in spans]

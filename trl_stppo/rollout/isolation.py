@@ -74,14 +74,7 @@ class IsolatedEnvironment:
     """
 
     def __init__(self, factory: Callable[[], Any], *, start_timeout: float = 60.0) -> None:
-        """Start the child, and call (and await, if need be) the factory in it, within some seconds.
-
-        Raises:
-            TypeError: the factory cannot be sent to another process.
-            TimeoutError: the environment was not there in time.
-            EnvironmentDied: the child ended while it made the environment.
-            Exception: whatever the factory raised, as in `call`.
-        """
+        """Start the child, and call (and await, if need be) the factory in it, within some seconds."""
         name = getattr(factory, "__qualname__", type(factory).__name__)
         body = _dumps(factory, f"the environment factory `{name}`")
         self.env_type_name, self.pid = name, 0

@@ -247,8 +247,7 @@ class EpisodeLoop:
             return
         if not 1 <= len(result.ids) <= episode.turn_limit(self._limits):
             raise RuntimeError(
-                f"The backend sampled {len(result.ids)} tokens for a turn of 1 to "
-                f"{episode.turn_limit(self._limits)}."
+                f"The backend sampled {len(result.ids)} tokens of 1 to {episode.turn_limit(self._limits)}."
             )
         driver = self._driver(episode)
         message = driver.message(episode, result.ids)

@@ -12,8 +12,7 @@ from .episode import Episode
 class PlainDriver:
     """Drives episodes without environment and tools.
 
-    Args:
-        read: (ids of a turn, ids before it) -> assistant message.
+    `read`: (ids of a turn, ids before it) -> assistant message.
     """
 
     type_name = None

@@ -52,13 +52,8 @@ def judged(
 ) -> list[bool | None]:
     """Success, where an agent that never came to be judged by a judging environment has failed.
 
-    Without it an agent that searches until its turns are over would improve its rate by it.
-
-    Args:
-        success: per episode what its environment has said.
-        stop_reasons: per episode.
-        env_types: per episode.
-        judges: environments that have said of some episode whether it succeeded.
+    Without it an agent that searches until its turns are over would improve its rate by it. All are per
+    episode; `judges` are environments that have said of some episode whether it succeeded.
     """
     entries = zip(success, stop_reasons, env_types, strict=True)
     return [
@@ -108,8 +103,7 @@ def check_spans(spans: Sequence[Sequence[int]], length: int, episode: int) -> No
         start, end = span
         if not (previous <= start < end <= length):
             raise TurnSpanError(
-                f"`turn_spans[{episode}][{turn}]` is ({start}, {end}); allowed are half-open spans with "
-                f"{previous} <= start < end <= {length} (the end of the turn before, and the length of "
-                f"the completion). Offsets count from the first token after the prompt."
+                f"`turn_spans[{episode}][{turn}]` is ({start}, {end}); allowed are half-open spans of the "
+                f"completion with {previous} <= start < end <= {length}."
             )
         previous = end

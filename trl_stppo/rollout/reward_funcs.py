@@ -84,11 +84,7 @@ def name_of(func: Callable[..., Any]) -> str:
 
 
 def listed(rewards: Any, name: str, count: int) -> list[Any]:
-    """The rewards that a function has returned, which may be of any kind that can be gone through.
-
-    Raises:
-        ValueError: it is one number, a dictionary, or nothing.
-    """
+    """The rewards that a function has returned, which may be of any kind that can be gone through."""
     if not isinstance(rewards, dict | str):
         with suppress(TypeError):
             return list(rewards)
@@ -99,22 +95,12 @@ def listed(rewards: Any, name: str, count: int) -> list[Any]:
 
 
 def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:
-    """Refuse a reward function that cannot be called with what there is, before it is.
-
-    Args:
-        func: to be called.
-        arguments: names of all that it is called with.
-        columns: of the rows, among them.
-
-    Raises:
-        TypeError: it needs an argument that there is none of, or does not take one.
-    """
+    """Refuse a reward function that cannot be called with what there is, before it is."""
     missing, left = unmatched(func, arguments)
     if missing:
         raise TypeError(
-            f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`, and the rows have no "
-            f"such column: besides the prompt they have {', '.join(columns) or 'none'}. Rename the column or "
-            f"the parameter, or give the parameter a default."
+            f"The reward function `{name_of(func)}` needs `{'`, `'.join(missing)}`; besides the prompt "
+            f"the rows have {', '.join(columns) or 'none'}."
         )
     if left:
         raise TypeError(
@@ -190,9 +176,7 @@ def paid_by(env_type: str, asked: Asked) -> RewardFunc:
 def turn_sums(asked: Asked, unpaid: float | None) -> RewardFunc:
     """A reward function that repeats, for the log, what the turns of each episode have earned.
 
-    Args:
-        asked: the episodes.
-        unpaid: what it says where nobody has paid a turn.
+    `unpaid`: what it says if nobody has paid a turn.
     """
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:

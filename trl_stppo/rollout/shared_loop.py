@@ -25,8 +25,7 @@ _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=No
 class SharedLoop:
     """A running event loop on a daemon thread of its own.
 
-    Args:
-        blocked: is told on the loop's thread, as soon as a block is over, for whom and how long it was.
+    `blocked` is called on the loop's thread, as soon as a block is over, with whom and how long it was.
     """
 
     def __init__(self, blocked: Callable[[SharedLoop, Any, float], None]) -> None:

@@ -17,13 +17,7 @@ from .episode import Episode
 class TextDriver:
     """Drives the text environments of one factory.
 
-    Args:
-        pool: where instances come from.
-        name: of the factory.
-        probe: one instance, to learn what its methods accept.
-        decode: token ids to the text that the environment sees.
-        run_async: runs a coroutine from a worker thread.
-        isolated: instances live in processes of their own, whose methods are synchronous here.
+    If `isolated`, instances live in processes of their own, whose methods are synchronous here.
     """
 
     def __init__(

@@ -44,15 +44,8 @@ class ToolFormat:
 class ToolDriver:
     """Drives the tool environments of one factory, or tools without an environment.
 
-    Args:
-        pool: where instances come from, None without an environment.
-        name: of the factory.
-        probe: one instance, None without an environment.
-        standalone: tools that belong to no environment.
-        format: TRL's parsing.
-        run_async: runs a coroutine from a worker thread.
-        run_on_main: runs a function on the main thread, from a worker thread; some tools need it.
-        isolated: instances live in processes of their own, whose methods are synchronous here.
+    `run_on_main` runs a function on the main thread, which some tools need. `pool` and `probe` are None
+    without an environment.
     """
 
     def __init__(
@@ -93,8 +86,7 @@ class ToolDriver:
                 result = self._run_async(result)
             if not isinstance(result, str | list | None):
                 raise EnvironmentContractError(
-                    f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str, "
-                    f"which is appended to the prompt, and None."
+                    f"{self.type_name}.reset returned a {type(result).__name__}; allowed are a str and None."
                 )
             _check_text(result, f"{self.type_name}.reset")
             return Opening(
@@ -204,8 +196,7 @@ class ToolDriver:
             )
         if len(rewards) < episode.turn_rewards_seen:
             raise EnvironmentContractError(
-                f"`{name}` shrank from {episode.turn_rewards_seen} to {len(rewards)} entries during an "
-                f"episode. Clear it in `reset` only; tools may append."
+                f"`{name}` shrank from {episode.turn_rewards_seen} to {len(rewards)} entries in an episode."
             )
         new = rewards[episode.turn_rewards_seen :]
         episode.turn_rewards_seen = len(rewards)
@@ -302,8 +293,7 @@ class _ToolTurn:
 def _check_text(result: Any, name: str) -> None:
     if has_image(result):
         raise EnvironmentContractError(
-            f"{name} returned a content block of the type `image`, and images are not supported. Return "
-            f"text."
+            f"{name} returned a content block of the type `image`, and images are not supported."
         )
 
 

@@ -49,9 +49,6 @@ def build_turn_batch(
         turn_rewards: of each turn of each, reward units; None where nobody pays turns.
         completion_mask: [B, T], 0 past an episode's end, and throughout one that is hidden.
         dtype: of the rewards.
-
-    Returns:
-        The batch, on `completion_mask`'s device.
     """
     device = completion_mask.device
     spans = [episode.turn_spans for episode in episodes]

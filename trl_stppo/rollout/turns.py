@@ -80,23 +80,14 @@ def scores_of(
 ) -> list[float | None]:
     """What a function says of turns.
 
-    Args:
-        func: takes what `arguments_of` and `more` name.
-        turns: at least one.
-        wait: turns what an asynchronous function returns into its result, and leaves others alone.
-        **more: further arguments.
-
-    Raises:
-        TypeError: it does not take what it would get, or wants what there is not.
-        ValueError: not one finite number, or None, for each turn.
+    `wait` turns what an asynchronous function returns into its result, and leaves others alone.
     """
     arguments = arguments_of(turns) | more
     check_columns(func, arguments, [key for key in turns[0].columns if key not in RESERVED])
     scores = listed(wait(func(**arguments)), name_of(func), len(turns))
     if len(scores) != len(turns):
         raise ValueError(
-            f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)} turns; return one "
-            f"per entry of `completions`."
+            f"`{name_of(func)}` returned {len(scores)} rewards for {len(turns)} turns."
         )
     return [
         None if score is None else check_reward(score, f"{name_of(func)}()[{i}]")

@@ -30,8 +30,7 @@ IDLE_SECONDS = 2.0
 class EnvironmentCalls:
     """A thread pool and an event loop whose results are polled from one thread.
 
-    Args:
-        workers: synchronous calls at the same time, abandoned ones not counted.
+    `workers`: synchronous calls at the same time, abandoned ones not counted.
     """
 
     def __init__(self, workers: int) -> None:
@@ -54,10 +53,7 @@ class EnvironmentCalls:
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
         """Start `func()` as soon as a worker is free; a coroutine function goes to the event loop.
 
-        Args:
-            key: names the call in its result; one call per key at a time.
-            func: takes nothing; its value is the result's.
-            timeout: seconds from the moment it starts, None for no limit.
+        One call per key at a time. `timeout`: seconds from the moment it starts, None for no limit.
         """
         call = Call(key, func, timeout, asynchronous=inspect.iscoroutinefunction(func))
         with self._change:
@@ -72,8 +68,7 @@ class EnvironmentCalls:
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Results since the last poll, abandoned calls among them.
 
-        Args:
-            wait: seconds to wait for the first one.
+        `wait`: seconds to wait for the first one.
         """
         until = time.monotonic() + wait
         while True:

@@ -278,11 +278,7 @@ def tool_suffix(
     """GRPOTrainer's own rendering of tool messages as the suffix of a turn.
 
     Its method reads nothing but these attributes, so that agents can be played without a trainer.
-
-    Args:
-        tokenizer: knows the end of a turn.
-        render: stands in for the tokenizer's `apply_chat_template`.
-        template: what goes to it besides messages.
+    `render` stands in for the tokenizer's `apply_chat_template`.
     """
     reader: Any = SimpleNamespace(
         processing_class=SimpleNamespace(apply_chat_template=render),
@@ -298,8 +294,7 @@ def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
     """What GRPOTrainer's constructor does to a tokenizer for tools; returns the template to use."""
     if not supports_tool_calling(tokenizer):
         raise ValueError(
-            f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their "
-            f"results. Use a model with a tool-calling template."
+            f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their results."
         )
     if not any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
         add_response_schema(tokenizer)

@@ -1,7 +1,4 @@
-"""The part of `_trl.py` that concerns vLLM: what TRL's `VLLMGeneration` and `VLLMClient` keep to themselves.
-
-vLLM itself is reached through them, so that nothing is imported where it is missing.
-"""
+"""The part of `_trl.py` that concerns vLLM: private sides of TRL's `VLLMGeneration` and `VLLMClient`."""
 
 from __future__ import annotations
 
@@ -128,12 +125,7 @@ def adapter(number: int, folder: str) -> Any:
 def new_client(vllm: Any, patience: float) -> Any:
     """A client of TRL's for turns, in any process: it gives up in time and does not ask again by itself.
 
-    Args:
-        vllm: whose server it is.
-        patience: how long to wait for it to be up, in seconds.
-
-    Raises:
-        ConnectionError: it is not there.
+    `patience`: seconds to wait for the server to be up.
     """
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
@@ -152,11 +144,7 @@ def rejoin(vllm: Any) -> None:
 
 
 class TurnClient:
-    """TRL's client as a server of turns, for many threads at once.
-
-    Attributes:
-        names_weights: whether the server can name its weights, which vLLM could not always.
-    """
+    """TRL's client as a server of turns, for many threads at once."""
 
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm
@@ -165,12 +153,7 @@ class TurnClient:
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
-        """Ids and log-probabilities of a turn.
-
-        Raises:
-            ServerError: it might be sampled if it were asked for again.
-            RuntimeError: the server refuses it.
-        """
+        """Ids and log-probabilities of a turn."""
         vllm = self._vllm
         settings = {**_sampling(vllm), "structured_outputs_regex": vllm.structured_outputs_regex}
         settings["generation_kwargs"] = _further(vllm, request, self._seeded)
@@ -198,11 +181,7 @@ class TurnClient:
         return logprobs
 
     def weights(self) -> str:
-        """Name of the server's weights, "" if it cannot name them.
-
-        Raises:
-            ServerError: it does not tell.
-        """
+        """Name of the server's weights, "" if it cannot name them."""
         if not self.names_weights:
             return ""
         with failures():
@@ -214,9 +193,6 @@ class TurnClient:
 
         Returns:
             What they are called now, "" where the server cannot name them.
-
-        Raises:
-            ServerError: turns would go on with what the server remembers of the old weights.
         """
         url = self.client.base_url
         with failures():

@@ -18,9 +18,8 @@ from ._trl import reference_needed, small_tiles
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .evaluation.evaluator import Evaluator
-from .evaluation.settings import check_best_metric, plan_evaluation
+from .evaluation.settings import plan_evaluation
 from .gradients.optimizers import Optimizers, policy_parameters
-from .guards import finite_weights
 from .guards.guards import Guards
 from .guards.signals import without_upstreams
 from .host import Host, Upstream
@@ -82,7 +81,6 @@ class AgentTrainer(Host):
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         plan.check_eval_dataset(eval_dataset, rollout)
         evaluation = plan_evaluation(args, eval_environment_factory, rollout)
-        check_best_metric(args, eval_dataset)
         model, processing_class, quantization_config = continuing.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )
@@ -143,7 +141,6 @@ class AgentTrainer(Host):
     def _install_models(self, *given: Any) -> None:
         """What stands beside the policy (`setup.models.install_models`), and what moves policy and critic."""
         self.critic = models.install_models(self, *given)
-        finite_weights.check_loaded(self)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
         hooks = self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
@@ -186,13 +183,7 @@ class AgentTrainer(Host):
         )
         self._run_state.trace = self._trace = TraceRecorder(self, upstream, self._player)
         self._evaluator = Evaluator(
-            self,
-            upstream,
-            self._player,
-            self._rewards,
-            self._rollout_log,
-            rollout,
-            self._trace,
+            self, upstream, self._player, self._rewards, self._rollout_log, rollout, self._trace
         )
 
     # ---------------------------------------------------------------------- forward passes

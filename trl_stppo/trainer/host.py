@@ -1,13 +1,9 @@
-"""What a helper may ask of a trainer: its public side, and the private state of upstream by name.
-
-A helper is handed `Host`, `Upstream`, or less, and never looks behind them. What belongs to a helper
-lives in the helper, which others are handed in turn.
-"""
+"""What a helper may ask of a trainer: its public side, and the private state of upstream by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -42,17 +38,9 @@ class _Borrowed(Generic[T]):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @overload
-    def __get__(self, owner: None, kind: type) -> _Borrowed[T]: ...
-
-    @overload
-    def __get__(self, owner: Upstream, kind: type) -> T: ...
-
-    def __get__(self, owner: Upstream | None, kind: type) -> T | _Borrowed[T]:
-        if owner is None:
-            return self
-        value: T = getattr(owner.trainer, self.name)
-        return value
+    def __get__(self, owner: Upstream | None, kind: type) -> T:
+        value: Any = self if owner is None else getattr(owner.trainer, self.name)
+        return cast(T, value)
 
     def __set__(self, owner: Upstream, value: T) -> None:
         setattr(owner.trainer, self.name, value)

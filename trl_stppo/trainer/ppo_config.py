@@ -15,7 +15,7 @@ from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values
 from .config.names import ALIASES, option, takes_ignored
 from .config.secrets import KeepsSecrets
-from .guards.stop_when import texts
+from .guards.stop_when import conditions
 
 
 @takes_ignored
@@ -153,9 +153,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     stop_when: list[str] | None = option(
         None,
-        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5', or in YAML "
-        "and Python also {metric: reward_std, below: 0.01, patience: 5}. Of any metric of the "
-        "training, so often in a row as it is logged: per rollout batch or per optimizer step.",
+        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5'. Of any metric "
+        "of the training, in so many log entries in a row.",
     )
     save_best: bool = option(
         False,
@@ -242,7 +241,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         return cls._TRAINER
 
     def __post_init__(self) -> None:
-        self.stop_when = texts(self.stop_when)
+        self.stop_when = [str(c) for c in conditions(self.stop_when)] or None
         check_finite(self)
         self._resolve_aliases()
         mini_batches = self._resolve_mini_batches()
@@ -306,8 +305,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
                 continue
             if self._is_set(name) and getattr(self, name) != value:
                 raise ValueError(
-                    f"`{alias}={value}` contradicts `{name}={getattr(self, name)}`: they are two names "
-                    f"of one setting. Set only one of them."
+                    f"`{alias}={value}` contradicts `{name}={getattr(self, name)}`: set only one of the two."
                 )
             setattr(self, name, value)
 
@@ -322,11 +320,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         if self.steps_per_generation is None and self.generation_batch_size is None:
             if accumulation % parts != 0:
                 raise ValueError(
-                    f"`gradient_accumulation_steps={accumulation}` (micro-batches per rollout) must be "
-                    f"a multiple of `num_mini_batches={parts}`. Set gradient_accumulation_steps to "
-                    f"{math.ceil(accumulation / parts) * parts} and adjust "
-                    f"per_device_train_batch_size to keep the rollout batch, or change "
-                    f"num_mini_batches."
+                    f"`gradient_accumulation_steps={accumulation}` (micro-batches per rollout) must be a "
+                    f"multiple of `num_mini_batches={parts}`. Nearest: {-(-accumulation // parts) * parts}."
                 )
             self.steps_per_generation = accumulation
             self.gradient_accumulation_steps = accumulation // parts
@@ -339,15 +334,12 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         if steps % accumulation != 0:
             raise ValueError(
                 f"`steps_per_generation={steps}` must be a multiple of "
-                f"`gradient_accumulation_steps={accumulation}`: an optimizer step may not span two "
-                f"rollouts. Leave steps_per_generation (or generation_batch_size) out, raise it, or set "
-                f"gradient_accumulation_steps={math.gcd(steps, accumulation)}."
+                f"`gradient_accumulation_steps={accumulation}`; {math.gcd(steps, accumulation)} would fit."
             )
         if parts is not None and steps != accumulation * parts:
             raise ValueError(
                 f"`num_mini_batches={parts}` contradicts `steps_per_generation={steps}` with "
-                f"`gradient_accumulation_steps={accumulation}`, which make {steps // accumulation} "
-                f"mini-batches. Leave one of the three unset."
+                f"`gradient_accumulation_steps={accumulation}`: allowed are {steps // accumulation}."
             )
         self.num_mini_batches = steps // accumulation
         if self.total_episodes is None:

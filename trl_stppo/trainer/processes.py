@@ -13,15 +13,10 @@ Result = TypeVar("Result")
 def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
     """Call something on some of the processes while the others wait.
 
-    Args:
-        here: whether this process is one of them.
-        call: what they do.
+    An exception of one of them is raised on all, so that nobody waits for who has ended.
 
     Returns:
         What came of it on each of them, on all processes.
-
-    Raises:
-        Exception: of one of them, on all processes, so that nobody waits for who has ended.
     """
     result, error = [], None
     try:

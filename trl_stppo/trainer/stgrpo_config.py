@@ -88,15 +88,12 @@ class STGRPOConfig(STPPOConfig):
             named = ", ".join(f"`{name}={getattr(self, name)!r}`" for name in given)
             discounted = " `gamma` belongs to ReBN: variant='rebn'." if "gamma" in given else ""
             raise ValueError(
-                f"{named}: not supported by STGRPOConfig with `variant={self.variant!r}`, where there is no "
-                f"critic. Leave {'it' if len(given) == 1 else 'them'} out, or use STPPOConfig; the KL in "
-                f"the loss is `beta`.{discounted}"
+                f"{named}: not supported by STGRPOConfig with `variant={self.variant!r}`, which has no "
+                f"critic. The KL in the loss is `beta`.{discounted}"
             )
         if self.needs_groups and (self.num_generations is None or self.num_generations < 2):
             raise ValueError(
-                f"`num_generations={self.num_generations}`: an advantage relative to a group needs at "
-                f"least 2 episodes per prompt. Raise it, or take what needs no group: variant='rebn', or "
-                f"STPPOConfig with its critic."
+                f"`num_generations={self.num_generations}`; allowed: >= 2, or variant='rebn' without groups."
             )
         scales = GROUP_SCALES if self.advantage_estimator == "group" else ("group",)
         if self.scale_rewards not in scales:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core import (
-    group_advantages,
-    leave_one_out_advantages,
-    return_batch_norm,
-    token_rewards,
-)
+from ..core import group_advantages, leave_one_out_advantages, return_batch_norm, token_rewards
 from ..rollout.turn_batch import TurnBatch
 from .loop.batch import Batch
 from .loop.targets import Targets

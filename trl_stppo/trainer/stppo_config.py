@@ -84,9 +84,8 @@ class STPPOConfig(PPOConfig):
             return
         if self.variant not in self._VARIANTS:
             raise ValueError(
-                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None to "
-                f"set importance_sampling_level and stabilizers freely. 'grpo', 'gspo', 'rloo' and other "
-                f"variants without a critic are STGRPOConfig's."
+                f"`variant={self.variant!r}`: allowed are {', '.join(map(repr, self._VARIANTS))}, or None; "
+                f"those without a critic are STGRPOConfig's."
             )
         level, stabilised = self._VARIANTS[self.variant]
         if self.importance_sampling_level is None:
@@ -160,11 +159,7 @@ class STPPOConfig(PPOConfig):
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
-    """The setting as a list without repetitions, "none" being an empty one.
-
-    Raises:
-        ValueError: there is no such stabilizer, or two of them scale the step.
-    """
+    """The setting as a list without repetitions, "none" being an empty one."""
     if stabilizers is None:
         return None
     names = [stabilizers] if isinstance(stabilizers, str) else list(stabilizers)

@@ -1,10 +1,4 @@
-"""ST-PPO: PPO with turn-level importance ratios, and what holds its off-policy updates back.
-
-Both pieces are small because the rest is `PPOTrainer`. The ratio is in `PPOTrainer._log_ratio`, and
-`STPPOConfig.variant` chooses its level, which upstream copies from the configuration. `stabilizers` weigh the
-episodes of every micro-batch, and take its clipped terms and make of them, once the mini-batch is
-complete, a factor for the gradient or for the optimizer's step.
-"""
+"""ST-PPO: PPO with turn-level importance ratios, and what holds its off-policy updates back."""
 
 from __future__ import annotations
 
@@ -15,11 +9,7 @@ from torch import Tensor
 
 from ..core import ClippedSurrogate, normalization_scale
 from . import citations
-from .gradients.bias_correction import (
-    ClipBiasCorrection,
-    ClipBiasEstimate,
-    has_dropout,
-)
+from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .host import is_warming_up
 from .loop.batch import Batch, episode_tokens, full_sequence, take_rows
 from .ppo_trainer import PPOTrainer

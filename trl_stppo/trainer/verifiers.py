@@ -12,11 +12,11 @@ from ..generation.sampling import SamplingSettings
 from ..hub.fetching import critic_folder
 from ..hub.loading import load_tokenizer
 from ..hub.settings import CRITIC_FOLDER
-from ..models.critic import ADAPTERS, HEAD_FILE, Critic, SeparateCritic
+from ..models.critic import HEAD_FILE, Critic, SeparateCritic
 from ..models.critic_models import critic_from_checkpoint
 from ..models.label_scorer import LabelTokenScorer
 from ..rollout.turns import Selection, Turn, scores_of
-from .setup.continuing import critic_with_adapters, shared_critic
+from .setup.continuing import shared_critic
 
 Verifier = str | Critic | Callable[..., Any]
 
@@ -26,27 +26,19 @@ def selection(
 ) -> Selection | None:
     """What plays the best of several turns, None where there is but one.
 
-    Args:
-        candidates: turns per state.
-        verifier: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal
-            model, which becomes a `LabelTokenScorer`.
-        sampling: how tokens are drawn.
-
-    Raises:
-        ValueError: one is given without the other, or all candidates would be the same.
+    `verifier`: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal model
+    (`LabelTokenScorer`).
     """
     if candidates < 1 or (candidates == 1) != (verifier is None):
         raise ValueError(
-            f"`candidates={candidates}` with `verifier={verifier!r}`: several turns need somebody who "
-            f"chooses among them, and one turn nobody. Allowed are candidates=1 without a verifier, and "
-            f"candidates >= 2 with one."
+            f"`candidates={candidates}` with `verifier={verifier!r}`; allowed are candidates=1 without a "
+            f"verifier, and candidates >= 2 with one."
         )
     if verifier is None:
         return None
     if not sampling.do_sample:
         raise ValueError(
-            f"`candidates={candidates}` and the likeliest token each time: all would be the same turn. Draw "
-            f"them (greedy=False; eval_generation_kwargs with a temperature above 0)."
+            f"`candidates={candidates}` with greedy sampling: all would be the same turn."
         )
     if isinstance(verifier, str):
         verifier = LabelTokenScorer.from_pretrained(verifier, tokenizer=load_tokenizer(verifier))
@@ -105,17 +97,7 @@ class CriticScores:
 def published_critic(
     name: str, policy: Any, revision: str | None = None, token: str | bool | None = None
 ) -> Critic:
-    """The critic that was saved with a policy, for values alone.
-
-    Args:
-        name: of the folder or repository.
-        policy: loaded from there.
-        revision: of the repository.
-        token: for a repository that is not public.
-
-    Raises:
-        FileNotFoundError: none was saved with it.
-    """
+    """The critic that was saved with a policy, for values alone."""
     folder = critic_folder(name, CRITIC_FOLDER, revision, token)
     if folder is None:
         raise FileNotFoundError(
@@ -124,9 +106,5 @@ def published_critic(
         )
     if (folder / HEAD_FILE).is_file():
         return shared_critic(policy, folder, None)
-    adapter, options = folder / ADAPTERS, {"dtype": policy.dtype, "trust_remote_code": False}
-    if adapter.is_dir():
-        model = critic_with_adapters(adapter, options)
-    else:
-        model = critic_from_checkpoint(str(folder), **options)
+    model = critic_from_checkpoint(str(folder), dtype=policy.dtype)
     return SeparateCritic(model.to(policy.device).eval())

@@ -98,8 +98,7 @@ class Checkpoints:
                     args = self._host.args
                     raise ValueError(
                         f"`train_dataset` is a stream that ended before the first step: a rollout takes "
-                        f"{args.generation_batch_size // args.num_generations} rows. Give more rows, or "
-                        f"lower per_device_train_batch_size or gradient_accumulation_steps."
+                        f"{args.generation_batch_size // args.num_generations} rows."
                     )
                 return output
         finally:

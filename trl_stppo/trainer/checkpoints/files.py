@@ -90,22 +90,15 @@ def unpublished(run_dir: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
-
-    Raises:
-        CheckpointError: there is none, or none that this version can read.
-    """
+    """The manifest of a checkpoint."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(
-            f"`resume_from_checkpoint={str(folder)!r}` is not a folder. Pass the path of a "
-            f"checkpoint-<step> folder, or True for the newest one in output_dir."
+            f"`resume_from_checkpoint={str(folder)!r}` is not a folder; allowed: a checkpoint's, or True."
         )
     if not path.is_file():
         raise CheckpointError(
-            f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it, and its "
-            f"rollout and critic are not known. Resume from a checkpoint of this trainer, or start a "
-            f"new run from its policy alone (model={str(folder)!r}, without resume_from_checkpoint)."
+            f"`{folder}` has no {MANIFEST}: it is incomplete, or another trainer wrote it."
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -115,8 +108,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise _damaged(path, f"it holds {manifest!r:.40}")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
-            f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}. Resume with "
-            f"the version of trl_stppo that wrote it."
+            f"`{path}` has format {manifest.get('format')!r}; this version reads {FORMAT}."
         )
     for name, kind in _FIELDS.items():
         if name not in manifest:
@@ -133,9 +125,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 def complaint(folder: Path, *, thorough: bool = False) -> str | None:
     """What is wrong with a checkpoint, None if every file is there in its full size.
 
-    Args:
-        folder: of the checkpoint.
-        thorough: read every file, and compare it with what was written.
+    If `thorough`, each file is read and compared with what was written.
     """
     try:
         manifest = read_manifest(folder)
@@ -144,15 +134,9 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
     for name, size in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            return (
-                f"`{folder}` lacks the file {name!r}, which was there when it was written. Restore it, "
-                f"or resume from another checkpoint."
-            )
+            return f"`{folder}` lacks the file {name!r}, which was there when it was written."
         if path.stat().st_size != size:
-            return (
-                f"`{path}` has {path.stat().st_size} bytes; it was written with {size}. Restore it, or "
-                f"resume from another checkpoint."
-            )
+            return f"`{path}` has {path.stat().st_size} bytes; it was written with {size}."
     return _wrong_content(folder, manifest["crc32"]) if thorough else None
 
 
@@ -164,10 +148,7 @@ def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
         return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
     for name, now in zip(written, found, strict=True):
         if now != written[name]:
-            return (
-                f"`{folder / name}` is not what was written: its CRC-32 is {now}, and was "
-                f"{written[name]}. Restore it, or resume from another checkpoint."
-            )
+            return f"`{folder / name}` is not what was written: CRC-32 {now}, not {written[name]}."
     return None
 
 
@@ -198,16 +179,7 @@ def next_order(run_dir: Path) -> int:
 
 
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
-    """The newest checkpoint that can be resumed from.
-
-    Args:
-        run_dir: where they are.
-        wanted: the argument to which this is the answer.
-        thorough: as for `complaint`; older ones are not read.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """The newest checkpoint that can be resumed from. `wanted`: the argument to which this is the answer."""
     found = checkpoints(run_dir)
     ageless = [folder for folder in found if _age(folder)[0] < 0]  # which may be the newest
     complaints: list[str] = []
@@ -234,9 +206,6 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
 
     Returns:
         Its folder, None for a run that starts.
-
-    Raises:
-        CheckpointError: it is not there, or not whole.
     """
     wanted = as_meant(wanted)
     if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
@@ -255,11 +224,8 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
 def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:
     """Delete the oldest checkpoints beyond `limit`, never the newest or the best one.
 
-    Args:
-        run_dir: where they are.
-        limit: how many may stay; None for all.
-        best: path of the best one, None where none is.
-        kept: that somebody still reads.
+    `limit`: how many may stay, None for all; `best`: path of the best one, None without; `kept`: that
+    somebody still reads.
     """
     if limit is None or limit <= 0:
         return

@@ -30,12 +30,7 @@ class RunLock:
         self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
 
     def take(self) -> None:
-        """Take it; on a disk without locks, warn that nothing keeps a second run out.
-
-        Raises:
-            RunLockError: another run has it; nothing has been changed.
-            CheckpointWriteError: nothing can be written there.
-        """
+        """Take it; on a disk without locks, warn that nothing keeps a second run out."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +68,5 @@ class RunLock:
             other |= json.loads(self._path.read_text(encoding="utf-8"))
         return RunLockError(
             f"`output_dir={str(self._path.parent)!r}` belongs to a run on host {other['host']}, process "
-            f"{other['pid']}, since {other['since']}. Wait until it has ended, end it, or set another "
-            f"output_dir."
+            f"{other['pid']}, since {other['since']}. End it, or set another output_dir."
         )

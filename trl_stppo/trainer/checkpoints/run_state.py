@@ -74,8 +74,7 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
         state: dict[str, Any] = loaded(path)
     except Exception as error:  # of several kinds, for a file that is cut off
         logger.warning(
-            "`%s` cannot be read (%s: %s). The run goes on without it: texts that were not logged yet and "
-            "what was recorded of an open update are lost, and nothing else.",
+            "`%s` cannot be read (%s: %s): texts not logged yet and an open update's record are lost.",
             path, type(error).__name__, error,
         )  # fmt: skip
         return {}
@@ -241,9 +240,7 @@ class RunState(TrainerCallback):
             return
         if state.global_step >= state.max_steps and host.accelerator.is_main_process:
             logger.warning(
-                "%s is of step %s, and this run ends with step %s: there is nothing left to train. To train "
-                "on, raise total_episodes (or max_steps, num_train_epochs); for a new run, choose another "
-                "output_dir.",
+                "%s is of step %s, and this run ends with step %s: raise total_episodes or max_steps.",
                 folder, state.global_step, state.max_steps,
             )  # fmt: skip
         self._restore(saved)

@@ -46,47 +46,34 @@ def about(host: Host, run: Description, name: str, *, inside_rollout: bool) -> d
             "epochs": host.num_iterations,
             "mini_batches": micro_batches // args.gradient_accumulation_steps,
         },
-        "cut": {
-            "processes": accelerator.num_processes,
-            "micro_batches": micro_batches,
-        },
+        "cut": {"processes": accelerator.num_processes, "micro_batches": micro_batches},
         "settings": run.settings,
     }
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse a checkpoint that this trainer could not go on from; say how its batches are cut anew.
-
-    Raises:
-        CheckpointError: names the field, both values, and what to do.
-    """
+    """Refuse a checkpoint that this trainer could not go on from; say how its batches are cut anew."""
     if not saved["resumable"]:
         raise CheckpointError(
-            f"`{folder}` was written with save_only_model=True and has no optimizer state. Start a new "
-            f"run from its policy (model={str(folder)!r}), or save with save_only_model=False."
+            f"`{folder}` was written with save_only_model=True and has no optimizer state."
         )
     for field in FIXED:
         was, now = saved["identity"].get(field), present["identity"][field]
         if was != now:
             raise CheckpointError(
-                f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}. Resume "
-                f"with what it was saved with, or start a new run from its policy alone "
-                f"(model={str(folder)!r}, without resume_from_checkpoint)."
+                f"`{folder}` comes from a run with {field}={was!r}; this one has {field}={now!r}."
             )
     trained_by = saved["identity"].get("engine") or ""
     for field in CUT:
         was, now = saved["cut"].get(field), present["cut"][field]
         if was != now and field == "processes" and trained_by.startswith("ZeRO"):
             raise CheckpointError(
-                f"`{folder}` was saved by {was} processes; this run has {now}. {trained_by} keeps its "
-                f"optimizer's state in as many pieces. Resume with {was} processes, or start a new run "
-                f"from the policy alone."
+                f"`{folder}` comes from {was} processes; this run has {now}, and {trained_by} needs as many."
             )
         if was != now and saved["inside_rollout"]:
             raise CheckpointError(
-                f"`{folder}` was saved in the middle of a rollout batch with {field}={was!r}; this run "
-                f"has {field}={now!r} and cannot share it out in the same way. Resume with {field}="
-                f"{was!r}, or from a checkpoint at the end of a rollout batch."
+                f"`{folder}` was saved in the middle of a rollout batch with {field}={was!r}; this run has "
+                f"{field}={now!r}. Resume with {field}={was!r}, or from the end of a rollout batch."
             )
         if was != now:
             logger.warning(

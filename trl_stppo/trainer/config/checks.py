@@ -91,19 +91,16 @@ def check_refused(config: GRPOConfig) -> None:
         os.environ.get("ACCELERATE_MIXED_PRECISION"),
     ):
         raise ValueError(
-            "Mixed precision 'fp16' (set by the launcher) is not supported: clipping and norms need "
-            "unscaled gradients. Launch with --mixed_precision bf16 or no."
+            "Mixed precision 'fp16' (set by the launcher) is not supported; allowed: bf16 or no."
         )
     optim = str(getattr(config.optim, "value", config.optim)).lower()
     if any(part in optim for part in EARLY_OPTIMIZERS):
         raise ValueError(
-            f"`optim={optim!r}` is not supported: it steps inside the backward pass, before the "
-            f"critic's gradient and the clipping bias are known. Use an AdamW, SGD or Adafactor variant."
+            f"`optim={optim!r}` steps in the backward pass; allowed: AdamW, SGD and Adafactor variants."
         )
     if (config.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise ValueError(
-            "`gradient_checkpointing_kwargs={'use_reentrant': True}` is not supported: separate "
-            "gradients of critic and clipping bias need non-reentrant checkpointing. Drop it."
+            "`gradient_checkpointing_kwargs={'use_reentrant': True}` is not supported; allowed: False."
         )
     for name, only in (("model_adapter_name", "default"), ("ref_adapter_name", "ref")):
         if getattr(config, name) not in (None, only):
@@ -113,9 +110,8 @@ def check_refused(config: GRPOConfig) -> None:
             )
     if (config.metric_for_best_model or "").removeprefix("eval_") == "loss":
         raise ValueError(
-            f"`metric_for_best_model={config.metric_for_best_model!r}`: evaluation plays episodes and "
-            f"computes no loss. Use 'episode/score' (the default), 'episode/success_rate', or another "
-            f"figure of docs/evaluation.md."
+            f"`metric_for_best_model={config.metric_for_best_model!r}`: evaluation computes no loss. Use "
+            f"'episode/score' (the default), or another figure of docs/evaluation.md."
         )
     for name in {*(config.generation_kwargs or {})} & {*OF_TURNS}:
         raise ValueError(
@@ -204,11 +200,7 @@ def check_values(config: GRPOConfig) -> None:
 
 
 def failure_price(on_env_error: str) -> tuple[str, float]:
-    """`"penalise 0.5"` as a mode of the engine and a price; the price is 1 where none is said.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """`"penalise 0.5"` as a mode of the engine and a price; the price is 1 where none is said."""
     mode, _, price = str(on_env_error).partition(" ")
     try:
         cost = float(price or 1.0)
@@ -242,8 +234,7 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
     for name in ("top_p", "top_k"):
         if kwargs.get("temperature") == 0 and name in kwargs:
             raise ValueError(
-                f"`eval_generation_kwargs` has {name}={kwargs[name]}, without effect beside temperature=0, "
-                f"which takes the likeliest token. Leave {name} out, or set temperature above 0."
+                f"`eval_generation_kwargs` has {name}={kwargs[name]}, without effect beside temperature=0."
             )
     config.eval_generation_kwargs = kwargs or None
 
@@ -252,11 +243,10 @@ def _check_combinations(config: GRPOConfig) -> None:
     """Values that are fine alone and contradict each other."""
     rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
     if config.critic_warmup_steps % rollout_steps != 0:
+        nearest = math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps
         raise ValueError(
-            f"`critic_warmup_steps={config.critic_warmup_steps}` must be a multiple of the "
-            f"{rollout_steps} optimizer steps of one rollout (epochs x mini-batches), so that no "
-            f"rollout is half warm-up. Nearest: "
-            f"{math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps}."
+            f"`critic_warmup_steps={config.critic_warmup_steps}` must be a multiple of the {rollout_steps} "
+            f"optimizer steps of one rollout. Nearest: {nearest}."
         )
     if config.save_best and config.rollout_staleness:
         raise ValueError(
@@ -271,10 +261,7 @@ def _check_combinations(config: GRPOConfig) -> None:
         )
     upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     if config.delta is not None and config.delta <= upper:
-        raise ValueError(
-            f"`delta={config.delta}` must exceed 1 + epsilon_high = {upper}; below it the two-sided "
-            f"clip would cut into the ordinary one."
-        )
+        raise ValueError(f"`delta={config.delta}` must exceed 1 + epsilon_high = {upper}.")
 
 
 # ------------------------------------------------------------------ what upstream refuses

@@ -20,13 +20,11 @@ def check_vllm(config: GRPOConfig) -> None:
     """Raise ValueError for options that vLLM cannot honour, or that contradict each other."""
     if config.rollout_staleness and config.use_vllm:
         raise ValueError(
-            f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`, which "
-            f"keeps weights of its own. Set it to 0."
+            f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`."
         )
     if config.stop_token_id is not None and config.use_vllm:
         raise ValueError(
-            "`stop_token_id` is not supported with `use_vllm=True`; set "
-            "generation_kwargs={'stop_token_ids': [...]} instead."
+            "`stop_token_id` is not supported with `use_vllm=True`; use generation_kwargs' stop_token_ids."
         )
     bounds = (config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max)
     if config.vllm_importance_sampling_mode == "turn_truncate" and bounds == (None, None):
@@ -56,6 +54,5 @@ def _check_engine_kwargs(config: GRPOConfig) -> None:
         )
     if told.get("enable_lora"):
         raise ValueError(
-            f"`vllm_engine_kwargs` has enable_lora={told['enable_lora']!r}: allowed is False, which merges "
-            f"adapters. Leave it out, and the engine gets them alone where it can."
+            f"`vllm_engine_kwargs` has enable_lora={told['enable_lora']!r}; allowed: False."
         )

@@ -1,8 +1,4 @@
-"""Evaluation: `evaluate()` on held-out rows, counted over all episodes; see `docs/evaluation.md`.
-
-Upstream's loop hands out the batches. Here an evaluation batch is played and scored, and that is all:
-no log-probabilities, no values, no loss. The figures are summed once, when all episodes are there.
-"""
+"""Evaluation: `evaluate()` on held-out rows, counted over all episodes; see `docs/evaluation.md`."""
 
 from __future__ import annotations
 
@@ -28,21 +24,7 @@ from .settings import evaluation_settings, undisturbed
 
 
 class Evaluator:
-    """Counts each held-out episode once, and leaves no trace in training.
-
-    Args:
-        host: whose policy is evaluated.
-        upstream: its private side.
-        player: plays the episodes.
-        rewards: asks everybody who pays.
-        log: of rollouts.
-        rollout_plan: who plays in training.
-        trace: takes in what is played.
-
-    Attributes:
-        run: the evaluation that is under way.
-        prefix: of its figures' names.
-    """
+    """Counts each held-out episode once, and leaves no trace in training."""
 
     def __init__(
         self,
@@ -72,10 +54,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Upstream's `evaluate`, once for each dataset, while training stands still."""
         if self._rewards.plan.asked.episodes:
-            raise RuntimeError(
-                "`evaluate` was called inside a reward function, and would ask it in turn. Call it from a "
-                "callback, or after the training."
-            )
+            raise RuntimeError("`evaluate` was called inside a reward function.")
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
@@ -90,10 +69,7 @@ class Evaluator:
         """Upstream's loader, of one entry per episode that knows its row and repetition."""
         host = self._host
         if eval_dataset is None and host.eval_dataset is None:
-            raise ValueError(
-                "`eval_dataset` is missing, so there is nothing to evaluate on. Pass it to evaluate(), "
-                "or to the trainer."
-            )
+            raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
         rows = host.eval_dataset if eval_dataset is None else eval_dataset
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
         if COLUMN not in self._upstream.signature_columns:

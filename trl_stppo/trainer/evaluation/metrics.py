@@ -1,8 +1,4 @@
-"""What an evaluation reports: collected per episode, summed once over all of them.
-
-Nothing here is a mean of means. Every process ends up with the same figures, bit for bit the same
-however many there are, because the episodes are brought into one order before anything is added.
-"""
+"""What an evaluation reports: collected per episode, summed once and in one order."""
 
 from __future__ import annotations
 
@@ -90,13 +86,7 @@ class PlayedEpisode:
 
 @dataclass
 class EvaluationRun:
-    """The episodes of one evaluation, of this process.
-
-    Attributes:
-        reward_names: of the reward functions.
-        uses_tools: whether calls of tools are reported.
-        process: index of this process, and their number.
-    """
+    """The episodes of one evaluation, of this process."""
 
     reward_names: list[str]
     uses_tools: bool = False

@@ -1,8 +1,4 @@
-"""Gives every episode of an evaluation its name: the row in the dataset, and which repetition of it.
-
-Seeds and figures follow the name, so that neither batches nor processes change an episode, and a row
-that a sampler repeats to fill up the last batch is known by it.
-"""
+"""Gives every episode of an evaluation its name: the row in the dataset, and which repetition of it."""
 
 from __future__ import annotations
 
@@ -14,12 +10,7 @@ Name = tuple[int, int]  # row, repetition
 
 
 class NamedRows:
-    """A dataset with an entry per episode: each row so many times, with its name.
-
-    Args:
-        dataset: anything with `len` and items that are dicts.
-        repetitions: episodes per row.
-    """
+    """A dataset with an entry per episode: each row so many times, with its name."""
 
     def __init__(self, dataset: Any, repetitions: int) -> None:
         self._dataset, self._repetitions = dataset, repetitions

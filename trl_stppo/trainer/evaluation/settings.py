@@ -24,85 +24,31 @@ SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
-    """Who plays the episodes of evaluation.
-
-    Args:
-        args: configuration.
-        factory: `eval_environment_factory`, None for the environments of training.
-        rollout: the plan of training.
-
-    Raises:
-        ValueError: environments of another kind than those of training, or settings that nobody would
-            keep.
-    """
+    """Who plays the episodes of evaluation; a `factory` of None is that of training."""
     if rollout.user_func is not None and args.eval_settings:
         raise ValueError(
-            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`, "
-            f"which samples by itself. Leave it unset, and let the function look at "
-            f"`trainer.model.training`, which is False in evaluation."
+            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."
         )
     if factory is None:
         return rollout
     if not (rollout.text or rollout.tools):
-        raise ValueError(
-            "`eval_environment_factory` was given without an `environment_factory`, so nothing would "
-            "play it. Pass environment_factory too, or leave it out."
-        )
+        raise ValueError("`eval_environment_factory` was given without an `environment_factory`.")
     text, tools, probes = split_environments(factory)
-    _check_same_kinds(rollout, text, tools)
+    if (set(text), set(tools)) != (set(rollout.text), set(rollout.tools)):
+        raise ValueError(
+            f"`eval_environment_factory` makes environments with the names {list(probes)}; allowed: those of "
+            f"`environment_factory`, {list(rollout.probes)}, each of the same kind, text or tools."
+        )
     for key in tools:
-        makes = [
-            f"a {type(env).__name__} {'with' if _scores(env) else 'without'} `get_reward`"
-            for env in (probes[key], rollout.probes[key])
-        ]
         if _scores(probes[key]) != _scores(rollout.probes[key]):
             raise ValueError(
-                f"`eval_environment_factory` makes {makes[0]}, `environment_factory` {makes[1]}. Their "
-                f"scores would not be comparable; give both one, or neither."
+                "`eval_environment_factory` and `environment_factory` must agree on having a `get_reward`."
             )
     return RolloutPlan(text, tools, probes, rollout.standalone_tools)
 
 
 def _scores(environment: Any) -> bool:
     return callable(getattr(type(environment), "get_reward", None))
-
-
-def _check_same_kinds(rollout: RolloutPlan, text: Any, tools: Any) -> None:
-    for kind, wanted, given in (("text", rollout.text, text), ("tool", rollout.tools, tools)):
-        if set(wanted) == set(given):
-            continue
-        form = "a single factory" if {*rollout.text, *rollout.tools} == {None} else "a dict"
-        found, needed = (
-            ", ".join("an unnamed one" if name is None else repr(name) for name in names) or "none"
-            for names in (given, wanted)
-        )
-        raise ValueError(
-            f"`eval_environment_factory` makes these {kind} environments: {found}; "
-            f"`environment_factory` makes: {needed}. Pass {form} with the same names, each of the same "
-            f"kind (text: `reset` and `step`; tools: public methods)."
-        )
-
-
-def check_best_metric(args: PPOConfig, eval_dataset: Any) -> None:
-    """Refuse, before hours have been spent, to choose the best model by a metric that will not be there."""
-    metric = args.metric_for_best_model
-    if metric is None or not isinstance(eval_dataset, dict):
-        return
-    names = list(eval_dataset)
-    rest = next(
-        (
-            metric.removeprefix("eval_").removeprefix(f"{name}_")
-            for name in names
-            if metric.removeprefix("eval_").startswith(f"{name}_")
-        ),
-        None,
-    )
-    if rest is None or rest == "loss":
-        raise ValueError(
-            f"`metric_for_best_model={metric!r}` (the default with load_best_model_at_end is "
-            f"'episode/score') is no metric of the evaluation datasets {names}. Name the dataset and a "
-            f"figure of docs/evaluation.md, for example 'eval_{names[0]}_episode/score'."
-        )
 
 
 @contextmanager

@@ -49,12 +49,7 @@ class ClipBiasCorrection:
     Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        *,
-        repeatable: bool,
-    ) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, repeatable: bool) -> None:
         self._repeatable = repeatable
         self._parameters = list(parameters)
         self._bias = GradientBuffer(parameters)
@@ -101,10 +96,6 @@ class ClipBiasCorrection:
         self, mean_over_processes: Reduce | None, scaler: Stabilizer | None
     ) -> tuple[float, dict[str, float]]:
         """Close the optimizer step: g is in `.grad`, reduced already.
-
-        Args:
-            mean_over_processes: None for a single process.
-            scaler: scales the step; None for whole steps.
 
         Returns:
             The factor for the update, and the figures to log.
@@ -181,9 +172,7 @@ class ClipBiasEstimate:
     def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
         """Estimates of the norms of g and C over the whole mini-batch, [] each.
 
-        Args:
-            sum_over_processes: adds a tensor up.
-            num_processes: by which gradients are divided when they are averaged.
+        `num_processes`: by which gradients are divided when they are averaged.
         """
         kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
         self.clear()

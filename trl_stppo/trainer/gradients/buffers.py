@@ -1,8 +1,4 @@
-"""Gradients that are kept apart from `.grad`: the critic's, the clipping bias, the extra terms.
-
-Upstream clips, unscales and zeroes whatever it finds in `.grad` of the policy's parameters. What
-must not be clipped together with it therefore waits here until the optimizer steps.
-"""
+"""Gradients apart from `.grad`, which upstream clips: the critic's, the clipping bias, the extra terms."""
 
 from __future__ import annotations
 
@@ -18,9 +14,7 @@ Reduce = Callable[[Tensor], Tensor]
 class GradientBuffer:
     """Accumulates the gradient of several losses with respect to one list of parameters.
 
-    Args:
-        parameters: the parameters, fixed for the buffer's life. The buffer never grows larger than
-            they are, and is empty until the first `add`.
+    It never grows larger than the parameters are, and is empty until the first `add`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -135,16 +129,9 @@ class UpdateScale:
 class StepHooks(UpdateScale):
     """What has to happen around one optimizer step, and be undone before anyone looks.
 
-    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the
-    policy's groups is multiplied by `update_scale`. Afterwards both are restored.
-
-    Args:
-        optimizer: the unwrapped optimizer, which steps policy and critic.
-        critic_buffer: gradient of the critic, already reduced and clipped.
-        scales: whether `update_scale` will be used.
-
-    Raises:
-        ValueError: one parameter group mixes critic and policy while the update is to be scaled.
+    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the policy's
+    groups is multiplied by `update_scale`. Afterwards both are restored. `critic_buffer` is reduced and
+    clipped by then; `scales`: `update_scale` will be used.
     """
 
     def __init__(
@@ -160,8 +147,7 @@ class StepHooks(UpdateScale):
                 self._policy_groups.append(index)
             elif scales and not all(inside):
                 raise ValueError(
-                    "`optimizers` puts critic and policy parameters into one group, but "
-                    "'share' in `stabilizers` scales the policy's alone. Use one group for each."
+                    "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
                 )
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)

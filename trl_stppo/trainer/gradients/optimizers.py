@@ -25,15 +25,7 @@ CRITIC = ("critic", "plain critic")
 class Optimizers:
     """Owns what a step needs besides the policy's gradient.
 
-    Args:
-        host: with its critic.
-        scales: whether the policy's updates will be scaled.
-        on_creation: gets the policy's optimizer when it is there, before the first step.
-
-    Attributes:
-        critic_grads: the critic's gradient, until the step; another object once an engine is set up.
-        critic: the critic's own optimizer; None where the policy's steps it too.
-        roles: what each group of the policy's optimizer is for.
+    `on_creation` gets the policy's optimizer when it is there, before the first step.
     """
 
     def __init__(
@@ -101,20 +93,14 @@ class Optimizers:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Surrounds upstream's wrapping of the policy by an engine.
-
-        Raises:
-            ValueError: there was a training run before; neither engine can wrap a policy twice.
-        """
+        """Surrounds upstream's wrapping of the policy by an engine."""
         host, accelerator = self._host, self._host.accelerator
         if not is_sharded(accelerator):
             yield
             return
         if self._hooks is not None:
             raise ValueError(
-                f"`train()` was called a second time on the same trainer. {sharding_name(accelerator)} wraps "
-                f"a policy only once: make a new trainer, and pass resume_from_checkpoint to go on from a "
-                f"checkpoint."
+                f"`train()` was called a second time: {sharding_name(accelerator)} wraps a policy only once."
             )
         # DeepSpeed casts whatever lies in the policy's module, the adapter of a shared critic too.
         casts = host.is_deepspeed_enabled and isinstance(host.critic, SharedCritic)

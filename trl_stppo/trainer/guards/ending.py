@@ -19,7 +19,6 @@ from transformers.trainer_utils import SaveStrategy
 from ...errors import EnvironmentFailureError, NonFiniteError
 from ..checkpoints.files import checkpoints
 from ..host import Host
-from ..sharding.runtime import shards_weights
 from . import finite_weights
 from .failures import FailureWatch
 from .signals import StopSignals
@@ -30,11 +29,7 @@ logger = logging.getLogger(__name__)
 class Ending:
     """Collects reasons to stop, and lets the run stop where a checkpoint can resume exactly.
 
-    Args:
-        host: its `train()` runs inside `watching()`.
-        failures: of its environments.
-        last_checkpoint: gives the newest one that this run has written or come from.
-        save: writes one.
+    `last_checkpoint` gives the newest one that this run has written or come from.
 
     Attributes:
         signals: SIGTERM and SIGINT of this process.
@@ -106,29 +101,19 @@ class Ending:
         return self.reason is not None
 
     def raise_if_broken(self) -> None:
-        """End a run whose steps are skipped one after the other; its checkpoint has been written.
-
-        Raises:
-            NonFiniteError: on all processes.
-        """
+        """End a run whose steps are skipped one after the other; its checkpoint has been written."""
         if self.broken is None:
             return
         self._host.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
         count = self._host.args.max_consecutive_skips
         raise NonFiniteError(
-            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the "
-            f"last of {count} optimizer steps in a row that were skipped (`max_consecutive_skips`). None "
-            f"of them moved the weights. {self._saved('them')} Try a smaller learning_rate, or bf16=False."
+            f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
+            f"`max_consecutive_skips={count}` skipped steps in a row. {self._saved('them')}"
         )
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around what plays episodes: where a training cannot go on, it is saved as it stood before.
-
-        Raises:
-            EnvironmentFailureError, NonFiniteError: as they came from inside, in a training with the
-                checkpoint added and how to go on.
-        """
+        """Around what plays episodes: where a training cannot go on, it is saved as it stood before."""
         if self.training:
             self.check_weights()
         try:
@@ -164,16 +149,9 @@ class Ending:
         step = self._host.state.global_step
         return f"The run ends after step {step}. {self._saved('these episodes')} {advice}".rstrip()
 
-    def check_weights(self, *, frozen: bool = False) -> None:
-        """End a run whose weights have become unusable, before anything is done with them.
-
-        Args:
-            frozen: look at weights that are not trained too.
-
-        Raises:
-            NonFiniteError: on all processes; it names the last good checkpoint.
-        """
-        found = finite_weights.first_not_finite(self._host, frozen=frozen)
+    def check_weights(self) -> None:
+        """End a run whose weights have become unusable, before anything is done with them."""
+        found = finite_weights.first_not_finite(self._host)
         if found is None:
             return
         step, last = self._host.state.global_step, self._last_checkpoint()
@@ -223,11 +201,8 @@ class EndingCallback(TrainerCallback):
         self._stepped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing has been done yet that a checkpoint could save; what was loaded is looked at."""
+        """Nothing has been done yet that a checkpoint could save."""
         self._stepped = False
-        pieces = shards_weights(self._host.accelerator)  # not looked at before
-        quantized = getattr(self._host.model, "is_quantized", False)
-        self._ending.check_weights(frozen=pieces and not quantized)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A run that is resumed here draws from these to read the rows."""

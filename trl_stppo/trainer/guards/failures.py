@@ -15,12 +15,7 @@ FAILURE_BATCHES = 5
 
 
 class Failures(NamedTuple):
-    """Episodes of a rollout batch whose environment failed.
-
-    Attributes:
-        failed, episodes: how many, and of how many.
-        errors: the most frequent messages, with their numbers.
-    """
+    """Episodes of a rollout batch whose environment failed."""
 
     failed: int
     episodes: int
@@ -44,15 +39,7 @@ class FailureWatch:
         self._batches: deque[Failures] = deque(maxlen=FAILURE_BATCHES)
 
     def rollout(self, everyone: Iterable[Failures], columns: Iterable[str] = ()) -> None:
-        """Take in what the processes have seen of a rollout batch.
-
-        Args:
-            everyone: of each process.
-            columns: of the rows.
-
-        Raises:
-            EnvironmentFailureError: too many episodes of the last ones have failed, or all of the first.
-        """
+        """Take in what the processes have seen of a rollout batch."""
         failed, episodes, errors = zip(*everyone, strict=True)
         self._batches.append(Failures(sum(failed), sum(episodes), tuple(sum(errors, ()))))
         failed, episodes, errors = zip(*self._batches, strict=True)

@@ -20,8 +20,7 @@ KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10  # nats; times the median; updates
 class FallWatch:
     """Looks at each rollout.
 
-    Args:
-        episodes: of a rollout, all processes.
+    `episodes`: of a rollout, all processes.
 
     Attributes:
         falls: so far.
@@ -51,10 +50,8 @@ class FallWatch:
     def look(self, figures: Mapping[str, float], kl: float | None, step: int) -> str | None:
         """Take in a rollout.
 
-        Args:
-            figures: its metrics.
-            kl: mean `policy/approx_kl` of the update before it, nats; None if there was none.
-            step: optimizer steps before it.
+        `kl` is the mean `policy/approx_kl` of the update before it, nats, None if there was none;
+        `step` the optimizer steps before it.
 
         Returns:
             What has fallen, with figures; None if nothing has, or if this fall is known already.

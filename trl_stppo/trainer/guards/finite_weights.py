@@ -1,4 +1,4 @@
-"""Whether weights are finite: looked at when a model comes in, before it plays and before it is saved."""
+"""Whether trained weights are finite: looked at before they play and before they are saved."""
 
 from __future__ import annotations
 
@@ -9,43 +9,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...models.critic import SeparateCritic, SharedCritic
-from .._trl import get_config_model_id
 from ..host import Host
-from ..sharding.runtime import shards_weights
 
 
-def check_loaded(host: Host) -> None:
-    """Refuse models that come in with NaN or infinity in them, frozen weights included.
-
-    What an engine has loaded in pieces is not all there yet; it is looked at when training begins.
-
-    Raises:
-        ValueError: on all processes.
-    """
-    if shards_weights(host.accelerator):
-        return
-    found = first_not_finite(host, frozen=True)
-    if found is not None:
-        model, critic = host.model, host.critic
-        if found.startswith("critic") and isinstance(critic, SeparateCritic):
-            model = critic.model
-        name = get_config_model_id(model.config) or type(model).__name__
-        raise ValueError(
-            f"Weights of {name!r} are not finite, first in the {found}: it could neither play nor learn. "
-            f"Where it is a checkpoint, take an older one; where it was downloaded, download it anew; "
-            f"where it is in float16, load it in bfloat16 or float32."
-        )
-
-
-def first_not_finite(host: Host, *, frozen: bool) -> str | None:
+def first_not_finite(host: Host) -> str | None:
     """Whose parameter holds NaN or infinity, and its name; None where all are finite.
 
-    Args:
-        host: with policy and critic; all processes ask together, each looks at what it holds.
-        frozen: look at what is not trained too.
+    All processes call it together; each looks at what it holds.
     """
     device, rank = host.accelerator.device, host.accelerator.process_index
-    named = list(_named(host, frozen))
+    named = list(_named(host))
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for _, parameter in named:
         part = _held(parameter, rank)
@@ -58,7 +31,7 @@ def first_not_finite(host: Host, *, frozen: bool) -> str | None:
     return None if at == len(sound) else named[at - 1][0]
 
 
-def _named(host: Host, frozen: bool) -> Iterator[tuple[str, nn.Parameter]]:
+def _named(host: Host) -> Iterator[tuple[str, nn.Parameter]]:
     critic = host.critic
     modules: dict[str, nn.Module] = {"policy": host.model}
     if isinstance(critic, SeparateCritic):
@@ -72,12 +45,7 @@ def _named(host: Host, frozen: bool) -> Iterator[tuple[str, nn.Parameter]]:
             # The bits of quantised weights, which are of types of their own, may mean anything.
             plain = type(parameter) is nn.Parameter or isinstance(parameter, DTensor)
             floating = parameter.is_floating_point() and parameter.element_size() > 1
-            if (
-                plain
-                and floating
-                and not parameter.is_meta
-                and (frozen or its or parameter.requires_grad)
-            ):
+            if plain and floating and not parameter.is_meta and (its or parameter.requires_grad):
                 yield f"{'critic' if its else whose}: {name}", parameter
 
 

@@ -1,13 +1,4 @@
-"""What a training run watches by itself, so that one can leave it alone; see `docs/reliability.md`.
-
-Three answers, from mild to final: a step is skipped (its gradient is not finite, there is nothing to
-learn from, or the policy has gone as far from the rollout batch as `target_kl` allows); the run is stopped
-with a checkpoint and returns (`stop_when`, a signal); it is stopped with a checkpoint and raises
-(`max_consecutive_skips`, environments that fail, weights that are not finite).
-
-A skipped step drops all gradients before the optimizer is called. Optimizers leave alone what has no
-gradient: weights, moments and step counts stay bit for bit. Scheduler and `global_step` go on counting.
-"""
+"""What a run watches by itself: a step is skipped, the run stops or raises; see `docs/reliability.md`."""
 
 from __future__ import annotations
 
@@ -27,11 +18,11 @@ from torch import Tensor, nn
 from ...rollout.episode import Episode
 from ..checkpoints.files import checkpoints
 from ..gradients.optimizers import Optimizers, policy_parameters
-from ..host import Host, Upstream, is_warming_up
+from ..host import Host, Upstream
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
 from .falls import FallWatch
-from .stop_when import OF_LOGS, StopWhen, added, sizes
+from .stop_when import StopWhen
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +58,9 @@ class GuardState:
 class Guards:
     """One per trainer. All processes come to the same verdicts, from figures that all of them have.
 
-    Args:
-        host: complete but for its callbacks.
-        upstream: of the same trainer.
-        optimizers: with the critic's gradient.
-        last_checkpoint: gives the newest one that this run has written or come from.
-        save: writes one.
-
     Attributes:
         ending: why and how the run ends early.
         verdict: on the last step: "taken", "critic_only", or why not: "not_finite", "target_kl", "empty".
-
-    Raises:
-        ValueError: an option that the engine leaves no room for.
     """
 
     def __init__(
@@ -93,12 +74,11 @@ class Guards:
     ) -> None:
         if host.is_deepspeed_enabled and host.args.target_kl is not None:
             raise ValueError(
-                f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed, which steps "
-                f"inside the backward pass, before the KL of the mini-batch is known. Set "
-                f"target_kl=None, or use DDP."
+                f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed; allowed: None."
             )
         self._host, self._upstream, self._optimizers = host, upstream, optimizers
         self._policy: list[tuple[str, nn.Parameter]] | None = None
+        self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
         self._falls = FallWatch(host.args.generation_batch_size)
@@ -112,7 +92,6 @@ class Guards:
         self._stop_when.strikes = {}
         self._failures.clear()
         self._falls.reset()
-        self._of_rollout: dict[str, float] = {}
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,7 +106,7 @@ class Guards:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; what it does not hold starts at zero."""
         counts = dict(state)
-        self._stop_when.load_strikes(counts.pop("strikes", {}))
+        self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
         self._falls.load_state_dict(counts.pop("falls", {}))
         self._state = GuardState(**counts)
@@ -144,13 +123,13 @@ class Guards:
         """Around a new rollout batch, after which everything may move again."""
         self._state.rollout_stopped = False
         metrics = self._upstream.metrics["train"]
-        before = sizes(metrics)
+        before = {name: len(values) for name, values in metrics.items()}
         with self.ending.saving():
             yield
-        self._of_rollout = added(metrics, before)
+        new = {name: v[-1] for name, v in metrics.items() if len(v) > before.get(name, 0)}
         kls, self._state.kls = self._state.kls, []
         step = self._host.state.global_step
-        fall = self._falls.look(self._of_rollout, statistics.fmean(kls) if kls else None, step)
+        fall = self._falls.look(new, statistics.fmean(kls) if kls else None, step)
         if fall and self._host.accelerator.is_main_process:
             self._warn_of_fall(fall)
 
@@ -167,11 +146,7 @@ class Guards:
     def keep_best(self, episodes: list[Episode]) -> None:
         """Save the policy that has played a rollout if it is the best one so far (`save_best`).
 
-        Args:
-            episodes: of this process; the policy has not been trained on them yet.
-
-        Raises:
-            ValueError: no environment reports success.
+        The policy has not been trained on these episodes, of this process, yet.
         """
         host, state = self._host, self._state
         if not host.args.save_best:
@@ -180,8 +155,7 @@ class Guards:
         known = [success for part in gather_object([own]) for success in part]
         if not known and any(gather_object([any(e.counted for e in episodes)])):
             raise ValueError(
-                "`save_best=True` needs environments that report `info['success']`, and none did. Use "
-                "load_best_model_at_end with an evaluation instead."
+                "`save_best=True` needs environments that report `info['success']`, and none did."
             )
         success = statistics.fmean(known) if known else -1.0
         if success <= state.best:
@@ -195,11 +169,7 @@ class Guards:
         return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def count_failures(self, episodes: list[Episode]) -> None:
-        """Take in this process's part of a rollout batch.
-
-        Raises:
-            EnvironmentFailureError: too many have failed, on all processes.
-        """
+        """Take in this process's part of a rollout batch."""
         self._failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
     @property
@@ -210,14 +180,12 @@ class Guards:
     def start_mini_batch(self, *, empty: bool = False) -> None:
         """Begin anew, also where a step was interrupted or refused.
 
-        Args:
-            empty: whether the new one has nothing to learn from, on any process.
+        `empty`: the new one has nothing to learn from, on any process.
         """
         self._losses: list[Tensor] = []
         self._weight: Tensor | None = None
         self._faults = ""
         self._empty, self._weightless = empty, False
-        self._before = sizes(self._upstream.metrics["train"])
 
     def add_loss(self, loss: Tensor) -> None:
         """Take in a micro-batch's loss, detached."""
@@ -232,9 +200,6 @@ class Guards:
 
         Returns:
             Whether the mini-batch's weights so far leave a gradient, on any process.
-
-        Raises:
-            NonFiniteError: on all processes.
         """
         weight = torch.ones_like(loss) if self._weight is None else self._weight
         flags = torch.stack([(~loss.detach().isfinite()).long(), (weight != 0).long()])
@@ -255,8 +220,7 @@ class Guards:
         device = host.accelerator.device
         if host.has_critic and self._optimizers.critic_grads.is_empty and not self.leaves_weights:
             raise TypeError(
-                f"`{type(host).__name__}._compute_loss` has not trained the critic. Call "
-                f"super()._compute_loss in it, or override `_policy_loss`, which is the policy's part."
+                f"`{type(host).__name__}._compute_loss` has not trained the critic: call super()."
             )
         # DeepSpeed has taken the policy's step by now.
         policy = [] if host.is_deepspeed_enabled else self._policy_parameters()
@@ -283,7 +247,7 @@ class Guards:
         if self._faults:
             self.verdict = "not_finite"
             self._count_skip()
-        elif state.rollout_stopped or self._too_far(figures):
+        elif state.rollout_stopped or figures.get("policy/approx_kl", 0.0) > self._target_kl:
             self.verdict = "target_kl"
             state.rollout_stopped = True
             state.kl_stopped_steps += 1
@@ -297,13 +261,8 @@ class Guards:
         if "policy/approx_kl" in figures:
             state.kls.append(figures["policy/approx_kl"])
         self._log()
-        self._watch()
         self._losses = []
         return self.verdict == "taken"
-
-    def _too_far(self, figures: dict[str, float]) -> bool:
-        target = self._host.args.target_kl
-        return target is not None and figures.get("policy/approx_kl", 0.0) > target
 
     def _count_skip(self) -> None:
         host, state = self._host, self._state
@@ -326,40 +285,15 @@ class Guards:
             self._policy = policy_parameters(self._host)
         return self._policy
 
-    def _watch(self) -> None:
-        """Whether a condition of `stop_when` is met by the step or the rollout batch before it."""
-        if not self._stop_when.conditions:
-            return
-        rollout = self._of_rollout
-        own = added(self._upstream.metrics["train"], self._before)
-        if self._faults:  # such a step says nothing about the run, except how many there are
-            own = {name: value for name, value in own.items() if name.startswith("guard/")}
-        if rollout:
-            updated = self.verdict == "taken" and not is_warming_up(self._host)
-            self._stop_when.check_names({*own, *rollout}, updated=updated)
-        self._of_rollout = {}
-        if not self._ends(rollout, "rollout batches"):
-            self._ends(own, "optimizer steps")
-
     def watch_log(self, logs: dict[str, float]) -> None:
-        """The same for what is known only when transformers logs it."""
-        if self._stop_when.conditions and self.ending.reason is None:
-            self._ends({name: logs[name] for name in OF_LOGS if name in logs}, "log entries")
-
-    def _ends(self, figures: dict[str, float], unit: str) -> bool:
-        """Whether a condition is met; all processes go by the main one's times and memory."""
-        host = self._host
-        if figures and host.accelerator.num_processes > 1:
-            watched = {condition.metric for condition in self._stop_when.conditions}
-            said = [{name: value for name, value in figures.items() if name in watched}]
-            (figures,) = broadcast_object_list(said)
-        step = host.state.global_step + (unit != "log entries")  # which come after the step
-        reason = self._stop_when.look(figures, step, unit)
-        if reason is None:
-            return False
-        self.ending.reason = reason
-        self._stop_when.strikes = {}  # a resumed run counts anew
-        return True
+        """Whether a condition of `stop_when` is met; all processes go by the main one's figures."""
+        if not self._stop_when.conditions or self.ending.reason is not None:
+            return
+        if self._host.accelerator.num_processes > 1:  # times and memory differ
+            (logs,) = broadcast_object_list([logs])
+        self.ending.reason = self._stop_when.look(logs, self._host.state.global_step)
+        if self.ending.reason is not None:
+            self._stop_when.strikes = {}  # a resumed run counts anew
 
     def _log(self) -> None:
         """Totals so far; upstream would average what is appended over several steps."""

@@ -20,15 +20,9 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 class StopSignals:
     """Remembers the first signal until the training has come to a place where it can stop.
 
-    transformers' own handler for `enable_jit_checkpoint` is not used: it saves on the process that got the
-    signal, while the others wait for its gradients, and between a gradient and its step, where nothing can
-    resume exactly.
-
-    Args:
-        enabled: False leaves all signals as they are.
-
-    Attributes:
-        received: the first signal's number, None before it comes.
+    transformers' own handler for `enable_jit_checkpoint` is not used: it saves on the process that got
+    the signal, while the others wait for its gradients, and between a gradient and its step, where
+    nothing can resume exactly. `enabled=False` leaves all signals as they are.
     """
 
     def __init__(self, enabled: bool) -> None:

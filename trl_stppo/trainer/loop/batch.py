@@ -1,8 +1,4 @@
-"""The batch: its fields, and how it is joined, taken apart and dealt into micro-batches.
-
-It is a dict under upstream's names, so that a subclass's `super()...["advantages"]` works, and what
-was saved of one is read back by any version.
-"""
+"""The batch: its fields, and how it is joined, taken apart and dealt into micro-batches."""
 
 from __future__ import annotations
 
@@ -72,13 +68,7 @@ def collate(
 ) -> Batch:
     """Pad the tokens of episodes.
 
-    Args:
-        episodes: of one rollout.
-        pad_token_id: fills both ends.
-        multiple_of: of both widths, None for any.
-        device: of the tensors.
-        has_logprobs: whether the sampler tells log-probabilities.
-        hidden: of each episode, whether none of its tokens is to count.
+    `multiple_of` is of both widths, None for any. No token of a `hidden` episode counts.
     """
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:

@@ -1,8 +1,4 @@
-"""The forward passes of policy and critic: rows of like lengths together, so that little padding is computed.
-
-Log-probabilities are asked for of the old policy, of the reference and in the loss, values before the
-update and in the loss. All of them meet here, so that all of them see a row at the same positions.
-"""
+"""The forward passes of policy and critic: rows of like lengths together, against padding."""
 
 from __future__ import annotations
 

@@ -14,12 +14,7 @@ from .rollout import Rollout
 
 
 class RolloutLog:
-    """Writes rollouts into what waits for upstream's next log.
-
-    Args:
-        host: of whose processes all see the same figures.
-        upstream: where these wait.
-    """
+    """Writes rollouts into what waits for upstream's next log."""
 
     def __init__(self, host: Host, upstream: Upstream) -> None:
         self._host, self._upstream = host, upstream
@@ -39,11 +34,8 @@ class RolloutLog:
     ) -> None:
         """Everything that upstream logs of a rollout.
 
-        Args:
-            rollout: of this process.
-            rewards: [N, F] of all processes, NaN for None.
-            advantages: of all processes' episodes, for the table.
-            spread: whether to tell how far their rewards differ.
+        `rewards`: [N, F] of all processes, NaN for None; `advantages`: of all processes' episodes, for
+        the table.
         """
         self._lengths(rollout)
         totals = self._rewards(rewards)
@@ -80,8 +72,7 @@ class RolloutLog:
     def _rewards(self, rewards: Tensor) -> Tensor:
         """What reward functions have said.
 
-        Args:
-            rewards: [N, F] of all processes, NaN for None.
+        `rewards`: [N, F] of all processes, NaN for None.
 
         Returns:
             Weighted sums, [N], NaN where all have said None.
@@ -97,8 +88,7 @@ class RolloutLog:
     def _spread(self, totals: Tensor) -> None:
         """How far episodes differ, and those of a prompt, which follow each other.
 
-        Args:
-            totals: [N], as `_rewards` returns them.
+        `totals`: [N], as `_rewards` returns them.
         """
         training = self._host.model.training
         per_prompt = self._host.num_generations if training else self._host.num_generations_eval
@@ -111,10 +101,7 @@ class RolloutLog:
     def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
         """Rows of the table of completions, which upstream prints and saves.
 
-        Args:
-            rollout: of this process.
-            rewards: [N, F] of all processes.
-            advantages: of all processes' episodes.
+        `rewards`: [N, F], and `advantages`, of all processes.
         """
         logs = self._upstream.logs
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]

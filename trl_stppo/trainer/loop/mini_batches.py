@@ -26,16 +26,6 @@ class MiniBatches:
 
     Each epoch deals the episodes into mini-batches anew; the micro-batches of a mini-batch hold
     episodes of like lengths.
-
-    Args:
-        host: whose batch sizes hold.
-        upstream: its count of micro-batches, and the place where a checkpoint finds the batch in play.
-
-    Attributes:
-        window: the micro-batches of the mini-batch under way.
-        totals: what it holds.
-        metrics: of its update.
-        seconds: that the update has taken.
     """
 
     def __init__(self, host: Host, upstream: Upstream) -> None:

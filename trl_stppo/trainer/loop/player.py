@@ -26,13 +26,7 @@ from .sampler import TurnSampler
 class EpisodePlayer:
     """Plays one rollout after the other; keeps nothing of them.
 
-    Args:
-        host: whose policy plays.
-        upstream: its private side.
-        sampler: samples the turns.
-        engine: plays the episodes of training.
-        eval_engine: those of evaluation, with environments of its own.
-        environments_ask: whether a row may come without a prompt, because its environment has the task.
+    `environments_ask`: a row may come without a prompt, because its environment has the task.
     """
 
     def __init__(
@@ -58,14 +52,8 @@ class EpisodePlayer:
     ) -> Rollout:
         """Play one episode per row.
 
-        Args:
-            inputs: rows of the dataset.
-            seed: names the randomness of this rollout.
-            names: of the episodes, in an evaluation.
-            repeated: numbers of those that only fill up its batch.
-
-        Raises:
-            EnvironmentFailureError, NonFiniteError: of any process, once all of them have played.
+        `names` are of the episodes of an evaluation, `repeated` numbers of those that only fill up its
+        batch.
         """
         rows, prompt_ids = rows_with_prompts(
             inputs, self._upstream.tokenizer, environments_ask=self._environments_ask
@@ -114,11 +102,7 @@ class EpisodePlayer:
         return played
 
     def _play_by_func(
-        self,
-        func: RolloutFunc,
-        rows: list[Row],
-        names: list[Name] | None,
-        repeated: frozenset[int],
+        self, func: RolloutFunc, rows: list[Row], names: list[Name] | None, repeated: frozenset[int]
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
         if host.use_vllm:  # it may generate with it

@@ -15,12 +15,7 @@ from .forward import Logprobs
 
 
 class PolicyComparison:
-    """Adds the log-probabilities of a rollout batch to it, and says how far they are apart.
-
-    Args:
-        host: with policy and reference.
-        logprobs: the trainer's `_get_per_token_logps_and_entropies`.
-    """
+    """Adds the log-probabilities of a rollout batch to it, and says how far they are apart."""
 
     def __init__(self, host: Host, logprobs: Callable[..., Logprobs]) -> None:
         self._host, self._logprobs = host, logprobs
@@ -93,9 +88,7 @@ class PolicyComparison:
     def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
         """Constant factors on kept and clipped terms alike: sampler correction, off-policy mask.
 
-        Args:
-            batch: of the update.
-            logprobs: [B, T] nats, of the policy as it is now.
+        `logprobs`: [B, T] nats, of the policy as it is now.
         """
         weights = batch.get("importance_sampling_ratio")
         threshold = self._host.args.off_policy_mask_threshold

@@ -16,16 +16,7 @@ from .turn_rewards import TurnRewardFuncs
 
 
 class EpisodeRewards:
-    """Asks everybody who pays.
-
-    Args:
-        host: with the reward functions.
-        upstream: its private side.
-        plan: of the reward functions.
-        turn_funcs: those that score turns.
-        calculate: the trainer's `_calculate_rewards`, which asks the others.
-        shows_environments: whether reward functions get the environments, as upstream has it for tools.
-    """
+    """Asks everybody who pays. `calculate` is the trainer's `_calculate_rewards`, which asks the others."""
 
     def __init__(
         self,
@@ -46,9 +37,6 @@ class EpisodeRewards:
 
         Returns:
             The rewards of all processes' episodes, [W * B, F].
-
-        Raises:
-            ValueError: a reward model says NaN.
         """
         host, episodes = self._host, rollout.episodes
         if rollout.by_engine:
@@ -60,8 +48,7 @@ class EpisodeRewards:
             for i, func in enumerate(host.reward_funcs):
                 if isinstance(func, nn.Module) and bool(all_rewards[:, i].isnan().any()):
                     raise ValueError(
-                        f"The reward model {host.reward_func_names[i]!r} returned NaN. Check its "
-                        f"weights and dtype; a NaN would be taken for a missing reward."
+                        f"The reward model {host.reward_func_names[i]!r} returned NaN; check its weights."
                     )
             first = host.accelerator.process_index * len(ids)
             rollout.rewards = all_rewards[first : first + len(ids)]
@@ -131,19 +118,14 @@ def score(
     Returns:
         Scores [B] in reward units, and [B] bool: an episode for which all functions say None, and
         whose turns nobody pays, does not train.
-
-    Raises:
-        ValueError: a score is infinite, or nobody pays anything.
     """
     rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
     if turn_sum is not None:
         others = torch.arange(rewards.size(1), device=rewards.device) != turn_sum
         if rollout.turn_rewards is None and not others.any():
             raise ValueError(
-                "No turn has a reward, and there are no `reward_funcs`, so nothing could be learned. "
-                "Let `rollout_func` return `turn_rewards`, let the environment's tools append to a list "
-                "attribute `turn_rewards` or define `get_reward()`, or pass reward_funcs or "
-                "turn_reward_funcs."
+                "No turn has a reward, and there are no `reward_funcs`. Pass reward_funcs or "
+                "turn_reward_funcs, or pay in `rollout_func` or the environment."
             )
         rewards, weights = rewards[:, others], weights[others]
     scored = ~rewards.isnan().all(dim=1)

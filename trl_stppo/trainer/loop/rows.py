@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..setup import shown, text_only
+from ..setup import text_only
 
 Row = dict[str, Any]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
@@ -15,16 +15,11 @@ def rows_with_prompts(
 ) -> tuple[list[Row], list[list[int]] | None]:
     """Rows with a `prompt` each; the dataset's own are not changed.
 
-    Args:
-        rows: of the dataset.
-        tokenizer: decodes pre-tokenised ones.
-        environments_ask: whether a row may come without a prompt, because its environment has the task.
+    `environments_ask`: as for `EpisodePlayer`.
 
     Returns:
         The rows, and for pre-tokenised ones their exact prompt ids, otherwise None.
     """
-    for row in rows:
-        shown.check_prompt(row.get("prompt"), "The `prompt` of a row")
     text_only.check_rows(rows)
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
     if pretokenized:

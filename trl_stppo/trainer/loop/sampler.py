@@ -29,14 +29,7 @@ GenerateTurns = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
 
 
 class TurnSampler:
-    """Makes the backend of a rollout.
-
-    Args:
-        host: whose weights and settings are used.
-        tokenizer: of the policy.
-        generate: TRL's generation call, whatever it uses.
-        vllm: keeps its weights, and samples where it may do so turn by turn.
-    """
+    """Makes the backend of a rollout. `generate` is TRL's generation call, whatever it uses."""
 
     def __init__(self, host: Host, tokenizer: Any, generate: GenerateTurns, vllm: VLLM) -> None:
         self._host, self._tokenizer, self._generate = host, tokenizer, generate

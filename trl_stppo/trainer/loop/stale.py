@@ -13,9 +13,7 @@ from torch import Tensor, nn
 class StalePolicies:
     """The policy's weights before each of its last updates, kept in main memory.
 
-    Args:
-        parameters: the policy's trainable parameters, fixed for the object's life.
-        staleness: updates (rollout batches) by which the policy that plays is behind; 0 keeps nothing.
+    `staleness`: updates (rollout batches) by which the policy that plays is behind; 0 keeps nothing.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:

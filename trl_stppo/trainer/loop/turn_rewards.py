@@ -74,9 +74,6 @@ class TurnRewardFuncs:
             language model becomes a `LabelTokenScorer`.
         processing_classes: tokenizers of the reward models, None for their own.
         weights: of each, None for 1.
-
-    Raises:
-        ValueError: lists of different lengths, or something that is no function and no model.
     """
 
     def __init__(
@@ -110,8 +107,7 @@ class TurnRewardFuncs:
                 self.funcs[i], self._tokenizers[i] = _prepared(host, func, classes[i])
             elif not callable(func):
                 raise ValueError(
-                    f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed are functions, "
-                    f"sequence classification models, and their names."
+                    f"`turn_reward_funcs[{i}]` is a {type(func).__name__}; allowed: functions, models, names."
                 )
 
     def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:

@@ -26,11 +26,7 @@ LOOK_SECONDS = 1.0
 
 
 class VLLM:
-    """What is asked of vLLM, by all processes at the same places.
-
-    Attributes:
-        figures: sum and count by name, of the last rollout.
-    """
+    """What is asked of vLLM, by all processes at the same places."""
 
     def __init__(self, host: Host, upstream: Upstream) -> None:
         self._host, self._upstream = host, upstream
@@ -82,11 +78,7 @@ class VLLM:
         return door.TurnClient(door.new_client(vllm, patience), vllm)
 
     def _has_lost(self) -> bool:
-        """Whether the server was started anew; the main process has met it again then.
-
-        Raises:
-            ServerError: of all processes, if it stays away.
-        """
+        """Whether the server was started anew; the main process has met it again then."""
         lost: list[Any] = [False]
         if self._host.accelerator.is_main_process and self._name:
             try:
@@ -118,11 +110,7 @@ class VLLM:
         self._name = str(broadcast_object_list(names)[0])
 
     def _send_again(self) -> str:
-        """To a server that was started anew in the middle of a rollout.
-
-        Raises:
-            ServerError: it is away again.
-        """
+        """To a server that was started anew in the middle of a rollout."""
         try:
             with door.failures():
                 door.rejoin(self._host.vllm_generation)

@@ -54,15 +54,7 @@ def describe(host: Host, rollout: RolloutPlan) -> Description:
 def description_of(
     trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
 ) -> Description:
-    """What a run is, built or only planned.
-
-    Args:
-        trainer_class: that trains it.
-        args: its configuration.
-        rollout: who plays its episodes; None where that is not known.
-        rows: to train on; None where they are not here.
-        **models: what `Description` says of the policy and the critic.
-    """
+    """What a run is, built or only planned. `rollout` and `rows` are None if they are not known."""
     rollout, upstream = rollout or RolloutPlan(), Upstream(trainer_class)
     player = rollout.user_func
     known = getattr(getattr(rows, "info", None), "dataset_name", None)

@@ -1,8 +1,4 @@
-"""Pushing to the Hub: around upstream's uploads and model card.
-
-What lands there loads by plain `AutoModelForCausalLM` or `PeftModel`: the policy at the root, the
-critic in a folder of its own, `agent.json` with what one needs to play. See `docs/evaluation.md`.
-"""
+"""Pushing to the Hub: around upstream's uploads and model card."""
 
 from __future__ import annotations
 
@@ -124,8 +120,7 @@ class Publisher(TrainerCallback):
             return
         self._foreign_card_named = True
         logger.warning(
-            "`%s` was not written by a trainer (it has no tag %s) and is left as it is; it stands for the "
-            "model card in a push. To get the run's card, move it away. This is said once.",
+            "`%s` has no tag %s, so it is left as it is, and a push takes it for the model card.",
             path, card.GENERATED,
         )  # fmt: skip
 

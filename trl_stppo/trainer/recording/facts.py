@@ -26,12 +26,7 @@ def facts(
 ) -> list[dict[str, Any]]:
     """Plain data of some episodes of a rollout that has been scored.
 
-    Args:
-        rollout: of this process.
-        numbers: of the episodes.
-        first: number of the first of them all among those of all processes.
-        reward_names: of the reward functions.
-        engine: that has played them, where one has.
+    `first`: number of the first of them all among those of all processes.
     """
     rewards = rollout.rewards.tolist()
     result = []

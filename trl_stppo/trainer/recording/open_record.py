@@ -12,15 +12,7 @@ from torch import Tensor
 
 @dataclass
 class OpenRecord:
-    """A rollout batch whose update is not over, or an evaluation.
-
-    Attributes:
-        header: fields of `TracedUpdate`.
-        episodes: `facts.facts` of the recorded rows.
-        batch: their tensors of the rollout, [N, T].
-        passes: figures of the last pass over them, [N + 1, T]; the last row takes all other episodes.
-        outcomes: per optimizer step what came of it, and the rows of its mini-batch.
-    """
+    """A rollout batch whose update is not over, or an evaluation."""
 
     header: dict[str, Any]
     episodes: list[dict[str, Any]] = field(default_factory=list)

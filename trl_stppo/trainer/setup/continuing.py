@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers.utils import find_adapter_config_file
 
-from ...hub.fetching import ADAPTER_CONFIG, critic_folder, policy_folder
+from ...hub.fetching import critic_folder, policy_folder
 from ...hub.loading import base_of, load_tokenizer, with_adapter
 from ...hub.settings import CRITIC_FOLDER
 from ...models.adapter_checks import CRITIC, SPLIT_INITS
-from ...models.critic import ADAPTERS, HEAD_FILE, SharedCritic
+from ...models.critic import HEAD_FILE, SharedCritic
 from .._trl import create_model_from_path
 from ..ppo_config import PPOConfig
 
@@ -35,18 +35,8 @@ def policy_to_go_on_with(
 ) -> tuple[Any, Any, Any]:
     """The policy of a repository that holds an adapter; GRPOTrainer loads full models only.
 
-    Args:
-        model: the trainer's argument.
-        processing_class: likewise; default the tokenizer beside the adapter.
-        args: configuration.
-        quantization_config: of the base model.
-        peft_config: of a new adapter, which cannot be put on top of one that is there.
-
     Returns:
         The three arguments for GRPOTrainer; the same ones where the model is no name of an adapter.
-
-    Raises:
-        ValueError: a new adapter is asked for as well, or there is none and the weights are packed.
     """
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
@@ -62,9 +52,8 @@ def policy_to_go_on_with(
         return model, processing_class, quantization_config
     if peft_config is not None:
         raise ValueError(
-            f"`peft_config` was given (`use_peft=True` among the flags), but {model!r} holds an adapter "
-            f"already, which is trained on as it is. Leave `peft_config` out to go on with it, or pass its "
-            f"base model as `model` to begin a new adapter."
+            f"`peft_config` (`use_peft=True` among the flags) was given, but {model!r} holds an adapter "
+            f"already. Leave it out, or pass the base model as `model`."
         )
     folder = policy_folder(model, revision, token)
     base, base_revision = base_of(folder)
@@ -83,13 +72,7 @@ def policy_to_go_on_with(
 
 @dataclass(frozen=True)
 class GivenCritic:
-    """Where the critic comes from, once names have been looked up.
-
-    Attributes:
-        model: of its own, as an instance.
-        name: of a checkpoint for a critic of its own.
-        shared: folder of an adapter and a head for the policy's backbone.
-    """
+    """Where the critic comes from, once names have been looked up."""
 
     model: Any = None
     name: str | None = None
@@ -106,16 +89,7 @@ class GivenCritic:
 
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
-    """Look a named critic up: one that was published with its policy goes before the policy itself.
-
-    Args:
-        value_model: the trainer's argument: a model, a name or None.
-        args: configuration, which may have a name too.
-        has_critic: whether the trainer has one at all.
-
-    Raises:
-        ValueError: it was named twice.
-    """
+    """Look a named critic up: one that was published with its policy goes before the policy itself."""
     named = args.value_model_name_or_path
     if not has_critic:
         return GivenCritic(value_model, named)
@@ -130,33 +104,13 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
         return GivenCritic(name=name)
     if (folder / HEAD_FILE).is_file():
         return GivenCritic(shared=folder)
-    adapter = folder / ADAPTERS
-    if (adapter / ADAPTER_CONFIG).is_file():
-        return GivenCritic(model=critic_with_adapters(adapter, kwargs))
     return GivenCritic(name=str(folder))
-
-
-def critic_with_adapters(folder: Path, kwargs: dict[str, Any]) -> Any:
-    """The model of a critic with adapters of its own, from their folder; `kwargs` load the base."""
-    from ...models.critic_models import critic_from_checkpoint
-    from ..sharding.runtime import unpartitioned
-
-    base, revision = base_of(folder)
-    with unpartitioned():
-        model = critic_from_checkpoint(base, **{**kwargs, "revision": revision})
-    return with_adapter(model, folder, trainable=True)
 
 
 def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
     """The critic whose adapter and head were published, on the backbone of a policy.
 
-    Args:
-        policy: with its adapter.
-        folder: of the critic.
-        rank: that the configuration asks for, None for whatever it has.
-
-    Raises:
-        ValueError: the policy has no adapter, or the rank is another one.
+    `rank`: that the configuration asks for, None for whatever it has.
     """
     from peft import PeftConfig
 

@@ -15,12 +15,7 @@ from torch import nn
 from ...models import adapter_checks, adapters
 from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
-from .._trl import (
-    SyncRefModelCallback,
-    disable_dropout,
-    prepare_frozen,
-    prepare_reference,
-)
+from .._trl import SyncRefModelCallback, disable_dropout, prepare_frozen, prepare_reference
 from ..host import Host
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
@@ -61,10 +56,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
         return ReferencePlan()
     is_peft = peft_config is not None or hasattr(model, "peft_config")
     if args.sync_ref_model and is_peft:
-        raise ValueError(
-            "`sync_ref_model=True` is not supported with adapters: a reference has none to receive the "
-            "policy's. Set sync_ref_model=False, or train without peft_config."
-        )
+        raise ValueError("`sync_ref_model=True` is not supported with adapters.")
     if ref_model is not None:
         return ReferencePlan(model=ref_model)
     if not is_peft:
@@ -72,8 +64,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
             return ReferencePlan(by_upstream=True)
         if any(map(runtime.is_in_pieces, model.parameters())):
             raise ValueError(
-                "A policy that ZeRO-3 has loaded in pieces cannot be copied for the reference. Pass the "
-                "policy by name, pass `ref_model`, or set kl_coef=0.0 and beta=0.0."
+                "A policy in pieces of ZeRO-3 cannot be copied: pass its name, or `ref_model`."
             )
         return ReferencePlan(model=copy.deepcopy(model))
     config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config
@@ -132,8 +123,7 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
     args, policy = host.args, host.model
     if not host.has_critic and value_model is not None:
         raise ValueError(
-            f"`value_model` is a {type(value_model).__name__}, but {type(args).__name__} has no critic. "
-            f"Leave it out, or use STPPOTrainer."
+            f"`value_model` is a {type(value_model).__name__}, but {type(args).__name__} has no critic."
         )
     if value_model is not None and args.value_model_name_or_path is not None:
         raise ValueError(continuing.ONE_OF_TWO)
@@ -178,16 +168,10 @@ def build_critic(host: Host, value_model: Any, published: Path | None = None) ->
 
 
 def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
-    """Refuse the rank of an adapter that will not be there.
-
-    Args:
-        args: configuration.
-        shared: the policy has adapters, and no value model was given.
-    """
+    """Refuse the rank of an adapter that will not be there."""
     if args.critic_lora_r is not None and (not shared or args.value_model_name_or_path is not None):
         raise ValueError(
-            f"`critic_lora_r={args.critic_lora_r}` is the rank of the shared critic's adapter, but the "
-            f"critic is separate here. Leave it unset, or use a LoRA policy without a value model."
+            f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
         )
 
 
@@ -231,13 +215,11 @@ def add_critic_groups(
         return False
     if len(missing) < len(parameters):
         raise ValueError(
-            f"`optimizers` trains {len(parameters) - len(missing)} of the critic's {len(parameters)} "
-            f"parameters. Give it all of them, or none: then groups are added."
+            f"`optimizers` is without {len(missing)} of the critic's {len(parameters)} parameters."
         )
     if host.lr_scheduler is not None:
         raise ValueError(
-            "`optimizers` has a scheduler made for an optimizer without the critic. Pass "
-            "(optimizer, None), or an optimizer that holds the critic's parameters too."
+            "`optimizers` has a scheduler for an optimizer without the critic; allowed: (optimizer, None)."
         )
     for group in critic_groups(host, parameters):
         optimizer.add_param_group(group)
@@ -270,15 +252,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.device.type == "cpu" and parameter.numel() >= smallest:
                 raise ValueError(
-                    f"`optim` asks for {name} with 8-bit state, which bitsandbytes keeps on a GPU only; "
-                    f"the model is on the CPU. Use optim='adamw_torch', or a 32-bit one of "
-                    f"bitsandbytes ('paged_adamw_32bit', 'lion_32bit')."
+                    f"`optim` makes {name} with 8-bit state, which bitsandbytes keeps on a GPU only. On the "
+                    f"CPU use 'adamw_torch', or a 32-bit one ('paged_adamw_32bit', 'lion_32bit')."
                 )
     if any(group["lr"] is None for group in optimizer.param_groups):
         raise ValueError(
-            f"`optimizers` has a {name} that sets its own learning rate (lr=None), so that neither the "
-            f"scheduler nor the clipping-bias correction could. Give it one: for Adafactor "
-            f"lr=1e-5, relative_step=False, scale_parameter=False."
+            f"`optimizers` has a {name} that sets its own learning rate (lr=None). Give it one: for "
+            f"Adafactor lr=1e-5, relative_step=False, scale_parameter=False."
         )
 
 

@@ -16,7 +16,7 @@ from ...rollout.reward_funcs import unmatched
 from .._trl import NOT_CALLED, get_config_model_id, overrides
 from ..loop.rows import PLACEHOLDER_PROMPT, is_conversational
 from ..ppo_config import PPOConfig
-from . import shown, text_only
+from . import text_only
 
 logger = logging.getLogger(__name__)
 
@@ -46,25 +46,20 @@ def check_arguments(
     """Refuse what cannot work before anything is loaded."""
     if not isinstance(args, config_class):
         raise TypeError(
-            f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}, which "
-            f"accepts every field of GRPOConfig."
+            f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}."
         )
     if args.trainer_name() != config_class.trainer_name():
         raise TypeError(
-            f"`args` is a {type(args).__name__}, some of whose options only {args.trainer_name()} "
-            f"honours; they would be ignored here. Use {args.trainer_name()}, or a {config_class.__name__}."
+            f"`args` is a {type(args).__name__}, for {args.trainer_name()}; allowed: {config_class.__name__}."
         )
     text_only.check_tokenizer(processing_class, model)
     if processing_class is not None and processing_class.pad_token is None:
         raise ValueError(
-            "`processing_class` has no pad token, and episodes of different lengths need one. Set it "
-            "before building the trainer, for example `tokenizer.pad_token = tokenizer.eos_token`."
+            "`processing_class` has no pad token. Set `tokenizer.pad_token = tokenizer.eos_token`."
         )
     if data_collator is not None and not hasattr(data_collator, "tokenizer"):
         raise ValueError(
-            f"`data_collator` is a {type(data_collator).__name__}, but rows are collated after the "
-            f"rollout. Only padding collators (DataCollatorWithPadding) are accepted, and have nothing "
-            f"to do; change the dataset instead."
+            f"`data_collator` is a {type(data_collator).__name__}; allowed are padding collators."
         )
 
 
@@ -73,9 +68,8 @@ def check_overrides(trainer: Any) -> None:
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
-                f"`{type(trainer).__name__}.{name}` would never be called: the rollout is played here, turn "
-                f"by turn. Pass a `rollout_func` for episodes of your own, or override "
-                f"`_generate_single_turn` (how turns are sampled) or `_calculate_rewards`."
+                f"`{type(trainer).__name__}.{name}` would never be called. Pass a `rollout_func`, or "
+                f"override `_generate_single_turn` or `_calculate_rewards`."
             )
     name, package = "_generate_and_score_completions", __name__.split(".")[0]
     if getattr(trainer, name).__module__.split(".")[0] != package:
@@ -103,8 +97,7 @@ def check_models(
         )
     if ref_model is not None and ref_model is model:
         raise ValueError(
-            "`ref_model` and `model` are the same object, so the reference would be trained along. "
-            "Pass a copy, or leave ref_model unset: a copy is made."
+            "`ref_model` and `model` are the same object, so the reference would be trained along."
         )
     if value_model is None or isinstance(value_model, str):  # a name; each loads a model of its own
         return
@@ -177,22 +170,18 @@ def plan_rollout(
     plan = RolloutPlan(text, tool_environments, probes, list(tools or []), rollout_func)
     if rollout_func is not None and (tools or tool_environments):
         raise ValueError(
-            "`rollout_func` together with `tools` or a tool `environment_factory`: each plays the whole "
-            "episode. Call the tools inside rollout_func, or leave it out."
+            "`rollout_func` and `tools` or a tool `environment_factory` were both given; pass one of them."
         )
     if text and tools:
         raise ValueError(
-            "`tools` and a text `environment_factory` were both given. A text environment reads the "
-            "model's words itself; pass one of them."
+            "`tools` and a text `environment_factory` were both given; pass one of them."
         )
     if text and rollout_func is not None:
         raise ValueError(
-            "`rollout_func` and a text `environment_factory` were both given, and each plays the "
-            "whole episode. Pass one of them."
+            "`rollout_func` and a text `environment_factory` were both given; pass one of them."
         )
     if not plan.uses_engine:
         _check_unused_limits(args)
-    shown.check_tools(plan.standalone_tools, {name: probes[name] for name in tool_environments})
     return plan
 
 
@@ -201,9 +190,7 @@ def _check_unused_limits(args: PPOConfig) -> None:
     for name in ENGINE_LIMITS:
         if getattr(args, name) is not None:
             raise ValueError(
-                f"`{name}={getattr(args, name)}` limits episodes with an environment or tools, and there "
-                f"are none. Leave it unset; a rollout_func keeps its own limits, and "
-                f"max_completion_length bounds a single turn."
+                f"`{name}={getattr(args, name)}` is for episodes with an environment or tools."
             )
 
 
@@ -220,10 +207,7 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         if not rollout.text:
             return None  # GRPOTrainer decides, and explains
         if args.max_steps <= 0:
-            raise ValueError(
-                "Without `train_dataset` the environment supplies the tasks, and the length of the "
-                "training is unknown: set `max_steps` or `total_episodes`."
-            )
+            raise ValueError("Without `train_dataset` set `max_steps` or `total_episodes`.")
         rows = args.generation_batch_size // args.num_generations
         rollout.messages = "train_dataset"
         return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
@@ -264,16 +248,17 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
     owns_prompt = bool(rollout.text or rollout.tools)
     if not owns_prompt and not {"prompt", "input_ids"} & columns:
         raise ValueError(
-            f"`{name}` has the columns {dataset.column_names}, but neither `prompt` (a string or a list "
-            f"of messages) nor `input_ids` (token ids). Rename or map one of them."
+            f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
         )
     if "prompt" in columns:
-        first = f"The `prompt` of the first row of `{name}`"
-        if odd := shown.check_prompt(dataset[0]["prompt"], first):
-            logger.warning(odd)
+        text_only.check_prompt(dataset[0]["prompt"])
     if rollout.user_func is None and {"prompt", "input_ids"} & columns:
         column = "prompt" if "prompt" in columns else "input_ids"
-        shown.check_no_empty(dataset, name, column, by_environment=owns_prompt)
+        for row, value in enumerate(dataset[column]):
+            if not value and (not owns_prompt or value == []):
+                raise ValueError(
+                    f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
+                )
     _check_resets(name, dataset.column_names, rollout)
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name
@@ -284,8 +269,7 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         logger.warning(said)
     if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
         raise ValueError(
-            f"`{name}` is pre-tokenised (`input_ids`), but environments and tools need a `prompt` to add "
-            f"their words to. Give the prompt as text or messages."
+            f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."
         )
 
 

@@ -34,12 +34,7 @@ def build_player(
 ) -> EpisodePlayer:
     """What plays the episodes, in training and in evaluation; see `build_engines`.
 
-    Args:
-        host: whose policy plays.
-        upstream: its private side.
-        rollout: who plays.
-        evaluation: the same with the factories of evaluation.
-        generate: TRL's generation call, for what our sampler does not support.
+    `generate` is TRL's generation call, for what our sampler does not support.
     """
     tokenizer = upstream.tokenizer
     return EpisodePlayer(
@@ -54,17 +49,7 @@ def build_player(
 def build_engines(
     host: Host, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
 ) -> tuple[RolloutEngine, RolloutEngine]:
-    """The engine that plays in training, and the one that evaluates, with environments of its own.
-
-    Args:
-        host: whose limits hold; it gets a chat template that grows where environments need one.
-        tokenizer: of its policy.
-        rollout: who plays.
-        evaluation: the same with the factories of evaluation.
-
-    Raises:
-        ValueError: the chat template cannot grow by appending.
-    """
+    """The engine that plays in training, and the one that evaluates, with environments of its own."""
     if rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, told = _limits(host), host.args.eval_settings
@@ -98,14 +83,8 @@ def assemble(
 ) -> RolloutEngine:
     """An engine with a driver for every factory, for tools alone, or for prompts that nobody answers.
 
-    Args:
-        rollout: factories and tools.
-        renderer: decodes what text environments see, and renders what tools answer.
-        limits: of an episode.
-        env_workers: synchronous environments that run at the same time.
-        isolated: give each environment a process of its own.
-        probes_play: whether the instances that were looked at may play; False where they play elsewhere.
-        **options: `on_env_error`, `env_error_penalty` and `selection` of the engine.
+    `env_workers` synchronous environments run at the same time. If `probes_play`, the instances that
+    were looked at play too.
     """
     calls, form = EnvironmentCalls(env_workers), tool_format(renderer)
     players = rollout.probes if probes_play else None
@@ -145,11 +124,7 @@ def _make_template_grow(host: Host, tokenizer: Any) -> None:
 
 
 def growing_template(renderer: ChatRenderer) -> str | None:
-    """What to use in place of the tokenizer's template, None if that one grows.
-
-    Raises:
-        ValueError: it does not, and TRL has no training template for it.
-    """
+    """What to use in place of the tokenizer's template, None if that one grows."""
     if renderer.tokenizer.chat_template is None:
         return None  # prompts are plain text, or tokenising the first one explains
     try:

@@ -53,10 +53,6 @@ class RewardPlan:
         """The functions in place of those that GRPOTrainer has made of environments' `get_reward`.
 
         The engine has asked it already, where a failure costs one episode and no more.
-
-        Args:
-            funcs: GRPOTrainer's, ours first.
-            names: of each, the classes of environments behind ours.
         """
         own = len(self.funcs)
         return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]
@@ -67,9 +63,8 @@ def check_scores(model: Any, name: str) -> None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(base, PreTrainedModel) and base.can_generate():
         raise ValueError(
-            f"`{name}` is a {type(base).__name__}, which gives a logit for each word and no score. Pass one "
-            f"from AutoModelForSequenceClassification.from_pretrained(..., num_labels=1), a function, or, "
-            f"for turns, a LabelTokenScorer, which asks the model."
+            f"`{name}` is a {type(base).__name__}, which gives a logit for each word and no score. Pass a "
+            f"sequence-classification model with num_labels=1, or a function."
         )
 
 
@@ -78,8 +73,7 @@ def check_reward_weights(args: PPOConfig, number: int) -> None:
     weights = args.reward_weights
     if weights is not None and len(weights) != number:
         raise ValueError(
-            f"`reward_weights` has {len(weights)} entries for {number} reward functions; give one "
-            f"each (reward_model and environments count with weight 1)."
+            f"`reward_weights` has {len(weights)} entries for {number} reward functions; give one each."
         )
 
 
@@ -104,8 +98,7 @@ def plan_rewards(
         check_scores(func, f"reward_funcs[{i}]")
         if isinstance(func, str) and hasattr(trl_rewards, func):
             raise ValueError(
-                f"`reward_funcs[{i}]={func!r}` would be the name of a reward model. TRL's function of that "
-                f"name is trl.rewards.{func}: pass it without quotes."
+                f"`reward_funcs[{i}]={func!r}` is no model; pass TRL's function trl.rewards.{func} itself."
             )
         if rollout.columns is not None and is_function(func):
             environments = ["environments"] if rollout.tools else []

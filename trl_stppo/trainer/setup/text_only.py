@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import AutoProcessor, ProcessorMixin
@@ -20,23 +20,15 @@ IMAGE_COLUMNS = ("image", "images")  # those that GRPOTrainer shows to a model
 def check_tokenizer(processing_class: Any, model: Any) -> None:
     """Refuse a processor, which has a tokenizer and takes images too."""
     if isinstance(processing_class, ProcessorMixin):
-        name = _name(model) or "<its name>"
         raise ValueError(
             f"`processing_class`, given or loaded with the model, is a "
-            f"{type(processing_class).__name__}: images are not supported. To train the model on text "
-            f"alone, pass processing_class=AutoTokenizer.from_pretrained({name!r})."
+            f"{type(processing_class).__name__}: images are not supported. For text alone pass "
+            f"AutoTokenizer.from_pretrained({_name(model) or '<its name>'!r})."
         )
 
 
 def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: Any) -> Any:
-    """The tokenizer that was given; else what GRPOTrainer would load, but before the weights.
-
-    Args:
-        model: the trainer's argument.
-        processing_class: likewise.
-        args: configuration.
-        rollout: its plan, which knows whether there are messages to show.
-    """
+    """The tokenizer that was given; else what GRPOTrainer would load, but before the weights."""
     if processing_class is None:
         by_name = isinstance(model, str)
         processing_class = AutoProcessor.from_pretrained(
@@ -65,8 +57,7 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
     for token in range(rows, len(tokenizer)):
         if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
             raise ValueError(
-                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows. Pass the "
-                f"model's own tokenizer, or call model.resize_token_embeddings({len(tokenizer)})."
+                f"`processing_class` has {len(tokenizer)} tokens, but `model` has {rows} rows; resize it."
             )
 
 
@@ -78,18 +69,25 @@ def check_columns(name: str, columns: Iterable[str]) -> None:
     """Refuse rows with images."""
     for column in IMAGE_COLUMNS:
         if column in columns:
-            raise ValueError(
-                f"{name} has a column `{column}`, and images are not supported. Remove it, or rename it "
-                f"where it holds none."
-            )
+            raise ValueError(f"{name} has a column `{column}`, and images are not supported.")
 
 
 def check_rows(rows: list[dict[str, Any]]) -> None:
     """The same for the rows of a batch, which may come from a stream, and for their prompts."""
     check_columns("The dataset", rows[0])
-    prompts = [row["prompt"] for row in rows if isinstance(row.get("prompt"), list)]
-    if any(has_image(message.get("content")) for prompt in prompts for message in prompt):
+    for row in rows:
+        check_prompt(row.get("prompt"))
+
+
+def check_prompt(prompt: Any) -> None:
+    """Refuse what is neither text nor messages of text; None is an environment's to fill."""
+    if prompt is None or isinstance(prompt, str):
+        return
+    messages = isinstance(prompt, list | tuple)
+    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
         raise ValueError(
-            "The `prompt` of a row has a content block of the type `image`, and images are not "
-            "supported. Leave such rows out, or give their messages as text."
+            f"The `prompt` of a row is {prompt!r:.80}; allowed are text, or a list of messages "
+            f"({{'role': 'user', 'content': ...}})."
         )
+    if any(has_image(message.get("content")) for message in prompt):
+        raise ValueError("The `prompt` of a row has an image; allowed is text alone.")

@@ -30,10 +30,7 @@ def colocated_engine(
 ) -> AbstractContextManager[None]:
     """To surround upstream's constructor, which builds the engine where there is to be one.
 
-    Args:
-        trainer: is being built, and has its model by then.
-        args: its settings.
-        loaded_by_name: whether the policy's base weights are those that its name stands for.
+    `loaded_by_name`: the policy's base weights are those that its name stands for.
     """
     if not args.use_vllm or args.vllm_mode != "colocate":
         return nullcontext()

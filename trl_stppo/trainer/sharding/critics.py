@@ -1,9 +1,4 @@
-"""The critic beside an engine: who adds up its gradient and steps it, and how it is saved whole.
-
-`prepare` is called once, when the engine has the policy. What it returns is all that the loop knows:
-the loss calls `add`, the end of a mini-batch `reduce`, `clip_` and `step`, the guards `norm`. An engine
-that shards the critic puts objects of its own in their places, and lets `Critic.values` enter by it.
-"""
+"""The critic beside an engine: who adds up its gradient and steps it, and how it is saved whole."""
 
 from __future__ import annotations
 
@@ -59,10 +54,7 @@ def prepare(
 ) -> tuple[GradientBuffer, CriticOptimizer]:
     """The gradient of the critic, and what steps it.
 
-    Args:
-        host: whose policy is wrapped, and whose critic is whole; all processes call it together.
-        make: the optimizer of the parameters that this process is to step.
-        rate: the learning rate of the coming step.
+    All processes call it together. `rate` gives the learning rate of the coming step.
     """
     critic = host.critic
     if host.is_deepspeed_enabled and isinstance(critic, SeparateCritic) and not _is_packed(critic):

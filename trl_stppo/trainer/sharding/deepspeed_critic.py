@@ -26,11 +26,7 @@ FOLDER = "critic_engine"
 
 
 class EngineGradient(GradientBuffer):
-    """The critic's gradient, in the pieces in which the engine keeps it.
-
-    Attributes:
-        is_empty: see `GradientBuffer`; the same on all processes.
-    """
+    """The critic's gradient, in the pieces in which the engine keeps it."""
 
     is_empty = True
 
@@ -87,8 +83,7 @@ class EngineOptimizer(CriticOptimizer):
         """See `CriticOptimizer`."""
         if not (folder / FOLDER).is_dir():
             raise CheckpointError(
-                f"`{folder}` has no {FOLDER!r}: a run without DeepSpeed wrote it. Resume it without "
-                f"DeepSpeed, or start a new run from its policy and critic."
+                f"`{folder}` has no {FOLDER!r}: a run without DeepSpeed wrote it."
             )
         self.engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
 

@@ -46,11 +46,7 @@ def shards_weights(accelerator: Any) -> bool:
 
 
 class ShardedStepHooks(UpdateScale):
-    """`UpdateScale` for an optimizer that an engine steps, DeepSpeed once for every shard.
-
-    Args:
-        optimizer: the unwrapped optimizer, which holds the policy alone.
-    """
+    """`UpdateScale` for an optimizer that an engine steps, DeepSpeed once for every shard."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
@@ -61,10 +57,8 @@ class ShardedStepHooks(UpdateScale):
 class CriticOptimizer:
     """The optimizer of a critic beside an engine.
 
-    Args:
-        optimizer: over the critic's parameters.
-        buffer: their gradient; reduced and clipped when `step` is called.
-        rate: the learning rate of the coming step.
+    `buffer` is reduced and clipped when `step` is called; `rate` gives the learning rate of the coming
+    step.
     """
 
     def __init__(

@@ -45,14 +45,7 @@ def _print_lines(host: Host, task: Callable[[], dict[str, str]]) -> None:
 def print_episodes(
     host: Host, upstream: Upstream, play: Callable[[Any], Rollout], *, first_batch_only: bool
 ) -> None:
-    """Play episodes of the evaluation (or training) data and print prompt, completion and score.
-
-    Args:
-        host: under the settings of evaluation.
-        upstream: knows the tokenizer.
-        play: plays and scores a batch of rows.
-        first_batch_only: stop after it.
-    """
+    """Play episodes of the evaluation (or training) data and print prompt, completion and score."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,8 +1,4 @@
-"""What is logged: the names and formulas of `docs/watching.md`, over all processes.
-
-Everything is collected as sums and divided once, so that neither the split into micro-batches nor
-the number of processes changes a figure.
-"""
+"""What is logged, as in `docs/watching.md`: sums over all micro-batches and processes, divided once."""
 
 from __future__ import annotations
 
@@ -110,11 +106,7 @@ class MiniBatchMetrics:
 
 
 class RolloutMetrics:
-    """Figures of one rollout batch.
-
-    Args:
-        values: whether there is a critic to report on.
-    """
+    """Figures of one rollout batch."""
 
     def __init__(self, *, values: bool) -> None:
         # An environment need not say whether an episode succeeds or an action can be read.

@@ -1,7 +1,4 @@
-"""Sums that become metrics: added over micro-batches and processes, divided once at the end.
-
-A mean of micro-batch means depends on how the batch was cut; a quotient of sums does not.
-"""
+"""Sums that become metrics: added over micro-batches and processes, divided once at the end."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ def wide(tensor: Tensor) -> Tensor:
 class RatioOfSums:
     """Collects numerators and denominators by name, plus maxima and logarithms of sums.
 
-    Args:
-        optional: names left out where the denominator is 0; elsewhere a quotient of nothing is 0.
+    `optional` names are left out if the denominator is 0; elsewhere a quotient of nothing is 0.
     """
 
     def __init__(self, *optional: str) -> None:
@@ -54,10 +50,8 @@ class RatioOfSums:
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Divide, over all processes, and start afresh.
 
-        Args:
-            gather: stacks a [1, N] tensor of every process into [W, N].
-
-        Every process must have added the same names in the same order.
+        Every process must have added the same names in the same order. `gather` stacks a [1, N] tensor
+        of every process into [W, N].
         """
         if not self._sums and not self._maxima:
             return {}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from ..core.layout import Part
 from . import argument_types as of
-from ._trl import reference_needed, small_tiles
+from ._trl import profiling_decorator, reference_needed, small_tiles
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .evaluation.evaluator import Evaluator
@@ -23,11 +23,11 @@ from .gradients.optimizers import Optimizers, policy_parameters
 from .guards.guards import Guards
 from .guards.signals import without_upstreams
 from .host import Host, Upstream
+from .loop.batch import Batch
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
-from .loop.mini_batches import MiniBatches
-from .loop.policy_comparison import PolicyComparison
 from .loop.rewards import EpisodeRewards
+from .loop.rows import Row
 from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
 from .ppo_config import PPOConfig
@@ -38,14 +38,15 @@ from .recording.recorder import TraceRecorder
 from .setup import continuing, models, plan, players, text_only, vllm_engine
 from .setup.rewards import RewardPlan, plan_rewards
 from .sharding import runtime
+from .stabilizers import STABILIZERS
+from .training_loop import RolloutSource, TrainingLoop
 from .watching import display
 
 
 class AgentTrainer(Host):
     """GRPOTrainer with our helpers in it, which it asks wherever upstream would do something else."""
 
-    _scales_updates: Callable[[], bool]  # of subclasses, as is the next one
-    _after_optimizer: Callable[[torch.optim.Optimizer], None]
+    loop_class = TrainingLoop
 
     def __init__(
         self,
@@ -143,8 +144,7 @@ class AgentTrainer(Host):
         self.critic = models.install_models(self, *given)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        hooks = self._scales_updates, lambda optimizer: self._after_optimizer(optimizer)
-        self._optimizers = Optimizers(self, *hooks)
+        self._optimizers = Optimizers(self, lambda optimizer: self._loop.measure_bias(optimizer))
 
     def _install_loop(self, rewards: RewardPlan, rollout: plan.RolloutPlan) -> None:
         """What rollout and update are made of."""
@@ -161,10 +161,6 @@ class AgentTrainer(Host):
             shows_environments=bool(rollout.tools),
         )
         self._forward = ForwardPasses(self, lambda *part: self._logprobs_of(*part))
-        self._comparison = PolicyComparison(
-            self, lambda *rows, **options: self._get_per_token_logps_and_entropies(*rows, **options)
-        )
-        self._mini_batches = MiniBatches(self, self._upstream)
 
     def _install_watch(self, rollout: plan.RolloutPlan) -> None:
         """What keeps, guards, shows and records a run."""
@@ -185,6 +181,53 @@ class AgentTrainer(Host):
         self._evaluator = Evaluator(
             self, upstream, self._player, self._rewards, self._rollout_log, rollout, self._trace
         )
+        stabilizers = [
+            STABILIZERS[name](self.args) for name in getattr(self.args, "stabilizers", [])
+        ]
+        self._run_state.stabilizers = stabilizers
+        self._loop = self.loop_class(
+            self,
+            upstream,
+            lambda *rows, **options: self._get_per_token_logps_and_entropies(*rows, **options),
+            stabilizers,
+            source=RolloutSource(self, self._player, self._rewards, self._guards),
+            player=self._player,
+            rewards=self._rewards,
+            forward=self._forward,
+            optimizers=self._optimizers,
+            guards=self._guards,
+            log=self._rollout_log,
+            trace=self._trace,
+            stale=self._stale,
+        )
+
+    # ------------------------------------------------------------- the training loop's steps
+
+    def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
+        """One rollout batch (`TrainingLoop.rollout`)."""
+        return self._loop.rollout(inputs)
+
+    @profiling_decorator
+    def _prepare_inputs(self, generation_batch: Any) -> Batch:
+        """The micro-batch that is due."""
+        if not self.model.training:
+            return self._generate_and_score_completions(generation_batch)
+        return self._loop.micro_batch(
+            lambda: self._generate_and_score_completions(generation_batch)
+        )
+
+    def _compute_loss(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
+        """Loss of one micro-batch."""
+        return self._loop.loss(model, inputs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Upstream's step on one micro-batch; closes the mini-batch after its last one."""
+        started = time.perf_counter()
+        with small_tiles(self.accelerator.device):  # of backward passes too
+            loss = super().training_step(*args, **kwargs)
+            self._loop.after_backward()
+        self._loop.end_micro_batch(loss, started)
+        return loss
 
     # ---------------------------------------------------------------------- forward passes
 

@@ -40,6 +40,11 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         False  # no setting: whether `critic_learning_rate` was left to its default
     )
 
+    # No settings; those of STPPOConfig say otherwise.
+    scales_updates: ClassVar[Any] = False
+    measures_clip_bias: ClassVar[Any] = False
+    takes_second_gradient: ClassVar[Any] = False
+
     # No settings; PPO scripts read them, and may set them (`config.names.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None

@@ -28,14 +28,8 @@ class Optimizers:
     `on_creation` gets the policy's optimizer when it is there, before the first step.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        scales: Callable[[], bool],
-        on_creation: Callable[[torch.optim.Optimizer], None],
-    ) -> None:
-        self._host, self._scales = host, scales
-        self._on_creation = on_creation
+    def __init__(self, host: Host, on_creation: Callable[[torch.optim.Optimizer], None]) -> None:
+        self._host, self._on_creation = host, on_creation
         self.critic_grads = GradientBuffer(host.critic.parameters())
         self.critic: CriticOptimizer | None = None
         self.roles: list[str] = []
@@ -60,7 +54,9 @@ class Optimizers:
             else:
                 if models.add_critic_groups(host, optimizer, parameters):
                     self.roles += CRITIC
-                self._hooks = StepHooks(optimizer, self.critic_grads, scales=self._scales())
+                self._hooks = StepHooks(
+                    optimizer, self.critic_grads, scales=host.args.scales_updates
+                )
             self._on_creation(optimizer)
         return optimizer
 

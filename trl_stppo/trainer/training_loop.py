@@ -1,0 +1,567 @@
+"""The training loop: what happens to a batch, in the order in which it happens.
+
+    rollout       rows -> episodes -> batch -> rewards -> log-probabilities -> advantages
+    micro_batch   rollout batch -> mini-batches, dealt anew in every epoch -> micro-batches
+    loss          the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
+    after_backward, before_step, end_micro_batch
+                  clipping bias, guards, the critic's gradient, the scale of the step, metrics
+
+The bridge to TRL (`agent_trainer.py`) calls these methods from GRPOTrainer's hooks. transformers' own loop
+clips the policy's gradient and steps; `gradients/optimizers.py` adds the critic's gradient and the scale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core import (
+    ClippedSurrogate,
+    aggregation_weights,
+    clipped_surrogate,
+    clipped_value_loss,
+    importance_ratio,
+    kl_penalty,
+    log_importance_ratio,
+    normalization_scale,
+    sampler_correction,
+)
+from ..rollout.turn_batch import TurnBatch, build_turn_batch
+from ._trl import disable_gradient_checkpointing, use_adapter
+from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
+from .gradients.optimizers import Optimizers
+from .guards.guards import Guards
+from .host import Host, Upstream, is_warming_up
+from .loop.batch import (
+    Batch,
+    deal,
+    episode_tokens,
+    full_sequence,
+    group_by_length,
+    take_rows,
+    without_padding,
+)
+from .loop.forward import ForwardPasses, Logprobs
+from .loop.log import RolloutLog
+from .loop.player import EpisodePlayer, judge
+from .loop.rewards import EpisodeRewards
+from .loop.rollout import Rollout
+from .loop.rows import Row
+from .loop.stale import StalePolicies
+from .loop.targets import Targets, critic_targets, group_targets
+from .recording.recorder import TraceRecorder
+from .sharding.runtime import is_sharded
+from .stabilizers import Stabilizer, check_linear, weighs
+from .watching.metrics import MiniBatchMetrics, RolloutMetrics
+
+
+class Totals(NamedTuple):
+    """Counts of one mini-batch over all processes, each [] in float32."""
+
+    episodes: Tensor
+    policy_tokens: Tensor
+    value_tokens: Tensor
+
+
+class RolloutSource:
+    """Supplies rollouts with their rewards: here by playing one whenever the loop needs it."""
+
+    def __init__(
+        self, host: Host, player: EpisodePlayer, rewards: EpisodeRewards, guards: Guards
+    ) -> None:
+        self._host, self._player = host, player
+        self._rewards, self._guards = rewards, guards
+
+    def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
+        """Play one episode per row.
+
+        Returns:
+            The rollout of this process, and the rewards of all processes' episodes, [W * B, F].
+        """
+        # All seeds depend on the 1.
+        seed = (self._host.args.seed, 1, self._host.state.global_step)
+        rollout = self._player.play(rows, seed)
+        if self._host.model.training and rollout.by_engine:
+            self._guards.count_failures(rollout.episodes)
+        return rollout, self._rewards.ask(rollout)
+
+
+class TrainingLoop:
+    """Rollout step and update step of PPO and GRPO.
+
+    Args:
+        host: the trainer: models, options, accelerator and state.
+        upstream: its count of micro-batches, and the place where a checkpoint finds the rollout batch.
+        logprobs: the trainer's `_get_per_token_logps_and_entropies`, bound late.
+        stabilizers: of the run.
+        source, player, rewards, forward, optimizers, guards, log, trace, stale: the parts of the loop.
+
+    Attributes:
+        window: micro-batches of the mini-batch under way.
+        totals: its counts.
+        metrics: of its update.
+        seconds: that the update has taken.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        upstream: Upstream,
+        logprobs: Callable[..., Logprobs],
+        stabilizers: list[Stabilizer],
+        *,
+        source: RolloutSource,
+        player: EpisodePlayer,
+        rewards: EpisodeRewards,
+        forward: ForwardPasses,
+        optimizers: Optimizers,
+        guards: Guards,
+        log: RolloutLog,
+        trace: TraceRecorder,
+        stale: StalePolicies,
+    ) -> None:
+        self.host, self.args, self.accelerator = host, host.args, host.accelerator
+        self.upstream, self.logprobs, self.stabilizers = upstream, logprobs, stabilizers
+        self.source, self.player, self.rewards, self.forward = source, player, rewards, forward
+        self.optimizers, self.guards, self.log = optimizers, guards, log
+        self.trace, self.stale = trace, stale
+        self.scaler = next((each for each in stabilizers if each.scales), None)
+        self.correction: ClipBiasCorrection | None = None
+        self.estimate: ClipBiasEstimate | None = None
+        self.second_pass: tuple[Batch, Tensor] | None = None
+        self.window: list[Batch] = []
+        self.metrics, self.seconds = MiniBatchMetrics(), 0.0
+        self.totals = Totals(torch.zeros(()), torch.zeros(()), torch.zeros(()))
+
+    # --------------------------------------------------------------------------- rollout
+
+    def rollout(self, rows: list[Row]) -> Batch:
+        """One rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
+        started = time.perf_counter()
+        with self.stale.playing() if self.host.model.training else nullcontext():
+            rollout, all_rewards = self.source.next(rows)
+            batch = self.player.pad(rollout)
+            sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
+            batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
+            self._add_old_logprobs(batch)
+            self._add_ref_logprobs(batch)
+        with torch.no_grad():
+            scores, scored = self.rewards.scores(rollout)
+            dtype = torch.promote_types(self.host.model.dtype, torch.float32)
+            turns = build_turn_batch(
+                rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
+            )
+            rollout.earnings = turns.earned(scores).tolist()
+            batch["turn_index"] = turns.turn_index
+            batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
+            self._add_sampler_weights(batch)
+            kl = self._kl_to_reference(batch)
+            targets = self.targets(batch, turns, scores, scored, kl)
+        batch["values"], batch["returns"] = targets.values, targets.returns
+        batch["advantages"], batch["value_mask"] = targets.advantages, targets.value_mask
+        seconds = time.perf_counter() - started
+        if self.host.model.training:
+            self.seconds -= seconds  # which are not part of the update's time
+        self.log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+        return batch
+
+    def _add_old_logprobs(self, batch: Batch) -> None:
+        """Add the policy's log-probabilities before the update, if anything is compared with them."""
+        args = self.args
+        per_rollout = (args.steps_per_generation or 1) * self.host.num_iterations
+        # If one optimizer step takes in the whole rollout, the policy has not moved before its update.
+        moves = args.gradient_accumulation_steps % per_rollout
+        if moves or self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness:
+            batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
+
+    def _add_ref_logprobs(self, batch: Batch) -> None:
+        """Add the reference policy's, if a KL is measured."""
+        host = self.host
+        if self.args.kl_coef == 0.0 and self.args.beta == 0.0:
+            return
+        if host.ref_model is not None:
+            batch["ref_per_token_logps"] = self.logprobs_under(host.ref_model, batch)
+            return
+        policy = self.accelerator.unwrap_model(host.model)
+        # A fresh adapter is switched off; one that has learnt has a copy.
+        with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
+            batch["ref_per_token_logps"] = self.logprobs_under(host.model, batch)
+
+    def logprobs_under(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Log-probabilities of a batch's tokens under a model, [B, T] nats, without a gradient."""
+        ids, mask, length = full_sequence(batch)
+        size, options = (
+            self.args.per_device_train_batch_size,
+            self.args.gradient_checkpointing_kwargs,
+        )
+        with torch.no_grad(), disable_gradient_checkpointing(self.host.model, options):
+            logprobs, _, _ = self.logprobs(model, ids, mask, length, batch_size=size)
+        return logprobs
+
+    @property
+    def _corrects_sampler(self) -> bool:
+        return self.host.use_vllm and self.host.vllm_importance_sampling_correction
+
+    def _add_sampler_weights(self, batch: Batch) -> None:
+        """Add constant weights for the gap between the policy and the engine that sampled for it."""
+        if not self._corrects_sampler:
+            return
+        level, form = self.args.vllm_importance_sampling_mode.split("_")
+        batch["importance_sampling_ratio"] = sampler_correction(
+            batch["old_per_token_logps"],
+            batch["sampling_per_token_logps"],
+            batch["turn_index"],
+            "product" if level == "sequence" else level,  # TRL's, of the whole episode
+            truncate=form == "truncate",
+            clip_min=self.args.vllm_importance_sampling_clip_min,
+            clip_max=self.args.vllm_importance_sampling_clip_max,
+        )
+
+    def _kl_to_reference(self, batch: Batch) -> Tensor | None:
+        """Per-token KL that goes into the reward, [B, T] nats; None without one."""
+        if self.args.kl_coef == 0.0:
+            return None
+        return kl_penalty(
+            batch["old_per_token_logps"],
+            batch["ref_per_token_logps"],
+            self.args.kl_estimator,
+            loss_mask=batch["turn_index"] >= 0,
+        )
+
+    def targets(
+        self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
+    ) -> Targets:
+        """Advantages and the critic's targets, from scores [B] and which episodes have one, [B]."""
+        if not self.host.has_critic:
+            group = self.host.num_generations if self.host.model.training else 1
+            targets, figures = group_targets(
+                turns, scores, scored, batch["loss_mask"], self.args, group, self.accelerator
+            )
+            if not self.host.model.training:
+                figures.pop("frac_reward_zero_std", None)
+            self.log.add(figures)
+            return targets
+        values, final_values = self.rollout_values(batch)
+        # The warm-up regresses on Monte Carlo returns: GAE with lambda 1.
+        lam = 1.0 if is_warming_up(self.host) else self.args.lam
+        mask, reduce = batch["loss_mask"], self.accelerator.reduce
+        score = scores.to(values.dtype)
+        return critic_targets(turns, score, values, final_values, kl, mask, self.args, lam, reduce)
+
+    def rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Values before each token [B, T] and after the last one [B], in bounded chunks."""
+        with self.host.critic.active():
+            values = self.forward.values(batch, self.args.forward_batch_size)
+        last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
+        return values[:, :-1], values.gather(1, last).squeeze(1)
+
+    def log_rollout(
+        self,
+        rollout: Rollout,
+        all_rewards: Tensor,
+        batch: Batch,
+        turns: TurnBatch,
+        scores: Tensor,
+        kl: Tensor | None,
+        targets: Targets,
+        seconds: float,
+    ) -> None:
+        """Log and record the rollout; `all_rewards` are those of all processes, [W * B, F]."""
+        log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
+        shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
+        judge(rollout)
+        if self.host.model.training:
+            self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
+        log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
+        metrics = RolloutMetrics(values=has_critic)
+        log.add(metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather))
+        self.trace.rollout(rollout, batch)
+
+    # ---------------------------------------------------------------- update: mini-batches
+
+    def micro_batch(self, play: Callable[[], Batch]) -> Batch:
+        """The micro-batch that is due; `play` makes a rollout batch when the last one is used up."""
+        upstream, accumulation = self.upstream, self.args.gradient_accumulation_steps
+        per_rollout, step = int(self.args.steps_per_generation or 1), upstream.step
+        if step % (per_rollout * self.host.num_iterations) == 0 or upstream.buffer is None:
+            with self.guards.rollout():
+                upstream.buffer = deal([play()], per_rollout)
+        elif step % per_rollout == 0:
+            upstream.buffer = deal(upstream.buffer, per_rollout)
+        if step % accumulation == 0:
+            # The buffer keeps its order, or the next shuffle would depend on how it was cut.
+            first = step % per_rollout
+            self.begin(group_by_length(upstream.buffer[first : first + accumulation]))
+            is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
+            self.start_mini_batch(empty=is_empty)
+        return without_padding(self.window[step % accumulation])
+
+    def begin(self, window: list[Batch]) -> None:
+        """Begin the mini-batch of these micro-batches."""
+        counts = [
+            torch.stack([torch.tensor(len(mask), device=mask.device), mask.sum(), values.sum()])
+            for mask, values in ((batch["loss_mask"], batch["value_mask"]) for batch in window)
+        ]
+        totals = torch.stack(counts).sum(dim=0).float()
+        self.window, self.totals = window, Totals(*self.accelerator.reduce(totals))
+
+    def start_mini_batch(self, *, empty: bool = False) -> None:
+        """Begin with no gradients and metrics, also after a step that was interrupted or refused."""
+        self.optimizers.critic_grads.clear()
+        self.metrics = MiniBatchMetrics()
+        self.guards.start_mini_batch(empty=empty)
+        self.second_pass = None
+        for bias in (self.correction, self.estimate):
+            if bias is not None:
+                bias.clear()
+
+    # ------------------------------------------------------------- update: one micro-batch
+
+    def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+        """Loss of one micro-batch: its part of the mini-batch's, so that any split is the same."""
+        if self.guards.leaves_weights:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        value_loss = torch.zeros((), device=self.accelerator.device)
+        if self.host.has_critic:
+            value_loss = self.args.vf_coef * self.value_loss(inputs)
+        if is_warming_up(self.host):
+            return value_loss.requires_grad_()  # the policy rests; its gradient stays None
+        loss = self.policy_loss(model, inputs) + value_loss
+        if self.host.is_deepspeed_enabled:
+            weighs_in = self.guards.check_before_backward(loss)
+            loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
+        return loss
+
+    def value_loss(self, inputs: Batch) -> Tensor:
+        """Clipped regression of the critic; detached, as the gradient goes into the critic's buffer."""
+        value_mask, processes = inputs["value_mask"], self.accelerator.num_processes
+        with self.host.critic.active():
+            values = self.forward.values(inputs)[:, :-1]
+            per_token, clipped = clipped_value_loss(
+                values, inputs["values"], inputs["returns"], value_mask, self.args.cliprange_value
+            )
+            loss = per_token.sum() / self.totals.value_tokens.clamp(min=1) * processes
+            self.optimizers.critic_grads.add(self.args.vf_coef * loss)
+        self.metrics.add_value(per_token, clipped, value_mask)
+        return loss.detach()
+
+    def policy_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+        """Clipped surrogate at the chosen ratio level, plus the terms that the options add."""
+        host, loss_mask = self.host, inputs["loss_mask"]
+        ids, mask, length = full_sequence(inputs)
+        logprobs, entropies, aux_loss = self.logprobs(
+            model, ids, mask, length, compute_entropy=True, compute_aux_loss=host.aux_loss_enabled
+        )
+        assert entropies is not None
+        log_ratio = self.log_ratio(inputs, logprobs)
+        surrogate = clipped_surrogate(
+            log_ratio,
+            inputs["advantages"],
+            loss_mask,
+            host.epsilon_low,
+            host.epsilon_high,
+            delta=self.args.delta,
+            weights=self.token_factors(inputs, logprobs),
+        )
+        weights = self.accelerator.num_processes * aggregation_weights(
+            loss_mask,
+            host.loss_type,
+            num_episodes=self.totals.episodes,
+            num_tokens=self.totals.policy_tokens,
+            max_length=host.max_completion_length,
+            dtype=surrogate.kept.dtype,
+        )
+        extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
+        self.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
+        self.metrics.add_drift(inputs, logprobs)
+        surrogate = self.stabilised(inputs, surrogate, weights, logprobs, entropies)
+        self.trace.observe(inputs, logprobs, log_ratio, surrogate)
+        if self.correction is not None:
+            tokens = episode_tokens(inputs)
+            later = self.correction.observe(surrogate, weights, extra, tokens)
+            if later is not None:
+                rows, coefficient = later
+                self.second_pass = take_rows(inputs, rows), coefficient
+            extra = None if extra is None else extra.detach()
+        # The gradient is that of the kept terms, the value that of the usual min/clip objective.
+        kept = (surrogate.kept * weights).sum()
+        value = (surrogate.objective * weights).sum()
+        loss = -kept + (kept - value).detach()
+        return loss if extra is None else loss + extra
+
+    def log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+        """Log of policy over old policy, at the chosen level, [B, T]."""
+        old_logprobs = inputs.get("old_per_token_logps")
+        return log_importance_ratio(
+            logprobs,
+            logprobs.detach() if old_logprobs is None else old_logprobs,
+            inputs["turn_index"],
+            self.host.importance_sampling_level,
+            loss_mask=inputs["loss_mask"],
+        )
+
+    def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
+        """Constant factors on kept and clipped terms alike: sampler correction, off-policy mask.
+
+        Args:
+            batch: of the update.
+            logprobs: [B, T] nats, of the policy as it is now.
+        """
+        weights = batch.get("importance_sampling_ratio")
+        threshold = self.args.off_policy_mask_threshold
+        if threshold is None:
+            return weights
+        old = batch.get("old_per_token_logps", logprobs.detach())
+        sampled, mask = batch.get("sampling_per_token_logps", old), batch["loss_mask"]
+        keep = self.host.get_off_policy_mask(
+            batch["advantages"], logprobs, sampled, mask.to(logprobs.dtype), threshold
+        )
+        return (keep if weights is None else weights * keep).detach()
+
+    def stabilised(
+        self,
+        inputs: Batch,
+        surrogate: ClippedSurrogate,
+        weights: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+    ) -> ClippedSurrogate:
+        """The terms with their episodes weighed; the estimate of the norms takes them in."""
+        loss_mask, args = inputs["loss_mask"], self.args
+        if weighing := [each for each in self.stabilizers if weighs(type(each))]:
+            factors = [each.episode_weights(inputs["advantages"], loss_mask) for each in weighing]
+            factor = torch.stack(factors).prod(dim=0)
+            surrogate = surrogate.weighted(factor)
+            if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
+                self.guards.add_weights(factor)
+            self.metrics.add_episode_weights(factor, loss_mask.any(dim=1))
+        if self.estimate is not None:
+            self.estimate.observe(surrogate, weights, logprobs, entropies, loss_mask)
+            # The last micro-batch: DeepSpeed steps inside its backward pass.
+            if self.accelerator.sync_gradients:
+                self._finish_estimate(self.estimate)
+        return surrogate
+
+    def _extra_loss(
+        self,
+        inputs: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        aux_loss: Tensor | None,
+        log_ratio: Tensor,
+        weights: Tensor,
+    ) -> Tensor | None:
+        """Loss-side KL, entropy bonus and router loss; None if the options ask for none."""
+        terms, args, loss_mask = [], self.args, inputs["loss_mask"]
+        if args.beta != 0.0:
+            kl = kl_penalty(logprobs, inputs["ref_per_token_logps"], "k3", loss_mask=loss_mask)
+            self.metrics.add_mean("kl", kl, loss_mask)
+            kl = kl * importance_ratio(log_ratio) if args.use_bias_correction_kl else kl
+            terms.append(args.beta * (kl * weights).sum())
+        if args.entropy_coef != 0.0:
+            entropy = entropies.masked_fill(~loss_mask, 0.0).sum()
+            entropy = entropy / self.totals.policy_tokens.clamp(min=1)
+            terms.append(-args.entropy_coef * (entropy * self.accelerator.num_processes))
+        if aux_loss is not None:
+            counts = torch.ones_like(aux_loss).bool()
+            self.metrics.add_mean("aux_loss", aux_loss, counts)
+            coefficient = self.host.router_aux_loss_coef
+            terms.append(coefficient * aux_loss / args.gradient_accumulation_steps)
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def after_backward(self) -> None:
+        """The bias of a few episodes, from a pass through them alone; the micro-batch's graph is gone."""
+        if self.correction is None or self.second_pass is None:
+            return
+        (inputs, coefficient), self.second_pass = self.second_pass, None
+        ids, mask, length = full_sequence(inputs)
+        logprobs, _, _ = self.logprobs(self.host.model, ids, mask, length)
+        self.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
+
+    # ------------------------------------------------------------ update: one optimizer step
+
+    def measure_bias(self, optimizer: torch.optim.Optimizer) -> None:
+        """Prepare to measure the clipping bias, once the policy's optimizer is there."""
+        if self.args.scales_updates:
+            check_linear(type(optimizer).__name__)
+        if not self.args.measures_clip_bias:
+            return
+        self.estimate = ClipBiasEstimate(self.accelerator.device)
+        if self._has_estimate_only:
+            return
+        critic = {id(p) for p in self.host.critic.parameters()}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.correction = ClipBiasCorrection(
+            [p for p in parameters if id(p) not in critic],
+            repeatable=not has_dropout(self.host.model),
+        )
+
+    @property
+    def _has_estimate_only(self) -> bool:
+        """Whether the norms are estimated: sharded gradients never exist whole on one process."""
+        return is_sharded(self.accelerator) or not self.args.takes_second_gradient
+
+    def _finish_estimate(self, estimate: ClipBiasEstimate) -> None:
+        """Log the estimated norms; scale the step by them if there are no exact ones."""
+        kept, clipped = estimate.finish(self.accelerator.reduce, self.accelerator.num_processes)
+        share = normalization_scale(kept, clipped, "share")
+        figures: dict[str, Tensor | float] = {
+            "estimated_share": share,
+            "is_estimate": float(self._has_estimate_only),
+        }
+        if self._has_estimate_only:
+            scale = 1.0 if self.scaler is None else self.scaler.scale(kept, clipped)
+            figures |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
+            if self.args.scales_updates:
+                self.optimizers.scale_update(float(scale))
+        for name, value in figures.items():
+            self.metrics.add_scalar(f"clip_bias/{name}", value)
+
+    def before_step(self) -> None:
+        """Reduce and clip the critic's gradient, and correct the clipping bias.
+
+        Upstream clips the policy's gradient; DeepSpeed has stepped already.
+        """
+        mean = None
+        if self.accelerator.num_processes > 1:
+            mean = partial(self.accelerator.reduce, reduction="mean")
+        if self.host.has_critic:
+            gradient, limit = self.optimizers.critic_grads, self.args.critic_max_grad_norm
+            if mean is not None:
+                gradient.reduce(mean)
+            norm = gradient.clip_(self.args.max_grad_norm if limit is None else limit)
+            self.metrics.add_scalar("value/grad_norm", norm)
+        if self.correction is None or is_warming_up(self.host):
+            return
+        factor, figures = self.correction.finish(mean, self.scaler)
+        self.optimizers.scale_update(factor)
+        for name, value in figures.items():
+            self.metrics.add_scalar(name, value)
+
+    def end_micro_batch(self, loss: Tensor, started: float) -> None:
+        """After the backward pass: close the mini-batch if this was its last micro-batch.
+
+        Args:
+            loss: of the micro-batch, detached.
+            started: `time.perf_counter()` at its beginning.
+        """
+        self.guards.add_loss(loss)
+        if self.accelerator.sync_gradients and self.guards.inspect():
+            self.before_step()
+        self.seconds += time.perf_counter() - started
+        if not self.accelerator.sync_gradients:
+            return
+        seconds, self.seconds = self.seconds, 0.0
+        metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
+        self.log.add(metrics)
+        if not self.guards.admit(metrics):
+            self.host.model.zero_grad(set_to_none=True)  # which the optimizer passes over
+            if self.guards.verdict != "critic_only":
+                self.start_mini_batch()
+        self.trace.end_mini_batch(window, verdict=self.guards.verdict)

@@ -1,6 +1,6 @@
 """What a trainer of agents is made of, whatever its loss: how it is built, and where upstream meets it.
 
-`AgentTrainer` holds no state of a run: its methods hand on to helpers. The algorithm is in `ppo_trainer.py`.
+`AgentTrainer` holds no state of a run: its methods delegate. The algorithm is in `training_loop.py`.
 """
 
 from __future__ import annotations

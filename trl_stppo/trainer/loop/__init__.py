@@ -1,1 +1,1 @@
-"""The steps of a rollout and an update, in the order in which `ppo_trainer.py` calls them."""
+"""Parts of the training loop (`training_loop.py`)."""

@@ -171,7 +171,7 @@ def test_a_list_is_read_from_the_command_line():
 
 @pytest.mark.parametrize("limit", [0.0, None, math.inf])
 def test_triggered_needs_the_gradient_clip(limit):
-    with pytest.raises(ValueError, match=r"'triggered'\]` needs `max_grad_norm` > 0"):
+    with pytest.raises(ValueError, match="`max_grad_norm="):
         config(stabilizers="triggered", max_grad_norm=limit)
 
 
@@ -222,9 +222,7 @@ def test_optimizers_whose_step_is_proportional_to_the_rate_can_be_scaled(name):
 def test_optimizers_whose_step_is_not_are_refused_for_share_only(name):
     if "lomo" in name or "layerwise" in name:
         for options in ({}, {"stabilizers": "winners"}, {"variant": "turn-ppo"}):
-            with pytest.raises(
-                ValueError, match=f"`optim='{name}'` is not supported: it steps inside"
-            ):
+            with pytest.raises(ValueError, match=f"`optim='{name}'` steps in"):
                 config(optim=name, **options)
         return
     with pytest.raises(ValueError, match=f"lists 'share' and the optimizer is '{name}'"):

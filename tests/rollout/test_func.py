@@ -126,27 +126,27 @@ def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
         (
             {"turn_spans": SPANS, "env_mask": [[1, 1, 1, 1, 1], [1, 1, 1]]},
             TurnSpanError,
-            r"`turn_spans\[0\]` covers other tokens than `env_mask\[0\]`",
+            r"`turn_spans\[0\]` and `env_mask\[0\]`",
         ),
         (
             {"turn_spans": SPANS, "env_mask": [[1, 1, 0, 1, 1], [1, 1, 0]]},
             TurnSpanError,
-            r"`turn_spans\[1\]` covers other tokens",
+            r"`turn_spans\[1\]` and",
         ),
-        ({"turn_spans": SPANS[:1]}, ValueError, "`turn_spans` has 1 entries for 2 episodes"),
-        ({"env_mask": [[1]]}, ValueError, "`env_mask` has 1 entries for 2 episodes"),
+        ({"turn_spans": SPANS[:1]}, ValueError, "`turn_spans` must have"),
+        ({"env_mask": [[1]]}, ValueError, "`env_mask` must have"),
         (
             {"env_mask": [[1, 1, 0, 1, 1], [1, 1]]},
             ValueError,
-            r"`env_mask\[1\]` has 2 entries for the 3 tokens",
+            "`env_mask` must have",
         ),
-        ({"turn_rewards": [[1.0]] * 3}, ValueError, "`turn_rewards` has 3 entries for 2 episodes"),
-        ({"terminated": [True]}, ValueError, "`terminated` has 1 entries"),
-        ({"truncated": [True] * 3}, ValueError, "`truncated` has 3 entries"),
+        ({"turn_rewards": [[1.0]] * 3}, ValueError, "`turn_rewards` must have"),
+        ({"terminated": [True]}, ValueError, "`terminated` must have"),
+        ({"truncated": [True] * 3}, ValueError, "`truncated` must have"),
         (
             {"turn_spans": SPANS, "turn_rewards": [[1.0], [1.0]]},
             ValueError,
-            r"`turn_rewards\[0\]` has 1 entries, but episode 0 has 2 turns",
+            r"`turn_rewards\[0\]` has 1 entries for the 2 turns",
         ),
         (
             {"turn_spans": SPANS, "turn_rewards": [[1.0, math.nan], [1.0]]},
@@ -156,18 +156,18 @@ def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
         (
             {"completion_ids": [[3], []]},
             ValueError,
-            r"`completion_ids\[1\]` is empty: an episode needs at least one token",
+            r"`completion_ids\[1\]` is empty",
         ),
         (
             {"completion_ids": [[3]]},
             ValueError,
             "`rollout_func` returned 1 episodes: `completion_ids` has 1 entries for 2 prompts",
         ),
-        ({"prompt_ids": [[3]]}, ValueError, "`prompt_ids` has 1 entries for 2 episodes"),
+        ({"prompt_ids": [[3]]}, ValueError, "`prompt_ids` must have"),
         (
             {"logprobs": [[0.0] * 4, [0.0] * 3]},
             ValueError,
-            r"`logprobs\[0\]` has 4 entries for the 5 tokens",
+            "`logprobs` must have",
         ),
     ],
 )

@@ -71,7 +71,7 @@ REFUSED = {
     "rollout_func and a tool environment": (
         {"environment_factory": ToolEnv, "rollout_func": no_rollout},
         {},
-        "`rollout_func` together with `tools` or a tool `environment_factory`",
+        "`rollout_func` and `tools` or a tool `environment_factory`",
     ),
     "tools and a text environment": (
         {"environment_factory": CountEnv, "tools": [no_rollout]},
@@ -87,7 +87,7 @@ REFUSED = {
         f"{name} without an environment": (
             {},
             {name: 2},
-            f"`{name}=2` limits episodes with an environment or tools, and there are none",
+            f"`{name}=2` is for episodes with",
         )
         for name in (
             "max_turns",
@@ -100,7 +100,7 @@ REFUSED = {
     "max_turn_tokens with a rollout_func": (
         {"rollout_func": no_rollout},
         {"max_turn_tokens": 2},
-        "`max_turn_tokens=2` limits episodes with an environment or tools",
+        "`max_turn_tokens=2` is for episodes with",
     ),
     "empty dataset": (
         {"train_dataset": Dataset.from_dict({"prompt": []})},
@@ -193,7 +193,7 @@ def test_st_ppo_needs_the_config_that_has_its_fields(tmp_path):
 
 def test_ppo_refuses_a_config_whose_correction_it_would_ignore(tmp_path):
     args = quick_config(tmp_path, STPPOConfig)
-    with pytest.raises(TypeError, match="options only STPPOTrainer honours"):
+    with pytest.raises(TypeError, match="`args` is a STPPOConfig"):
         build(tmp_path, PPOTrainer, arguments={"args": args})
 
 
@@ -225,7 +225,7 @@ def test_an_optimizer_with_half_of_the_critic_is_refused(tmp_path):
     policy = tiny_policy(TOKENIZER)
     optimizer = torch.optim.SGD([*policy.parameters(), *some], lr=0.1)
     arguments = {"model": policy, "value_model": value_model, "optimizers": (optimizer, None)}
-    with pytest.raises(ValueError, match="`optimizers` trains 2 of the critic's"):
+    with pytest.raises(ValueError, match="`optimizers` is without"):
         build(tmp_path, arguments=arguments).train()
 
 

@@ -199,7 +199,7 @@ def test_environments_must_agree_on_having_a_score():
         ({"eval_generation_kwargs": 0.5}, "must be a dictionary"),
         ({"num_generations_eval": -2}, "num_generations_eval >= 1"),
         ({"eval_generation_kwargs": {"temperature": 0.0, "top_p": 0.5}}, "without effect"),
-        ({"metric_for_best_model": "eval_loss"}, "computes no loss"),
+        ({"metric_for_best_model": "eval_loss"}, "metric_for_best_model"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message, tmp_path):

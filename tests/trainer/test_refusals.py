@@ -49,13 +49,13 @@ def test_pretokenised_rows_cannot_open_a_text_environment(tmp_path):
         "environment_factory": CountEnv,
         "train_dataset": Dataset.from_dict({"input_ids": [[3, 4]] * 8}),
     }
-    with pytest.raises(ValueError, match="`train_dataset` is pre-tokenised"):
+    with pytest.raises(ValueError, match="`train_dataset` has `input_ids`"):
         build(tmp_path, arguments=arguments)
 
 
 def test_a_rollout_func_runs_its_tools_itself(tmp_path):
     arguments = {"rollout_func": lambda prompts, trainer: {}, "tools": [share_of_a]}
-    with pytest.raises(ValueError, match="`rollout_func` together with `tools`"):
+    with pytest.raises(ValueError, match="`rollout_func` and `tools`"):
         build(tmp_path, arguments={**arguments, "train_dataset": prompts(8)})
 
 

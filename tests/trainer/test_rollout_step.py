@@ -69,7 +69,7 @@ def test_a_loss_that_leaves_the_critic_out_is_refused_before_the_first_step(tmp_
         def _compute_loss(self, model, inputs):
             return self._policy_loss(model, inputs, self._mini_batches.totals)
 
-    with pytest.raises(TypeError, match=r"`Own\._compute_loss`.*`_policy_loss`"):
+    with pytest.raises(TypeError, match=r"`Own\._compute_loss`"):
         train(tmp_path, Own, **ONE)
 
     class Wraps(PPOTrainer):

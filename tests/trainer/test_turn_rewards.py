@@ -406,7 +406,7 @@ def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
 @pytest.mark.parametrize(
     ("funcs", "arguments", "options", "message"),
     [
-        ([3], {}, {}, r"`turn_reward_funcs\[0\]` is a int; allowed are functions"),
+        ([3], {}, {}, r"`turn_reward_funcs\[0\]` is a int; allowed: functions"),
         ([Watch(), None], {}, {}, r"`turn_reward_funcs\[1\]` is a NoneType"),
         (
             [Watch()], {}, {"turn_reward_weights": [1.0, 2.0]},

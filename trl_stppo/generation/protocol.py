@@ -12,37 +12,28 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn to be sampled.
+    """One turn to be sampled."""
 
-    Attributes:
-        key: the episode. Its later requests extend the row of its earlier ones, so a backend may keep
-            what it has computed for it until `release`.
-        ids: the whole row so far: the prompt and everything after it.
-        max_new_tokens: at least 1.
-        seed: names the turn's randomness, (seed, rollout, row, turn). Equal seeds and equal rows
-            sample equal tokens, whatever else is in flight, where the backend can promise it.
-    """
-
+    # The episode. Its later requests extend the row of its earlier ones, so a backend may keep what
+    # it has computed for it until `release`.
     key: int
-    ids: list[int]
-    max_new_tokens: int
+    ids: list[int]  # the whole row so far: the prompt and everything after it
+    max_new_tokens: int  # at least 1
+    # Names the turn's randomness, (seed, rollout, row, turn). Equal seeds and equal rows sample
+    # equal tokens, whatever else is in flight, where the backend can promise it.
     seed: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TurnResult:
-    """One sampled turn.
+    """One sampled turn."""
 
-    Attributes:
-        key: as in the request.
-        ids: the sampled tokens, at least one, the end-of-turn token included where there is one.
-        logprobs: of the sampled tokens in nats, one each, or None if the backend does not tell.
-        error: why the turn could not be sampled, which ends its episode; `ids` is empty then.
-    """
-
-    key: int
+    key: int  # as in the request
+    # The sampled tokens, at least one, the end-of-turn token included where there is one.
     ids: list[int]
+    # Of the sampled tokens in nats, one each, or None if the backend does not tell.
     logprobs: list[float] | None
+    # Why the turn could not be sampled, which ends its episode; `ids` is empty then.
     error: str | None = None
 
 

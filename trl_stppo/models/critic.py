@@ -41,17 +41,12 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 
 
 class Critic:
-    """State values for every completion token, from one forward pass of a backbone.
+    """State values for every completion token, from one forward pass of a backbone."""
 
-    Attributes:
-        whole: the weights that `save` is to write, where the modules hold pieces of them.
-        parameter_names: of those inside the policy.
-        head: makes values of hidden states.
-    """
-
+    # The weights that `save` is to write, where the modules hold pieces of them.
     whole: dict[str, Tensor] | None = None
-    parameter_names: Sequence[str] = ()
-    head: nn.Module
+    parameter_names: Sequence[str] = ()  # of those inside the policy
+    head: nn.Module  # makes values of hidden states
     _base: PreTrainedModel
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:

@@ -44,27 +44,20 @@ NF4_BITS, NF4_PLAIN_BITS = 4 + 8 / 64 + 32 / (64 * 256), 4 + 32 / 64
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of a decoder.
+    """Shape of a decoder."""
 
-    Attributes:
-        hidden, intermediate, layers, vocab: as in transformers' configurations.
-        query, key: widths of all queries, and of all keys (or values) of a token.
-        parameters: all of the model, adapters not counted.
-        linear: parameters of all linear layers: what QLoRA quantises, and LoRA adapts.
-        widths: sum of their input and output widths.
-        largest: parameters of the largest of them.
-    """
-
+    # As in transformers' configurations.
     hidden: int
     intermediate: int
     layers: int
     vocab: int
+    # Widths of all queries, and of all keys (or values) of a token.
     query: int
     key: int
-    parameters: int
-    linear: int
-    widths: int
-    largest: int
+    parameters: int  # all of the model, adapters not counted
+    linear: int  # parameters of all linear layers: what QLoRA quantises, and LoRA adapts
+    widths: int  # sum of their input and output widths
+    largest: int  # parameters of the largest of them
 
     def lora_parameters(self, rank: int) -> int:
         """Adapters of this rank on all linear layers."""
@@ -82,60 +75,38 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Setup:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        geometry: of the policy.
-        weights: bytes of the policy's backbone, as it is loaded.
-        trainable, critic_trainable: trained parameters (a count) of policy and critic.
-        adapters: bytes of all adapters and value heads that are not part of a backbone.
-        critic_weights: bytes of a separate critic's backbone; 0 where it shares the policy's.
-        reference_weights: bytes of a reference policy that is a model of its own.
-        critic_geometry: of a separate critic; default the policy's.
-        full: the policy's backbone itself is trained.
-        critic_full: the critic's backbone is trained.
-        four_bit: linear layers are dequantised for each use.
-        weight_bytes: per element of embeddings and residual stream: the loaded dtype.
-        compute_bytes: per element where matrices are multiplied: autocast's dtype.
-        trainable_bytes: per trained parameter.
-        rows: episodes per micro-batch.
-        prompt, completion: tokens of the longest episode.
-        accumulates: more than one micro-batch makes an optimizer step.
-        checkpointing: layers are computed again in the backward pass.
-        optim: name, as in TrainingArguments.
-        bias_buffers: gradients of the policy's size besides its own: 1 where the clipping bias is
-            measured, 2 with a loss-side KL or an entropy bonus too.
-        slots: episodes in flight in the rollout; 0 where another process or function plays them.
-        scoring_rows: episodes per pass of the critic before the update; 0 takes `rows`.
-        other: bytes that someone else holds, such as an engine's buffers.
-        gathered: bytes of weights that an engine gathers for a rollout.
-    """
-
-    geometry: Geometry
-    weights: int
+    geometry: Geometry  # of the policy
+    weights: int  # bytes of the policy's backbone, as it is loaded
+    # Trained parameters (a count) of policy and critic.
     trainable: int
     critic_trainable: int
-    adapters: int = 0
-    critic_weights: int = 0
-    reference_weights: int = 0
-    critic_geometry: Geometry | None = None
-    full: bool = False
-    critic_full: bool = False
-    four_bit: bool = False
-    weight_bytes: int = 2
-    compute_bytes: int = 2
-    trainable_bytes: int = 4
-    rows: int = 1
+    adapters: int = 0  # bytes of all adapters and value heads that are not part of a backbone
+    critic_weights: int = 0  # bytes of a separate critic's backbone; 0 where it shares the policy's
+    reference_weights: int = 0  # bytes of a reference policy that is a model of its own
+    critic_geometry: Geometry | None = None  # of a separate critic; default the policy's
+    full: bool = False  # the policy's backbone itself is trained
+    critic_full: bool = False  # the critic's backbone is trained
+    four_bit: bool = False  # linear layers are dequantised for each use
+    weight_bytes: int = 2  # per element of embeddings and residual stream: the loaded dtype
+    compute_bytes: int = 2  # per element where matrices are multiplied: autocast's dtype
+    trainable_bytes: int = 4  # per trained parameter
+    rows: int = 1  # episodes per micro-batch
+    # Tokens of the longest episode.
     prompt: int = 0
     completion: int = 1024
-    accumulates: bool = True
-    checkpointing: bool = True
-    optim: str = "adamw_torch_fused"
+    accumulates: bool = True  # more than one micro-batch makes an optimizer step
+    checkpointing: bool = True  # layers are computed again in the backward pass
+    optim: str = "adamw_torch_fused"  # name, as in TrainingArguments
+    # Gradients of the policy's size besides its own: 1 where the clipping bias is measured, 2 with
+    # a loss-side KL or an entropy bonus too.
     bias_buffers: int = 0
+    # Episodes in flight in the rollout; 0 where another process or function plays them.
     slots: int = 0
-    scoring_rows: int = 0
-    other: int = 0
-    gathered: int = 0
+    scoring_rows: int = 0  # episodes per pass of the critic before the update; 0 takes `rows`
+    other: int = 0  # bytes that someone else holds, such as an engine's buffers
+    gathered: int = 0  # bytes of weights that an engine gathers for a rollout
 
     @property
     def length(self) -> int:
@@ -167,15 +138,11 @@ def make_qlora(setup: Setup, rank: int = 16) -> Setup:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected memory, in bytes.
+    """Expected memory, in bytes."""
 
-    Attributes:
-        phases: what is alive at the worst moment of each phase, by name.
-        overhead: of the libraries, in every phase.
-    """
-
+    # What is alive at the worst moment of each phase, by name.
     phases: Mapping[str, Mapping[str, int]]
-    overhead: int
+    overhead: int  # of the libraries, in every phase
 
     @property
     def phase(self) -> str:

@@ -17,23 +17,15 @@ CANCEL_SECONDS = 0.5
 
 @dataclass
 class CallResult:
-    """How one call ended.
+    """How one call ended."""
 
-    Attributes:
-        key: as submitted.
-        value: what it returned.
-        error: what it raised, SystemExit and the like included, or None.
-        timed_out: whether it was abandoned; then there is neither value nor error.
-        blocked: who has blocked the event loop when it was abandoned: "itself", "another" or None.
-        seconds: how long it ran.
-    """
-
-    key: int
-    value: Any = None
-    error: BaseException | None = None
-    timed_out: bool = False
+    key: int  # as submitted
+    value: Any = None  # what it returned
+    error: BaseException | None = None  # what it raised, SystemExit and the like included, or None
+    timed_out: bool = False  # whether it was abandoned; then there is neither value nor error
+    # Who has blocked the event loop when it was abandoned: "itself", "another" or None.
     blocked: str | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # how long it ran
 
 
 @dataclass(eq=False)

@@ -30,38 +30,26 @@ def trusts(*speakers: Any) -> bool:
 
 @dataclass
 class Opening:
-    """The environment is ready.
+    """The environment is ready."""
 
-    Attributes:
-        env: the instance.
-        text: its opening words, appended to the last message of the prompt.
-        pays_turns: whether it turns out to pay turns.
-    """
-
-    env: Any
-    text: Any = ""
-    pays_turns: bool = False
+    env: Any  # the instance
+    text: Any = ""  # its opening words, appended to the last message of the prompt
+    pays_turns: bool = False  # whether it turns out to pay turns
 
 
 @dataclass
 class Outcome:
-    """What one turn led to.
+    """What one turn led to."""
 
-    Attributes:
-        messages: what the environment says, as messages.
-        reward: of this turn alone, None if the environment does not pay turns.
-        terminated, truncated: whether the episode ends here, by the task or from outside.
-        valid_action: whether the environment could read the action, None if it does not say.
-        success: whether the task is solved, None if the environment does not say.
-        tool_calls, tool_failures: counts of a tool environment.
-    """
-
-    messages: list[Message] = field(default_factory=list)
-    reward: float | None = None
+    messages: list[Message] = field(default_factory=list)  # what the environment says, as messages
+    reward: float | None = None  # of this turn alone, None if the environment does not pay turns
+    # Whether the episode ends here, by the task or from outside.
     terminated: bool = False
     truncated: bool = False
+    # Whether the environment could read the action, None if it does not say.
     valid_action: bool | None = None
-    success: bool | None = None
+    success: bool | None = None  # whether the task is solved, None if the environment does not say
+    # Counts of a tool environment.
     tool_calls: int = 0
     tool_failures: int = 0
 
@@ -71,14 +59,10 @@ class Driver(Protocol):
 
     `episode.pays_turns` may be set when a call is made, not while it runs: a call that has been given
     up may come to an end long after its episode has, so it writes at most `turn_rewards_seen`.
-
-    Attributes:
-        tools: that the model can call.
-        trusted_text: whether what the environment says may hold control tokens.
     """
 
-    tools: list[Any]
-    trusted_text: bool
+    tools: list[Any]  # that the model can call
+    trusted_text: bool  # whether what the environment says may hold control tokens
 
     @property
     def type_name(self) -> str | None:

@@ -120,11 +120,8 @@ class RolloutEngine(Parts):
             common = "; ".join(f"{text} ({n}x)" for text, n in Counter(errors).most_common(3))
             logger.warning(
                 "%d of %d episodes ended in a failure of their %s: %s",
-                len(errors),
-                len(episodes),
-                who,
-                common,
-            )
+                len(errors), len(episodes), who, common,
+            )  # fmt: skip
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
             count, self.failures_in_a_row = self.failures_in_a_row, 0  # who goes on counts anew
             raise EnvironmentFailureError(

@@ -38,7 +38,10 @@ def split_environments(
     probes: dict[str | None, Any] = {}
     for name, factory in factories.items():
         if not callable(factory):
-            raise ValueError(_no_factory(factory))
+            kind = factory if isinstance(factory, str) else type(factory).__name__
+            raise ValueError(
+                f"`environment_factory` is or holds {kind!r}; allowed: classes and functions."
+            )
         probe = probes[name] = factory()
         if not callable(getattr(probe, "reset", None)):
             raise ValueError(
@@ -125,15 +128,3 @@ def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
             run_async(result)
     except Exception as error:
         logger.warning("%s.close raised %s", type(env).__name__, redacted(repr(error)))
-
-
-def _no_factory(given: Any) -> str:
-    kind = type(given).__name__
-    what = repr(given) if isinstance(given, str) else f"a {kind}"
-    said = f"`environment_factory` is or holds {what}"
-    if not callable(getattr(given, "reset", None)):
-        return f"{said}, which makes no environment. Pass a class, or a function that returns an environment."
-    return (
-        f"{said}, but every episode of a batch needs an environment of its own. Pass the class, {kind}, "
-        f"or functools.partial({kind}, ...) with its arguments."
-    )

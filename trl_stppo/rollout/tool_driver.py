@@ -30,14 +30,11 @@ MAIN_THREAD_ONLY = "signal only works in main thread"
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """TRL's own functions for tool conversations.
+    """TRL's own functions for tool conversations."""
 
-    Attributes:
-        parse: (ids of a turn, ids before it, tools) -> assistant message, `tool_calls` included.
-        suffix: tool messages -> the token ids that the template puts after the assistant's turn.
-    """
-
+    # (ids of a turn, ids before it, tools) -> assistant message, `tool_calls` included.
     parse: Callable[[list[int], list[int], list[Any]], Message]
+    # Tool messages -> the token ids that the template puts after the assistant's turn.
     suffix: Callable[[list[Message]], list[int]]
 
 

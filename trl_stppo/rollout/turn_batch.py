@@ -14,17 +14,11 @@ from .episode import Episode
 
 @dataclass
 class TurnBatch:
-    """The turn structure of a local rollout batch.
+    """The turn structure of a local rollout batch."""
 
-    Attributes:
-        turn_index: [B, T] int64, k at the tokens of turn k, -1 elsewhere.
-        turn_rewards: [B, K] float, 0 where an episode has fewer turns, or None.
-        terminated: [B] bool, the task's own end.
-    """
-
-    turn_index: Tensor
-    turn_rewards: Tensor | None
-    terminated: Tensor
+    turn_index: Tensor  # [B, T] int64, k at the tokens of turn k, -1 elsewhere
+    turn_rewards: Tensor | None  # [B, K] float, 0 where an episode has fewer turns, or None
+    terminated: Tensor  # [B] bool, the task's own end
 
     @property
     def action_mask(self) -> Tensor:

@@ -17,38 +17,23 @@ RESERVED = ("prompt", "completion", "completion_ids")
 
 @dataclass
 class Turn:
-    """One turn and everything before it.
+    """One turn and everything before it."""
 
-    Attributes:
-        episode: number of its episode in the rollout.
-        number: of the turn, from 0.
-        prompt: messages or text before the turn.
-        completion: the turn, as a list of one message or as text.
-        before: tokens before the turn.
-        ids: its tokens.
-        columns: of the dataset row.
-    """
-
-    episode: int
-    number: int
-    prompt: Any
-    completion: Any
-    before: list[int]
-    ids: list[int]
-    columns: dict[str, Any]
+    episode: int  # number of its episode in the rollout
+    number: int  # of the turn, from 0
+    prompt: Any  # messages or text before the turn
+    completion: Any  # the turn, as a list of one message or as text
+    before: list[int]  # tokens before the turn
+    ids: list[int]  # its tokens
+    columns: dict[str, Any]  # of the dataset row
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Sample several turns in each state, and play the one that is scored best.
+    """Sample several turns in each state, and play the one that is scored best."""
 
-    Attributes:
-        candidates: how many, at least 2.
-        scores: of turns; of equal ones the first is played.
-    """
-
-    candidates: int
-    scores: Callable[[list[Turn]], list[float]]
+    candidates: int  # how many, at least 2
+    scores: Callable[[list[Turn]], list[float]]  # of turns; of equal ones the first is played
 
 
 def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]) -> Turn:

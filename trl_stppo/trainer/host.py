@@ -51,39 +51,33 @@ class Upstream:
 
     Upstream offers no other way to it. The contract test holds each of these names against the
     installed versions.
-
-    Attributes:
-        step: micro-batches so far.
-        buffer: the rollout batch in play, cut into micro-batches; None before the first.
-        metrics: by mode ("train", "eval") and name, what waits for the next log.
-        logs: what waits for the table of completions.
-        pending_metrics, pending_columns: what reward functions have given to `log_metric` and
-            `log_extra`.
-        loss, total_loss, last_logged: of transformers' log of the loss.
-        signature_columns: of the rows that loaders hand on.
-        tokenizer: of the policy, also where the processing class is more than one.
-        synced_step: when vLLM last got the weights.
-        method, paper, tags: what TRL's model card says of a class of trainers.
-        output_dir: where it writes to, from a trial.
-        push, finish_push: start an upload from a checkpoint's folder, and wait for it.
     """
 
-    step: _Borrowed[int] = _Borrowed("_step")
+    step: _Borrowed[int] = _Borrowed("_step")  # micro-batches so far
+    # The rollout batch in play, cut into micro-batches; None before the first.
     buffer: _Borrowed[list[Batch] | None] = _Borrowed("_buffered_inputs")
+    # By mode ("train", "eval") and name, what waits for the next log.
     metrics: _Borrowed[dict[str, dict[str, list[float]]]] = _Borrowed("_metrics")
-    logs: _Borrowed[dict[str, Any]] = _Borrowed("_logs")
+    logs: _Borrowed[dict[str, Any]] = _Borrowed("_logs")  # what waits for the table of completions
+    # What reward functions have given to `log_metric` and `log_extra`.
     pending_metrics: _Borrowed[dict[str, list[float]]] = _Borrowed("_pending_metrics")
     pending_columns: _Borrowed[dict[str, list[Any]]] = _Borrowed("_pending_extra_logs")
+    # Of transformers' log of the loss.
     loss: _Borrowed[torch.Tensor] = _Borrowed("_tr_loss")
     total_loss: _Borrowed[float] = _Borrowed("_total_loss_scalar")
     last_logged: _Borrowed[int] = _Borrowed("_globalstep_last_logged")
+    # Of the rows that loaders hand on.
     signature_columns: _Borrowed[list[str]] = _Borrowed("_signature_columns")
+    # Of the policy, also where the processing class is more than one.
     tokenizer: _Borrowed[Any] = _Borrowed("_tokenizer")
-    synced_step: _Borrowed[int] = _Borrowed("_last_loaded_step")
+    synced_step: _Borrowed[int] = _Borrowed("_last_loaded_step")  # when vLLM last got the weights
+    # What TRL's model card says of a class of trainers.
     method: _Borrowed[str] = _Borrowed("_name")
     paper: _Borrowed[dict[str, str]] = _Borrowed("_paper")
     tags: _Borrowed[list[str]] = _Borrowed("_tag_names")
+    # Where it writes to, from a trial.
     output_dir: _Borrowed[Callable[[Any], str]] = _Borrowed("_get_output_dir")
+    # Start an upload from a checkpoint's folder, and wait for it.
     push: _Borrowed[Callable[[str], None]] = _Borrowed("_push_from_checkpoint")
     finish_push: _Borrowed[Callable[[], None]] = _Borrowed("_finish_current_push")
 

@@ -27,27 +27,17 @@ from .rows import Name
 
 @dataclass
 class Evaluation:
-    """Plays rows and counts; processes that were launched together share the rows.
+    """Plays rows and counts; processes that were launched together share the rows."""
 
-    Attributes:
-        player: plays the episodes.
-        sampling: how tokens are drawn.
-        seed: names the randomness of all episodes.
-        reward_funcs: reward functions in TRL's form, besides what the environment pays.
-        weights: of each.
-        missing_eos_penalty: off the score of an episode whose last turn was cut.
-        repetitions: episodes per row.
-        parallel: episodes in play at once, per process.
-    """
-
-    player: Player
-    sampling: SamplingSettings
-    seed: tuple[int, ...]
+    player: Player  # plays the episodes
+    sampling: SamplingSettings  # how tokens are drawn
+    seed: tuple[int, ...]  # names the randomness of all episodes
+    # Reward functions in TRL's form, besides what the environment pays.
     reward_funcs: Sequence[Callable[..., Any]]
-    weights: Sequence[float]
-    missing_eos_penalty: float | None = None
-    repetitions: int = 1
-    parallel: int = 8
+    weights: Sequence[float]  # of each
+    missing_eos_penalty: float | None = None  # off the score of an episode whose last turn was cut
+    repetitions: int = 1  # episodes per row
+    parallel: int = 8  # episodes in play at once, per process
 
     @property
     def names(self) -> list[str]:

@@ -19,36 +19,23 @@ GatherObjects = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """What is known of one episode, in plain numbers.
+    """What is known of one episode, in plain numbers."""
 
-    Attributes:
-        name: row of the dataset, repetition.
-        score: turn rewards plus score, as in training.
-        counted: whether it belongs into score and success.
-        success: None where nobody says.
-        turns: number of turns.
-        tokens: sampled ones.
-        whole: whether its last token ends a turn.
-        rewards: of each reward function, NaN where it returned None.
-        reward: weighted sum of these, NaN where all returned None.
-        valid_actions: whether the environment could read the action, of each turn; None where it does
-            not say.
-        stop_reason, env_type: None where no engine played.
-        tool_calls, tool_failures: counts.
-    """
-
-    name: Name
-    score: float
-    counted: bool
-    success: bool | None
-    turns: int
-    tokens: int
-    whole: bool
-    rewards: tuple[float, ...]
-    reward: float
+    name: Name  # row of the dataset, repetition
+    score: float  # turn rewards plus score, as in training
+    counted: bool  # whether it belongs into score and success
+    success: bool | None  # None where nobody says
+    turns: int  # number of turns
+    tokens: int  # sampled ones
+    whole: bool  # whether its last token ends a turn
+    rewards: tuple[float, ...]  # of each reward function, NaN where it returned None
+    reward: float  # weighted sum of these, NaN where all returned None
+    # Whether the environment could read the action, of each turn; None where it does not say.
     valid_actions: tuple[bool, ...] | None = None
+    # None where no engine played.
     stop_reason: str | None = None
     env_type: str | None = None
+    # Counts.
     tool_calls: int = 0
     tool_failures: int = 0
 

@@ -201,8 +201,9 @@ class EndingCallback(TrainerCallback):
         self._stepped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing has been done yet that a checkpoint could save."""
+        """Nothing has been done yet that a checkpoint could save; what was loaded is looked at."""
         self._stepped = False
+        self._ending.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A run that is resumed here draws from these to read the rows."""

@@ -32,27 +32,18 @@ KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 
 @dataclasses.dataclass
 class GuardState:
-    """What a resumed run has to know.
+    """What a resumed run has to know."""
 
-    Attributes:
-        skipped_steps: not finite, in all.
-        consecutive_skips: of these, those since the last step that was taken.
-        empty_steps: without an episode to learn from, or with weights of 0 alone, in all.
-        kl_stopped_steps: beyond `target_kl`, in all.
-        rollout_stopped: whether the rest of this rollout batch is not to move the weights.
-        kls: `policy/approx_kl` of this update's mini-batches.
-        best: success of the best rollout, with `save_best`.
-        best_step: optimizer steps of the policy that played it.
-    """
-
-    skipped_steps: int = 0
-    consecutive_skips: int = 0
-    empty_steps: int = 0
-    kl_stopped_steps: int = 0
+    skipped_steps: int = 0  # not finite, in all
+    consecutive_skips: int = 0  # of these, those since the last step that was taken
+    empty_steps: int = 0  # without an episode to learn from, or with weights of 0 alone, in all
+    kl_stopped_steps: int = 0  # beyond `target_kl`, in all
+    # Whether the rest of this rollout batch is not to move the weights.
     rollout_stopped: bool = False
+    # `policy/approx_kl` of this update's mini-batches.
     kls: list[float] = dataclasses.field(default_factory=list)
-    best: float = -1.0
-    best_step: int | None = None
+    best: float = -1.0  # success of the best rollout, with `save_best`
+    best_step: int | None = None  # optimizer steps of the policy that played it
 
 
 class Guards:

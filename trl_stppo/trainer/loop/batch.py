@@ -13,47 +13,34 @@ from .._trl import pad, shuffle_sequence_dict, split_tensor_dict
 
 
 class Batch(TypedDict, total=False):
-    """Episodes as tensors, [B, P] before and [B, T] after the end of the prompt.
+    """Episodes as tensors, [B, P] before and [B, T] after the end of the prompt."""
 
-    Attributes:
-        prompt_ids, prompt_mask: [B, P] int64, padded on the left.
-        completion_ids: [B, T] int64, padded on the right: turns and what lies between them.
-        completion_mask: [B, T] int, 0 past an episode's end; throughout one that
-            `mask_truncated_completions` hides.
-        tool_mask: [B, T] int, 0 where the environment speaks, and throughout hidden episodes.
-        num_items_in_batch: [], tokens of the policy in the rollout batch, over all processes. It and
-            `tool_mask` are for subclasses that know TRL's names; our loss goes by `loss_mask`.
-        turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
-        loss_mask: [B, T] bool, tokens that train.
-        old_per_token_logps: [B, T] nats, log-probabilities when sampled.
-        sampling_per_token_logps: [B, T] nats, what the sampler says of it; NaN where it does not.
-        importance_sampling_ratio: [B, T] or [B, 1], constant weights for the gap between these two.
-        ref_per_token_logps: [B, T] nats, of the reference policy.
-        values, returns: [B, T] reward units, the critic's before the update, and its targets.
-        value_mask: [B, T] bool, where the critic regresses.
-        advantages: [B, T], as they enter the loss; 0 off `loss_mask`.
-        trace_row: [B] int64, row of the trace; there while the update is recorded.
-        policy_version: [B, K] int64, of the policy that sampled each turn; absent while one policy plays
-            all of a rollout.
-    """
-
+    # [B, P] int64, padded on the left.
     prompt_ids: Tensor
     prompt_mask: Tensor
-    completion_ids: Tensor
+    completion_ids: Tensor  # [B, T] int64, padded on the right: turns and what lies between them
+    # [B, T] int, 0 past an episode's end; throughout one that `mask_truncated_completions` hides.
     completion_mask: Tensor
-    tool_mask: Tensor
+    tool_mask: Tensor  # [B, T] int, 0 where the environment speaks, and throughout hidden episodes
+    # [], tokens of the policy in the rollout batch, over all processes. It and `tool_mask` are for
+    # subclasses that know TRL's names; our loss goes by `loss_mask`.
     num_items_in_batch: Tensor
-    turn_index: Tensor
-    loss_mask: Tensor
-    old_per_token_logps: Tensor
+    turn_index: Tensor  # [B, T] int64, k inside turn k, -1 elsewhere
+    loss_mask: Tensor  # [B, T] bool, tokens that train
+    old_per_token_logps: Tensor  # [B, T] nats, log-probabilities when sampled
+    # [B, T] nats, what the sampler says of it; NaN where it does not.
     sampling_per_token_logps: Tensor
+    # [B, T] or [B, 1], constant weights for the gap between these two.
     importance_sampling_ratio: Tensor
-    ref_per_token_logps: Tensor
+    ref_per_token_logps: Tensor  # [B, T] nats, of the reference policy
+    # [B, T] reward units, the critic's before the update, and its targets.
     values: Tensor
     returns: Tensor
-    value_mask: Tensor
-    advantages: Tensor
-    trace_row: Tensor
+    value_mask: Tensor  # [B, T] bool, where the critic regresses
+    advantages: Tensor  # [B, T], as they enter the loss; 0 off `loss_mask`
+    trace_row: Tensor  # [B] int64, row of the trace; there while the update is recorded
+    # [B, K] int64, of the policy that sampled each turn; absent while one policy plays all of a
+    # rollout.
     policy_version: Tensor
 
 

@@ -18,33 +18,26 @@ class Rollout:
     """Who was asked what, what came of it, and what it has earned.
 
     Rows and episodes are numbered apart: `episodes[i]` answers `rows[episodes[i].row]`.
-
-    Attributes:
-        rows: of the dataset, each with a `prompt`, and with what a `rollout_func` has said of it.
-        episodes: as they were played.
-        durations: of the playing.
-        seed: names its randomness; None where a `rollout_func` has played.
-        has_logprobs: whether the sampler tells log-probabilities.
-        names: of the episodes of an evaluation, None in training.
-        repeated: numbers of episodes that only fill up a batch of an evaluation.
-        rewards: [B, F], of each reward function, NaN where it has said None.
-        turn_rewards: per episode and turn, None where nobody pays turns.
-        pays_turns: per episode whether its turns are paid, so that a missing score is no gap.
-        earnings: per episode its score, turn rewards included.
-        metric_sums: sum and count by name, of what vLLM and turn reward functions have said.
     """
 
+    # Of the dataset, each with a `prompt`, and with what a `rollout_func` has said of it.
     rows: list[Row]
-    episodes: list[Episode]
-    durations: Durations
-    seed: tuple[int, ...] | None
-    has_logprobs: bool
-    names: list[tuple[int, int]] | None = None
+    episodes: list[Episode]  # as they were played
+    durations: Durations  # of the playing
+    seed: tuple[int, ...] | None  # names its randomness; None where a `rollout_func` has played
+    has_logprobs: bool  # whether the sampler tells log-probabilities
+    names: list[tuple[int, int]] | None = None  # of the episodes of an evaluation, None in training
+    # Numbers of episodes that only fill up a batch of an evaluation.
     repeated: frozenset[int] = frozenset()
+    # [B, F], of each reward function, NaN where it has said None.
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    # Per episode and turn, None where nobody pays turns.
     turn_rewards: list[list[float]] | None = None
+    # Per episode whether its turns are paid, so that a missing score is no gap.
     pays_turns: list[bool] = field(default_factory=list)
+    # Per episode its score, turn rewards included.
     earnings: list[float] = field(default_factory=list)
+    # Sum and count by name, of what vLLM and turn reward functions have said.
     metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -28,23 +28,14 @@ Reduce = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Targets:
-    """Per-token targets of one rollout batch, all [B, T].
+    """Per-token targets of one rollout batch, all [B, T]."""
 
-    Attributes:
-        rewards: reward units, as they enter GAE.
-        raw_advantages: before whitening.
-        advantages: as they enter the loss; 0 off `loss_mask`.
-        values: the critic's, before the update.
-        returns: regression targets; meaningful on `value_mask`.
-        value_mask: bool, where the critic regresses.
-    """
-
-    rewards: Tensor
-    raw_advantages: Tensor
-    advantages: Tensor
-    values: Tensor
-    returns: Tensor
-    value_mask: Tensor
+    rewards: Tensor  # reward units, as they enter GAE
+    raw_advantages: Tensor  # before whitening
+    advantages: Tensor  # as they enter the loss; 0 off `loss_mask`
+    values: Tensor  # the critic's, before the update
+    returns: Tensor  # regression targets; meaningful on `value_mask`
+    value_mask: Tensor  # bool, where the critic regresses
 
 
 def critic_targets(

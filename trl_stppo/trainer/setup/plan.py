@@ -113,26 +113,18 @@ def check_models(
 
 @dataclass
 class RolloutPlan:
-    """Who plays the episodes: the engine, the caller's function, or one plain generation.
+    """Who plays the episodes: the engine, the caller's function, or one plain generation."""
 
-    Attributes:
-        text: factories of text environments, by name.
-        tools: factories of tool environments, by name.
-        probes: the instance that each factory made when it was looked at.
-        standalone_tools: tools that belong to no environment.
-        user_func: the caller's rollout_func, or None.
-        messages: argument whose rows have messages as prompts that we are to show; None where none have.
-        plain: likewise of text; the first of them.
-        columns: of the training rows, where they are known and all that reward functions get.
-    """
-
-    text: Factories = field(default_factory=dict)
-    tools: Factories = field(default_factory=dict)
+    text: Factories = field(default_factory=dict)  # factories of text environments, by name
+    tools: Factories = field(default_factory=dict)  # factories of tool environments, by name
+    # The instance that each factory made when it was looked at.
     probes: dict[str | None, Any] = field(default_factory=dict)
-    standalone_tools: list[Any] = field(default_factory=list)
-    user_func: Callable[..., dict[str, Any]] | None = None
+    standalone_tools: list[Any] = field(default_factory=list)  # tools that belong to no environment
+    user_func: Callable[..., dict[str, Any]] | None = None  # the caller's rollout_func, or None
+    # Argument whose rows have messages as prompts that we are to show; None where none have.
     messages: str | None = None
-    plain: str | None = None
+    plain: str | None = None  # likewise of text; the first of them
+    # Of the training rows, where they are known and all that reward functions get.
     columns: tuple[str, ...] | None = None
 
     @property

@@ -25,18 +25,14 @@ from .plan import RolloutPlan
 
 @dataclass
 class RewardPlan:
-    """Reward functions as GRPOTrainer gets them.
-
-    Attributes:
-        asked: the episodes that they are asked about.
-        turn_sum: index of the function that repeats what the turns have earned, for the log and to
-            satisfy GRPOTrainer's demand for at least one; not added to the score.
-    """
+    """Reward functions as GRPOTrainer gets them."""
 
     funcs: list[Any] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
+    # Index of the function that repeats what the turns have earned, for the log and to satisfy
+    # GRPOTrainer's demand for at least one; not added to the score.
     turn_sum: int | None = None
-    asked: Asked = field(default_factory=Asked)
+    asked: Asked = field(default_factory=Asked)  # the episodes that they are asked about
 
     @contextmanager
     def extended_weights(self, args: PPOConfig) -> Iterator[None]:

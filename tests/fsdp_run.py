@@ -26,8 +26,8 @@ from tests.engine_run import build, engine, whole
 from tests.fakes import char_tokenizer
 from trl_stppo.hub.settings import CRITIC_FOLDER
 from trl_stppo.models.critic import HEAD_FILE
+from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop import forward
-from trl_stppo.trainer.loop.batch import full_sequence
 from trl_stppo.trainer.sharding.critics import ShardedGradient
 
 STEPS = 6  # one rollout batch each

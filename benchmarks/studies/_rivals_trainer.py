@@ -13,11 +13,11 @@ import _rivals_math as rival
 import torch
 from _stability_grid import SUCCESS
 from torch import Tensor, nn
+from trl_stppo.trainer.loop.mini_batches import Totals
 
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import ClippedSurrogate, token_gae, whiten
-from trl_stppo.trainer.loop.batch import Batch, join
-from trl_stppo.trainer.loop.mini_batches import Totals
+from trl_stppo.trainer.batch import Batch, join
 from trl_stppo.trainer.loop.targets import Targets
 
 KERNELS = ("sapo", "cispo", "vespo", "tis", "topr")

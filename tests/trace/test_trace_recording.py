@@ -24,7 +24,7 @@ from tests.scripted import (
 from tests.trace_run import run
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.trace import read_trace
-from trl_stppo.trainer.loop.batch import full_sequence
+from trl_stppo.trainer.batch import full_sequence
 
 # Two micro-batches for each of two mini-batches, two epochs: four steps per update.
 UPDATE = {

@@ -9,8 +9,8 @@ from datasets import Dataset
 from tests.builders import quick_config
 from tests.fakes import CountEnv
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.publishing.describe import description_of
-from trl_stppo.trainer.setup.plan import plan_rollout
+from trl_stppo.trainer.describe import description_of
+from trl_stppo.trainer.planning.plan import plan_rollout
 
 
 class Adder:

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.builders import build
 from tests.fakes import char_tokenizer
 from trl_stppo import PPOConfig, PPOTrainer
-from trl_stppo.trainer.loop.batch import group_by_length, without_padding
+from trl_stppo.trainer.batch import group_by_length, without_padding
 
 RAGGED = ["ab", "a much longer prompt than the others", "abc", "abcdefgh"]
 

@@ -14,7 +14,7 @@ from tests.fakes import CountEnv, char_tokenizer
 from tests.tool_model import TEMPLATE
 from trl_stppo import PPOTrainer, STPPOTrainer
 from trl_stppo.rollout.episode import Episode
-from trl_stppo.trainer.loop import batch as batches
+from trl_stppo.trainer import batch as batches
 from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.loop.rollout import Rollout
 

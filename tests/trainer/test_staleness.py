@@ -12,8 +12,8 @@ from tests.run_log import comparable
 from tests.scripted import LEARNS, scripted_trainer, weights
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.gradients.optimizers import policy_parameters
 from trl_stppo.trainer.loop.stale import StalePolicies
+from trl_stppo.trainer.optimizers import policy_parameters
 
 EPOCHS, UPDATES = 2, 4
 RUN = {

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.scripted import train
-from trl_stppo.trainer.publishing.describe import _arguments
+from trl_stppo.trainer.describe import _arguments
 from trl_stppo.watch import read_run
 from trl_stppo.watch.metrics_file import MetricsFile, changed_settings
 

@@ -15,8 +15,8 @@ from rich.table import Table
 from ..envs.check import check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted
-from ..trainer.setup import plan
-from ..trainer.setup.rewards import check_reward_weights
+from ..trainer.planning import plan
+from ..trainer.planning.rewards import check_reward_weights
 from .agent_models import TokenCounter, check_policy
 from .agents import (
     check_splits,

@@ -42,8 +42,8 @@ from ..hub.settings import SAMPLING
 from ..redaction import redacted
 from ..trainer.config.checks import failure_price
 from ..trainer.evaluation.agents import Evaluation
+from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
-from ..trainer.setup.rewards import check_reward_weights
 from ..trainer.sharding.runtime import unpartitioned
 from .agent_models import TokenCounter, model_options
 from .agents import drawn, load_environment, load_eval_environment, load_splits, parse_flags

@@ -50,8 +50,6 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
-from .sharding.runtime import whole_weights
-
 # Not used here: the door lets them through.
 __all__ = [
     "SyncRefModelCallback",
@@ -66,6 +64,7 @@ __all__ = [
     "shuffle_sequence_dict",
     "split_tensor_dict",
     "trl_rewards",
+    "unwrap_model_for_generation",
     "use_adapter",
 ]
 
@@ -195,21 +194,6 @@ def new_token_limit(trainer: Any, max_new_tokens: int) -> Iterator[None]:
         yield
     finally:
         setattr(backend, field, previous)
-
-
-@contextmanager
-def generation_model(trainer: Any) -> Iterator[Any]:
-    """The policy, unwrapped and ready to generate, as GRPOTrainer's own generation gets it."""
-    with (
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as model,
-        whole_weights(trainer.accelerator, model),
-    ):
-        yield getattr(model, "_orig_mod", model)  # compiled, it has other arguments
 
 
 def open_trackio(trainer: Any) -> None:

@@ -15,28 +15,29 @@ from torch import nn
 from ..core.layout import Part
 from . import argument_types as of
 from ._trl import profiling_decorator, reference_needed, small_tiles
+from .batch import Batch
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
+from .describe import describe
 from .evaluation.evaluator import Evaluator
 from .evaluation.settings import plan_evaluation
-from .gradients.optimizers import Optimizers, policy_parameters
 from .guards.guards import Guards
 from .guards.signals import without_upstreams
 from .host import Host, Upstream
-from .loop.batch import Batch
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.rewards import EpisodeRewards
-from .loop.rows import Row
 from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
+from .optimizers import Optimizers, policy_parameters
+from .planning import plan, text_only
+from .planning.rewards import RewardPlan, plan_rewards
+from .planning.rows import Row
 from .ppo_config import PPOConfig
 from .publishing import publisher
-from .publishing.describe import describe
 from .publishing.publisher import Publisher
 from .recording.recorder import TraceRecorder
-from .setup import continuing, models, plan, players, text_only, vllm_engine
-from .setup.rewards import RewardPlan, plan_rewards
+from .setup import continuing, models, players, vllm_engine
 from .sharding import runtime
 from .stabilizers import STABILIZERS
 from .training_loop import RolloutSource, TrainingLoop
@@ -170,7 +171,7 @@ class AgentTrainer(Host):
         self._checkpoints = Checkpoints(self, self._run_state, run)
         self._publisher = Publisher(self, upstream, self._checkpoints, run, limits)
         display.install_callbacks(self, rollout)
-        self._run_state.guards = self._guards = Guards(
+        self._guards = Guards(
             self,
             upstream,
             self._optimizers,
@@ -184,7 +185,8 @@ class AgentTrainer(Host):
         stabilizers = [
             STABILIZERS[name](self.args) for name in getattr(self.args, "stabilizers", [])
         ]
-        self._run_state.stabilizers = stabilizers
+        self._run_state.parts = {"guards": self._guards}
+        self._run_state.parts |= {f"stabilizer {each.name}": each for each in stabilizers}
         self._loop = self.loop_class(
             self,
             upstream,

@@ -10,7 +10,7 @@ import torch
 from ..models.critic import Critic
 from ..rollout.func import RolloutFunc
 from ._trl import GRPOTrainer
-from .loop.batch import Batch
+from .batch import Batch
 from .ppo_config import PPOConfig
 
 T = TypeVar("T")

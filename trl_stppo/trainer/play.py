@@ -21,8 +21,8 @@ from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
 from ._trl import prepare_tool_tokenizer
-from .loop.rows import rows_with_prompts
-from .setup import plan
+from .planning import plan
+from .planning.rows import rows_with_prompts
 from .setup.players import assemble, growing_template
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from ._trl import GRPOConfig, SingleGeneration
 from .config.checks import check_finite, check_values
+from .config.conditions import conditions
 from .config.names import ALIASES, option, takes_ignored
 from .config.secrets import KeepsSecrets
-from .guards.stop_when import conditions
 
 
 @takes_ignored

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .config.conditions import conditions
 from .config.names import Preset, option, takes_ignored
-from .guards.stop_when import conditions
 from .ppo_config import PPOConfig
 from .stabilizers import STABILIZERS, UPDATE, Stabilizer, check_linear, weighs
 

@@ -34,11 +34,7 @@ from ..core import (
 )
 from ..rollout.turn_batch import TurnBatch, build_turn_batch
 from ._trl import disable_gradient_checkpointing, use_adapter
-from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
-from .gradients.optimizers import Optimizers
-from .guards.guards import Guards
-from .host import Host, Upstream, is_warming_up
-from .loop.batch import (
+from .batch import (
     Batch,
     deal,
     episode_tokens,
@@ -47,14 +43,18 @@ from .loop.batch import (
     take_rows,
     without_padding,
 )
+from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
+from .guards.guards import Guards
+from .host import Host, Upstream, is_warming_up
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, judge
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
-from .loop.rows import Row
 from .loop.stale import StalePolicies
 from .loop.targets import Targets, critic_targets, group_targets
+from .optimizers import Optimizers
+from .planning.rows import Row
 from .recording.recorder import TraceRecorder
 from .sharding.runtime import is_sharded
 from .stabilizers import Stabilizer, check_linear, weighs

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..gradients.optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
+from ..describe import algorithm_settings
 from ..host import Host
-from ..publishing.describe import algorithm_settings
+from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 
 logger = logging.getLogger(__name__)
 Groups = list[tuple[dict[str, Any], str, int | None]]

@@ -8,25 +8,23 @@ values and advantages included), the sampler's position and the figures that wer
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor
+from torch.distributed.checkpoint.stateful import Stateful
 from transformers import TrainerCallback
 
 from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
 from ...models.weights import load_converted
-from ..gradients.optimizers import Optimizers
-from ..guards.guards import Guards
 from ..host import Host, Upstream
 from ..loop.stale import StalePolicies
-from ..recording.recorder import TraceRecorder
+from ..optimizers import Optimizers
 from ..sharding.critics import loading
-from ..stabilizers import Stabilizer
 from . import files, new_settings
 
 logger = logging.getLogger(__name__)
@@ -104,17 +102,17 @@ class RunState(TrainerCallback):
 
     Attributes:
         folder: the checkpoint that the run goes on from; None where it starts.
-        guards, trace, stabilizers: their state is kept too; set once they are there.
+        parts: further objects whose state is kept, by name.
+        trace: the recorder, whose state is kept apart; no weight depends on it.
     """
 
-    guards: Guards
-    trace: TraceRecorder
-    stabilizers: Sequence[Stabilizer] = ()
+    trace: Any
 
     def __init__(
         self, host: Host, upstream: Upstream, optimizers: Optimizers, stale: StalePolicies
     ) -> None:
         self._host, self._upstream = host, upstream
+        self.parts: dict[str, Stateful] = {}
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
         self.folder: Path | None = None
@@ -211,8 +209,7 @@ class RunState(TrainerCallback):
             "total_loss": upstream.total_loss,
             "last_logged": upstream.last_logged,
             **self._place(),
-            "guards": self.guards.state_dict(),
-            "stabilizers": {each.name: each.state_dict() for each in self.stabilizers},
+            **{name: part.state_dict() for name, part in self.parts.items()},
         }
         return {key: plain(value) for key, value in state.items()}
 
@@ -268,9 +265,8 @@ class RunState(TrainerCallback):
         upstream.loss = state["loss"].to(device)
         upstream.total_loss = state["total_loss"]
         upstream.last_logged = state["last_logged"]
-        self.guards.load_state_dict(state["guards"])
-        for each in self.stabilizers:
-            each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
+        for name, part in self.parts.items():
+            part.load_state_dict(state.get(name, {}))
 
     def _restore_episodes(self) -> None:
         """Nothing in a checkpoint that came from the Hub."""

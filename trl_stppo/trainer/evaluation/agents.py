@@ -19,10 +19,10 @@ from ...rollout.episode import Episode
 from ...rollout.reward_funcs import Asked, guarded, name_of
 from ...rollout.turns import RESERVED
 from ..loop.player import raise_first
+from ..loop.rollout import EpisodeKey
+from ..planning import plan
 from ..play import Player
-from ..setup import plan
 from .metrics import EvaluationRun, PlayedEpisode
-from .rows import Name
 
 
 @dataclass
@@ -59,7 +59,9 @@ class Evaluation:
         raise_first(failure)
         return run.figures(gather_object)
 
-    def _played(self, names: list[Name], rows: list[dict[str, Any]]) -> Iterator[PlayedEpisode]:
+    def _played(
+        self, names: list[EpisodeKey], rows: list[dict[str, Any]]
+    ) -> Iterator[PlayedEpisode]:
         episodes = self.player.play(rows, self.sampling, self.seed, names=names)
         columns = [self._asked(func, rows, episodes) for func in self.reward_funcs]
         for func, column in zip(self.names, columns, strict=True):

@@ -14,12 +14,12 @@ from ..host import Host, Upstream
 from ..loop.log import RolloutLog
 from ..loop.player import EpisodePlayer
 from ..loop.rewards import EpisodeRewards
-from ..loop.rollout import Rollout
-from ..loop.rows import Row
+from ..loop.rollout import EpisodeKey, Rollout
+from ..planning import plan
+from ..planning.rows import Row
 from ..recording.recorder import TraceRecorder
-from ..setup import plan
 from .metrics import EvaluationRun, PlayedEpisode
-from .rows import COLUMN, Name, named_rows, take_names
+from .rows import COLUMN, named_rows, take_names
 from .settings import evaluation_settings, undisturbed
 
 
@@ -154,7 +154,7 @@ class Evaluator:
         self._count(run, rollout, counted)
         return rollout
 
-    def _count(self, run: EvaluationRun, rollout: Rollout, names: list[Name]) -> None:
+    def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
         """Add a batch to the run, but for the episodes that only fill it up."""
         host, weight = self._host, len(names) - len(rollout.repeated)
         for metric, values in self._upstream.pending_metrics.items():

@@ -11,7 +11,7 @@ from typing import Any
 from ...rollout.episode import Episode
 from ...rollout.record import StopReason, judged
 from ...statistics import mean_interval, rate_interval
-from .rows import Name
+from ..loop.rollout import EpisodeKey
 
 # [anything of this process] -> those of all processes, in their order
 GatherObjects = Callable[[list[Any]], list[Any]]
@@ -21,7 +21,7 @@ GatherObjects = Callable[[list[Any]], list[Any]]
 class PlayedEpisode:
     """What is known of one episode, in plain numbers."""
 
-    name: Name  # row of the dataset, repetition
+    name: EpisodeKey  # row of the dataset, repetition
     score: float  # turn rewards plus score, as in training
     counted: bool  # whether it belongs into score and success
     success: bool | None  # None where nobody says
@@ -42,7 +42,7 @@ class PlayedEpisode:
     @classmethod
     def of(
         cls,
-        name: Name,
+        name: EpisodeKey,
         episode: Episode,
         whole: bool,
         score: float,
@@ -79,16 +79,16 @@ class EvaluationRun:
     uses_tools: bool = False
     process: tuple[int, int] = (0, 1)
     episodes: list[PlayedEpisode] = field(default_factory=list)
-    _seen: set[Name] = field(default_factory=set)
+    _seen: set[EpisodeKey] = field(default_factory=set)
     _sums: list[tuple[str, float, float]] = field(default_factory=list)
 
-    def running_names(self, count: int) -> list[Name]:
+    def running_names(self, count: int) -> list[EpisodeKey]:
         """Names for rows that came without, from a dataloader that is not ours: all different."""
         index, processes = self.process
         start = len(self.episodes)
         return [((start + i) * processes + index, 0) for i in range(count)]
 
-    def first_time(self, names: Sequence[Name], gather: GatherObjects) -> list[bool]:
+    def first_time(self, names: Sequence[EpisodeKey], gather: GatherObjects) -> list[bool]:
         """Which of a batch's episodes have not been counted yet, here or on another process."""
         new: list[list[bool]] = []
         for batch in gather([list(names)]):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..loop.rollout import EpisodeKey
+
 # Column of the rows on their way through the dataloader; environments and functions never see it.
 COLUMN = "_evaluation_episode"
-Name = tuple[int, int]  # row, repetition
 
 
 class NamedRows:
@@ -40,7 +41,7 @@ def named_rows(dataset: Any, repetitions: int) -> Any:
     return dataset.map(repeated, with_indices=True, batched=True, batch_size=1)
 
 
-def take_names(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Name] | None]:
+def take_names(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[EpisodeKey] | None]:
     """Rows without their names, and the names; None for rows of the training data."""
     if COLUMN not in rows[0]:
         return rows, None

@@ -16,8 +16,8 @@ from accelerate.utils import set_seed
 from ...rollout.environments import split_environments
 from .._trl import new_token_limit
 from ..host import Host, Upstream
+from ..planning.plan import RolloutPlan
 from ..ppo_config import PPOConfig
-from ..setup.plan import RolloutPlan
 
 # Of `eval_generation_kwargs`, what says how tokens are drawn.
 SAMPLING = ("temperature", "top_p", "top_k")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...core import ClippedSurrogate, logit_space_squares
 from ...core.clip_bias import cosine, normalization_scale
 from ..stabilizers import GRADIENT, UPDATE, Stabilizer
-from ..watching.sums import wide
+from ..sums import wide
 from .buffers import GradientBuffer, Reduce, grad_norm
 
 # A pass of their own costs the clipped episodes a forward and a backward pass, the other way costs

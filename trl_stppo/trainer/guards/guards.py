@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ...rollout.episode import Episode
 from ..checkpoints.files import checkpoints
-from ..gradients.optimizers import Optimizers, policy_parameters
 from ..host import Host, Upstream
+from ..optimizers import Optimizers, policy_parameters
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
 from .falls import FallWatch

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
+from ..batch import Batch, full_sequence
 from ..host import Host
 from ..sharding import runtime
-from .batch import Batch, full_sequence
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss [], where these are asked for.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]

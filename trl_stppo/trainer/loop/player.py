@@ -15,11 +15,10 @@ from ...rollout.episode import Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
 from ...rollout.record import judged
 from .._trl import read_message
-from ..evaluation.rows import Name
+from ..batch import Batch, collate
 from ..host import Host, Upstream
-from .batch import Batch, collate
-from .rollout import Rollout
-from .rows import Row, rows_with_prompts
+from ..planning.rows import Row, rows_with_prompts
+from .rollout import EpisodeKey, Rollout
 from .sampler import TurnSampler
 
 
@@ -47,7 +46,7 @@ class EpisodePlayer:
         self,
         inputs: list[Row],
         seed: tuple[int, ...],
-        names: list[Name] | None = None,
+        names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
     ) -> Rollout:
         """Play one episode per row.
@@ -79,7 +78,7 @@ class EpisodePlayer:
         prompts: list[Any],
         prompt_ids: list[list[int]] | None,
         seed: tuple[int, ...],
-        names: list[Name] | None,
+        names: list[EpisodeKey] | None,
     ) -> tuple[list[Episode], Durations]:
         """Where one process cannot go on, all stop once they have played."""
         failure: Exception | None = None
@@ -102,7 +101,11 @@ class EpisodePlayer:
         return played
 
     def _play_by_func(
-        self, func: RolloutFunc, rows: list[Row], names: list[Name] | None, repeated: frozenset[int]
+        self,
+        func: RolloutFunc,
+        rows: list[Row],
+        names: list[EpisodeKey] | None,
+        repeated: frozenset[int],
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
         if host.use_vllm:  # it may generate with it

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...rollout.episode import Episode
 from ..host import Host, Upstream
-from ..setup.rewards import RewardPlan
+from ..planning.rewards import RewardPlan
 from .rollout import Rollout
 from .turn_rewards import TurnRewardFuncs
 

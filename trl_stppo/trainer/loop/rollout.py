@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ...rollout.episode import Durations, Episode
-from .rows import Row
+from ..planning.rows import Row
+
+EpisodeKey = tuple[int, int]  # of an evaluation: row, repetition
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Rollout:
     durations: Durations  # of the playing
     seed: tuple[int, ...] | None  # names its randomness; None where a `rollout_func` has played
     has_logprobs: bool  # whether the sampler tells log-probabilities
-    names: list[tuple[int, int]] | None = None  # of the episodes of an evaluation, None in training
+    names: list[EpisodeKey] | None = None  # of the episodes of an evaluation, None in training
     # Numbers of episodes that only fill up a batch of an evaluation.
     repeated: frozenset[int] = frozenset()
     # [B, F], of each reward function, NaN where it has said None.

@@ -17,7 +17,7 @@ from ...generation.probe import why_unlike
 from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
 from ...generation.slots import supports
-from .._trl import generation_model, new_token_limit, overrides
+from .._trl import new_token_limit, overrides, unwrap_model_for_generation
 from ..host import Host
 from ..sharding import runtime
 from .vllm import VLLM
@@ -138,3 +138,18 @@ def speaks_to_vllm(host: Host) -> bool:
     """Whether turns go to vLLM one by one; where an engine runs on several GPUs they all step together."""
     alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
     return host.use_vllm and alone and not overrides(host, "_generate_single_turn")
+
+
+@contextmanager
+def generation_model(trainer: Any) -> Iterator[Any]:
+    """The policy, unwrapped and ready to generate, as GRPOTrainer's own generation gets it."""
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as model,
+        runtime.whole_weights(trainer.accelerator, model),
+    ):
+        yield getattr(model, "_orig_mod", model)  # compiled, it has other arguments

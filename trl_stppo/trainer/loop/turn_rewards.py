@@ -17,7 +17,7 @@ from ...rollout.turns import Turn, scores_of
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
 from ..host import Host
-from ..setup.rewards import check_scores
+from ..planning.rewards import check_scores
 from .rollout import Rollout
 
 

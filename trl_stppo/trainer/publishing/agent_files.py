@@ -18,10 +18,10 @@ from ...hub.settings import AgentSettings
 from ...rollout.episode import Limits
 from ...trace.files import read_episodes, read_updates
 from .._trl import get_config_model_id
+from ..describe import as_json, hub_datasets
 from ..evaluation.settings import SAMPLING
 from ..host import Host, Upstream
 from ..loop.sampler import sampling_settings
-from .describe import as_json, hub_datasets
 
 
 def agent_settings(host: Host, run: Description, limits: Limits) -> AgentSettings:

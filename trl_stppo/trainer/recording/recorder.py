@@ -26,8 +26,8 @@ from ...rollout.engine import RolloutEngine
 from ...trace.files import FOLDER, next_start, write_update
 from ...trace.format import TracedUpdate
 from ...trace.pieces import cut
+from ..batch import Batch
 from ..host import Host, Upstream, is_warming_up
-from ..loop.batch import Batch
 from ..loop.player import EpisodePlayer
 from ..loop.rollout import Rollout
 from .facts import facts

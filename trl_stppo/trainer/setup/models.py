@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +16,10 @@ from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from .._trl import SyncRefModelCallback, disable_dropout, prepare_frozen, prepare_reference
 from ..host import Host
+from ..planning import text_only
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
-from . import continuing, text_only
+from . import continuing
 
 
 def check_sharding(
@@ -202,64 +202,6 @@ def _separate(model: Any, host: Host) -> SeparateCritic:
         model.to(host.accelerator.device)
     model.train()  # otherwise checkpointing stays off; dropout has been disabled above
     return SeparateCritic(model)
-
-
-def add_critic_groups(
-    host: Host, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
-) -> bool:
-    """Add the critic to the optimizer, and say so, unless the caller's already trains it."""
-    check_optimizer(optimizer)
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    missing = [p for p in parameters if id(p) not in known]
-    if not missing:
-        return False
-    if len(missing) < len(parameters):
-        raise ValueError(
-            f"`optimizers` is without {len(missing)} of the critic's {len(parameters)} parameters."
-        )
-    if host.lr_scheduler is not None:
-        raise ValueError(
-            "`optimizers` has a scheduler for an optimizer without the critic; allowed: (optimizer, None)."
-        )
-    for group in critic_groups(host, parameters):
-        optimizer.add_param_group(group)
-    return True
-
-
-def critic_groups(host: Host, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """All of the critic's parameters; norms and biases, the second group, do not decay, as in a policy."""
-    args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
-    decays: set[int] = set()
-    for module in (critic.model, critic.head):
-        names = set(host.get_decay_parameter_names(module))
-        decays |= {id(p) for name, p in module.named_parameters() if name in names}
-    groups = [
-        {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
-        {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},
-    ]
-    if host.is_deepspeed_enabled:  # which has no empty groups; one is enough if nothing decays
-        full = {"params": list(parameters), "weight_decay": args.weight_decay}
-        groups = [group for group in groups if group["params"]] if args.weight_decay else [full]
-    return [{**group, "lr": args.critic_learning_rate} for group in groups]
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that would fail, or step otherwise than it is told, after the first rollout."""
-    name = type(optimizer).__name__
-    settings: Any = getattr(optimizer, "args", None)
-    if getattr(settings, "optim_bits", 32) == 8:  # one of bitsandbytes'
-        smallest = settings.min_8bit_size
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if parameter.device.type == "cpu" and parameter.numel() >= smallest:
-                raise ValueError(
-                    f"`optim` makes {name} with 8-bit state, which bitsandbytes keeps on a GPU only. On the "
-                    f"CPU use 'adamw_torch', or a 32-bit one ('paged_adamw_32bit', 'lion_32bit')."
-                )
-    if any(group["lr"] is None for group in optimizer.param_groups):
-        raise ValueError(
-            f"`optimizers` has a {name} that sets its own learning rate (lr=None). Give it one: for "
-            f"Adafactor lr=1e-5, relative_step=False, scale_parameter=False."
-        )
 
 
 def install_stop_token(host: Host) -> None:

@@ -19,10 +19,10 @@ from .._trl import max_context_tokens, read_message, tool_suffix, training_templ
 from ..config.checks import failure_price
 from ..host import Host, Upstream
 from ..loop.player import EpisodePlayer, renderer
-from ..loop.rows import is_conversational
 from ..loop.sampler import GenerateTurns, TurnSampler
 from ..loop.vllm import VLLM
-from .plan import RolloutPlan
+from ..planning.plan import RolloutPlan
+from ..planning.rows import is_conversational
 
 
 def build_player(

@@ -10,10 +10,10 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from ...watch.lines import ProgressLines
 from ...watch.metrics_file import MetricsFile
+from ..describe import describe
 from ..host import Host, Upstream
 from ..loop.rollout import Rollout
-from ..publishing.describe import describe
-from ..setup.plan import RolloutPlan
+from ..planning.plan import RolloutPlan
 from .reporting import shield_integrations
 
 

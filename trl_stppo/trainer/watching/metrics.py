@@ -14,10 +14,10 @@ from torch import Tensor
 from ...core import ClippedSurrogate, log_importance_ratio, turn_starts
 from ...rollout.record import StopReason
 from ...rollout.turn_batch import TurnBatch
-from ..loop.batch import Batch
+from ..batch import Batch
 from ..loop.rollout import Rollout
 from ..loop.targets import Targets
-from .sums import RatioOfSums, wide
+from ..sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
 MAX_RATIO = 8.0  # in an effective sample size, as in VCPO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..setup import text_only
+from . import text_only
 
 Row = dict[str, Any]
 PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]

@@ -8,8 +8,8 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from ...rollout.episode import Episode
-from .._trl import pad, shuffle_sequence_dict, split_tensor_dict
+from ..rollout.episode import Episode
+from ._trl import pad, shuffle_sequence_dict, split_tensor_dict
 
 
 class Batch(TypedDict, total=False):

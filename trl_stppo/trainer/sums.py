@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...core.masking import widest
+from ..core.masking import widest
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ...envs.base import tool_names
-from ...hub.description import Description, Environment
-from ...models.critic import SeparateCritic
-from ...redaction import is_secret, redacted
-from .._trl import get_config_model_id
-from ..host import Host, Upstream
-from ..ppo_config import PPOConfig
-from ..setup.plan import RolloutPlan
+from ..envs.base import tool_names
+from ..hub.description import Description, Environment
+from ..models.critic import SeparateCritic
+from ..redaction import is_secret, redacted
+from ._trl import get_config_model_id
+from .host import Host, Upstream
+from .planning.plan import RolloutPlan
+from .ppo_config import PPOConfig
 
 # What `datasets` calls rows that it has read from files; says how, not which.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")

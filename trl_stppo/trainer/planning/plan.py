@@ -14,9 +14,9 @@ from ...errors import EnvironmentContractError
 from ...rollout.environments import Factories, split_environments
 from ...rollout.reward_funcs import unmatched
 from .._trl import NOT_CALLED, get_config_model_id, overrides
-from ..loop.rows import PLACEHOLDER_PROMPT, is_conversational
 from ..ppo_config import PPOConfig
 from . import text_only
+from .rows import PLACEHOLDER_PROMPT, is_conversational
 
 logger = logging.getLogger(__name__)
 

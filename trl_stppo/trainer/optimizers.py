@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ...models.critic import SharedCritic
-from ..host import Host
-from ..setup import models
-from ..sharding import critics, runtime
-from ..sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
-from .buffers import GradientBuffer, StepHooks, UpdateScale
+from ..models.critic import SeparateCritic, SharedCritic
+from .gradients.buffers import GradientBuffer, StepHooks, UpdateScale
+from .host import Host
+from .sharding import critics, runtime
+from .sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
 
 # What a group holds: policy with and without weight decay, critic likewise, or what the caller has put there.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
@@ -52,7 +51,7 @@ class Optimizers:
                 host.add_callback(_EndOfMiniBatch(self))
                 self._hooks = ShardedStepHooks(optimizer)
             else:
-                if models.add_critic_groups(host, optimizer, parameters):
+                if add_critic_groups(host, optimizer, parameters):
                     self.roles += CRITIC
                 self._hooks = StepHooks(
                     optimizer, self.critic_grads, scales=host.args.scales_updates
@@ -67,9 +66,7 @@ class Optimizers:
         options["lr"] = args.critic_learning_rate
 
         def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-            optimizer: torch.optim.Optimizer = kind(
-                models.critic_groups(host, parameters), **options
-            )
+            optimizer: torch.optim.Optimizer = kind(critic_groups(host, parameters), **options)
             return optimizer
 
         def rate() -> float | Tensor:
@@ -145,3 +142,61 @@ def policy_parameters(host: Host) -> list[tuple[str, nn.Parameter]]:
     critic = {id(parameter) for parameter in host.critic.parameters()}
     named = host.model.named_parameters()
     return [(name, p) for name, p in named if p.requires_grad and id(p) not in critic]
+
+
+def add_critic_groups(
+    host: Host, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
+) -> bool:
+    """Add the critic to the optimizer, and say so, unless the caller's already trains it."""
+    check_optimizer(optimizer)
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [p for p in parameters if id(p) not in known]
+    if not missing:
+        return False
+    if len(missing) < len(parameters):
+        raise ValueError(
+            f"`optimizers` is without {len(missing)} of the critic's {len(parameters)} parameters."
+        )
+    if host.lr_scheduler is not None:
+        raise ValueError(
+            "`optimizers` has a scheduler for an optimizer without the critic; allowed: (optimizer, None)."
+        )
+    for group in critic_groups(host, parameters):
+        optimizer.add_param_group(group)
+    return True
+
+
+def critic_groups(host: Host, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """All of the critic's parameters; norms and biases, the second group, do not decay, as in a policy."""
+    args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
+    decays: set[int] = set()
+    for module in (critic.model, critic.head):
+        names = set(host.get_decay_parameter_names(module))
+        decays |= {id(p) for name, p in module.named_parameters() if name in names}
+    groups = [
+        {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
+        {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},
+    ]
+    if host.is_deepspeed_enabled:  # which has no empty groups; one is enough if nothing decays
+        full = {"params": list(parameters), "weight_decay": args.weight_decay}
+        groups = [group for group in groups if group["params"]] if args.weight_decay else [full]
+    return [{**group, "lr": args.critic_learning_rate} for group in groups]
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that would fail, or step otherwise than it is told, after the first rollout."""
+    name = type(optimizer).__name__
+    settings: Any = getattr(optimizer, "args", None)
+    if getattr(settings, "optim_bits", 32) == 8:  # one of bitsandbytes'
+        smallest = settings.min_8bit_size
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter.device.type == "cpu" and parameter.numel() >= smallest:
+                raise ValueError(
+                    f"`optim` makes {name} with 8-bit state, which bitsandbytes keeps on a GPU only. On the "
+                    f"CPU use 'adamw_torch', or a 32-bit one ('paged_adamw_32bit', 'lion_32bit')."
+                )
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"`optimizers` has a {name} that sets its own learning rate (lr=None). Give it one: for "
+            f"Adafactor lr=1e-5, relative_step=False, scale_parameter=False."
+        )

@@ -1,0 +1,1 @@
+"""Decisions about a run that are made before a model is loaded."""

@@ -321,7 +321,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str, str]] = {
     "mask-of-other-length": (
         {"rollout_func": short_mask, "reward_funcs": short_reward},
         {},
-        *("env_mask[0]", "1 entries", "mark each token 1"),
+        *("env_mask", "1 entries", "mark each token 1"),
     ),
     "no-source-of-reward": ({"reward_funcs": None}, {}, "reward", "No", "Pass `reward_funcs`"),
 }

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from tests.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
 from trl_stppo.errors import NonFiniteError, RunLockError
-from trl_stppo.trainer.checkpoints import run_lock
+from trl_stppo.trainer.disk import run_lock
 from trl_stppo.trainer.watching import metrics
 
 RUN = {

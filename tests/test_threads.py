@@ -15,8 +15,8 @@ from tests.launch import ENVIRONMENT, ROOT
 from trl_stppo import threads
 from trl_stppo.errors import ThreadStartError
 from trl_stppo.threads import DaemonThread
-from trl_stppo.trainer.checkpoints.files import complaint
-from trl_stppo.trainer.checkpoints.run_lock import NAME
+from trl_stppo.trainer.disk.files import complaint
+from trl_stppo.trainer.disk.run_lock import NAME
 
 
 @pytest.fixture

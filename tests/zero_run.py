@@ -24,7 +24,7 @@ from trl_stppo.errors import CheckpointError
 from trl_stppo.hub.settings import CRITIC_FOLDER
 from trl_stppo.models.memory_of_runs import settings_of, shared_out
 from trl_stppo.models.shapes import read_setup
-from trl_stppo.trainer.checkpoints.files import read_manifest
+from trl_stppo.trainer.disk.files import read_manifest
 from trl_stppo.trainer.sharding.deepspeed_critic import FOLDER
 from trl_stppo.trainer.sharding.runtime import sharding_name
 

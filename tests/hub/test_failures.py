@@ -18,7 +18,7 @@ from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
-from trl_stppo.trainer.checkpoints import files
+from trl_stppo.trainer.disk import files
 
 PUSHES = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
 WEIGHTS = "model.safetensors"

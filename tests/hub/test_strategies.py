@@ -14,7 +14,7 @@ from tests.scripted import assert_same, weights
 from tests.tiers import quick
 from tests.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer.checkpoints import files
+from trl_stppo.trainer.disk import files
 
 STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "push_to_hub": True}
 POLICY = {"config.json", "model.safetensors", "tokenizer.json", "agent.json", "README.md"}

@@ -19,7 +19,8 @@ from tests.scripted import numbered_rows, scripted_trainer, weights
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import CheckpointError, CheckpointWriteError
-from trl_stppo.trainer.checkpoints import files, run_state
+from trl_stppo.trainer.checkpoints import run_state
+from trl_stppo.trainer.disk import files
 
 RUN = {
     "trainer_class": STPPOTrainer,

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from tests.scripted import EPISODES, scripted_trainer, weights
 from trl_stppo import STPPOTrainer
 from trl_stppo.trace import read_trace
-from trl_stppo.trainer.checkpoints import files
+from trl_stppo.trainer.disk import files
 
 RUN = {
     "trainer_class": STPPOTrainer,

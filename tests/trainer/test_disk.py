@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from trl_stppo.trainer.checkpoints import disk
+from trl_stppo.trainer.disk import disk
 
 
 def test_every_piece_of_a_file_is_in_its_checksum(tmp_path, monkeypatch):

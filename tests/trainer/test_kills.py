@@ -19,7 +19,7 @@ import torch
 from tests.kill_run import PHASES, SETTINGS, STEPS, PhaseFile
 from tests.launch import ENVIRONMENT, ROOT, launcher
 from tests.run_log import comparable
-from trl_stppo.trainer.checkpoints.files import checkpoints, complaint
+from trl_stppo.trainer.disk.files import checkpoints, complaint
 
 TARGETS = PHASES[1:-1]
 LIMIT_SECONDS = 300

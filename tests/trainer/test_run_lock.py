@@ -22,8 +22,8 @@ from tests.scripted import scripted_trainer
 from tests.signals_run import RUN
 from tests.waiting import wait_until
 from trl_stppo.errors import CheckpointWriteError, RunLockError
-from trl_stppo.trainer.checkpoints import run_lock
-from trl_stppo.trainer.checkpoints.run_lock import NAME, RunLock
+from trl_stppo.trainer.disk import run_lock
+from trl_stppo.trainer.disk.run_lock import NAME, RunLock
 
 
 @pytest.fixture

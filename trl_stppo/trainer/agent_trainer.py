@@ -16,6 +16,7 @@ from ..core.layout import Part
 from . import argument_types as of
 from ._trl import profiling_decorator, reference_needed, small_tiles
 from .batch import Batch
+from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .describe import describe
@@ -23,7 +24,6 @@ from .evaluation.evaluator import Evaluator
 from .evaluation.settings import plan_evaluation
 from .guards.guards import Guards
 from .guards.signals import without_upstreams
-from .host import Host, Upstream
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.rewards import EpisodeRewards
@@ -44,7 +44,7 @@ from .training_loop import RolloutSource, TrainingLoop
 from .watching import display
 
 
-class AgentTrainer(Host):
+class AgentTrainer(Bridge):
     """GRPOTrainer with our helpers in it, which it asks wherever upstream would do something else."""
 
     loop_class = TrainingLoop
@@ -122,15 +122,11 @@ class AgentTrainer(Host):
         self.beta = args.beta  # until here it said whether upstream is to make the reference
         with given.in_place(args):
             models.check_sharding(self, given.model, reference, turn_reward_funcs)
-        self._upstream = Upstream(self)
-        # Late: whoever replaces a method of a trainer afterwards is to be asked, here and below.
-        self._player = players.build_player(
-            self, self._upstream, rollout, evaluation, lambda *ids: self._generate_single_turn(*ids)
-        )
+        self._player = players.build_player(self, rollout, evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
             self,
             self._player.engine.calls,
-            self._upstream.tokenizer,
+            self.internals.tokenizer,
             turn_reward_funcs,
             turn_reward_processing_classes,
             args.turn_reward_weights,
@@ -152,45 +148,37 @@ class AgentTrainer(Host):
         self.reward_funcs: list[Any] = rewards.with_environments(
             self.reward_funcs, self.reward_func_names
         )
-        self._rollout_log = RolloutLog(self, self._upstream)
+        self._rollout_log = RolloutLog(self)
         self._rewards = EpisodeRewards(
             self,
-            self._upstream,
             rewards,
             self._turn_reward_funcs,
-            lambda *asked: self._calculate_rewards(*asked),
             shows_environments=bool(rollout.tools),
         )
         self._forward = ForwardPasses(self, lambda *part: self._logprobs_of(*part))
 
     def _install_watch(self, rollout: plan.RolloutPlan) -> None:
         """What keeps, guards, shows and records a run."""
-        upstream = self._upstream
-        self._run_state = RunState(self, upstream, self._optimizers, self._stale)
+        self._run_state = RunState(self, self._optimizers, self._stale)
         run, limits = partial(describe, self, rollout), self._player.eval_engine.limits
         self._checkpoints = Checkpoints(self, self._run_state, run)
-        self._publisher = Publisher(self, upstream, self._checkpoints, run, limits)
+        self._publisher = Publisher(self, self._checkpoints, run, limits)
         display.install_callbacks(self, rollout)
-        self._guards = Guards(
+        self._run_state.guards = self._guards = Guards(
             self,
-            upstream,
             self._optimizers,
             last_checkpoint=lambda: self._checkpoints.last,
-            save=lambda: self._save_checkpoint(self.model, trial=None),
         )
-        self._run_state.trace = self._trace = TraceRecorder(self, upstream, self._player)
+        self._run_state.trace = self._trace = TraceRecorder(self, self._player)
         self._evaluator = Evaluator(
-            self, upstream, self._player, self._rewards, self._rollout_log, rollout, self._trace
+            self, self._player, self._rewards, self._rollout_log, rollout, self._trace
         )
         stabilizers = [
             STABILIZERS[name](self.args) for name in getattr(self.args, "stabilizers", [])
         ]
-        self._run_state.parts = {"guards": self._guards}
-        self._run_state.parts |= {f"stabilizer {each.name}": each for each in stabilizers}
+        self._run_state.stabilizers = stabilizers
         self._loop = self.loop_class(
             self,
-            upstream,
-            lambda *rows, **options: self._get_per_token_logps_and_entropies(*rows, **options),
             stabilizers,
             source=RolloutSource(self, self._player, self._rewards, self._guards),
             player=self._player,

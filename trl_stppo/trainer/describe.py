@@ -17,7 +17,7 @@ from ..hub.description import Description, Environment
 from ..models.critic import SeparateCritic
 from ..redaction import is_secret, redacted
 from ._trl import get_config_model_id
-from .host import Host, Upstream
+from .bridge import Bridge, Internals
 from .planning.plan import RolloutPlan
 from .ppo_config import PPOConfig
 
@@ -30,7 +30,7 @@ _WORD = re.compile(r"[\w.-]{1,24}")
 _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
-def describe(host: Host, rollout: RolloutPlan) -> Description:
+def describe(host: Bridge, rollout: RolloutPlan) -> Description:
     """What a trainer's run is, whose episodes are played as planned."""
     model = host.accelerator.unwrap_model(host.model)
     critic = "none" if not host.has_critic else "shared"
@@ -55,13 +55,13 @@ def description_of(
     trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
 ) -> Description:
     """What a run is, built or only planned. `rollout` and `rows` are None if they are not known."""
-    rollout, upstream = rollout or RolloutPlan(), Upstream(trainer_class)
+    rollout, card = rollout or RolloutPlan(), Internals(trainer_class)
     player = rollout.user_func
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
     return Description(
         trainer=trainer_class.__name__,
-        method=upstream.method,
-        paper=upstream.paper.get("id"),
+        method=card.method,
+        paper=card.paper.get("id"),
         variant=getattr(args, "variant", None),
         environments=tuple(_environments(rollout)),
         tools=_told(rollout.standalone_tools),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ..models.critic import SeparateCritic, SharedCritic
+from .bridge import Bridge
 from .gradients.buffers import GradientBuffer, StepHooks, UpdateScale
-from .host import Host
 from .sharding import critics, runtime
 from .sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
 
@@ -27,7 +27,7 @@ class Optimizers:
     `on_creation` gets the policy's optimizer when it is there, before the first step.
     """
 
-    def __init__(self, host: Host, on_creation: Callable[[torch.optim.Optimizer], None]) -> None:
+    def __init__(self, host: Bridge, on_creation: Callable[[torch.optim.Optimizer], None]) -> None:
         self._host, self._on_creation = host, on_creation
         self.critic_grads = GradientBuffer(host.critic.parameters())
         self.critic: CriticOptimizer | None = None
@@ -124,7 +124,7 @@ class _EndOfMiniBatch(TrainerCallback):
         self._optimizers.scale_update(1.0)
 
 
-def _policy_roles(host: Host, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
+def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
     """What each group is for, before the critic's is added; under DeepSpeed empty ones will be gone."""
     names = set(host.get_decay_parameter_names(host.model))
     decays = {id(p) for name, p in host.model.named_parameters() if name in names}
@@ -137,7 +137,7 @@ def _policy_roles(host: Host, optimizer: torch.optim.Optimizer, is_callers: bool
     return roles
 
 
-def policy_parameters(host: Host) -> list[tuple[str, nn.Parameter]]:
+def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
     """What is trained of the policy; a shared critic is not part of it."""
     critic = {id(parameter) for parameter in host.critic.parameters()}
     named = host.model.named_parameters()
@@ -145,7 +145,7 @@ def policy_parameters(host: Host) -> list[tuple[str, nn.Parameter]]:
 
 
 def add_critic_groups(
-    host: Host, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
+    host: Bridge, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
 ) -> bool:
     """Add the critic to the optimizer, and say so, unless the caller's already trains it."""
     check_optimizer(optimizer)
@@ -166,7 +166,7 @@ def add_critic_groups(
     return True
 
 
-def critic_groups(host: Host, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """All of the critic's parameters; norms and biases, the second group, do not decay, as in a policy."""
     args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
     decays: set[int] = set()

@@ -70,9 +70,9 @@ class PPOTrainer(AgentTrainer):
         Args:
             sampling: stop after the first batch, as PPO scripts use it.
         """
-        with undisturbed(self, self._upstream), evaluation_settings(self):
+        with undisturbed(self), evaluation_settings(self):
             play = self._evaluator.play
-            display.print_episodes(self, self._upstream, play, first_batch_only=sampling)
+            display.print_episodes(self, play, first_batch_only=sampling)
 
     @property
     def stop_reason(self) -> str | None:

@@ -43,10 +43,10 @@ from .batch import (
     take_rows,
     without_padding,
 )
+from .bridge import Bridge, is_warming_up
 from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .guards.guards import Guards
-from .host import Host, Upstream, is_warming_up
-from .loop.forward import ForwardPasses, Logprobs
+from .loop.forward import ForwardPasses
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, judge
 from .loop.rewards import EpisodeRewards
@@ -73,7 +73,7 @@ class RolloutSource:
     """Supplies rollouts with their rewards: here by playing one whenever the loop needs it."""
 
     def __init__(
-        self, host: Host, player: EpisodePlayer, rewards: EpisodeRewards, guards: Guards
+        self, host: Bridge, player: EpisodePlayer, rewards: EpisodeRewards, guards: Guards
     ) -> None:
         self._host, self._player = host, player
         self._rewards, self._guards = rewards, guards
@@ -97,8 +97,6 @@ class TrainingLoop:
 
     Args:
         host: the trainer: models, options, accelerator and state.
-        upstream: its count of micro-batches, and the place where a checkpoint finds the rollout batch.
-        logprobs: the trainer's `_get_per_token_logps_and_entropies`, bound late.
         stabilizers: of the run.
         source, player, rewards, forward, optimizers, guards, log, trace, stale: the parts of the loop.
 
@@ -111,9 +109,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        host: Host,
-        upstream: Upstream,
-        logprobs: Callable[..., Logprobs],
+        host: Bridge,
         stabilizers: list[Stabilizer],
         *,
         source: RolloutSource,
@@ -127,7 +123,7 @@ class TrainingLoop:
         stale: StalePolicies,
     ) -> None:
         self.host, self.args, self.accelerator = host, host.args, host.accelerator
-        self.upstream, self.logprobs, self.stabilizers = upstream, logprobs, stabilizers
+        self.stabilizers, self.logprobs = stabilizers, host.internals.logprobs
         self.source, self.player, self.rewards, self.forward = source, player, rewards, forward
         self.optimizers, self.guards, self.log = optimizers, guards, log
         self.trace, self.stale = trace, stale
@@ -287,17 +283,17 @@ class TrainingLoop:
 
     def micro_batch(self, play: Callable[[], Batch]) -> Batch:
         """The micro-batch that is due; `play` makes a rollout batch when the last one is used up."""
-        upstream, accumulation = self.upstream, self.args.gradient_accumulation_steps
-        per_rollout, step = int(self.args.steps_per_generation or 1), upstream.step
-        if step % (per_rollout * self.host.num_iterations) == 0 or upstream.buffer is None:
+        internals, accumulation = self.host.internals, self.args.gradient_accumulation_steps
+        per_rollout, step = int(self.args.steps_per_generation or 1), internals.step
+        if step % (per_rollout * self.host.num_iterations) == 0 or internals.buffer is None:
             with self.guards.rollout():
-                upstream.buffer = deal([play()], per_rollout)
+                internals.buffer = deal([play()], per_rollout)
         elif step % per_rollout == 0:
-            upstream.buffer = deal(upstream.buffer, per_rollout)
+            internals.buffer = deal(internals.buffer, per_rollout)
         if step % accumulation == 0:
             # The buffer keeps its order, or the next shuffle would depend on how it was cut.
             first = step % per_rollout
-            self.begin(group_by_length(upstream.buffer[first : first + accumulation]))
+            self.begin(group_by_length(internals.buffer[first : first + accumulation]))
             is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
             self.start_mini_batch(empty=is_empty)
         return without_padding(self.window[step % accumulation])

@@ -14,10 +14,11 @@ from transformers.utils import logging as upstreams
 from ...errors import CheckpointError, CheckpointWriteError
 from ...hub.description import Description
 from ...models.critic import SharedCritic
-from ..host import Host, Wrapped
+from ..bridge import Bridge, Wrapped
+from ..disk import disk, files
+from ..disk.run_lock import RunLock
 from ..processes import done_by
-from . import disk, files, same_run
-from .run_lock import RunLock
+from . import same_run
 from .run_state import RunState, load_beside_policy, load_models
 
 
@@ -46,7 +47,7 @@ class Checkpoints:
 
     _lock: RunLock
 
-    def __init__(self, host: Host, state: RunState, describe: Callable[[], Description]) -> None:
+    def __init__(self, host: Bridge, state: RunState, describe: Callable[[], Description]) -> None:
         self._host, self._state, self._describe = host, state, describe
         self.last: Path | None = None
         self.staging: Path | None = None

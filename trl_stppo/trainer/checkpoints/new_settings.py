@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..bridge import Bridge
 from ..describe import algorithm_settings
-from ..host import Host
 from ..optimizers import CRITIC, DECAYED, GIVEN, PLAIN, Optimizers
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon":
 _KEPT = {*_RATES, "weight_decay", *_ADAM}
 
 
-def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
+def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
     """Let the run go on with the settings that it has now, and say which are new.
 
     Its scheduler and optimizers have been loaded, from a checkpoint of `saved` settings.
@@ -55,7 +55,7 @@ def renew(host: Host, optimizers: Optimizers, folder: Path, saved: dict[str, Any
         )  # fmt: skip
 
 
-def _groups(host: Host, optimizers: Optimizers) -> Groups:
+def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
     """Groups that are ours: each with its role, and its place in the scheduler if it has one."""
     assert host.optimizer is not None
     groups, roles = host.optimizer.param_groups, optimizers.roles
@@ -76,7 +76,7 @@ def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
     return value[place]
 
 
-def _write(host: Host, groups: Groups, name: str, old: Any, new: Any) -> bool:
+def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
     """Whether the new value of a setting has come to hold in a group."""
     key, place = _ADAM.get(name, (name, None))
     if name in _ADAM:  # does `optim` ask for it at all?

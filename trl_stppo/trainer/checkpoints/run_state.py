@@ -8,24 +8,27 @@ values and advantages included), the sampler's position and the figures that wer
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor
-from torch.distributed.checkpoint.stateful import Stateful
 from transformers import TrainerCallback
 
 from ...hub.pushing import EPISODES
 from ...hub.settings import CRITIC_FOLDER
 from ...models.weights import load_converted
-from ..host import Host, Upstream
+from ..bridge import Bridge
+from ..disk import files
+from ..guards.guards import Guards
 from ..loop.stale import StalePolicies
 from ..optimizers import Optimizers
+from ..recording.recorder import TraceRecorder
 from ..sharding.critics import loading
-from . import files, new_settings
+from ..stabilizers import Stabilizer
+from . import new_settings
 
 logger = logging.getLogger(__name__)
 REFERENCE = "reference.pt"
@@ -79,7 +82,7 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
     return state
 
 
-def load_models(host: Host, folder: Path) -> None:
+def load_models(host: Bridge, folder: Path) -> None:
     """The critic, and of the policy what upstream, which goes by names, has passed over."""
     if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
         load_converted(host.model, folder)
@@ -87,7 +90,7 @@ def load_models(host: Host, folder: Path) -> None:
         host.critic.load(folder / CRITIC_FOLDER)
 
 
-def load_beside_policy(host: Host, folder: Path) -> None:
+def load_beside_policy(host: Bridge, folder: Path) -> None:
     """The models, and a reference that follows the policy, from a checkpoint that upstream has loaded."""
     load_models(host, folder)
     reference = folder / REFERENCE
@@ -102,17 +105,15 @@ class RunState(TrainerCallback):
 
     Attributes:
         folder: the checkpoint that the run goes on from; None where it starts.
-        parts: further objects whose state is kept, by name.
-        trace: the recorder, whose state is kept apart; no weight depends on it.
+        guards, trace, stabilizers: their state is kept, too; set once they are there.
     """
 
-    trace: Any
+    guards: Guards
+    trace: TraceRecorder
+    stabilizers: Sequence[Stabilizer] = ()
 
-    def __init__(
-        self, host: Host, upstream: Upstream, optimizers: Optimizers, stale: StalePolicies
-    ) -> None:
-        self._host, self._upstream = host, upstream
-        self.parts: dict[str, Stateful] = {}
+    def __init__(self, host: Bridge, optimizers: Optimizers, stale: StalePolicies) -> None:
+        self._host = host
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
         self.folder: Path | None = None
@@ -130,7 +131,7 @@ class RunState(TrainerCallback):
     def forget_sync(self) -> None:
         """Other weights have been loaded than vLLM has, whatever step it got them at."""
         if self._host.use_vllm:
-            self._upstream.synced_step = -1
+            self._host.internals.synced_step = -1
 
     def notice(self, sampler: Any) -> Any:
         """A sampler of training rows, which is returned."""
@@ -167,12 +168,12 @@ class RunState(TrainerCallback):
         """Whether the rollout batch in the buffer still has updates to give."""
         micro_batches = self._host.args.steps_per_generation
         assert micro_batches is not None  # GRPOConfig has filled it in
-        return self._upstream.step % (micro_batches * self._host.num_iterations) != 0
+        return self._host.internals.step % (micro_batches * self._host.num_iterations) != 0
 
     def of_whole_run(self, logs: dict[str, float]) -> dict[str, float]:
         """The log, whose last one gets, in place, the whole run's loss over all its steps."""
         if "train_loss" in logs:
-            logs["train_loss"] = self._upstream.total_loss / max(self._host.state.global_step, 1)
+            logs["train_loss"] = self._host.internals.loss[1] / max(self._host.state.global_step, 1)
         return logs
 
     # ------------------------------------------------------------------ writing
@@ -188,7 +189,7 @@ class RunState(TrainerCallback):
         process = self._host.accelerator.process_index
         torch.save(self._collected(), state_file(folder, process))
         # Texts that the log shows, and the update that is being recorded; no weight depends on them.
-        logs = {key: value for key, value in self._upstream.logs.items() if key != "images"}
+        logs = {key: value for key, value in self._host.internals.logs.items() if key != "images"}
         texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
         torch.save(texts, episodes_file(folder, process))
         if self._optimizers.critic is not None:
@@ -201,15 +202,17 @@ class RunState(TrainerCallback):
 
     def _collected(self) -> dict[str, Any]:
         """The state of this process between two optimizer steps."""
-        upstream = self._upstream
+        internals = self._host.internals
+        loss, total_loss, last_logged = internals.loss
         state = {
-            "buffer": upstream.buffer if self.inside_rollout else None,
-            "metrics": upstream.metrics,
-            "loss": upstream.loss,
-            "total_loss": upstream.total_loss,
-            "last_logged": upstream.last_logged,
+            "buffer": internals.buffer if self.inside_rollout else None,
+            "metrics": internals.metrics,
+            "loss": loss,
+            "total_loss": total_loss,
+            "last_logged": last_logged,
             **self._place(),
-            **{name: part.state_dict() for name, part in self.parts.items()},
+            "guards": self.guards.state_dict(),
+            "stabilizers": {each.name: each.state_dict() for each in self.stabilizers},
         }
         return {key: plain(value) for key, value in state.items()}
 
@@ -232,7 +235,7 @@ class RunState(TrainerCallback):
         """Start over, or go on from the checkpoint."""
         host, saved, folder = self._host, self._saved, self.folder
         if saved is None or folder is None:
-            self._upstream.step, self._upstream.buffer = 0, None
+            self._host.internals.step, self._host.internals.buffer = 0, None
             self._stale.load_state_dict([])
             return
         if state.global_step >= state.max_steps and host.accelerator.is_main_process:
@@ -256,21 +259,20 @@ class RunState(TrainerCallback):
 
     def _restore(self, state: dict[str, Any]) -> None:
         """What `_collected` took, except the place in the rows."""
-        host, upstream = self._host, self._upstream
+        host, internals = self._host, self._host.internals
         device = host.accelerator.device
-        upstream.step = host.state.global_step * host.args.gradient_accumulation_steps
-        upstream.buffer = send_to_device(state["buffer"], device)
+        internals.step = host.state.global_step * host.args.gradient_accumulation_steps
+        internals.buffer = send_to_device(state["buffer"], device)
         for mode, figures in state["metrics"].items():
-            upstream.metrics[mode].update(figures)
-        upstream.loss = state["loss"].to(device)
-        upstream.total_loss = state["total_loss"]
-        upstream.last_logged = state["last_logged"]
-        for name, part in self.parts.items():
-            part.load_state_dict(state.get(name, {}))
+            internals.metrics[mode].update(figures)
+        internals.loss = state["loss"].to(device), state["total_loss"], state["last_logged"]
+        self.guards.load_state_dict(state["guards"])
+        for each in self.stabilizers:
+            each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 
     def _restore_episodes(self) -> None:
         """Nothing in a checkpoint that came from the Hub."""
-        logs = self._upstream.logs
+        logs = self._host.internals.logs
         for key, entries in self._episodes.get("logs", {}).items():
             if isinstance(entries, dict):
                 for name, values in entries.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...hub.description import Description
-from ..host import Host
+from ..bridge import Bridge
 from ..sharding.runtime import is_sharded, sharding_name
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ FIXED = (
 CUT = ("processes", "micro_batches")
 
 
-def about(host: Host, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
+def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
     """What the manifest says of the run: its identity, its cut into batches, its settings."""
     args, accelerator = host.args, host.accelerator
     micro_batches = args.steps_per_generation

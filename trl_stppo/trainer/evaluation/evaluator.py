@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from .._trl import open_trackio
-from ..host import Host, Upstream
+from ..bridge import Bridge
 from ..loop.log import RolloutLog
 from ..loop.player import EpisodePlayer
 from ..loop.rewards import EpisodeRewards
@@ -28,15 +28,14 @@ class Evaluator:
 
     def __init__(
         self,
-        host: Host,
-        upstream: Upstream,
+        host: Bridge,
         player: EpisodePlayer,
         rewards: EpisodeRewards,
         log: RolloutLog,
         rollout_plan: plan.RolloutPlan,
         trace: TraceRecorder,
     ) -> None:
-        self._host, self._upstream, self._player = host, upstream, player
+        self._host, self._player = host, player
         self._rewards, self._log, self._trace = rewards, log, trace
         self._rollout_plan = rollout_plan
         self.run: EvaluationRun | None = None
@@ -60,7 +59,7 @@ class Evaluator:
         open_trackio(self._host)
         outer, self.prefix = self.prefix, prefix
         try:
-            with saving, undisturbed(self._host, self._upstream):
+            with saving, undisturbed(self._host):
                 return wrapped(eval_dataset, ignore_keys, prefix)
         finally:
             self.prefix = outer
@@ -72,8 +71,8 @@ class Evaluator:
             raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
         rows = host.eval_dataset if eval_dataset is None else eval_dataset
         rows = host.eval_dataset[rows] if isinstance(rows, str) else rows
-        if COLUMN not in self._upstream.signature_columns:
-            self._upstream.signature_columns.append(COLUMN)
+        if COLUMN not in self._host.internals.signature_columns:
+            self._host.internals.signature_columns.append(COLUMN)
         repetitions, host.num_generations_eval = host.num_generations_eval, 1
         args = host.args
         options = args.dataloader_drop_last, args.dataloader_persistent_workers
@@ -98,7 +97,7 @@ class Evaluator:
         surroundings: AbstractContextManager[None] = nullcontext()
         if self.prefix is None:  # `predict` comes here by itself
             open_trackio(self._host)
-            surroundings = undisturbed(host, self._upstream)
+            surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
         self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)
         try:
@@ -157,14 +156,14 @@ class Evaluator:
     def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
         """Add a batch to the run, but for the episodes that only fill it up."""
         host, weight = self._host, len(names) - len(rollout.repeated)
-        for metric, values in self._upstream.pending_metrics.items():
+        for metric, values in self._host.internals.pending_metrics.items():
             run.add_sum(metric, weight * sum(values) / len(values), weight)
-        self._upstream.pending_metrics.clear()
+        self._host.internals.pending_metrics.clear()
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
         rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
         for number, (name, whole) in enumerate(
-            zip(names, rollout.ended(self._upstream.end_ids), strict=True)
+            zip(names, rollout.ended(self._host.internals.end_ids), strict=True)
         ):
             if number not in rollout.repeated:
                 episode, score = rollout.episodes[number], rollout.earnings[number]

@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 
 from ...rollout.environments import split_environments
 from .._trl import new_token_limit
-from ..host import Host, Upstream
+from ..bridge import Bridge
 from ..planning.plan import RolloutPlan
 from ..ppo_config import PPOConfig
 
@@ -52,13 +52,12 @@ def _scores(environment: Any) -> bool:
 
 
 @contextmanager
-def undisturbed(host: Host, upstream: Upstream) -> Iterator[None]:
+def undisturbed(host: Bridge) -> Iterator[None]:
     """Give everything back as it was: random numbers, figures, mode.
 
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
-    figures = upstream.metrics, upstream.logs
-    pending = upstream.pending_metrics, upstream.pending_columns
+    internals, figures = host.internals, host.internals.figures
     training = host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device
@@ -67,17 +66,15 @@ def undisturbed(host: Host, upstream: Upstream) -> Iterator[None]:
         devices=forked, device_type=device.type if forked else "cuda", enabled=True
     ):
         try:
-            upstream.metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-            upstream.logs = {name: _emptied(entry) for name, entry in upstream.logs.items()}
-            upstream.pending_metrics = defaultdict(list)
-            upstream.pending_columns = defaultdict(list)
+            metrics: Any = {"train": defaultdict(list), "eval": defaultdict(list)}
+            logs = {name: _emptied(entry) for name, entry in internals.logs.items()}
+            internals.figures = metrics, logs, defaultdict(list), defaultdict(list)
             set_seed(host.args.seed, device_specific=True)
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            upstream.metrics, upstream.logs = figures
-            upstream.pending_metrics, upstream.pending_columns = pending
+            internals.figures = figures
             if host.model.training != training:
                 host.model.train(training)
 
@@ -89,7 +86,7 @@ def _emptied(entry: Any) -> Any:
 
 
 @contextmanager
-def evaluation_settings(host: Host) -> Iterator[None]:
+def evaluation_settings(host: Bridge) -> Iterator[None]:
     """Sample as `eval_generation_kwargs` says, each repetition of a row as an episode of its own."""
     told, per_row = host.args.eval_settings, host.num_generations_eval
     given = {name: told[name] for name in SAMPLING if name in told}
@@ -106,7 +103,7 @@ def evaluation_settings(host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def _sampling(host: Host, given: dict[str, Any]) -> Iterator[None]:
+def _sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
     """Settings of everything that generates with transformers."""
     if given.get("temperature") == 0.0:
         given = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
@@ -124,7 +121,7 @@ def _sampling(host: Host, given: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _vllm_sampling(host: Host, given: dict[str, Any]) -> Iterator[None]:
+def _vllm_sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
     """Settings of vLLM, which takes a temperature of 0 for greedy itself."""
     vllm = host.vllm_generation
     kept = {name: getattr(vllm, name) for name in (*given, "generation_kwargs")}

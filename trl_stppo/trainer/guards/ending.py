@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from ...errors import EnvironmentFailureError, NonFiniteError
-from ..checkpoints.files import checkpoints
-from ..host import Host
+from ..bridge import Bridge
+from ..disk.files import checkpoints
 from . import finite_weights
 from .failures import FailureWatch
 from .signals import StopSignals
@@ -42,13 +42,12 @@ class Ending:
 
     def __init__(
         self,
-        host: Host,
+        host: Bridge,
         failures: FailureWatch,
         last_checkpoint: Callable[[], Path | None],
-        save: Callable[[], None],
     ) -> None:
         self._host, self._failures = host, failures
-        self._last_checkpoint, self._save = last_checkpoint, save
+        self._last_checkpoint = last_checkpoint
         self.signals = StopSignals(host.args.enable_jit_checkpoint)
         self.training = False
         self.reset()
@@ -133,7 +132,7 @@ class Ending:
             return
         if self.before is not None:
             _set_random_states(self.before)
-        self._save()
+        host.internals.save_checkpoint()
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:
@@ -195,7 +194,7 @@ class EndingCallback(TrainerCallback):
     """Ends a run at the end of an optimizer step, where its state is one that can be resumed."""
 
     def __init__(
-        self, host: Host, ending: Ending, watch_log: Callable[[dict[str, float]], None]
+        self, host: Bridge, ending: Ending, watch_log: Callable[[dict[str, float]], None]
     ) -> None:
         self._host, self._ending, self._watch_log = host, ending, watch_log
         self._stepped = False

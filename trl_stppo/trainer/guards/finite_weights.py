@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...models.critic import SeparateCritic, SharedCritic
-from ..host import Host
+from ..bridge import Bridge
 
 
-def first_not_finite(host: Host) -> str | None:
+def first_not_finite(host: Bridge) -> str | None:
     """Whose parameter holds NaN or infinity, and its name; None where all are finite.
 
     All processes call it together; each looks at what it holds.
@@ -31,7 +31,7 @@ def first_not_finite(host: Host) -> str | None:
     return None if at == len(sound) else named[at - 1][0]
 
 
-def _named(host: Host) -> Iterator[tuple[str, nn.Parameter]]:
+def _named(host: Bridge) -> Iterator[tuple[str, nn.Parameter]]:
     critic = host.critic
     modules: dict[str, nn.Module] = {"policy": host.model}
     if isinstance(critic, SeparateCritic):

@@ -16,8 +16,8 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 
 from ...rollout.episode import Episode
-from ..checkpoints.files import checkpoints
-from ..host import Host, Upstream
+from ..bridge import Bridge
+from ..disk.files import checkpoints
 from ..optimizers import Optimizers, policy_parameters
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
@@ -56,24 +56,22 @@ class Guards:
 
     def __init__(
         self,
-        host: Host,
-        upstream: Upstream,
+        host: Bridge,
         optimizers: Optimizers,
         *,
         last_checkpoint: Callable[[], Path | None],
-        save: Callable[[], None],
     ) -> None:
         if host.is_deepspeed_enabled and host.args.target_kl is not None:
             raise ValueError(
                 f"`target_kl={host.args.target_kl}` is not supported with DeepSpeed; allowed: None."
             )
-        self._host, self._upstream, self._optimizers = host, upstream, optimizers
+        self._host, self._optimizers = host, optimizers
         self._policy: list[tuple[str, nn.Parameter]] | None = None
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
         self._falls = FallWatch(host.args.generation_batch_size)
-        self.ending = Ending(host, self._failures, last_checkpoint, save)
+        self.ending = Ending(host, self._failures, last_checkpoint)
         self.verdict = "taken"
         host.add_callback(EndingCallback(host, self.ending, self.watch_log))
         self._reset()
@@ -113,7 +111,7 @@ class Guards:
     def rollout(self) -> Iterator[None]:
         """Around a new rollout batch, after which everything may move again."""
         self._state.rollout_stopped = False
-        metrics = self._upstream.metrics["train"]
+        metrics = self._host.internals.metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
         with self.ending.saving():
             yield
@@ -288,7 +286,7 @@ class Guards:
 
     def _log(self) -> None:
         """Totals so far; upstream would average what is appended over several steps."""
-        figures = self._upstream.metrics["train"]
+        figures = self._host.internals.metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
         figures["guard/falls"] = [self._falls.falls]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
 from ..batch import Batch, full_sequence
-from ..host import Host
+from ..bridge import Bridge
 from ..sharding import runtime
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss [], where these are asked for.
@@ -28,7 +28,7 @@ ACCELERATOR_OVERHEAD = 512.0
 class ForwardPasses:
     """Log-probabilities and values of groups of rows of like lengths."""
 
-    def __init__(self, host: Host, logprobs: PartLogprobs) -> None:
+    def __init__(self, host: Bridge, logprobs: PartLogprobs) -> None:
         self._host, self._logprobs = host, logprobs
 
     def logprobs(

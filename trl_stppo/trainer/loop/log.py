@@ -9,15 +9,15 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from .._trl import nanstd
-from ..host import Host, Upstream
+from ..bridge import Bridge
 from .rollout import Rollout
 
 
 class RolloutLog:
     """Writes rollouts into what waits for upstream's next log."""
 
-    def __init__(self, host: Host, upstream: Upstream) -> None:
-        self._host, self._upstream = host, upstream
+    def __init__(self, host: Bridge) -> None:
+        self._host = host
 
     @property
     def mode(self) -> str:
@@ -27,7 +27,7 @@ class RolloutLog:
     def add(self, metrics: dict[str, float]) -> None:
         """Take in figures that are the same on all processes."""
         for name, value in metrics.items():
-            self._upstream.metrics[self.mode][name].append(value)
+            self._host.internals.metrics[self.mode][name].append(value)
 
     def write(
         self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
@@ -43,13 +43,13 @@ class RolloutLog:
             self._spread(totals)
         self.table(rollout, rewards, advantages)
         self._means(rollout.metric_sums)
-        pending = self._upstream.pending_metrics
+        pending = self._host.internals.pending_metrics
         self._means({name: (sum(values), len(values)) for name, values in pending.items()})
         pending.clear()
 
     def _lengths(self, rollout: Rollout) -> None:
         """How long completions are, which of them end by themselves, and how often tools are called."""
-        host, episodes, ends = self._host, rollout.episodes, self._upstream.end_ids
+        host, episodes, ends = self._host, rollout.episodes, self._host.internals.end_ids
         numbers = [
             [len(e.prompt_ids), sum(e.action_mask), whole, e.tool_calls, e.tool_failures]
             for e, whole in zip(episodes, rollout.ended(ends), strict=True)
@@ -58,7 +58,7 @@ class RolloutLog:
         prompt, tokens, whole, calls, failures = host.accelerator.gather(own).T
         if self.mode == "train":
             host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
-        self._upstream.metrics[self.mode]["num_tokens"] = [host.state.num_input_tokens_seen]
+        self._host.internals.metrics[self.mode]["num_tokens"] = [host.state.num_input_tokens_seen]
         ended = tokens[whole.bool()] if whole.any() else torch.zeros(1)
         for kind, lengths in (("", tokens.float()), ("terminated_", ended.float())):
             figures = {"mean": lengths.mean(), "min": lengths.min(), "max": lengths.max()}
@@ -103,15 +103,15 @@ class RolloutLog:
 
         `rewards`: [N, F], and `advantages`, of all processes.
         """
-        logs = self._upstream.logs
+        logs = self._host.internals.logs
         prompts = [rollout.rows[episode.row]["prompt"] for episode in rollout.episodes]
         logs["prompt"].extend(gather_object(prompts))
-        logs["completion"].extend(gather_object(rollout.completions(self._upstream.decode)))
+        logs["completion"].extend(gather_object(rollout.completions(self._host.internals.decode)))
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         logs["advantages"].extend(advantages)
         # All processes in one order, or values would end up under other names.
-        pending = self._upstream.pending_columns
+        pending = self._host.internals.pending_columns
         for column_name in sorted(set(gather_object(list(pending)))):
             values = pending.get(column_name, [None] * len(prompts))
             logs["extra"][column_name].extend(gather_object(values))

@@ -16,7 +16,7 @@ from ...rollout.func import RolloutFunc, read_rollout
 from ...rollout.record import judged
 from .._trl import read_message
 from ..batch import Batch, collate
-from ..host import Host, Upstream
+from ..bridge import Bridge
 from ..planning.rows import Row, rows_with_prompts
 from .rollout import EpisodeKey, Rollout
 from .sampler import TurnSampler
@@ -30,15 +30,14 @@ class EpisodePlayer:
 
     def __init__(
         self,
-        host: Host,
-        upstream: Upstream,
+        host: Bridge,
         sampler: TurnSampler,
         engine: RolloutEngine,
         eval_engine: RolloutEngine,
         *,
         environments_ask: bool,
     ) -> None:
-        self._host, self._upstream, self._sampler = host, upstream, sampler
+        self._host, self._sampler = host, sampler
         self.engine, self.eval_engine = engine, eval_engine
         self._environments_ask = environments_ask
 
@@ -55,7 +54,7 @@ class EpisodePlayer:
         batch.
         """
         rows, prompt_ids = rows_with_prompts(
-            inputs, self._upstream.tokenizer, environments_ask=self._environments_ask
+            inputs, self._host.internals.tokenizer, environments_ask=self._environments_ask
         )
         if self._host.rollout_func is not None:
             return self._play_by_func(self._host.rollout_func, rows, names, repeated)
@@ -65,7 +64,7 @@ class EpisodePlayer:
         for episode in episodes:  # reward functions are known by the classes of training
             episode.env_type = self.engine.drivers[episode.name].type_name
             if self._host.use_vllm:
-                episode.policy_versions = [self._upstream.synced_step] * episode.num_turns
+                episode.policy_versions = [self._host.internals.synced_step] * episode.num_turns
         logprobs = self._sampler.tells_logprobs
         rollout = Rollout(rows, episodes, durations, seed, logprobs, names, repeated)
         rollout.metric_sums |= self._sampler.vllm.figures
@@ -88,7 +87,7 @@ class EpisodePlayer:
                 played = engine.run(
                     columns,
                     prompts,
-                    renderer(self._host, self._upstream.tokenizer),
+                    renderer(self._host, self._host.internals.tokenizer),
                     backend,
                     seed,
                     self._host.accelerator.process_index * len(columns),
@@ -111,7 +110,7 @@ class EpisodePlayer:
         if host.use_vllm:  # it may generate with it
             self._sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
-        read = partial(read_message, self._upstream.tokenizer)
+        read = partial(read_message, self._host.internals.tokenizer)
         episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
         for episode in episodes:
             for key, values in columns.items():
@@ -126,10 +125,10 @@ class EpisodePlayer:
 
     def pad(self, rollout: Rollout) -> Batch:
         """The tokens of a rollout as tensors, on the device."""
-        host, ended = self._host, rollout.ended(self._upstream.end_ids)
+        host, ended = self._host, rollout.ended(self._host.internals.end_ids)
         return collate(
             rollout.episodes,
-            pad_token_id=self._upstream.tokenizer.pad_token_id,
+            pad_token_id=self._host.internals.tokenizer.pad_token_id,
             multiple_of=host.pad_to_multiple_of,
             device=host.accelerator.device,
             has_logprobs=rollout.has_logprobs,

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from ...rollout.episode import Episode
-from ..host import Host, Upstream
+from ..bridge import Bridge
 from ..planning.rewards import RewardPlan
 from .rollout import Rollout
 from .turn_rewards import TurnRewardFuncs
 
 
 class EpisodeRewards:
-    """Asks everybody who pays. `calculate` is the trainer's `_calculate_rewards`, which asks the others."""
+    """Calls all reward functions."""
 
     def __init__(
         self,
-        host: Host,
-        upstream: Upstream,
+        host: Bridge,
         plan: RewardPlan,
         turn_funcs: TurnRewardFuncs,
-        calculate: Callable[..., Tensor],
         *,
         shows_environments: bool,
     ) -> None:
-        self._host, self._upstream, self.plan = host, upstream, plan
-        self._turn_funcs, self._calculate = turn_funcs, calculate
-        self._shows_environments = shows_environments
+        self._host, self.plan = host, plan
+        self._turn_funcs, self._shows_environments = turn_funcs, shows_environments
 
     def ask(self, rollout: Rollout) -> Tensor:
         """Ask reward functions, then those of turns; the rollout gets its own rewards.
@@ -41,10 +38,15 @@ class EpisodeRewards:
         host, episodes = self._host, rollout.episodes
         if rollout.by_engine:
             endings = [_ending(episode) for episode in episodes]
-            self._upstream.pending_columns["stop_reason"].extend(endings)
-        completions, ids = rollout.completions(self._upstream.decode), [e.ids for e in episodes]
+            self._host.internals.pending_columns["stop_reason"].extend(endings)
+        completions, ids = (
+            rollout.completions(self._host.internals.decode),
+            [e.ids for e in episodes],
+        )
         with self.plan.asked.about(episodes), self._environments_of(rollout):
-            all_rewards = self._calculate(rollout.columns(), rollout.prompts, completions, ids)
+            all_rewards = host.internals.calculate_rewards(
+                rollout.columns(), rollout.prompts, completions, ids
+            )
             for i, func in enumerate(host.reward_funcs):
                 if isinstance(func, nn.Module) and bool(all_rewards[:, i].isnan().any()):
                     raise ValueError(

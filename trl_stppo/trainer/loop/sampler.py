@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -18,21 +18,20 @@ from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
 from ...generation.slots import supports
 from .._trl import new_token_limit, overrides, unwrap_model_for_generation
-from ..host import Host
+from ..bridge import Bridge
 from ..sharding import runtime
 from .vllm import VLLM
 
 logger = logging.getLogger(__name__)
 
 # TRL's own call: (rows of ids, images, fields of images, completions per row) -> ids, logprobs
-GenerateTurns = Callable[..., tuple[list[list[int]], list[list[float]] | None]]
 
 
 class TurnSampler:
-    """Makes the backend of a rollout. `generate` is TRL's generation call, whatever it uses."""
+    """Makes the backend of a rollout."""
 
-    def __init__(self, host: Host, tokenizer: Any, generate: GenerateTurns, vllm: VLLM) -> None:
-        self._host, self._tokenizer, self._generate = host, tokenizer, generate
+    def __init__(self, host: Bridge, tokenizer: Any, vllm: VLLM) -> None:
+        self._host, self._tokenizer = host, tokenizer
         self.vllm = vllm
 
     @property
@@ -87,7 +86,7 @@ class TurnSampler:
 
     @property
     def _is_collective(self) -> bool:
-        """Whether a call of `GenerateTurns` involves other processes, so that all must make it together."""
+        """Whether a call of TRL's generation involves other processes, so that all must make it together."""
         host = self._host
         if host.accelerator.num_processes == 1:
             return False
@@ -104,7 +103,7 @@ class TurnSampler:
         ) -> tuple[list[list[int]], list[list[float]] | None]:
             training = host.model.training
             with new_token_limit(host, max_new_tokens):
-                result = self._generate(ids, None, {}, 1)
+                result = self._host.internals.generate_single_turn(ids, None, {}, 1)
             if host.model.training != training:  # continuous batching leaves it in train mode
                 host.model.train(training)
             return result
@@ -117,7 +116,7 @@ class TurnSampler:
         return [(a, b, c) for a, b, c in self._host.accelerator.gather(own).tolist()]
 
 
-def why_not_cached(host: Host) -> str | None:
+def why_not_cached(host: Bridge) -> str | None:
     """Why turns go through TRL's own generation call; None if they need not."""
     if host.use_vllm:
         return "vLLM generates."
@@ -128,13 +127,13 @@ def why_not_cached(host: Host) -> str | None:
     return supports(host.accelerator.unwrap_model(host.model)) or sampling_settings(host)[1]
 
 
-def sampling_settings(host: Host) -> tuple[SamplingSettings | None, str | None]:
+def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
     """How tokens are drawn; or why `generate` has to do it."""
     model = host.accelerator.unwrap_model(host.model)
     return SamplingSettings.from_generation_config(host.generation_config, model.generation_config)
 
 
-def speaks_to_vllm(host: Host) -> bool:
+def speaks_to_vllm(host: Bridge) -> bool:
     """Whether turns go to vLLM one by one; where an engine runs on several GPUs they all step together."""
     alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
     return host.use_vllm and alone and not overrides(host, "_generate_single_turn")

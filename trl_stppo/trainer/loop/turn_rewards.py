@@ -16,7 +16,7 @@ from ...rollout.reward_funcs import name_of
 from ...rollout.turns import Turn, scores_of
 from ...rollout.workers import EnvironmentCalls
 from .._trl import apply_chat_template, get_config_model_id
-from ..host import Host
+from ..bridge import Bridge
 from ..planning.rewards import check_scores
 from .rollout import Rollout
 
@@ -78,7 +78,7 @@ class TurnRewardFuncs:
 
     def __init__(
         self,
-        host: Host,
+        host: Bridge,
         calls: EnvironmentCalls,
         tokenizer: Any,
         funcs: Any,
@@ -179,7 +179,7 @@ class TurnRewardFuncs:
         return rewards
 
 
-def _judge(host: Host, name: str, tokenizer: Any) -> LabelTokenScorer | None:
+def _judge(host: Bridge, name: str, tokenizer: Any) -> LabelTokenScorer | None:
     """Who is asked for words; None where the model gives scores."""
     trust = {"trust_remote_code": host.args.trust_remote_code}
     if not LabelTokenScorer.suits(name, **trust):
@@ -192,7 +192,7 @@ def _judge(host: Host, name: str, tokenizer: Any) -> LabelTokenScorer | None:
     )
 
 
-def _prepared(host: Host, model: Any, tokenizer: Any) -> tuple[Any, Any]:
+def _prepared(host: Bridge, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """A reward model and its tokenizer, ready to score."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -207,7 +207,7 @@ def _prepared(host: Host, model: Any, tokenizer: Any) -> tuple[Any, Any]:
     return host.accelerator.prepare_model(model.eval(), evaluation_mode=True), tokenizer
 
 
-def _text(tokenizer: Any, turn: Turn, host: Host) -> str:
+def _text(tokenizer: Any, turn: Turn, host: Bridge) -> str:
     if isinstance(turn.prompt, str):
         return turn.prompt + turn.completion
     messages = {"messages": turn.prompt + turn.completion}

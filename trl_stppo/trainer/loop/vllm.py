@@ -18,7 +18,7 @@ from ...generation.protocol import Backend
 from ...generation.server import ServerBackend, ServerError
 from .. import _trl_vllm as door
 from .._trl import profiling_context
-from ..host import Host, Upstream
+from ..bridge import Bridge
 from ..sharding import runtime
 
 # Between two looks for a server that is away, in seconds.
@@ -28,8 +28,8 @@ LOOK_SECONDS = 1.0
 class VLLM:
     """What is asked of vLLM, by all processes at the same places."""
 
-    def __init__(self, host: Host, upstream: Upstream) -> None:
-        self._host, self._upstream = host, upstream
+    def __init__(self, host: Bridge) -> None:
+        self._host = host
         self.figures: dict[str, tuple[float, float]] = {}
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         self._name = ""  # of the server's weights
@@ -42,7 +42,7 @@ class VLLM:
     def sync(self) -> None:
         """Before a rollout: give vLLM the weights that are due, or lost; all processes do it together."""
         host = self._host
-        due = host.state.global_step != self._upstream.synced_step
+        due = host.state.global_step != self._host.internals.synced_step
         lost = host.vllm_mode == "server" and self._has_lost()
         if due or lost:
             self._push()
@@ -55,7 +55,7 @@ class VLLM:
                 self._write_adapter()
             else:
                 host.vllm_generation.sync_weights()
-        self._upstream.synced_step = host.state.global_step
+        self._host.internals.synced_step = host.state.global_step
         if host.vllm_mode == "server":
             self._name_weights(f"{self._run}-{host.state.global_step}#{next(self._numbers)}")
 

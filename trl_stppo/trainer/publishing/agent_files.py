@@ -18,13 +18,13 @@ from ...hub.settings import AgentSettings
 from ...rollout.episode import Limits
 from ...trace.files import read_episodes, read_updates
 from .._trl import get_config_model_id
+from ..bridge import Bridge
 from ..describe import as_json, hub_datasets
 from ..evaluation.settings import SAMPLING
-from ..host import Host, Upstream
 from ..loop.sampler import sampling_settings
 
 
-def agent_settings(host: Host, run: Description, limits: Limits) -> AgentSettings:
+def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSettings:
     """How the trainer's evaluation plays."""
     args, told = host.args, dataclasses.asdict(limits)
     del told["max_context_tokens"]  # the model's
@@ -51,7 +51,7 @@ def agent_settings(host: Host, run: Description, limits: Limits) -> AgentSetting
     )
 
 
-def _sampling(host: Host) -> dict[str, Any]:
+def _sampling(host: Bridge) -> dict[str, Any]:
     """How evaluation draws; a temperature of 0 is the agent's `greedy`."""
     args = host.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
@@ -72,9 +72,7 @@ def card_names(own: str, dataset_name: str | None, rows: Any) -> tuple[str, str 
     return plain(own), None if data is None else plain(data)
 
 
-def improve_card(
-    host: Host, upstream: Upstream, run: Description, title: str, dataset: str | None
-) -> None:
+def improve_card(host: Bridge, run: Description, title: str, dataset: str | None) -> None:
     """Complete the card that TRL has just written; title and dataset are those of `card_names`."""
     args, base = host.args, get_config_model_id(host.model.config) or None
     is_local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
@@ -86,7 +84,7 @@ def improve_card(
         repo=host.hub_model_id or str(args.output_dir),
         base_model=None if is_local else base,
         datasets=[dataset] if dataset else hub_datasets(host.train_dataset),
-        tags=[*upstream.tags, "agent"],
+        tags=[*host.internals.tags, "agent"],
         history=list(host.state.log_history),
         transcript=_transcript(Path(args.output_dir)) if offered else None,
     )

@@ -16,21 +16,21 @@ from ...hub.settings import AGENT_FILE, CRITIC_FOLDER
 from ...models.adapters import discard_saved_reference
 from ...rollout.episode import Limits
 from .._trl import uploads_without
+from ..bridge import Bridge, Wrapped
 from ..checkpoints.checkpoints import Checkpoints
-from ..host import Host, Upstream, Wrapped
 from ..sharding.critics import gathered
 from . import agent_files
 
 logger = logging.getLogger(__name__)
 
 
-def repo_name(host: Host) -> str:
+def repo_name(host: Bridge) -> str:
     """The trainer's repository; upstream's constructor may ask already."""
     named = getattr(host, "hub_model_id", None) or host.args.hub_model_id
     return named or Path(host.args.output_dir).absolute().name
 
 
-def make_repository(wrapped: Wrapped, host: Host, token: str | None, **kwargs: Any) -> None:
+def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs: Any) -> None:
     """See `AgentTrainer.init_hf_repo`, which upstream's constructor calls before there is more of us."""
     try:
         wrapped(token, **kwargs)
@@ -46,13 +46,12 @@ class Publisher(TrainerCallback):
 
     def __init__(
         self,
-        host: Host,
-        upstream: Upstream,
+        host: Bridge,
         checkpoints: Checkpoints,
         describe: Callable[[], Description],
         limits: Limits,
     ) -> None:
-        self._host, self._upstream, self._checkpoints = host, upstream, checkpoints
+        self._host, self._checkpoints = host, checkpoints
         self._describe, self._limits = describe, limits
         self._saved_for_push = True
         self._pushing: Path | None = None  # a checkpoint; None in a push of all there is
@@ -84,7 +83,7 @@ class Publisher(TrainerCallback):
         """See `AgentTrainer.save_model`."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
-            self._upstream.finish_push()  # which reads the files that are about to be written
+            self._host.internals.finish_push()  # which reads the files that are about to be written
         with gathered(self._host):
             wrapped(output_dir, internal)
         self._saved_for_push = True
@@ -109,7 +108,7 @@ class Publisher(TrainerCallback):
         if not host.is_world_process_zero():
             return
         try:
-            agent_files.improve_card(host, self._upstream, self._describe(), *names)
+            agent_files.improve_card(host, self._describe(), *names)
         except Exception as error:  # no card is worth a run; TRL's is there
             logger.warning(
                 "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
@@ -145,12 +144,12 @@ class Publisher(TrainerCallback):
 
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
         """Write a checkpoint, push from it, and let older ones go, unless they are being uploaded."""
-        run_dir = Path(self._upstream.output_dir(trial))
+        run_dir = Path(self._host.internals.output_dir(trial))
         self._saving_checkpoint = True
         try:
             folder = self._checkpoints.save(wrapped, run_dir, model, trial)
             if self._host.args.push_to_hub:
-                self._upstream.push(str(folder))
+                self._host.internals.push(str(folder))
             uploading = {f for job, f in self._pushed_from.items() if not job.done()}
             self._checkpoints.prune(run_dir, {folder, *uploading})
         finally:

@@ -27,7 +27,7 @@ from ...trace.files import FOLDER, next_start, write_update
 from ...trace.format import TracedUpdate
 from ...trace.pieces import cut
 from ..batch import Batch
-from ..host import Host, Upstream, is_warming_up
+from ..bridge import Bridge, is_warming_up
 from ..loop.player import EpisodePlayer
 from ..loop.rollout import Rollout
 from .facts import facts
@@ -52,8 +52,8 @@ TRAINED = (
 class TraceRecorder(TrainerCallback):
     """One per trainer, on every process; together they record `trace_episodes` of each update."""
 
-    def __init__(self, host: Host, upstream: Upstream, player: EpisodePlayer) -> None:
-        self._host, self._upstream, self._player = host, upstream, player
+    def __init__(self, host: Bridge, player: EpisodePlayer) -> None:
+        self._host, self._player = host, player
         accelerator, episodes = host.accelerator, host.args.trace_episodes
         share, rest = divmod(episodes, accelerator.num_processes)
         self._share = share + (accelerator.process_index < rest)
@@ -65,7 +65,7 @@ class TraceRecorder(TrainerCallback):
             host.add_callback(self)
 
     def _pieces(self, ids: list[int]) -> list[str]:
-        tokenizer = self._upstream.tokenizer
+        tokenizer = self._host.internals.tokenizer
         whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         return cut(ids, partial(tokenizer.decode, **whole), backend)
@@ -128,7 +128,10 @@ class TraceRecorder(TrainerCallback):
                 self._update.outcomes.append((outcome, torch.cat(rows)))
             self._add_figures(TRAINED)
         args = host.args
-        if self._upstream.step % (int(args.steps_per_generation or 1) * host.num_iterations) == 0:
+        if (
+            self._host.internals.step % (int(args.steps_per_generation or 1) * host.num_iterations)
+            == 0
+        ):
             self._update.header["complete"] = True
             self.finish()
 
@@ -202,7 +205,7 @@ class TraceRecorder(TrainerCallback):
             "global_step": host.state.global_step,
             "process": process.process_index,
             "processes": process.num_processes,
-            "trainer": self._upstream.method,
+            "trainer": self._host.internals.method,
             "variant": getattr(host.args, "variant", None),
             "level": host.importance_sampling_level,
             "clip_range": [host.epsilon_low, host.epsilon_high],
@@ -215,7 +218,7 @@ class TraceRecorder(TrainerCallback):
         """The newest of each metric, over all processes."""
         assert self._update is not None
         for name in names:
-            values = self._upstream.metrics["train"].get(name)
+            values = self._host.internals.metrics["train"].get(name)
             if values:
                 self._update.header["figures"][name] = float(values[-1])
 

@@ -15,7 +15,7 @@ from ...models import adapter_checks, adapters
 from ...models.critic import Critic, NoCritic, SeparateCritic, SharedCritic
 from ...models.critic_models import critic_from_checkpoint, critic_from_policy
 from .._trl import SyncRefModelCallback, disable_dropout, prepare_frozen, prepare_reference
-from ..host import Host
+from ..bridge import Bridge
 from ..planning import text_only
 from ..ppo_config import PPOConfig
 from ..sharding import checks, runtime
@@ -23,7 +23,7 @@ from . import continuing
 
 
 def check_sharding(
-    host: Host, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
+    host: Bridge, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
     """Refuse ways to run on which gradients or generation would go wrong without a word."""
     copies = reference.adapter
@@ -77,7 +77,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
 
 
 def install_models(
-    host: Host, reference: ReferencePlan, value_model: Any, published: Path | None
+    host: Bridge, reference: ReferencePlan, value_model: Any, published: Path | None
 ) -> Critic:
     """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
     text_only.check_vocabulary(host.model, host.processing_class)
@@ -95,7 +95,7 @@ def install_models(
     return build_critic(host, value_model, published)
 
 
-def install_reference(host: Host, plan: ReferencePlan) -> None:
+def install_reference(host: Bridge, plan: ReferencePlan) -> None:
     """Put a reference that is not upstream's where GRPOTrainer looks for it."""
     if plan.adapter:
         adapters.add_reference_adapter(host.model)
@@ -114,7 +114,7 @@ def install_reference(host: Host, plan: ReferencePlan) -> None:
 # ----------------------------------------------------------------------- critic
 
 
-def build_critic(host: Host, value_model: Any, published: Path | None = None) -> Critic:
+def build_critic(host: Bridge, value_model: Any, published: Path | None = None) -> Critic:
     """The critic that the arguments ask for, on the device, equal on all processes.
 
     A given `value_model`, else the checkpoint named in the configuration, else an adapter on a LoRA
@@ -186,7 +186,7 @@ def keep_trainable(model: nn.Module) -> None:
             setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a Tensor to mypy)
 
 
-def _separate(model: Any, host: Host) -> SeparateCritic:
+def _separate(model: Any, host: Bridge) -> SeparateCritic:
     args = host.args
     keep_trainable(model)
     if args.disable_dropout:
@@ -204,7 +204,7 @@ def _separate(model: Any, host: Host) -> SeparateCritic:
     return SeparateCritic(model)
 
 
-def install_stop_token(host: Host) -> None:
+def install_stop_token(host: Bridge) -> None:
     """Let one more id end a turn."""
     extra = host.args.stop_token_id
     if extra is None or extra in host.eos_token_ids:

@@ -16,38 +16,28 @@ from ...rollout.text_driver import TextDriver
 from ...rollout.tool_driver import ToolDriver, ToolFormat
 from ...rollout.workers import EnvironmentCalls
 from .._trl import max_context_tokens, read_message, tool_suffix, training_template
+from ..bridge import Bridge
 from ..config.checks import failure_price
-from ..host import Host, Upstream
 from ..loop.player import EpisodePlayer, renderer
-from ..loop.sampler import GenerateTurns, TurnSampler
+from ..loop.sampler import TurnSampler
 from ..loop.vllm import VLLM
 from ..planning.plan import RolloutPlan
 from ..planning.rows import is_conversational
 
 
-def build_player(
-    host: Host,
-    upstream: Upstream,
-    rollout: RolloutPlan,
-    evaluation: RolloutPlan,
-    generate: GenerateTurns,
-) -> EpisodePlayer:
-    """What plays the episodes, in training and in evaluation; see `build_engines`.
-
-    `generate` is TRL's generation call, for what our sampler does not support.
-    """
-    tokenizer = upstream.tokenizer
+def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
+    """Build the player of training and evaluation; see `build_engines`."""
+    tokenizer = host.internals.tokenizer
     return EpisodePlayer(
         host,
-        upstream,
-        TurnSampler(host, tokenizer, generate, VLLM(host, upstream)),
+        TurnSampler(host, tokenizer, VLLM(host)),
         *build_engines(host, tokenizer, rollout, evaluation),
         environments_ask=bool(rollout.text or rollout.tools),
     )
 
 
 def build_engines(
-    host: Host, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
+    host: Bridge, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
 ) -> tuple[RolloutEngine, RolloutEngine]:
     """The engine that plays in training, and the one that evaluates, with environments of its own."""
     if rollout.text and host.chat_template is None:
@@ -114,7 +104,7 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
     )
 
 
-def _make_template_grow(host: Host, tokenizer: Any) -> None:
+def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
     """Use TRL's training template where the tokenizer's own does not preserve prefixes."""
     try:
         host.chat_template = growing_template(renderer(host, tokenizer))
@@ -137,7 +127,7 @@ def growing_template(renderer: ChatRenderer) -> str | None:
     return None
 
 
-def _limits(host: Host) -> Limits:
+def _limits(host: Bridge) -> Limits:
     args = host.args
     return Limits(
         max_completion_tokens=args.max_completion_length,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..host import Host
+from ..bridge import Bridge
 from .runtime import sharding_name
 
 # Engine -> policy -> critics that it trains. "copied" is made from the policy's weights, "named" by
@@ -62,7 +62,7 @@ def critic_kind(args: Any, *, given: bool, lora: bool) -> str:
 
 
 def run_of(
-    host: Host, value_model: Any, turn_reward_funcs: Any, *, copies_adapter: bool
+    host: Bridge, value_model: Any, turn_reward_funcs: Any, *, copies_adapter: bool
 ) -> EngineRun:
     """What the checks look at, of a host as GRPOTrainer's constructor has left it."""
     state, model = host.accelerator.state, host.model

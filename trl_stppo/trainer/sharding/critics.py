@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from ...models.critic import SeparateCritic, SharedCritic
+from ..bridge import Bridge
 from ..gradients.buffers import GradientBuffer, Reduce, l2_norm
-from ..host import Host
 from . import deepspeed_critic, runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
 
@@ -50,7 +50,7 @@ class ShardedGradient(GradientBuffer):
 
 
 def prepare(
-    host: Host, make: MakeOptimizer, rate: Callable[[], float | Tensor]
+    host: Bridge, make: MakeOptimizer, rate: Callable[[], float | Tensor]
 ) -> tuple[GradientBuffer, CriticOptimizer]:
     """The gradient of the critic, and what steps it.
 
@@ -68,7 +68,7 @@ def prepare(
     return gradient, CriticOptimizer(make(gradient.parameters), gradient, rate)
 
 
-def _shard(critic: SharedCritic | SeparateCritic, host: Host) -> None:
+def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
     """Cut the critic into FSDP2's pieces, as accelerate has cut the policy."""
     model: Any = critic.model
     accelerator = host.accelerator
@@ -106,7 +106,7 @@ def _is_packed(critic: SharedCritic | SeparateCritic) -> bool:
 
 
 @contextmanager
-def gathered(host: Host) -> Iterator[None]:
+def gathered(host: Bridge) -> Iterator[None]:
     """Within, one process can save the critic, of which each may hold pieces; all enter together."""
     critic = host.critic
     pieces = any(is_in_pieces(parameter) for parameter in critic.parameters())
@@ -124,7 +124,7 @@ def gathered(host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def loading(host: Host) -> Iterator[None]:
+def loading(host: Bridge) -> Iterator[None]:
     """Within, all processes can load a whole critic together, whatever they hold of it."""
     critic, handles = host.critic, []
     parameters: list[nn.Parameter] = []

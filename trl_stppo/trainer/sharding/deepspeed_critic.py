@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ...errors import CheckpointError
 from ...models.critic import SeparateCritic
+from ..bridge import Bridge
 from ..gradients.buffers import GradientBuffer, Reduce, l2_norm
-from ..host import Host
 from .runtime import CriticOptimizer
 
 FOLDER = "critic_engine"
@@ -30,7 +30,7 @@ class EngineGradient(GradientBuffer):
 
     is_empty = True
 
-    def __init__(self, engine: Any, host: Host) -> None:
+    def __init__(self, engine: Any, host: Bridge) -> None:
         super().__init__(host.critic.parameters())
         self._engine, self._accelerator = engine, host.accelerator
 
@@ -101,7 +101,7 @@ class _Entry(nn.Module):
 
 
 def prepare(
-    host: Host,
+    host: Bridge,
     critic: SeparateCritic,
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     rate: Callable[[], float | Tensor],

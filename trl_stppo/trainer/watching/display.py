@@ -10,14 +10,14 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from ...watch.lines import ProgressLines
 from ...watch.metrics_file import MetricsFile
+from ..bridge import Bridge
 from ..describe import describe
-from ..host import Host, Upstream
 from ..loop.rollout import Rollout
 from ..planning.plan import RolloutPlan
 from .reporting import shield_integrations
 
 
-def install_callbacks(host: Host, rollout: RolloutPlan) -> None:
+def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
     """Put lines in place of upstream's display, write down what is logged."""
 
     def task() -> dict[str, str]:
@@ -28,7 +28,7 @@ def install_callbacks(host: Host, rollout: RolloutPlan) -> None:
     _print_lines(host, task)
 
 
-def _print_lines(host: Host, task: Callable[[], dict[str, str]]) -> None:
+def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
     """Have lines printed, and neither a progress bar nor dictionaries beside them."""
     # The third is another one in a notebook: a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
@@ -42,15 +42,13 @@ def _print_lines(host: Host, task: Callable[[], dict[str, str]]) -> None:
     lines.task = task
 
 
-def print_episodes(
-    host: Host, upstream: Upstream, play: Callable[[Any], Rollout], *, first_batch_only: bool
-) -> None:
+def print_episodes(host: Bridge, play: Callable[[Any], Rollout], *, first_batch_only: bool) -> None:
     """Play episodes of the evaluation (or training) data and print prompt, completion and score."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table("prompt", "completion", "score", title=f"step {host.state.global_step}")
-    rows, decode = host.eval_dataset, upstream.tokenizer.batch_decode
+    rows, decode = host.eval_dataset, host.internals.tokenizer.batch_decode
     first = next(iter(rows)) if isinstance(rows, dict) else None
     held_out = rows is not None
     loader = host.get_eval_dataloader(first) if held_out else host.get_train_dataloader()

@@ -217,23 +217,21 @@ def test_the_router_loss_of_a_mixture_of_experts_is_added(tmp_path):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"scale_rewards": "batch"}, "`scale_rewards='batch'` .*whiten_advantages"),
+        ({"scale_rewards": "batch"}, "`scale_rewards='batch'`"),
         (
             {"multi_objective_aggregation": "normalize_then_sum"},
-            "`multi_objective_aggregation='normalize_then_sum'` .*set reward_weights",
+            "`multi_objective_aggregation='normalize_then_sum'`",
         ),
-        ({"top_entropy_quantile": 0.2}, "`top_entropy_quantile=0.2` .*leave it at 1.0"),
-        ({"use_adaptive_entropy": True}, "`use_adaptive_entropy=True` .*use entropy_coef"),
-        ({"fp16": True}, "`fp16=True` .*use bf16=True"),
+        ({"top_entropy_quantile": 0.2}, "`top_entropy_quantile=0.2`"),
+        ({"use_adaptive_entropy": True}, "`use_adaptive_entropy=True`"),
+        ({"fp16": True}, "`fp16=True`"),
         (
             {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
             "`gradient_checkpointing_kwargs={'use_reentrant': True}` is not supported",
         ),
     ],
 )
-def test_options_without_a_faithful_form_are_refused_with_a_way_out(
-    options, named, config, tmp_path
-):
+def test_options_without_a_faithful_form_are_refused(options, named, config, tmp_path):
     options = {"use_cpu": True, "bf16": False, **options}
     with pytest.raises(ValueError, match=named):
         config(output_dir=str(tmp_path), **options)

@@ -1,7 +1,7 @@
 """Patterns of scripts that people have published for TRL, each written anew in a few lines, with our classes.
 
 The seventh, PPO of TRL 0.12 by `config=`, `policy=`, `ref_policy=` and `tokenizer=`, is refused with the
-names of today: tests/trainer/test_old_names.py.
+names of today: tests/trainer/test_refused_arguments.py.
 """
 
 from __future__ import annotations

@@ -243,26 +243,6 @@ def test_a_limit_of_file_sizes_ends_the_run_and_leaves_nothing_half_written(tmp_
 # ----------------------------------------------------------------- limits and best model
 
 
-def test_limit_and_best_model_are_honoured(tmp_path):
-    trainer = build(
-        tmp_path,
-        save_total_limit=2,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_episode/score",
-        greater_is_better=True,
-        eval_strategy="steps",
-        eval_steps=1,
-        eval_dataset=numbered_rows(),
-    )
-    trainer.train()  # the scripted score never improves: the first one stays the best
-    names = [folder.name for folder in files.checkpoints(tmp_path)]
-    assert names == ["checkpoint-1", "checkpoint-6"]
-    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
-    resumed = build(tmp_path, max_steps=6)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert resumed.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
-
-
 BEST = {
     "load_best_model_at_end": True,
     "metric_for_best_model": "eval_episode/score",
@@ -338,13 +318,6 @@ def test_no_secret_and_nothing_that_is_no_setting_of_the_algorithm_is_written(tm
     assert not {"output_dir", "save_total_limit", "run_name"} & settings.keys()
     kept = torch.load(folder / "training_args.bin", weights_only=False)
     assert kept.save_total_limit == 3
-
-
-def test_the_state_is_read_without_running_code(finished):
-    """`weights_only` loads it, whatever environments and reward functions have logged."""
-    path = run_state.state_file(finished[0] / "checkpoint-5", 0)
-    state = torch.load(path, weights_only=True)
-    assert state["buffer"] is not None
 
 
 @pytest.mark.parametrize(

@@ -152,31 +152,16 @@ def test_with_dropout_the_first_pass_serves(disable, tmp_path):
     assert trainer._correction._repeatable is disable
 
 
-def test_dropout_is_found_in_layers_and_in_attention():
-    assert not has_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
-    assert has_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
-    attention = nn.Linear(2, 2)
-    attention.attention_dropout = 0.0
-    assert not has_dropout(nn.Sequential(attention))
-    attention.attention_dropout = 0.1
-    assert has_dropout(nn.Sequential(attention))
-
-
-@pytest.mark.parametrize("name", ["dropout", "attn_pdrop", "jitter_noise"])
-def test_rates_that_are_no_layers_are_found(name):
+@pytest.mark.parametrize(
+    "name", ["attention_dropout", "dropout", "attn_pdrop", "jitter_noise", "rank_dropout"]
+)
+def test_dropout_is_found_in_layers_and_in_rates(name):
     module = nn.Linear(2, 2)
-    setattr(module, name, 0.0)
-    assert not has_dropout(nn.Sequential(module))
-    setattr(module, name, 0.1)
-    assert has_dropout(nn.Sequential(module))
-
-
-def test_rates_by_adapter_are_found():
-    module = nn.Linear(2, 2)
-    module.rank_dropout = {"default": 0.0}
-    assert not has_dropout(module)
-    module.rank_dropout["default"] = 0.5
-    assert has_dropout(module)
+    for rate in (0.0, 0.1):
+        # An adapter's rates have its name.
+        setattr(module, name, {"default": rate} if name == "rank_dropout" else rate)
+        assert has_dropout(nn.Sequential(module)) is (rate > 0)
+        assert has_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate))) is (rate > 0)
 
 
 @pytest.mark.parametrize(

@@ -190,13 +190,6 @@ def test_without_a_verdict_there_is_no_best(tmp_path):
         trainer.train()
 
 
-def test_the_best_needs_the_policy_that_plays():
-    with pytest.raises(ValueError, match="save_best"):
-        STPPOTrainer.config_class(
-            output_dir="x", save_best=True, rollout_staleness=1, use_cpu=True, bf16=False
-        )
-
-
 def test_the_kl_of_an_update_is_the_mean_of_its_mini_batches(tmp_path):
     trainer, kls = build(tmp_path, [4] * 4), []
     look = trainer._guards._falls.look

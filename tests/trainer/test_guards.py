@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.guard_kit import build, run, same
-from tests.scripted import logged, play_script
+from tests.scripted import logged
 from trl_stppo.errors import NonFiniteError
 
 # ----------------------------------------------------------------------------- poisons
@@ -133,33 +133,6 @@ def test_one_bad_micro_batch_skips_the_whole_mini_batch(tmp_path, caplog):
 def test_the_warning_names_the_gradients_that_are_not_finite(tmp_path, caplog):
     run(tmp_path, one_weight)
     assert "gradients of transformer.wte.weight" in caplog.text, "before clipping spreads it"
-
-
-def test_a_nan_under_an_observation_is_inert(tmp_path):
-    def under_observations(trainer, due):
-        original = trainer._compute_loss
-
-        def poisoned(model, inputs):
-            old = inputs["old_per_token_logps"].masked_fill(inputs["turn_index"] < 0, math.nan)
-            assert old.isnan().any()
-            return original(model, {**inputs, "old_per_token_logps": old})
-
-        trainer._compute_loss = poisoned
-
-    _, clean = run(tmp_path / "clean")
-    trainer, poisoned = run(tmp_path / "poisoned", under_observations)
-    assert logged(trainer, "guard/skipped_steps")[-1] == 0
-    assert same(clean.by_step[6], poisoned.by_step[6])
-
-
-def test_a_turn_reward_that_is_not_finite_is_named(tmp_path):
-    def rewards(prompts, trainer):
-        result = play_script(prompts)
-        result["turn_rewards"][3][1] = math.nan
-        return result
-
-    with pytest.raises(ValueError, match=r"turn_rewards\[3\]\[1\].*must be a finite number"):
-        run(tmp_path, rollout_func=rewards)
 
 
 def test_values_of_a_broken_critic_stop_the_run_before_the_weights_are_gone(tmp_path):

@@ -143,11 +143,3 @@ def test_an_optimizer_that_sets_its_own_rate_is_refused(tmp_path):
 )
 def test_class_names_whose_step_is_proportional_to_the_rate(name):
     check_linear(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["ASGD", "AdamWScheduleFree", "DAdaptAdam", "AdaLomo", "GaLoreAdamW", "LBFGS", "Rprop"]
-)
-def test_class_names_whose_step_is_not(name):
-    with pytest.raises(ValueError, match=f"the optimizer is {name!r}, which is not supported"):
-        check_linear(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import TrainerCallback
 
-from tests.builders import prompts, quick_config
+from tests.builders import prompts
 from tests.guard_kit import same
 from tests.outages import BATCH, build, saved
 from tests.run_log import comparable
@@ -165,9 +165,3 @@ def test_the_count_goes_on_over_a_resume_and_begins_anew_after_the_end(tmp_path)
     healed = build(tmp_path, **STEADY)
     healed.train(resume_from_checkpoint=True)
     assert healed.state.global_step == 14
-
-
-@pytest.mark.parametrize("rate", [0.0, 1.5, -1.0])
-def test_a_rate_out_of_range_is_refused(rate, tmp_path):
-    with pytest.raises(ValueError, match="0 < max_env_error_rate <= 1"):
-        quick_config(tmp_path, max_env_error_rate=rate)

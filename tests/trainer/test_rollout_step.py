@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from trl import GRPOTrainer
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, share_of_a, train
 from tests.fakes import CountEnv, char_tokenizer
@@ -197,21 +196,6 @@ def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path)
     assert not any(name.startswith("stop_reason/") for name in logs(trainer))
 
 
-def test_what_the_cache_does_not_know_goes_through_trls_call(tmp_path, monkeypatch):
-    calls = []
-    original = GRPOTrainer._generate_single_turn
-
-    def watch(self, prompt_ids, *args):
-        calls.append(len(prompt_ids))
-        return original(self, prompt_ids, *args)
-
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", watch)
-    train(tmp_path, generation_kwargs={"no_repeat_ngram_size": 2}, **ONE)
-    assert calls == [4]
-    train(tmp_path, **ONE)
-    assert calls == [4]
-
-
 # ------------------------------------------------------------------ environments without tools
 
 
@@ -294,28 +278,6 @@ def test_collate_hides_and_widens():
     assert batch["completion_mask"].tolist() == [[0] * 4, [1, 0, 0, 0]]
     assert batch["prompt_mask"].tolist() == [[0, 0, 0, 1]] * 2
     assert "sampling_per_token_logps" not in batch
-
-
-def numbered(count):
-    ids = torch.arange(count).unsqueeze(1)
-    return {"prompt_ids": ids, "prompt_mask": ids, "num_items_in_batch": torch.tensor(7)}
-
-
-def test_dealing_keeps_every_episode_whole():
-    parts = batches.deal([numbered(6)], 3)
-    assert [len(part["prompt_ids"]) for part in parts] == [2, 2, 2]
-    joined = batches.join(parts)
-    assert sorted(joined["prompt_ids"].flatten().tolist()) == list(range(6))
-    assert torch.equal(joined["prompt_ids"], joined["prompt_mask"])
-    assert joined["num_items_in_batch"] == 7
-    again = batches.join(batches.deal(parts, 2))
-    assert sorted(again["prompt_ids"].flatten().tolist()) == list(range(6))
-
-
-def test_rows_are_taken_in_order():
-    taken = batches.take_rows(numbered(4), torch.tensor([3, 1]))
-    assert taken["prompt_ids"].flatten().tolist() == [3, 1]
-    assert taken["num_items_in_batch"] == 7
 
 
 def test_rows_and_episodes_are_numbered_apart():

@@ -14,7 +14,6 @@ from trl import GRPOTrainer
 from tests.builders import LIMITS, TEXT, Kept, logs, prompts, share_of_a, train
 from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.search_kit import ScriptedRetriever
-from trl_stppo import PPOTrainer, STPPOTrainer
 from trl_stppo.recipes.search import SearchEnv
 from trl_stppo.recipes.search.retrieval import Passage
 from trl_stppo.trainer.loop import sampler
@@ -38,20 +37,6 @@ def test_named_environments_are_chosen_by_the_row(tmp_path):
     trainer = train(tmp_path, Kept, arguments=arguments, **LIMITS)
     _, _, turns, *_ = trainer.kept[0]
     assert sorted((turns.turn_index.amax(1) + 1).tolist()) == [1] * 4 + [3] * 4
-
-
-def test_an_environment_and_a_reward_function_add_up(tmp_path):
-    def constant(completions, **kwargs):
-        return [10.0] * len(completions)
-
-    arguments = {**TEXT, "reward_funcs": constant}
-    trainer = train(tmp_path, Kept, arguments=arguments, kl_coef=0.0, **LIMITS)
-    _, _, turns, scores, estimates = trainer.kept[0]
-    assert scores.tolist() == [10.0] * 8
-    torch.testing.assert_close(estimates.rewards.sum(1), turns.turn_rewards.sum(1) + 10.0)
-    assert logs(trainer)["episode/score"] == pytest.approx(
-        10.0 + turns.turn_rewards.sum(1).mean().item()
-    )
 
 
 def test_a_passage_cannot_speak_as_system_or_agent(tmp_path, monkeypatch):
@@ -115,12 +100,6 @@ def test_a_rollout_func_with_spans_pays_each_turn_at_its_last_token(tmp_path):
     assert seen[0] == list(range(8)), "other keys go to the reward functions"
 
 
-def test_a_rollout_func_needs_no_reward_function_if_it_pays(tmp_path):
-    trainer = train(tmp_path, Kept, arguments={"rollout_func": two_turns}, kl_coef=0.0)
-    assert trainer.kept[0][4].rewards.sum(1).tolist() == [3.0] * 8
-    assert logs(trainer)["episode/score"] == 3.0
-
-
 # ------------------------------------------------------------------- plain prompts
 
 
@@ -145,23 +124,7 @@ def test_pretokenised_prompts_are_used_as_they_are(with_mask, tmp_path):
     assert torch.equal(batch["prompt_mask"].bool(), batch["prompt_ids"] != 0)
 
 
-@pytest.mark.parametrize("trainer_class", [PPOTrainer, STPPOTrainer])
-def test_two_generations_per_prompt_are_separate_episodes(trainer_class, tmp_path):
-    trainer = train(tmp_path, trainer_class, num_generations=2)
-    assert trainer.state.global_step == 2
-    assert logs(trainer)["frac_reward_zero_std"] is not None
-
-
 # ----------------------------------------------------------------------- rewards
-
-
-def test_an_async_reward_function_is_awaited(tmp_path):
-    async def slow_reward(completions, **kwargs):
-        return [7.0] * len(completions)
-
-    trainer = train(tmp_path, Kept, arguments={"reward_funcs": [share_of_a, slow_reward]})
-    assert (trainer.kept[0][3] >= 7.0).all()
-    assert logs(trainer)["rewards/slow_reward/mean"] == 7.0
 
 
 def test_reward_weights_apply_and_survive_the_constructor(tmp_path):

@@ -127,11 +127,6 @@ def test_evaluation_reports_under_its_own_prefix_and_disturbs_nothing(tmp_path):
     assert [mode for mode, *_ in trainer.kept] == ["train"], "evaluation estimates nothing"
 
 
-def test_evaluate_works_without_training(tmp_path):
-    trainer = build(tmp_path, arguments={"eval_dataset": prompts(8)})
-    assert "eval_episode/score" in trainer.evaluate()
-
-
 @pytest.mark.parametrize("with_evaluation_data", [True, False])
 @pytest.mark.parametrize("environment", [True, False])
 def test_sample_episodes_are_printed_with_their_scores(

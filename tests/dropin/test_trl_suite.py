@@ -51,11 +51,7 @@ REFUSED = {
 }
 DIFFERS = {
     "eval_loss": (r"'eval_(data1_)?loss'", "evaluation.md", "`eval_loss`"),
-    "log keys": (
-        r"'(policy_loss|entropy|entropy_coef)'",
-        "migration.md",
-        "`policy_loss`",
-    ),
+    "log keys": (r"'(policy_loss|entropy|entropy_coef)'", "migration.md", "`policy_loss`"),
 }
 # What the others say of themselves, after a colon and in a few words.
 JUDGED = {
@@ -133,8 +129,7 @@ def test_a_test_may_end_better_but_not_worse(was, outcome, expected):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason=f"{FOLDER}: set it to the folder `tests` of a checkout of TRL",
+    not FOLDER.is_dir(), reason=f"{FOLDER}: set it to the folder `tests` of a checkout of TRL"
 )
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_no_more_of_trls_tests_fail(trainer, tmp_path):

@@ -203,11 +203,7 @@ def test_a_step_that_was_interrupted_leaves_nothing_behind(when, tmp_path):
     options = {"variant": "st-ppo", "learning_rate": 0.0, "critic_learning_rate": 0.0}
     clean, _ = train(tmp_path / "clean", staleness=0.0, **options)
     trainer, _ = scripted_trainer(
-        tmp_path / "again",
-        trainer_class=Interrupted,
-        stale_episodes=FEW,
-        staleness=0.9,
-        **options,
+        tmp_path / "again", trainer_class=Interrupted, stale_episodes=FEW, staleness=0.9, **options
     )
     with pytest.raises(KeyboardInterrupt):
         trainer.train()

@@ -205,10 +205,7 @@ def test_the_critic_is_clipped_apart_from_the_policy(plain, tmp_path):
     free_policy, free_critic = (norm(plain[0].moved(part)) for part in ("policy", "critic"))
     critic_limit = 0.5 * free_critic / CRITIC_RATE
     trainer, recorder = train(
-        tmp_path / "limited",
-        variant="ppo",
-        max_grad_norm=0.1,
-        critic_max_grad_norm=critic_limit,
+        tmp_path / "limited", variant="ppo", max_grad_norm=0.1, critic_max_grad_norm=critic_limit
     )
     moved = recorder.moved("policy"), recorder.moved("critic")
     assert norm(moved[0]) == pytest.approx(LEARNING_RATE * 0.1, rel=1e-4)

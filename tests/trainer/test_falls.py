@@ -62,8 +62,7 @@ def test_a_score_falls_by_more_than_its_spread_explains(levels, std, expected):
 
 
 @pytest.mark.parametrize(
-    ("updates", "kl", "expected"),
-    [(10, 0.23, [11]), (9, 0.23, []), (10, 0.09, []), (10, 0.12, [])],
+    ("updates", "kl", "expected"), [(10, 0.23, [11]), (9, 0.23, []), (10, 0.09, []), (10, 0.12, [])]
 )
 def test_the_policy_jumps_far_beyond_the_usual(updates, kl, expected):
     usual = 0.004 if kl != 0.12 else 0.007

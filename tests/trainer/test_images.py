@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 from datasets import Dataset
-from transformers import (
-    AutoTokenizer,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-)
+from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor
 
 from tests.builders import build, prompts
 from tests.fakes import save_llava

@@ -130,10 +130,7 @@ RATES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("down", "limit", "end"),
-    quick(RATES, RATES[1], RATES[3]),
-)
+@pytest.mark.parametrize(("down", "limit", "end"), quick(RATES, RATES[1], RATES[3]))
 def test_too_many_failures_of_five_batches_end_the_run(down, limit, end, tmp_path):
     trainer = build(tmp_path, down, max_env_error_rate=limit, **STEADY)
     if end is None:

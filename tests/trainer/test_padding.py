@@ -83,8 +83,7 @@ def batch(lengths, width):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "width", "kept"),
-    [([3, 5], 10, 5), ([0, 0], 10, 1), ([10], 10, 10), ([2, 3], 5, 3)],
+    ("lengths", "width", "kept"), [([3, 5], 10, 5), ([0, 0], 10, 1), ([10], 10, 10), ([2, 3], 5, 3)]
 )
 def test_only_columns_that_all_episodes_lack_are_cut(lengths, width, kept):
     cut = without_padding(batch(lengths, width))  # prompts have 5 columns and keep them

@@ -17,10 +17,7 @@ from trl_stppo.trainer.stppo_config import check_linear
 NAN = math.nan
 CONFIGS = [PPOConfig, STPPOConfig, STGRPOConfig]
 COLOCATED = {"use_vllm": True, "vllm_mode": "colocate"}
-UNBOUNDED = {
-    "vllm_importance_sampling_clip_min": None,
-    "vllm_importance_sampling_clip_max": None,
-}
+UNBOUNDED = {"vllm_importance_sampling_clip_min": None, "vllm_importance_sampling_clip_max": None}
 ADAPTERS = {"model_adapter_name": "policy", "ref_adapter_name": "reference"}
 # The message names the first of each, and shows its value. A name comes up twice with two kinds of mistake.
 REFUSED = [

@@ -223,8 +223,7 @@ def alone(agent, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("slots", "batch"),
-    quick(product((1, 3, None), (1, 5, 12)), (1, 5), (3, 12), (None, 1)),
+    ("slots", "batch"), quick(product((1, 3, None), (1, 5, 12)), (1, 5), (3, 12), (None, 1))
 )
 def test_batch_slots_and_arrival_order_change_nothing(
     agent, alone, tmp_path, monkeypatch, slots, batch

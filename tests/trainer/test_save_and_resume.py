@@ -6,11 +6,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    TrainerCallback,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainerCallback
 
 from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.scripted import numbered_rows, scripted_trainer

@@ -75,11 +75,7 @@ def test_a_peft_value_model_trains_its_adapter_and_head_only(checkpointing, tmp_
     before = state(given)
     trainable = {name for name, p in given.named_parameters() if p.requires_grad}
     trainer, recorder = train(
-        tmp_path,
-        model=policy(),
-        value_model=given,
-        gradient_checkpointing=checkpointing,
-        **LEARNS,
+        tmp_path, model=policy(), value_model=given, gradient_checkpointing=checkpointing, **LEARNS
     )
     assert changed(given, before) == trainable
     assert any("modules_to_save" in name for name in trainable)

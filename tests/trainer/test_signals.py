@@ -59,10 +59,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("number", "event", "at", "stops"),
-    quick(MOMENTS, MOMENTS[0], MOMENTS[3]),
-)
+@pytest.mark.parametrize(("number", "event", "at", "stops"), quick(MOMENTS, MOMENTS[0], MOMENTS[3]))
 def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
     number, event, at, stops, tmp_path, uninterrupted, capfd
 ):
@@ -107,9 +104,7 @@ def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_
         "eval_steps": 2,
     }
     due, _ = train(
-        tmp_path / "due",
-        callbacks=[Sends("on_pre_optimizer_step", 1, signal.SIGTERM)],
-        **options,
+        tmp_path / "due", callbacks=[Sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
     )
     assert due.state.global_step == 2
     assert not any(n.startswith("eval_") for entry in due.state.log_history for n in entry)

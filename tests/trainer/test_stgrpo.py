@@ -37,10 +37,7 @@ AS_TRL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("variant", "options"),
-    quick(AS_TRL, AS_TRL[0], AS_TRL[1], AS_TRL[4]),
-)
+@pytest.mark.parametrize(("variant", "options"), quick(AS_TRL, AS_TRL[0], AS_TRL[1], AS_TRL[4]))
 def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path, monkeypatch):
     # Otherwise ours draws each answer from a seed of its own.
     monkeypatch.setattr(sampler, "why_not_cached", lambda host: "As TRL does it.")
@@ -53,10 +50,7 @@ def test_one_turn_without_correction_is_trls_grpo(variant, options, tmp_path, mo
     settings = {"loss_type": "grpo", "num_iterations": 1, **settings}
     tokenizer, trained = char_tokenizer(), []
     tiny_policy(tokenizer).save_pretrained(tmp_path / "policy")
-    for trainer_class, config_class in (
-        (GRPOTrainer, GRPOConfig),
-        (STGRPOTrainer, STGRPOConfig),
-    ):
+    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (STGRPOTrainer, STGRPOConfig)):
         own = {"variant": variant}
         if trainer_class is GRPOTrainer:
             own = {"importance_sampling_level": "token" if variant == "grpo" else "sequence"}

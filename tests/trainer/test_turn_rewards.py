@@ -107,10 +107,7 @@ def test_text_environments_give_the_conversation_before_each_turn(tmp_path, scri
     assert asked == [
         context
         for i in range(4)
-        for context in (
-            [user(f"say {i} b")],
-            [user(f"say {i} b"), said("aa0."), user("more")],
-        )
+        for context in ([user(f"say {i} b")], [user(f"say {i} b"), said("aa0."), user("more")])
     ]
     assert completions == [[said("aa0.")], [said("aa1.")]] * 4
     assert ids == [TOKENIZER(f"aa{k}.<|im_end|>")["input_ids"] for k in (0, 1)] * 4

@@ -101,9 +101,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(vllm_generation, "SamplingParams", dict, raising=False)
     monkeypatch.setattr(vllm_generation, "ensure_master_addr_port", lambda: None)
     monkeypatch.setattr(
-        _trl_vllm,
-        "adapter",
-        lambda number, folder: SimpleNamespace(number=number, folder=folder),
+        _trl_vllm, "adapter", lambda number, folder: SimpleNamespace(number=number, folder=folder)
     )
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # TRL sets them
         monkeypatch.setenv(name, "0")
@@ -211,9 +209,7 @@ def test_where_vllm_cannot_have_the_adapter_weights_are_merged(tmp_path, engine,
     arguments = {"model": model, "peft_config": LoraConfig(**{**LORA, **lora})}
     arguments["environment_factory"] = lambda: CountEnv(2)
     trainer = build(
-        tmp_path,
-        arguments=arguments,
-        **{**LIMITS, "kl_coef": 0.0, "use_vllm": True, **options},
+        tmp_path, arguments=arguments, **{**LIMITS, "kl_coef": 0.0, "use_vllm": True, **options}
     )
     (llm,) = engine
     assert not llm.options.get("enable_lora")

@@ -151,10 +151,7 @@ def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path
 
 @pytest.mark.parametrize("mode", ["turn_truncate", "turn_mask"])
 def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, mode):
-    bounds = {
-        "vllm_importance_sampling_clip_min": 0.97,
-        "vllm_importance_sampling_clip_max": 1.03,
-    }
+    bounds = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.03}
     trainer, _, _ = served(
         tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode=mode, **bounds
     )
@@ -442,11 +439,7 @@ def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
 def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
     rows = {"eval_dataset": prompts(3)}
     trainer, _, client = served(
-        tmp_path,
-        arguments=rows,
-        max_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
+        tmp_path, arguments=rows, max_steps=2, eval_strategy="steps", eval_steps=1
     )
     assert client.syncs == 3
     assert not any("eval_sampling" in name for e in trainer.state.log_history for name in e)

@@ -54,6 +54,7 @@ REFUSED = [
     {"metric_for_best_model": "eval_loss"},
     {"save_best": True, "rollout_staleness": 1},
     {"rollout_staleness": 2, "use_vllm": True},
+    {"rollout_staleness": -1},
     *({name: value} for name, value in ADAPTERS.items()),
     # dictionaries
     {"generation_kwargs": {"temperature": 0.5}},

@@ -9,7 +9,7 @@ import torch
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
 from tests.fakes import CountEnv
-from trl_stppo import PPOTrainer, STPPOTrainer
+from trl_stppo import STPPOTrainer
 from trl_stppo.rollout.record import StopReason
 
 LOGGED = (
@@ -92,23 +92,6 @@ def test_a_text_environment_trains_and_logs_everything_that_is_promised(tmp_path
     assert figures["stop_reason/terminated"] == 1.0
     assert 0.0 < figures["turns/tokens_mean"] <= 6.0
     assert "frac_reward_zero_std" not in figures
-
-
-def test_mini_batches_are_dealt_anew_in_every_epoch(tmp_path):
-    """Each epoch sees every episode once, in another order, and the first one's order is kept."""
-    steps = []
-
-    class Watched(PPOTrainer):
-        def _compute_loss(self, model, inputs):
-            steps.append([tuple(row) for row in inputs["prompt_ids"].tolist()])
-            return super()._compute_loss(model, inputs)
-
-    train(tmp_path, Watched, num_ppo_epochs=4, max_steps=8)
-    epochs = [steps[i] + steps[i + 1] for i in range(0, 8, 2)]
-    assert all(len(set(epoch)) == 8 for epoch in epochs)
-    assert all(set(epoch) == set(epochs[0]) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert len({frozenset(epoch[:4]) for epoch in epochs}) > 1
 
 
 def test_evaluation_reports_under_its_own_prefix_and_disturbs_nothing(tmp_path):

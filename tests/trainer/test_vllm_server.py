@@ -9,7 +9,6 @@ import time
 import pytest
 import torch
 from peft import LoraConfig
-from torch import Tensor
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
@@ -19,7 +18,6 @@ from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server as server_backend
-from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
 
 
 class ThreeTurns(CountEnv):
@@ -109,27 +107,9 @@ def test_requests_are_what_the_trainer_is_set_to(trained):
     assert all(len(r["prompt"]) == 1 for r in server.requests), "each turn is a request"
 
 
-def test_each_turn_has_its_own_limit(tmp_path):
-    """The budget leaves the last turns less than a whole turn."""
-
-    def talkative(prompt, request):
-        ids = [10] * request["max_tokens"]
-        return ids, [-1.0] * len(ids)
-
-    trainer, server, _ = served(
-        tmp_path, sample=talkative, max_steps=1, max_turn_tokens=9, max_completion_length=29
-    )
-    assert [r["max_tokens"] for r in server.requests].count(9) >= 4
-    rests = [r["max_tokens"] for r in server.requests if r["max_tokens"] < 9]
-    assert len(rests) == 4, "the last turn of each episode"
-    batch = trainer.kept[0][1]
-    assert all(len(completion) <= 29 for _, completion, _ in rows_of(batch))
-    assert logs(trainer)["stop_reason/token_budget"] == 1.0
-
-
 def test_the_server_gets_the_weights_of_every_step(trained):
-    trainer, _, client = trained
-    assert client.syncs == 2
+    trainer, server, client = trained
+    assert server.resets == client.syncs == 2, "prefixes of running turns are forgotten too"
     figures = [
         entry["sampling/sampling_logp_difference/max"]
         for entry in trainer.state.log_history
@@ -179,29 +159,6 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
         assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)
 
 
-def test_the_loss_uses_the_turns_weights(tmp_path, monkeypatch):
-    """What the policy's loss is given, against the weights of the rollout batch."""
-    seen = []
-    original = PolicyComparison.token_factors
-
-    def watch(self, inputs, logprobs):
-        weights = original(self, inputs, logprobs)
-        seen.append((inputs["completion_ids"], weights))
-        return weights
-
-    monkeypatch.setattr(PolicyComparison, "token_factors", watch)
-    trainer, _, _ = served(tmp_path, change=perturb, max_steps=1)
-    batch = trainer.kept[0][1]
-    ratio: Tensor = batch["importance_sampling_ratio"]
-    assert (ratio != 1.0).any()
-    rows = {tuple(ids.tolist()): ratio[b] for b, ids in enumerate(batch["completion_ids"])}
-    (ids, weights), *rest = seen
-    assert not rest
-    assert weights.shape == ids.shape
-    for b, row in enumerate(ids):
-        assert torch.equal(weights[b], rows[tuple(row.tolist())][: weights.size(1)])
-
-
 def test_upstreams_own_levels_are_left_to_upstream(tmp_path):
     trainer, _, _ = served(
         tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode="sequence_mask"
@@ -209,40 +166,19 @@ def test_upstreams_own_levels_are_left_to_upstream(tmp_path):
     assert trainer.kept[0][1]["importance_sampling_ratio"].shape == (4, 1)
 
 
-def test_without_the_correction_the_gap_is_still_logged(tmp_path):
-    trainer, _, _ = served(
-        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_correction=False
-    )
-    batch = trainer.kept[0][1]
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+def test_without_the_correction_the_gap_is_logged_where_old_logprobs_are_needed(kl_coef, tmp_path):
+    """With one epoch and no KL they are not."""
+    options = {"vllm_importance_sampling_correction": False, "kl_coef": kl_coef}
+    trainer, _, _ = served(tmp_path, change=perturb, max_steps=1, **options)
+    _, batch, turns, *_ = trainer.kept[0]
     assert "importance_sampling_ratio" not in batch
-    # Old logprobs are not needed with one epoch and no KL, so that there is no gap to be seen.
-    assert "old_per_token_logps" not in batch
-    assert "sampling/sampling_logp_difference/mean" not in logs(trainer)
-    trainer, _, _ = served(
-        tmp_path,
-        change=perturb,
-        max_steps=1,
-        vllm_importance_sampling_correction=False,
-        kl_coef=0.05,
-    )
-    batch = trainer.kept[0][1]
-    mask = trainer.kept[0][2].action_mask
-    gap = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()[mask]
-    assert logs(trainer)["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean())
-
-
-def test_tokens_the_server_cannot_score_are_not_corrected(tmp_path):
-    def unsure(prompt, request):
-        ids = [10, 11, 12, 2]
-        return ids, [float("nan")] * 2 + [-1.0] * 2
-
-    trainer, _, _ = served(tmp_path, sample=unsure, max_steps=1)
-    batch, index = trainer.kept[0][1], trainer.kept[0][2].turn_index
-    sampled = batch["sampling_per_token_logps"]
-    assert sampled.isnan().any()
-    assert batch["importance_sampling_ratio"].isfinite().all()
-    assert index.max() == 2
-    assert all(value == value for value in logs(trainer).values() if isinstance(value, float))
+    logged = logs(trainer).get("sampling/sampling_logp_difference/mean")
+    if not kl_coef:
+        assert ("old_per_token_logps" in batch, logged) == (False, None)
+        return
+    gap = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
+    assert logged == pytest.approx(gap[turns.action_mask].mean())
 
 
 # ------------------------------------------------------------------- a server in trouble
@@ -338,40 +274,6 @@ def test_what_cannot_be_a_turn_is_asked_for_again(tmp_path, monkeypatch, lie):
     for _, ids, logprobs in rows_of(trainer.kept[0][1]):
         assert max(ids) < len(char_tokenizer())
         assert logprobs.isfinite().all()
-
-
-def test_a_turn_that_the_server_always_fails_at_ends_its_episode_alone(
-    tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.001)
-
-    trainer = build(
-        tmp_path,
-        Kept,
-        arguments={**TEXT, "environment_factory": ThreeTurns},
-        **setting(max_steps=1),
-    )
-    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
-        attach(trainer, server)
-        answer, poisoned = server.answer, []
-
-        def answered(handler, request):
-            if not poisoned:
-                poisoned.append(request["prompt"])
-            if request["prompt"] in poisoned:
-                server.reply(handler, 500, {"error": "out of memory"})
-            else:
-                answer(handler, request)
-
-        server.answer = answered
-        trainer.train()
-    failed = [e for e in trainer.episodes if e.stop_reason == "sampler_error"]
-    assert {e.stop_reason for e in trainer.episodes} == {"sampler_error", "terminated"}
-    assert all(e.num_turns == 0 and "out of memory" in e.error for e in failed)
-    assert logs(trainer)["stop_reason/sampler_error"] == len(failed) / 4
-    masks = trainer.kept[0][1]["loss_mask"].any(1)
-    assert [bool(m) for m in masks] == [e not in failed for e in trainer.episodes]
-    assert caplog.text.count("Turns are asked for again") == 1
 
 
 def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
@@ -492,8 +394,3 @@ def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
         assert gap() > 0, "the last are not the best"
         trainer.evaluate()
         assert gap() == 0
-
-
-def test_prefixes_of_running_turns_are_forgotten_at_each_push(tmp_path):
-    _, server, client = served(tmp_path)
-    assert server.resets == client.syncs == 2

@@ -88,9 +88,6 @@ def read_table() -> dict[str, dict[str, str]]:
     return json.loads(TABLE.read_text())
 
 
-# -------------------------------------------------------------------------- tests
-
-
 def test_the_table_says_for_each_test_how_it_ends():
     table = read_table()
     assert list(table) == sorted(table)
@@ -141,9 +138,6 @@ def test_no_more_of_trls_tests_fail(trainer, tmp_path):
     if changed["better"]:
         warnings.warn("The table can be improved:\n" + "\n".join(changed["better"]), stacklevel=1)
     assert not changed["worse"], "\n".join(changed["worse"])
-
-
-# ------------------------------------------------------------------------- record
 
 
 def judged(outcome: str, was: str, upstream: str) -> str:

@@ -170,9 +170,6 @@ def test_a_checkpoint_without_optimizer_is_refused(tmp_path):
         build(tmp_path).train(resume_from_checkpoint=True)
 
 
-# ------------------------------------------------------------------------- disk full
-
-
 class FullDisk:
     """Lets so many bytes be written by torch.save, then none."""
 
@@ -238,9 +235,6 @@ def test_a_limit_of_file_sizes_ends_the_run_and_leaves_nothing_half_written(tmp_
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(tmp_path.glob("*check*")) == []
-
-
-# ----------------------------------------------------------------- limits and best model
 
 
 BEST = {

@@ -151,9 +151,6 @@ def test_measuring_without_correcting_leaves_the_run_unchanged(level, tmp_path):
         torch.testing.assert_close(one.after[0][name], weight, rtol=1e-12, atol=1e-15)
 
 
-# ---------------------------------------------------------------- entropy bonus, loss-side KL
-
-
 @pytest.mark.parametrize(
     ("loss_type", "accumulation", "weighted"),
     [("grpo", 1, True), ("grpo", 4, False), ("bnpo", 4, True)],

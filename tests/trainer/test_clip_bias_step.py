@@ -36,9 +36,6 @@ def as_policy(grads):
     return {f"policy/{name}": grad for name, grad in grads.items()}
 
 
-# ------------------------------------------------------------------------------- SGD
-
-
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_scaled_update_is_exactly_lr_times_s_times_g(power, plain, tmp_path):
     recorder, g, bias = plain
@@ -108,9 +105,6 @@ def test_share_never_lengthens_a_step(level, tmp_path):
             assert length <= LEARNING_RATE * g * (1 + 1e-9)
 
 
-# ------------------------------------------------------------------------------ Adam
-
-
 @pytest.fixture(scope="module")
 def adam_steps(tmp_path_factory):
     """The first AdamW step, with decoupled weight decay: plain, scaled gradient, scaled update."""
@@ -158,9 +152,6 @@ def test_moments_of_adam_are_not_scaled_with_the_update(adam_steps):
     ):
         assert torch.equal(one["exp_avg"], other["exp_avg"])
         assert torch.equal(one["exp_avg_sq"], other["exp_avg_sq"])
-
-
-# ------------------------------------------------------------------ rate and critic
 
 
 class RateWatcher(TrainerCallback):

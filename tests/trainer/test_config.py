@@ -129,9 +129,6 @@ def test_the_ends_of_the_ranges_are_allowed(options):
     assert config().vllm_importance_sampling_mode == "turn_truncate"
 
 
-# ------------------------------------------------------------ defaults that follow
-
-
 @pytest.mark.parametrize(
     ("rate", "expected"), [(1e-7, 1e-5), (1e-6, 1e-5), (3e-5, 3e-4), (1e-2, 1e-3), (0.0, 1e-5)]
 )
@@ -154,9 +151,6 @@ def test_unless_it_is_set_there_is_one_log_per_rollout_batch(cls, options, steps
     args = config(cls, **{"gradient_accumulation_steps": 2, "eval_strategy": "steps", **options})
     assert args.logging_steps == steps
     assert args.eval_steps == options.get("logging_steps", 10), "as upstream has it"
-
-
-# ------------------------------------------------------------ command line and YAML
 
 
 @pytest.mark.parametrize("cls", CONFIGS)

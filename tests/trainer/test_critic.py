@@ -42,9 +42,6 @@ def states(trainer):
     return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
 
 
-# --------------------------------------------------------------------- what is trained
-
-
 @pytest.mark.parametrize("checkpointing", quick([False, True], True))
 def test_policy_adapter_critic_adapter_and_head_all_train_and_the_base_does_not(
     checkpointing, tmp_path
@@ -100,9 +97,6 @@ def test_gradient_checkpointing_changes_no_gradient_of_either_adapter(variant, t
             assert_same(runs[1].moved(part, step), moved, 1e-6)
     adapters = [v for n, v in runs[0].moved("critic", STEPS - 1).items() if v.dim() == 2]
     assert all(v.abs().max() > 0 for v in adapters), "the critic's adapter should have moved"
-
-
-# -------------------------------------------------------------------- nothing leaks
 
 
 def test_values_ignore_the_policy_adapter_and_logprobs_the_critics(tmp_path):
@@ -165,9 +159,6 @@ def test_pushed_weights_are_the_merged_policy_under_the_bases_names(tmp_path):
         expected = weight if a is None else weight + scaling * b @ a
         torch.testing.assert_close(pushed[name], expected, rtol=0, atol=1e-6)
     assert any(not torch.equal(pushed[n], w) for n, w in base.named_parameters())
-
-
-# ---------------------------------------------------------------------- variants of it
 
 
 def test_the_critic_starts_at_zero(tmp_path):

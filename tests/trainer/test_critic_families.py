@@ -307,9 +307,6 @@ def test_a_model_without_a_backbone_is_named(tmp_path):
         model.config.__class__ = Qwen2Config
 
 
-# ------------------------------------------------------------------------ code of a repository
-
-
 def test_a_model_of_ones_own_code_trains_saves_and_resumes(coded, tmp_path):
     run = {"model": coded, "trainer_class": STPPOTrainer, "trust_remote_code": True, **OPTIONS}
     run["cast_lm_head_to_fp32"] = False

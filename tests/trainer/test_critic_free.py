@@ -62,9 +62,6 @@ def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_pai
     assert logs(trainer)["frac_reward_zero_std"] == 1 - 4 / len(earned)
 
 
-# ------------------------------------------------------------------------------------- RLOO
-
-
 def letters(completions, **columns):
     """Different rewards within most groups."""
     return [len(set(c[-1]["content"])) / 4 for c in completions]
@@ -119,9 +116,6 @@ def test_rloo_is_trls_rloo(rewards, tmp_path, monkeypatch):
     if rewards is letters:  # upstream leaves episodes without a reward out of these two
         for name in ("reward", "reward_std"):
             assert logs(ours)[name] == pytest.approx(logs(theirs)[name], abs=1e-6), name
-
-
-# ------------------------------------------------------------------------------------- ReBN
 
 
 class Uneven(CountEnv):
@@ -239,9 +233,6 @@ def test_the_ratio_and_the_correction_work_with_them(variant, tmp_path):
     assert min(scales) < 1.0
     assert ("frac_reward_zero_std" in logs(trainer)) is (variant == "st-grpo")
     assert logs(trainer)["reward_std"] > 0
-
-
-# --------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize("variant", GROUP_VARIANTS)

@@ -120,9 +120,6 @@ def test_a_batch_whose_environments_have_failed_teaches_nothing(trainer_class, t
     assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True, False]
 
 
-# --------------------------------------------------------------- weights that leave nothing
-
-
 def losing(*rollouts: int):
     """Of these rollout batches no episode goes better than expected."""
 

@@ -84,9 +84,6 @@ def test_a_watch_goes_on_from_its_state():
     assert watch.good_step == whole.good_step == 8
 
 
-# ------------------------------------------------------------------------ through train()
-
-
 class Told(outages.Asking):
     """Succeeds as often as the rollout's number says."""
 

@@ -10,8 +10,6 @@ from tests.guard_kit import build, run, same
 from tests.scripted import logged
 from trl_stppo.errors import NonFiniteError
 
-# ----------------------------------------------------------------------------- poisons
-
 
 def the_loss(trainer, due):
     original = trainer._compute_loss
@@ -83,9 +81,6 @@ POISONS = {
 }
 
 
-# ------------------------------------------------------------------------ skipped steps
-
-
 @pytest.mark.parametrize("poison", POISONS, ids=lambda p: p.__name__)
 def test_a_step_that_is_not_finite_changes_nothing(poison, tmp_path, caplog):
     trainer, moments = run(tmp_path, poison, learning_rate=1e-3)
@@ -152,9 +147,6 @@ def test_values_of_a_broken_critic_stop_the_run_before_the_weights_are_gone(tmp_
     with pytest.raises(NonFiniteError, match="step 6, the last of 3"):
         trainer.train()
     assert same(moments.by_step[3], moments.by_step[6])
-
-
-# ----------------------------------------------------------------- too many, one by one
 
 
 def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp_path):

@@ -65,9 +65,6 @@ def check(trainer, batch, **terms):
     assert wanted.norm() > 1e-3, "the case should be interesting"
 
 
-# ------------------------------------------------------------------- loss_type
-
-
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
 def test_loss_types_of_the_clipped_surrogate_are_implemented(loss_type, tmp_path):
     check(*captured(tmp_path, loss_type=loss_type), loss_type=loss_type)
@@ -78,9 +75,6 @@ def test_every_loss_type_that_grpo_documents_is_one_of_these_eight():
     listed = spec.metadata["help"].split("Supported values are ")[1].split(". ")[0]
     known = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
     assert {w.strip("' .") for w in listed.replace("and ", "").split(",")} == set(known)
-
-
-# --------------------------------------------------------------- implemented
 
 
 def test_delta_bounds_the_ratio_of_negative_advantages(tmp_path):

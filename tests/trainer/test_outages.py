@@ -14,8 +14,6 @@ from tests.tiers import quick
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.rollout import engine
 
-# ------------------------------------------------------------ one failure after the other
-
 # Two rollout batches are an epoch; batch n begins after step 2 n.
 CASES = {
     "amid an epoch": (6, {}),
@@ -108,9 +106,6 @@ def test_an_evaluation_that_fails_comes_after_the_checkpoint_that_is_due(impatie
     expected.train()
     resumed.train(resume_from_checkpoint=True)
     assert same(weights(resumed), weights(expected))
-
-
-# ------------------------------------------------------------------------ a share of them
 
 
 def some(count: int, since: int = 0, until: int = 99):

@@ -70,8 +70,6 @@ def test_an_environment_is_played_on_the_quantised_weights(checkpoint, tmp_path)
     assert figures["sampling/sampling_logp_difference/mean"] < 0.02
 
 
-# -------------------------------------------------- every way to a quantised policy, and back
-
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 IDS = torch.arange(3, 19).unsqueeze(0)
 
@@ -214,9 +212,6 @@ def test_dora_in_8_bits_is_refused_on_the_cpu(checkpoint, tmp_path):
     way["peft_config"] = LoraConfig(**LORA, use_dora=True)
     with pytest.raises(ValueError, match="`use_dora=True` on a base in 8 bits"):
         quantised(tmp_path, way)
-
-
-# ---------------------------------------------------------------------- forward passes, counted
 
 
 class Passes:

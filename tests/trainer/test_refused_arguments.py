@@ -33,9 +33,6 @@ MESSAGE = {"role": "user", "content": "hi"}
 PLAIN = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
 
-# ---------------------------------------------------------------------------------- arguments
-
-
 class NoReset:
     def step(self, action: str):
         return "", 0.0, True, False, {}
@@ -351,9 +348,6 @@ def test_a_checkpoint_that_is_not_there(wanted, tmp_path):
         build(tmp_path / "run").train(resume_from_checkpoint=wanted)
 
 
-# ------------------------------------------------------------------------------ names of arguments
-
-
 @pytest.mark.parametrize("kind", [PPOTrainer, STGRPOTrainer])
 def test_arguments_of_trls_former_trainer_name_the_new_ones_all_at_once(kind):
     renamed = {
@@ -375,9 +369,6 @@ def test_an_environment_under_another_name_is_told_its_own():
     with pytest.raises(TypeError, match=r"`env` is none .*`environment_factory`") as error:
         PPOTrainer(model=None, env=None)
     assert "TRL's PPO" not in str(error.value)
-
-
-# ------------------------------------------------------------------------- objects that are shared
 
 
 @pytest.mark.parametrize(
@@ -428,9 +419,6 @@ def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
 def test_a_shared_critic_needs_a_backbone_whose_biases_rest():
     with pytest.raises(ValueError, match=r"`bias='all'` .* shared critic"):
         SharedCritic(lora_policy(bias="all"))
-
-
-# -------------------------------------------------------------------------------- what is allowed
 
 
 def has_default(completions, answer=None, **kwargs):

@@ -48,9 +48,6 @@ def reasons(trainer):
     return [str(episode.stop_reason) for episode in trainer.episodes]
 
 
-# --------------------------------------------------------------------------------- limits
-
-
 class Unreadable(CountEnv):
     """Cannot read the actions of rows that say so."""
 
@@ -168,9 +165,6 @@ def test_env_isolation_with_a_factory_that_cannot_be_pickled(tmp_path, isolation
     assert reasons(trainer) == ["terminated", "env_error", "terminated", "terminated"]
     assert "3" in episodes[1].error
     trainer._player.engine.close()
-
-
-# ------------------------------------------------------------------------------- failures
 
 
 class Failing(CountEnv):

@@ -32,9 +32,6 @@ OF_A_ROLLOUT = (
 )
 
 
-# ------------------------------------------------------------------ nothing is left behind
-
-
 @pytest.mark.parametrize("environment", [True, False])
 def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tmp_path):
     arguments, limits = (TEXT, LIMITS) if environment else ({}, {})
@@ -51,9 +48,6 @@ def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tm
         "these are no tools, whose environments upstream leaves there"
     )
     assert trainer._rewards.plan.asked.episodes == ()
-
-
-# ------------------------------------------------------------ what others may override or set
 
 
 @pytest.mark.parametrize("name", ["_generate", "_tokenize_prompts", "_tool_call_loop"])
@@ -176,9 +170,6 @@ def test_user_metrics_and_columns_are_logged(tmp_path):
     assert list(trainer._logs["completion"]) == [episode.messages for episode in trainer.episodes]
 
 
-# ----------------------------------------------------------------------- plain prompts
-
-
 def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path):
     """So an answer does not depend on its neighbours, as one that `generate` draws does."""
     ids = {}
@@ -194,9 +185,6 @@ def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path)
     assert ids[4] == ids[8][:4]
     assert len({tuple(row) for row in ids[8]}) == 8
     assert not any(name.startswith("stop_reason/") for name in logs(trainer))
-
-
-# ------------------------------------------------------------------ environments without tools
 
 
 class Asks:
@@ -236,9 +224,6 @@ def test_environments_without_tools_ask_once(environment, reward_funcs, names, t
         assert str(episode.stop_reason) in ("terminated", "token_budget")
     if environment is Asks:
         assert trainer.rollouts[0].earnings == [0.5] * 4
-
-
-# ------------------------------------------------------------------------------ the batch
 
 
 def episode(row, prompt, ids, mask, logprobs=None):
@@ -285,9 +270,6 @@ def test_rows_and_episodes_are_numbered_apart():
     played = [episode(1, [1], [2], [1]), episode(0, [3], [4], [1]), episode(1, [1], [5], [1])]
     rollout = Rollout(rows, played, None, (0,), has_logprobs=True)
     assert [row["prompt"] for row in rollout.columns()] == ["b", "a", "b"]
-
-
-# ---------------------------------------------------------------------------- the metrics
 
 
 def test_hidden_episodes_have_had_turns(tmp_path):

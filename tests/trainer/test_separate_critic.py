@@ -135,9 +135,6 @@ def test_by_default_the_critic_is_a_copy_of_the_policy_with_a_zero_head(tmp_path
     assert shared.isdisjoint(p.data_ptr() for p in critic.parameters())
 
 
-# ---------------------------------------------------------------------------- warm-up
-
-
 class StateWatcher(TrainerCallback):
     """How many of the policy's parameters have optimizer state after each step."""
 

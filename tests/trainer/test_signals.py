@@ -186,9 +186,6 @@ def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp
     assert (tmp_path / "checkpoint-2").is_dir()
 
 
-# ---------------------------------------------------------------------- two processes
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """The results of both ranks."""

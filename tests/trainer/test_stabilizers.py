@@ -91,9 +91,6 @@ def test_where_episodes_are_weighed_the_norms_are_estimated(stabilizers, estimat
     assert logged(trainer, "policy/episode_weight_min") == ([0.0] if stabilizers else [])
 
 
-# ----------------------------------------------------------------------- what is logged
-
-
 def test_effective_sample_sizes_and_the_largest_change_against_a_loop(tmp_path):
     trainer, recorder = train(tmp_path, variant="turn-ppo", **split_into("2x4"))
     batch = recorder.batches[0]

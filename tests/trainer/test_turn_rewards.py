@@ -86,9 +86,6 @@ def paid(trainer, rollout=0):
     return table
 
 
-# ----------------------------------------------------------------------------- contexts
-
-
 def user(text):
     return {"role": "user", "content": text}
 
@@ -175,9 +172,6 @@ def test_a_plain_prompt_is_one_turn(tmp_path, masked):
         _, batch, _, scores, estimates = trainer.kept[0]
         torch.testing.assert_close(estimates.rewards.sum(1), scores + 2.0)
         assert [int(mask.sum()) for mask in batch["completion_mask"]] == [len(row) for row in ids]
-
-
-# ------------------------------------------------------------------------------ sources
 
 
 def test_several_functions_count_with_their_weights(tmp_path, scripted):
@@ -303,9 +297,6 @@ def test_episodes_whose_environment_failed(tmp_path, scripted, policy, caplog):
         assert not batch["loss_mask"][1].any()
         assert not estimates.advantages[1].any()
     assert paid(trainer)[0] == [1.25, 1.25]
-
-
-# ------------------------------------------------------------------------------ refusals
 
 
 BROKEN = [

@@ -181,9 +181,6 @@ def test_without_the_correction_the_gap_is_logged_where_old_logprobs_are_needed(
     assert logged == pytest.approx(gap[turns.action_mask].mean())
 
 
-# ------------------------------------------------------------------- a server in trouble
-
-
 def played(folder, faults=(), *, during=None, **options):
     """A trainer after its training; `during` is called with the server at each request."""
     trainer = build(folder, Kept, arguments={**TEXT, "environment_factory": ThreeTurns}, **options)

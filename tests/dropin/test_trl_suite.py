@@ -104,26 +104,6 @@ def test_what_is_refused_or_differs_is_documented(name):
     assert words in (ROOT / "docs" / page).read_text()
 
 
-@pytest.mark.parametrize(
-    ("was", "outcome", "expected"),
-    [
-        ("passed", "passed", "same"),
-        ("passed", "ValueError: `loss_type='sapo'` is not supported", "worse"),
-        ("passed", "KeyError: 'loss'", "worse"),
-        ("refused: loss_type", "ValueError: `loss_type='sapo'` is not supported", "same"),
-        ("refused: loss_type", "KeyError: 'loss'", "worse"),
-        ("refused: loss_type", "passed", "better"),
-        ("wrong: no aux_loss", "KeyError: 'aux_loss'", "same"),
-        ("wrong: no aux_loss", "passed", "better"),
-        ("not in the table", "KeyError: 'loss'", "worse"),
-        ("not in the table", "passed", "better"),
-        ("refused: loss_type", "AssertionError: not 'x': `loss_type='sapo'` is not", "worse"),
-    ],
-)
-def test_a_test_may_end_better_but_not_worse(was, outcome, expected):
-    assert change(was, outcome) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     not FOLDER.is_dir(), reason=f"{FOLDER}: set it to the folder `tests` of a checkout of TRL"

@@ -10,7 +10,12 @@ from tests.builders import LIMITS, build, prompts, quick_config
 from tests.evaluation_run import DiceEnv
 from tests.fakes import CountEnv, char_tokenizer, float64_policy, tiny_config
 from tests.scripted import numbered_rows, play_script
-from tests.trainer.test_tool_environments import TEMPLATE, PayingEnv, scripted_turn
+from tests.trainer.test_tool_environments import (
+    TEMPLATE,
+    PayingEnv,
+    PayingOnlyTurnsEnv,
+    scripted_turn,
+)
 from tests.vllm_server import attach, serving
 from trl_stppo.trainer.evaluation import settings
 from trl_stppo.trainer.loop import sampler
@@ -139,33 +144,11 @@ def test_tools_of_evaluation_pay_under_the_names_of_trainings(tmp_path, monkeypa
     assert metrics["eval_turns/mean"] == (3 + 3 + 2 + 1) / 4
 
 
-class ToolEnv:
-    """One tool."""
-
-    def reset(self, **row):
-        self.turn_rewards = []
-
-    def pay(self, amount: float) -> str:
-        """Earn something.
-
-        Args:
-            amount: how much.
-        """
-        return "ok"
-
-
-class ScoringToolEnv(ToolEnv):
-    """And a score."""
-
-    def get_reward(self) -> float:
-        return 1.0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({}, "without an `environment_factory`"),
-        ({"environment_factory": ToolEnv}, "makes these text environments"),
+        ({"environment_factory": PayingEnv}, "makes these text environments"),
         ({"environment_factory": {"a": CountEnv}}, "Pass a dict with the same names"),
         ({"rollout_func": play_script}, "without an `environment_factory`"),
     ],
@@ -176,9 +159,11 @@ def test_other_kinds_of_environments_are_refused(arguments, message, tmp_path):
 
 
 def test_environments_must_agree_on_having_a_score():
-    rollout = settings.RolloutPlan(tools={None: ToolEnv}, probes={None: ToolEnv()})
-    with pytest.raises(ValueError, match="ScoringToolEnv with `get_reward`"):
-        settings.plan_evaluation(None, ScoringToolEnv, rollout)
+    rollout = settings.RolloutPlan(
+        tools={None: PayingOnlyTurnsEnv}, probes={None: PayingOnlyTurnsEnv()}
+    )
+    with pytest.raises(ValueError, match="PayingEnv with `get_reward`"):
+        settings.plan_evaluation(None, PayingEnv, rollout)
 
 
 def test_settings_that_cannot_reach_a_rollout_func_are_refused(tmp_path):

@@ -72,20 +72,6 @@ def untold(x: int) -> int:
     return x
 
 
-def unhinted(x):
-    """Doubles.
-
-    Args:
-        x: what is doubled.
-    """
-    return 2 * x
-
-
-def undescribed(x: int) -> int:
-    """Doubles."""
-    return 2 * x
-
-
 def without(name: str):
     tokenizer = char_tokenizer()
     setattr(tokenizer, name, None)
@@ -289,10 +275,7 @@ EARLY = [
         (ValueError, {**BARE, role: prompts(8)}, rf"`{role}` are messages, .*no chat template")
         for role in ("train_dataset", "eval_dataset")
     ),
-    *(
-        (EnvironmentContractError, {"tools": [tool]}, rf"`tools\[0\]` \({tool.__name__}\)")
-        for tool in (untold, unhinted, undescribed)
-    ),
+    (EnvironmentContractError, {"tools": [untold]}, r"`tools\[0\]` \(untold\)"),
     (
         EnvironmentContractError,
         {"environment_factory": Untold},

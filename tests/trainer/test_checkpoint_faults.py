@@ -35,6 +35,9 @@ RUN = {
 }
 
 
+FINER = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
 def build(folder, rank=4, **options):
     tokenizer = char_tokenizer()
     torch.manual_seed(3)
@@ -66,11 +69,7 @@ def finished(tmp_path_factory):
         (4, {"per_device_train_batch_size": 8, "rows": 16}, "rows=8; this one has rows=16"),
         (4, {"num_ppo_epochs": 3}, "epochs=2; this one has epochs=3"),
         (4, {"num_mini_batches": 1}, "mini_batches=2; this one has mini_batches=1"),
-        (
-            3,
-            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-            "in the middle of a rollout batch with micro_batches=2; this run has micro_batches=4",
-        ),
+        (3, FINER, "in the middle of .* with micro_batches=2; this run has micro_batches=4"),
     ],
 )
 def test_a_checkpoint_of_another_kind_of_run_is_refused(step, options, message, finished, tmp_path):
@@ -85,7 +84,7 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(step, options, message, 
 
 def test_another_cut_goes_on_at_the_end_of_a_rollout_batch_and_says_so(finished, tmp_path, caplog):
     folder, _ = finished
-    trainer = build(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    trainer = build(tmp_path, **FINER)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
     assert "micro_batches was 2 and is 4 now" in caplog.text
     assert trainer.state.global_step == 6

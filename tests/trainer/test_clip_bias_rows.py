@@ -213,32 +213,3 @@ def test_a_step_that_was_interrupted_leaves_nothing_behind(when, tmp_path):
     names = [f"clip_bias/{n}" for n in FIGURES]
     for name in [*names, "value/grad_norm", "policy/clip_fraction", "value/loss"]:
         assert logged(trainer, name) == pytest.approx(logged(clean, name), rel=1e-9), name
-
-
-def test_a_factor_of_the_sampler_reaches_the_bias(tmp_path):
-    """Clipped terms carry the same weights as kept ones, in either way."""
-    norms = []
-    for few in (FEW, MOST):
-        weighted = []
-        for factor in (1.0, 3.0):
-
-            class Weighted(Float64Trainer):
-                def _install_loop(self, *args):
-                    super()._install_loop(*args)
-                    self._comparison.token_factors = lambda inputs, logprobs: torch.full_like(
-                        logprobs,
-                        factor,  # noqa: B023
-                    ).detach()
-
-            trainer, _ = train(
-                tmp_path / f"{factor}-{len(few)}",
-                trainer_class=Weighted,
-                variant="st-ppo",
-                stale_episodes=few,
-                staleness=0.9 if few is FEW else 3.0,
-            )
-            weighted.append(figures(trainer)["norm"][0])
-        norms.append(weighted)
-    for plain, scaled in norms:
-        assert plain > 0
-        assert scaled == pytest.approx(3.0 * plain, rel=1e-9)

@@ -39,13 +39,6 @@ def test_a_second_evaluation_of_the_same_weights_plays_the_same(case, tmp_path):
     assert figures_of(trainer.evaluate()) != figures_of(metrics)
 
 
-def test_repetitions_of_a_row_are_different_episodes(tmp_path):
-    _, trainer = evaluated(tmp_path, "text")
-    by_row = [trainer.facts[i : i + 2] for i in range(0, 10, 2)]
-    assert [[f.name for f in pair] for pair in by_row] == [[(i, 0), (i, 1)] for i in range(5)]
-    assert any(a.score != b.score for a, b in by_row)
-
-
 class DrawingEnv(CountEnv):
     """Pays by a random number of its own, and draws from everything global."""
 

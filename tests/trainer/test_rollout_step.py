@@ -20,15 +20,7 @@ from trl_stppo.trainer.loop.rollout import Rollout
 ONE = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
 # What upstream's constructor leaves on a trainer that has not trained, and what is of a whole run.
 OF_A_ROLLOUT = (
-    "rollout",
-    "episode",
-    "record",
-    "row",
-    "column",
-    "name",
-    "score",
-    "sampled",
-    "prompt",
+    *("rollout", "episode", "record", "row", "column", "name", "score", "sampled", "prompt"),
 )
 
 
@@ -154,20 +146,6 @@ def test_rollout_func_is_read_at_every_rollout(tmp_path):
     assert given is trainer
     assert rows == [row["prompt"] for row in trainer.rollouts[1].rows]
     assert columns == [{}, {"number": [0, 1, 2, 3], "kind": ["own"] * 4}]
-
-
-def test_user_metrics_and_columns_are_logged(tmp_path):
-    def paid(completions, log_extra, log_metric, **kwargs):
-        log_extra("length", [len(c[0]["content"]) for c in completions])
-        log_metric("answers", 2.0)
-        log_metric("answers", 4.0)
-        return [1.0] * len(completions)
-
-    trainer = train(tmp_path, Kept, arguments={"reward_funcs": paid}, **ONE)
-    assert logs(trainer)["answers"] == 3.0
-    said = [len(episode.messages[0]["content"]) for episode in trainer.episodes]
-    assert list(trainer._logs["extra"]["length"]) == said
-    assert list(trainer._logs["completion"]) == [episode.messages for episode in trainer.episodes]
 
 
 def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path):

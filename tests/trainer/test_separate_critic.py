@@ -106,20 +106,6 @@ def test_gradient_checkpointing_changes_no_gradient_of_a_separate_critic(tmp_pat
             torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-7)
 
 
-def test_the_critic_can_be_named_in_the_configuration(tmp_path):
-    value_model(seed=5).save_pretrained(tmp_path / "value")
-    trainer, _ = train(
-        tmp_path / "run",
-        model=policy(),
-        value_model=None,
-        value_model_name_or_path=str(tmp_path / "value"),
-        **{**LEARNS, "critic_learning_rate": 0.0},
-    )
-    saved = state(value_model(seed=5))
-    assert changed(trainer.critic.model, saved) == set()
-    assert len(trainer.critic.parameters()) == len(saved)
-
-
 def test_by_default_the_critic_is_a_copy_of_the_policy_with_a_zero_head(tmp_path):
     initial = policy()
     trainer, _ = scripted_trainer(tmp_path, model=policy(), value_model=None, **LEARNS)

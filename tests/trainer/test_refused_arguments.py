@@ -399,11 +399,6 @@ def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
         trainer.train()
 
 
-def test_a_shared_critic_needs_a_backbone_whose_biases_rest():
-    with pytest.raises(ValueError, match=r"`bias='all'` .* shared critic"):
-        SharedCritic(lora_policy(bias="all"))
-
-
 def has_default(completions, answer=None, **kwargs):
     return [1.0] * len(completions)
 
@@ -444,16 +439,6 @@ def test_a_special_token_that_no_row_has_may_lack_one(tmp_path):
 def test_a_shared_critic_trains_adapters_of_embeddings_too():
     critic = SharedCritic(lora_policy(target_modules=["embed_tokens", "q_proj"]))
     assert any("lora_embedding_A" in name for name in critic.parameter_names)
-
-
-@pytest.mark.parametrize("rslora", [False, True])
-def test_another_rank_keeps_the_scaling_of_the_adapter(rslora):
-    policy = lora_policy(use_rslora=rslora, rank_pattern={"q_proj": 2})
-    SharedCritic(policy, rank=16)
-    layer = policy.get_base_model().model.layers[0].self_attn.v_proj
-    assert layer.scaling["critic"] == pytest.approx(layer.scaling["default"])
-    assert layer.r["critic"] == 16
-    assert policy.get_base_model().model.layers[0].self_attn.q_proj.r["critic"] == 16
 
 
 TEMPLATE = "which a chat template may leave out"

@@ -20,8 +20,6 @@ from tests.fakes import CountEnv, char_tokenizer
 from tests.tool_model import TEMPLATE
 from tests.vllm_server import CompletionsServer, attach
 from trl_stppo.generation.cached import CachedBackend
-from trl_stppo.generation.collective import CollectiveBackend
-from trl_stppo.generation.protocol import TurnRequest
 from trl_stppo.trainer.loop import sampler
 
 LETTERS = "BCDEFGHI"  # by row; none of them is in the template
@@ -185,35 +183,11 @@ def through_server(folder: Path, world: int, pause: float) -> dict[str, Any]:
     return {**result, "requests": server.requests if server else None}
 
 
-def unequal(folder: Path, world: int, filled: bool) -> list[list[int]]:
-    """Three turns here and one there, through upstream's slices, with and without fillers."""
-    rank = int(os.environ.get("RANK", "0"))
-    trainer = trainer_for(folder, world, RowEnv)
-    attach(trainer, CompletionsServer(own_letter) if rank == 0 else None)
-    trainer.vllm_generation.sync_weights()
-    trainer._last_loaded_step = 0
-    letters = LETTERS[:3] if rank == 0 else LETTERS[3]
-    rows = [trainer._tokenizer(letter)["input_ids"] for letter in letters]
-    sample = trainer._player._sampler._batches()
-    if not filled:
-        return sample(rows, 5, [(0,)] * len(rows))[0]
-    backend = CollectiveBackend(
-        sample, trainer._player._sampler._exchange, trainer._tokenizer.eos_token_id
-    )
-    for key, row in enumerate(rows):
-        backend.add(TurnRequest(key, row, 5, (0,)))
-    answers = [result.ids for result in backend.step()]
-    backend.finish()
-    return answers
-
-
 CASES = {
     "text": lambda folder, world: trained(folder, world, RowEnv),
     "tools": lambda folder, world: trained(folder, world, RowTools),
     "server": lambda folder, world: through_server(folder, world, 0.0),
     "slow": lambda folder, world: through_server(folder, world, 0.3),
-    "filled": lambda folder, world: unequal(folder, world, True),
-    "unfilled": lambda folder, world: unequal(folder, world, False),
 }
 
 

@@ -51,62 +51,7 @@ class OpenSpielEnv:
 class OpenSpielAction:
     def __init__(self, action_id, game_name): self.action_id = action_id
 """
-WORDLE = """
-from types import SimpleNamespace as Record
-
-
-class TextArenaEnv:
-    def __init__(self, base_url): pass
-
-    def reset(self):
-        self.text, self.guesses = "Guess a word.", 0
-        return self.seen()
-
-    def step(self, action):
-        self.guesses += 1
-        self.text += " XXGYX"
-        return self.seen()
-
-    def seen(self):
-        message = Record(content=self.text)
-        return Record(observation=Record(messages=[message]), reward=0.5, done=self.guesses >= 6)
-
-    def close(self): pass
-
-
-class TextArenaAction:
-    def __init__(self, message): self.message = message
-"""
-CARLA = """
-from types import SimpleNamespace as Record
-
-
-class CarlaEnv:
-    def __init__(self, base_url, connect_timeout_s, message_timeout_s): pass
-
-    def reset(self, scenario_name):
-        self.time, self.lane = 0, 0
-        return self.seen()
-
-    def step(self, action):
-        self.time += 1
-        if action.action_type == "lane_change":
-            self.lane += 1 if action.lane_direction == "right" else -1
-        return self.seen()
-
-    def seen(self):
-        ahead = [{"type": "pedestrian", "distance": 30 - self.time}] if self.time < 30 else []
-        hit, reward = self.lane == 0 and not ahead, float(self.lane != 0)
-        seen = Record(speed_kmh=40.0, nearby_actors=ahead, collision_detected=hit, collided_with=None)
-        seen.rubric_reward = reward
-        return Record(observation=seen, done=not ahead)
-
-
-class CarlaAction:
-    def __init__(self, action_type, lane_direction=None):
-        self.action_type, self.lane_direction = action_type, lane_direction
-"""
-PACKAGES = {"echo_env": ECHO, "openspiel_env": CATCH, "textarena_env": WORDLE, "carla_env": CARLA}
+PACKAGES = {"echo_env": ECHO, "openspiel_env": CATCH}
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

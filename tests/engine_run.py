@@ -260,12 +260,7 @@ def build(folder: Path, options: dict[str, Any], **settings: Any) -> tuple[STPPO
     if played:
         trainer = _playing(folder, arguments, settings, weights)
     else:
-        trainer, _ = scripted_trainer(
-            folder,
-            trainer_class=STPPOTrainer,
-            **arguments,
-            **settings,
-        )
+        trainer, _ = scripted_trainer(folder, trainer_class=STPPOTrainer, **arguments, **settings)
         # Its recorder knows nothing of pieces.
         trainer.callback_handler.callbacks = [
             c for c in trainer.callback_handler.callbacks if type(c).__name__ != "Recorder"

@@ -1,6 +1,6 @@
 """One evaluation per case, on as many processes as it is started with; rank 0 saves the figures.
 
-Started by `trainer/test_evaluation_on_two_processes.py` through torch.distributed.run.
+Started by `trainer/test_evaluation_figures.py` through torch.distributed.run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trainings on two processes of which one alone fails or has nothing to learn from.
 
-Started by `trainer/test_outages_on_two_processes.py` through torch.distributed.run; each rank saves what
+Started by `trainer/test_outages.py` through torch.distributed.run; each rank saves what
 it has seen.
 """
 

@@ -1,4 +1,8 @@
-"""Patterns of scripts that people have published for TRL, written anew in a few lines with our classes."""
+"""Patterns of scripts that people have published for TRL, each written anew in a few lines, with our classes.
+
+Another, PPO of TRL 0.12 by `config=`, `policy=`, `ref_policy=` and `tokenizer=`, is refused with the
+names of today: tests/trainer/test_refused_arguments.py.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +60,6 @@ def says(trainer: Any, ids: list[int], **options: Any) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
-# ------------------------------------------------------------------------------- calculator
-
-
 def test_a_calculator_agent_by_a_rollout_function(tmp_path):
     expressions = []
 
@@ -95,9 +96,6 @@ def test_a_calculator_agent_by_a_rollout_function(tmp_path):
     assert policy.keys() == adapter.keys()
     assert all(torch.equal(policy[name], p) for name, p in adapter.items())
     assert any(p.any() for name, p in adapter.items() if "lora_B" in name)
-
-
-# -------------------------------------------------------------------------------- word game
 
 
 class Guess:
@@ -163,9 +161,6 @@ def test_a_word_game_as_environments_with_lora_and_a_callback(tmp_path):
     assert trainer.uses_shared_critic
 
 
-# ------------------------------------------------------------------------------- curriculum
-
-
 class InOrder(Sampler):
     """Rows of a sampler's, by another order."""
 
@@ -226,53 +221,6 @@ def test_a_curriculum_by_a_sampler_of_ones_own(tmp_path):
     assert logs(trainer)["turns/mean"] == 2
 
 
-# ------------------------------------------------------------------------- prompts of turns
-
-
-def test_a_template_that_concatenates_the_prompts_of_its_turns(tmp_path):
-    def play(prompts, trainer=None, **kwargs):
-        output = {"prompt_ids": [], "completion_ids": [], "logprobs": None, "won": []}
-        for prompt in prompts:
-            contexts, answers, talk = [], [], list(prompt)
-            for turn in range(2):
-                ids = prompt_ids(trainer, talk)
-                answer = says(trainer, ids)
-                contexts.extend(ids)
-                answers.extend(answer)
-                talk += [
-                    {"role": "assistant", "content": trainer.processing_class.decode(answer)},
-                    {"role": "user", "content": f"turn {turn}"},
-                ]
-            output["prompt_ids"].append(contexts)
-            # One of each batch ends by itself.
-            ends = [trainer.processing_class.eos_token_id] if not output["won"] else []
-            output["completion_ids"].append(answers + ends)
-            output["won"].append(float(len(output["won"]) % 2))
-        return output
-
-    def won(completions, **kwargs):
-        return kwargs["won"]
-
-    trainer = train(
-        tmp_path,
-        STPPOTrainer,
-        arguments={"rollout_func": play, "reward_funcs": won, "peft_config": lora()},
-        num_generations=2,
-        mask_truncated_completions=True,
-        loss_type="dapo",
-        beta=0.01,
-        kl_coef=0.0,
-    )
-    log = logs(trainer)
-    assert trainer.state.global_step == 2
-    assert log["reward"] == 0.5
-    assert "kl" in log
-    assert 0 < log["completions/clipped_ratio"] < 1
-
-
-# -------------------------------------------------------------------- PPO with two adapters
-
-
 def with_adapters() -> dict[str, Any]:
     """Policy and critic with LoRA, and a reward model, in bfloat16."""
     tokenizer = char_tokenizer()
@@ -308,9 +256,6 @@ def test_ppo_with_an_adapter_for_each_in_bfloat16(tmp_path):
     )
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "not", arguments=with_adapters(), max_steps=3, total_episodes=8)
-
-
-# --------------------------------------------------------------------------------- RLHF demo
 
 
 class Terminates(TrainerCallback):

@@ -10,26 +10,19 @@ import json
 import re
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
-import trl
-from transformers import Qwen2ForCausalLM
-from trl import GRPOTrainer
 from trl.experimental.harbor import HarborSpec
 from trl.experimental.openreward import OpenRewardSpec
 
-from tests.builders import build, logs
-from tests.fakes import char_tokenizer, tiny_config
-from trl_stppo import STGRPOTrainer, STPPOTrainer
-from trl_stppo.trainer.loop import sampler
+from tests.builders import logs
+from tests.trainer.test_tool_environments import said_by, tool_trainer
+from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOTrainer
 
-TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
 TRAINERS = [
-    (STPPOTrainer, {"kl_coef": 0.0}),
-    (STGRPOTrainer, {"variant": "rebn", "num_generations": 1}),
+    (STPPOTrainer, {}),
+    (STGRPOTrainer, {"variant": "rebn", "num_generations": 1, "kl_coef": STGRPOConfig.kl_coef}),
 ]
 
 
@@ -46,38 +39,16 @@ def modules(monkeypatch, **contents):
 
 def trained(kind, options, folder, monkeypatch, spec, turns):
     """Train on a spec while a script says `turns(number)`, the number being that of the instruction."""
-
-    def scripted(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
-        ids = []
-        for prompt in self._tokenizer.batch_decode(prompt_ids, skip_special_tokens=False):
-            number = int(re.search(r"task (\d)", prompt).group(1))
-            said = turns(number)[prompt.count("<|im_start|>assistant") - 1]
-            ids.append(self._tokenizer(said + "<|im_end|>")["input_ids"])
-        return ids, None
-
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", scripted)
-    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
-    tokenizer = char_tokenizer()
-    tokenizer.chat_template = TEMPLATE.read_text()
-    torch.manual_seed(0)
-    arguments = {
-        "processing_class": tokenizer,
-        "model": Qwen2ForCausalLM(tiny_config(tokenizer, max_position_embeddings=8192)),
-        "train_dataset": spec.train_dataset,
-        "environment_factory": spec.environment_factory,
-        "reward_funcs": spec.reward_funcs,
-    }
-    sizes = {"per_device_train_batch_size": 2, "max_completion_length": 900, "max_steps": 2}
-    trainer = build(folder, kind, arguments=arguments, **sizes, **options)
+    given = {"train_dataset": spec.train_dataset, "reward_funcs": spec.reward_funcs}
+    options = {"max_completion_length": 900, "max_steps": 2, **options}
+    turn, environment = said_by(turns, r"task (\d)"), spec.environment_factory
+    trainer = tool_trainer(folder, monkeypatch, environment, given, kind=kind, turn=turn, **options)
     trainer.train()
     return trainer
 
 
 def call(name, **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-# ----------------------------------------------------------------------------------- Harbor
 
 
 class Sandbox:
@@ -171,9 +142,6 @@ def test_a_spec_of_harbor_trains_and_its_verifier_pays(kind, options, harbor, mo
     assert figures["tools/failure_frequency"] == 0.0
     assert figures["reward_std"] == pytest.approx(0.5)
     assert Sandbox.started in (4, 8)  # one for each episode
-
-
-# ------------------------------------------------------------------------------- OpenReward
 
 
 class Session:

@@ -22,14 +22,6 @@ AGENTS = {
         [call("move", direction="left"), call("stay")],
         "--env-mode space --env-host http://localhost --dataset-size 16",
     ),
-    "openenv/wordle.py": ("Qwen3-1.7B", [call("guess", guess="[crane]")], "--dataset-size 16"),
-    "openenv/multi_env.py": ("Qwen3-1.7B", [call("guess", guess="[crane]"), call("stay")], ""),
-    # A server for each episode of a batch.
-    "openenv/carla.py": (
-        "Qwen3-0.6B",
-        [call("observe"), call("lane_change", direction="left")],
-        f"--env-urls {' '.join(f'http://localhost:{port}' for port in range(8000, 8008))}",
-    ),
 }
 
 pytestmark = [

@@ -62,9 +62,6 @@ def test_a_score_on_its_groups_mean_teaches_nothing_in_whatever_order_it_was_pai
     assert logs(trainer)["frac_reward_zero_std"] == 1 - 4 / len(earned)
 
 
-# ------------------------------------------------------------------------------------- RLOO
-
-
 def letters(completions, **columns):
     """Different rewards within most groups."""
     return [len(set(c[-1]["content"])) / 4 for c in completions]
@@ -119,9 +116,6 @@ def test_rloo_is_trls_rloo(rewards, tmp_path, monkeypatch):
     if rewards is letters:  # upstream leaves episodes without a reward out of these two
         for name in ("reward", "reward_std"):
             assert logs(ours)[name] == pytest.approx(logs(theirs)[name], abs=1e-6), name
-
-
-# ------------------------------------------------------------------------------------- ReBN
 
 
 class Uneven(CountEnv):
@@ -208,7 +202,9 @@ def test_no_turn_at_all_and_equal_returns_teach_nothing(tmp_path):
         assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
-@pytest.mark.parametrize("variant", quick(["rebn", "st-rebn", "st-rloo"], "st-rebn"))
+@pytest.mark.parametrize(
+    "variant", quick(["rebn", "st-rebn", "st-rloo", "st-grpo"], "st-rebn", "st-grpo")
+)
 def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
     options = {**ONE_BATCH, **LIMITS, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
     options |= {"num_iterations": 2, "num_ppo_epochs": None, "variant": variant}
@@ -224,21 +220,19 @@ def test_a_resumed_run_ends_like_the_whole_one(variant, tmp_path):
     assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
 
 
-def test_the_ratio_and_the_correction_work_with_them(tmp_path):
+@pytest.mark.parametrize("variant", ["st-rebn", "st-grpo"])
+def test_the_ratio_and_the_correction_work_with_them(variant, tmp_path):
     options = {**SINGLE, **LIMITS, "max_steps": 6, "num_ppo_epochs": 3, "learning_rate": 3e-2}
+    options |= {"variant": variant, "num_generations": 1 if variant == "st-rebn" else 4}
     arguments = {"reward_funcs": letters, **TEXT}
-    trainer = build(
-        tmp_path, STGRPOTrainer, arguments=arguments, **{**options, "variant": "st-rebn"}
-    )
+    trainer = build(tmp_path, STGRPOTrainer, arguments=arguments, **options)
     trainer.train()
+    assert trainer.args.importance_sampling_level == "turn"
     scales = [e["clip_bias/scale"] for e in trainer.state.log_history if "clip_bias/scale" in e]
     assert len(scales) == 6
     assert min(scales) < 1.0
-    assert "frac_reward_zero_std" not in logs(trainer)
+    assert ("frac_reward_zero_std" in logs(trainer)) is (variant == "st-grpo")
     assert logs(trainer)["reward_std"] > 0
-
-
-# --------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize("variant", GROUP_VARIANTS)
@@ -253,23 +247,27 @@ def test_a_variant_is_a_ratio_a_correction_and_an_estimator(variant, tmp_path):
     assert quick_config(tmp_path, STGRPOConfig, variant=None).advantage_estimator == "group"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": 0.9}, "`gamma=0.9`: not supported .*`variant='st-grpo'`.*variant='rebn'"),
-        ({"variant": "rloo", "gamma": 0.9}, "`gamma=0.9`: not supported .*`variant='rloo'`"),
-        ({"variant": "rebn", "lam": 1.0}, "`lam=1.0`: not supported"),
-        ({"variant": "rebn", "gamma": 1.5}, "`gamma=1.5`: must satisfy 0 < gamma <= 1"),
-        ({"variant": "rebn", "kl_coef": 0.1}, "`kl_coef=0.1`: not supported"),
-        ({"variant": "rebn", "scale_rewards": "batch"}, "`scale_rewards='batch'`: no effect with"),
-        ({"variant": "rloo", "scale_rewards": "none"}, "`scale_rewards='none'`: no effect with"),
-        ({"variant": "rloo", "num_generations": 1}, "`num_generations=1`"),
-        ({"num_generations": 1}, "`num_generations=1`.*variant='rebn'"),
-        ({"variant": "rebn", "num_generations": 3}, "num_generations"),
-        ({"variant": "rloo", "num_generations": 3}, "num_generations"),
-        ({"variant": "reinforce"}, "`variant='reinforce'`: allowed are 'grpo'.*'rloo'.*'rebn'"),
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_together_is_refused(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+# Settings, words of the message.
+REFUSED = [
+    ({"gamma": 0.9}, "`gamma=0.9`: .*`variant='st-grpo'`"),
+    ({"gamma": 0.9, "lam": 1.0}, "`gamma=0.9`, `lam=1.0`"),
+    ({"variant": "rloo", "gamma": 0.9}, "`gamma=0.9`: .*`variant='rloo'`"),
+    ({"variant": "rebn", "lam": 1.0}, "`lam=1.0`"),
+    ({"variant": "rebn", "gamma": 1.5}, "`gamma=1.5`"),
+    ({"variant": "rebn", "kl_coef": 0.1}, "`kl_coef=0.1`.*`beta`"),
+    ({"critic_learning_rate": 1e-4}, "`critic_learning_rate=0.0001`"),
+    ({"variant": "rebn", "scale_rewards": "batch"}, "`scale_rewards='batch'`"),
+    ({"variant": "rloo", "scale_rewards": "none"}, "`scale_rewards='none'`"),
+    ({"scale_rewards": "all"}, "`scale_rewards='all'`"),
+    ({"num_generations": 1}, "`num_generations=1`.*variant='rebn'"),
+    ({"variant": "rloo", "num_generations": 1}, "`num_generations=1`"),
+    *(({"variant": name, "num_generations": 3}, "num_generations") for name in ("rebn", "rloo")),
+    *(({"variant": name}, f"`variant='{name}'`.*'rebn'") for name in ("reinforce", "st-ppo")),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, "`multi_objective_aggregation="),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED, ids=str)
+def test_what_makes_no_sense_together_is_refused(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
         quick_config(tmp_path, STGRPOConfig, **{"num_generations": 4, **options})

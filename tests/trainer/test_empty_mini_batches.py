@@ -98,29 +98,27 @@ def test_a_resumed_run_goes_on_counting(tmp_path):
     assert logged(trainer, "guard/empty_steps") == logged(whole, "guard/empty_steps")
 
 
+class Keeps(TrainerCallback):
+    """The weights after each step."""
+
+    def __init__(self, trainer):
+        self.trainer, self.after = trainer, []
+        trainer.add_callback(self)
+
+    def on_step_end(self, *args, **kwargs):
+        self.after.append(weights(self.trainer))
+
+
 @pytest.mark.parametrize("trainer_class", [PPOTrainer, STPPOTrainer, STGRPOTrainer])
 def test_a_batch_whose_environments_have_failed_teaches_nothing(trainer_class, tmp_path):
-    class Keeps(TrainerCallback):
-        after = ()
-
-        def on_step_end(self, *args, **kwargs):
-            self.after = (*self.after, weights(trainer))
-
-    keeps = Keeps()
-    trainer = build_asking(
-        tmp_path,
-        lambda trainer, n: trainer.state.global_step == 2,
-        trainer_class,
-        arguments={"callbacks": [keeps]},
-        **{"max_steps": 5, "weight_decay": 0.1},
-        **({"num_generations": 2} if trainer_class is STGRPOTrainer else {}),
-    )
+    options = {"num_generations": 2} if trainer_class is STGRPOTrainer else {}
+    options |= {"max_steps": 5, "weight_decay": 0.1}
+    down = lambda trainer, n: trainer.state.global_step == 2  # noqa: E731
+    trainer = build_asking(tmp_path, down, trainer_class, **options)
+    keeps = Keeps(trainer)
     trainer.train()
     assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2, 2]
     assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True, False]
-
-
-# --------------------------------------------------------------- weights that leave nothing
 
 
 def losing(*rollouts: int):
@@ -173,7 +171,7 @@ def test_terms_without_weights_are_a_reason_to_step(term, tmp_path):
 def test_without_a_winner_and_a_critic_nothing_moves(tmp_path):
     options = {"stabilizers": ["winners", "share"], "weight_decay": 0.1, "num_generations": 2}
     trainer = build_asking(tmp_path, trainer_class=STGRPOTrainer, max_steps=4, **options)
-    original, after = trainer._advantages, []
+    original, keeps = trainer._advantages, Keeps(trainer)
 
     def advantages(*args):
         targets = original(*args)
@@ -181,12 +179,7 @@ def test_without_a_winner_and_a_critic_nothing_moves(tmp_path):
             return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
         return targets
 
-    class Keeps(TrainerCallback):
-        def on_step_end(self, *args, **kwargs):
-            after.append(weights(trainer))
-
     trainer._advantages = advantages
-    trainer.add_callback(Keeps())
     trainer.train()
-    assert [same(*pair) for pair in pairwise(after)] == [False, True, True]
+    assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True]
     assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2]

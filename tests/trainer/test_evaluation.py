@@ -17,8 +17,6 @@ from tests.fakes import CountEnv, char_tokenizer, float64_value_model
 from tests.scripted import numbered_rows, play_script, weights
 from tests.tiers import quick
 
-# ----------------------------------------------------------------- the same episodes
-
 
 @pytest.mark.parametrize("case", ["text", "answers", "stream"])
 def test_batch_size_changes_no_episode_and_no_figure(case, tmp_path):
@@ -39,16 +37,6 @@ def test_a_second_evaluation_of_the_same_weights_plays_the_same(case, tmp_path):
     assert figures_of(trainer.evaluate()) == figures_of(metrics)
     trainer.args.seed += 1
     assert figures_of(trainer.evaluate()) != figures_of(metrics)
-
-
-def test_repetitions_of_a_row_are_different_episodes(tmp_path):
-    _, trainer = evaluated(tmp_path, "text")
-    by_row = [trainer.facts[i : i + 2] for i in range(0, 10, 2)]
-    assert [[f.name for f in pair] for pair in by_row] == [[(i, 0), (i, 1)] for i in range(5)]
-    assert any(a.score != b.score for a, b in by_row)
-
-
-# ------------------------------------------------------------------------- no trace
 
 
 class DrawingEnv(CountEnv):
@@ -139,9 +127,6 @@ def test_the_table_of_completions_keeps_trainings_own(tmp_path):
     assert {path.name for path in folder.iterdir()} == {*tables, *(f"eval_{t}" for t in tables)}
     assert len(pandas.read_parquet(folder / "completions_00001.parquet")) == 8
     assert len(pandas.read_parquet(folder / "eval_completions_00001.parquet")) == 3
-
-
-# --------------------------------------------------------------------- kinds of data
 
 
 @pytest.mark.parametrize("kind", ["tokens", "stream", "script", "selected columns"])

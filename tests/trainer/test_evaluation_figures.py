@@ -8,7 +8,8 @@ import statistics
 import pytest
 
 from tests.builders import LIMITS, TEXT, build, prompts
-from tests.evaluation_run import Watched, evaluated, figures_of
+from tests.evaluation_run import CASES, ROWS, Watched, evaluated, figures_of
+from tests.launch import on_two_processes
 from trl_stppo.statistics import wilson_interval
 from trl_stppo.trainer.evaluation.metrics import EvaluationRun, PlayedEpisode
 
@@ -134,3 +135,26 @@ def test_several_datasets_have_their_own_figures(tmp_path):
     assert figures_of(alone, "test_hard") == {
         k.replace("eval_", "test_", 1): v for k, v in figures_of(metrics, "eval_hard").items()
     }
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The results of both ranks."""
+    folder = tmp_path_factory.mktemp("two")
+    return on_two_processes("tests.evaluation_run", folder, weights_only=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_report_what_one_reports(case, ranks, tmp_path):
+    one, trainer = evaluated(tmp_path, case, per_device_eval_batch_size=3)
+    played = [fact for rank in ranks for fact in rank[case][1]]
+    assert sorted(played, key=lambda fact: fact.name) == trainer.facts
+    assert len(played) == (2 * ROWS if case == "text" else ROWS)
+    for rank in ranks:
+        assert figures_of(rank[case][0]) == figures_of(one)
+
+
+def test_both_processes_report_the_same_in_the_middle_of_a_training(ranks):
+    first, second = (rank["while training"] for rank in ranks)
+    assert first == second
+    assert [figures["eval_episodes"] for figures in first] == [2 * ROWS] * 2

@@ -62,8 +62,7 @@ def test_a_score_falls_by_more_than_its_spread_explains(levels, std, expected):
 
 
 @pytest.mark.parametrize(
-    ("updates", "kl", "expected"),
-    [(10, 0.23, [11]), (9, 0.23, []), (10, 0.09, []), (10, 0.12, [])],
+    ("updates", "kl", "expected"), [(10, 0.23, [11]), (9, 0.23, []), (10, 0.09, []), (10, 0.12, [])]
 )
 def test_the_policy_jumps_far_beyond_the_usual(updates, kl, expected):
     usual = 0.004 if kl != 0.12 else 0.007
@@ -83,9 +82,6 @@ def test_a_watch_goes_on_from_its_state():
         found.append(watch.look({"episode/success_rate": level}, 0.01, n))
     assert found == expected
     assert watch.good_step == whole.good_step == 8
-
-
-# ------------------------------------------------------------------------ through train()
 
 
 class Told(outages.Asking):
@@ -188,13 +184,6 @@ def test_without_a_verdict_there_is_no_best(tmp_path):
     trainer = outages.build(tmp_path, arguments=arguments, save_best=True)
     with pytest.raises(ValueError, match="save_best"):
         trainer.train()
-
-
-def test_the_best_needs_the_policy_that_plays():
-    with pytest.raises(ValueError, match="save_best"):
-        STPPOTrainer.config_class(
-            output_dir="x", save_best=True, rollout_staleness=1, use_cpu=True, bf16=False
-        )
 
 
 def test_the_kl_of_an_update_is_the_mean_of_its_mini_batches(tmp_path):

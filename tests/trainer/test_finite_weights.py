@@ -20,8 +20,6 @@ from trl_stppo import PPOTrainer
 from trl_stppo.errors import NonFiniteError
 from trl_stppo.trainer.guards import finite_weights
 
-# ----------------------------------------------------------------------------- coming in
-
 
 def policy_with(value: float, name: str = "model.layers.1.mlp.up_proj.weight"):
     model = tiny_policy(char_tokenizer())
@@ -39,9 +37,6 @@ def test_large_weights_and_the_bits_of_quantised_ones_are_none_of_it(tmp_path):
     packed = Packed(torch.full((2,), math.nan), requires_grad=False)
     trainer.model.register_parameter("packed", packed)
     assert finite_weights.first_not_finite(trainer) is None
-
-
-# -------------------------------------------------------------------------- in a training
 
 
 def spoil(*steps: int, critic: bool = False, value: float = math.inf):

@@ -7,10 +7,8 @@ import math
 import pytest
 
 from tests.guard_kit import build, run, same
-from tests.scripted import logged, play_script
+from tests.scripted import logged
 from trl_stppo.errors import NonFiniteError
-
-# ----------------------------------------------------------------------------- poisons
 
 
 def the_loss(trainer, due):
@@ -83,9 +81,6 @@ POISONS = {
 }
 
 
-# ------------------------------------------------------------------------ skipped steps
-
-
 @pytest.mark.parametrize("poison", POISONS, ids=lambda p: p.__name__)
 def test_a_step_that_is_not_finite_changes_nothing(poison, tmp_path, caplog):
     trainer, moments = run(tmp_path, poison, learning_rate=1e-3)
@@ -135,33 +130,6 @@ def test_the_warning_names_the_gradients_that_are_not_finite(tmp_path, caplog):
     assert "gradients of transformer.wte.weight" in caplog.text, "before clipping spreads it"
 
 
-def test_a_nan_under_an_observation_is_inert(tmp_path):
-    def under_observations(trainer, due):
-        original = trainer._compute_loss
-
-        def poisoned(model, inputs):
-            old = inputs["old_per_token_logps"].masked_fill(inputs["turn_index"] < 0, math.nan)
-            assert old.isnan().any()
-            return original(model, {**inputs, "old_per_token_logps": old})
-
-        trainer._compute_loss = poisoned
-
-    _, clean = run(tmp_path / "clean")
-    trainer, poisoned = run(tmp_path / "poisoned", under_observations)
-    assert logged(trainer, "guard/skipped_steps")[-1] == 0
-    assert same(clean.by_step[6], poisoned.by_step[6])
-
-
-def test_a_turn_reward_that_is_not_finite_is_named(tmp_path):
-    def rewards(prompts, trainer):
-        result = play_script(prompts)
-        result["turn_rewards"][3][1] = math.nan
-        return result
-
-    with pytest.raises(ValueError, match=r"turn_rewards\[3\]\[1\].*must be a finite number"):
-        run(tmp_path, rollout_func=rewards)
-
-
 def test_values_of_a_broken_critic_stop_the_run_before_the_weights_are_gone(tmp_path):
     """NaN from the rollout on: whitening spreads it to every advantage of the batch."""
 
@@ -179,9 +147,6 @@ def test_values_of_a_broken_critic_stop_the_run_before_the_weights_are_gone(tmp_
     with pytest.raises(NonFiniteError, match="step 6, the last of"):
         trainer.train()
     assert same(moments.by_step[3], moments.by_step[6])
-
-
-# ----------------------------------------------------------------- too many, one by one
 
 
 def test_too_many_skips_in_a_row_end_the_run_with_a_checkpoint_to_go_on_from(tmp_path):

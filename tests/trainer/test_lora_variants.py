@@ -8,14 +8,7 @@ import re
 
 import pytest
 import torch
-from peft import (
-    AdaLoraConfig,
-    IA3Config,
-    LoraConfig,
-    PeftModel,
-    PromptTuningConfig,
-    get_peft_model,
-)
+from peft import AdaLoraConfig, IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from tests.fakes import char_tokenizer, tiny_config, tiny_policy, tiny_value_model
@@ -26,12 +19,7 @@ pytest.importorskip("peft", minversion="0.21")  # the kinds of adapters below ar
 from peft.tuners.lora.config import KasaConfig, MontecloraConfig, VeloraConfig
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-RUN = {
-    **LEARNS,
-    "staleness": 0.0,
-    "save_strategy": "steps",
-    "save_steps": 2,
-}
+RUN = {**LEARNS, "staleness": 0.0, "save_strategy": "steps", "save_steps": 2}
 IDS = torch.arange(3, 19).unsqueeze(0)
 FRESH = {
     "dora": {"use_dora": True},

@@ -6,10 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from peft import LoraConfig
 
-from tests.fakes import char_tokenizer, tiny_policy
-from tests.scripted import logged, play_script, policy_parameters, scripted_trainer, train, weights
+from tests.scripted import logged, play_script, scripted_trainer, train
 from trl_stppo import STPPOTrainer
 
 ROWS, EPOCHS, MINI_BATCHES = 16, 3, 4
@@ -86,28 +84,3 @@ def test_old_logprobs_stay_those_of_the_rollout_in_every_epoch(tmp_path):
     assert 0 < drift[1] < drift[2]
     assert drift[3] == pytest.approx(0.0, abs=1e-12)
     assert drift[4] > 0
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_policy_and_critic_have_optimizer_groups_of_their_own(shared, tmp_path):
-    config = LoraConfig(r=4, target_modules="all-linear")
-    kind = {"peft_config": config} if shared else {"value_model": None}
-    trainer, _ = train(
-        tmp_path,
-        trainer_class=STPPOTrainer,
-        model=tiny_policy(char_tokenizer()),
-        learning_rate=0.1,
-        critic_learning_rate=0.03,
-        weight_decay=0.01,
-        **kind,
-    )
-    rates = {}
-    for group in trainer.optimizer.param_groups:
-        for parameter in group["params"]:
-            assert parameter not in rates
-            rates[parameter] = group["lr"]
-    assert {rates.pop(p) for p in trainer.critic.parameters()} == {0.03}
-    assert {rates.pop(p) for p in policy_parameters(trainer).values()} == {0.1}
-    assert rates == {}
-    assert logged(trainer, "learning_rate") == [0.1]
-    assert all(torch.isfinite(w).all() for w in weights(trainer).values())

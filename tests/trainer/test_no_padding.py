@@ -113,39 +113,27 @@ def test_widths_are_multiples_where_the_option_asks_for_them(tmp_path):
     assert all(width % 8 == 0 for width in widths)
 
 
-def test_values_and_old_logprobs_are_computed_in_bounded_chunks(tmp_path):
-    rows = {"values": [], "logprobs": []}
+def test_values_are_computed_in_bounded_chunks(tmp_path):
+    rows = []
 
     class Watched(Counted):
-        def _install_loop(self, *args):
-            super()._install_loop(*args)
-            forward = self._forward
-            parts, values = forward.parts, forward.values
+        def _rollout_values(self, batch):
+            parts = self._forward.parts
 
-            def watched(ids, mask, max_rows, *rest):
-                found = parts(ids, mask, max_rows, *rest)
-                if not torch.is_grad_enabled():
-                    rows["values"] += [len(part.rows) for part in found]
+            def watched(*args):
+                found = parts(*args)
+                rows.extend(len(part.rows) for part in found)
                 return found
 
-            def values_of(batch, batch_size=None):
-                forward.parts = watched
-                try:
-                    return values(batch, batch_size)
-                finally:
-                    forward.parts = parts
-
-            forward.values = values_of
-
-        def _logprobs_of(self, model, part, *args):
-            if not torch.is_grad_enabled():
-                rows["logprobs"].append(len(part.rows))
-            return super()._logprobs_of(model, part, *args)
+            self._forward.parts = watched
+            try:
+                return super()._rollout_values(batch)
+            finally:
+                self._forward.parts = parts
 
     ragged(tmp_path, "shared", trainer_class=Watched, local_rollout_forward_batch_size=3)
-    assert sum(rows["values"]) == len(LENGTHS)
-    assert max(rows["values"]) <= 3
-    assert max(rows["logprobs"]) <= 4  # upstream's chunks are micro-batches
+    assert sum(rows) == len(LENGTHS)
+    assert max(rows) <= 3
 
 
 def test_tokens_per_second_count_tokens_and_no_padding(tmp_path, monkeypatch):

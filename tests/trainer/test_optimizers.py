@@ -12,7 +12,6 @@ from tests.scripted import logged, norm, policy_parameters, scripted_trainer
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.setup.models import check_optimizer
-from trl_stppo.trainer.stabilizers import check_linear
 
 STEPS = 2
 RUN = {
@@ -135,19 +134,3 @@ def test_an_optimizer_that_sets_its_own_rate_is_refused(tmp_path):
     optimizer = Adafactor(model.parameters(), lr=None, relative_step=True)
     with pytest.raises(ValueError, match=r"a Adafactor that sets its own learning rate"):
         check_optimizer(optimizer)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["AdamW", "AdamW8bit", "PagedAdamW8bit", "Lion8bit", "AdEMAMix", "Adafactor", "SGD", "RMSprop"],
-)
-def test_class_names_whose_step_is_proportional_to_the_rate(name):
-    check_linear(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["ASGD", "AdamWScheduleFree", "DAdaptAdam", "AdaLomo", "GaLoreAdamW", "LBFGS", "Rprop"]
-)
-def test_class_names_whose_step_is_not(name):
-    with pytest.raises(ValueError, match=f"`optim`: {name!r}"):
-        check_linear(name)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from transformers import TrainerCallback
 
-from tests.builders import prompts, quick_config
+from tests.builders import prompts
 from tests.guard_kit import same
+from tests.launch import by_case
 from tests.outages import BATCH, build, saved
+from tests.outages_run import CASES as ON_TWO
 from tests.run_log import comparable
 from tests.scripted import weights
 from tests.tiers import quick
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.rollout import engine
-
-# ------------------------------------------------------------ one failure after the other
 
 # Two rollout batches are an epoch; batch n begins after step 2 n.
 CASES = {
@@ -110,9 +112,6 @@ def test_an_evaluation_that_fails_comes_after_the_checkpoint_that_is_due(impatie
     assert same(weights(resumed), weights(expected))
 
 
-# ------------------------------------------------------------------------ a share of them
-
-
 def some(count: int, since: int = 0, until: int = 99):
     """So many episodes of each batch fail, from step `since` on."""
     return lambda trainer, n: n % BATCH < count and since <= trainer.state.global_step < until
@@ -130,10 +129,7 @@ RATES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("down", "limit", "end"),
-    quick(RATES, RATES[1], RATES[3]),
-)
+@pytest.mark.parametrize(("down", "limit", "end"), quick(RATES, RATES[1], RATES[3]))
 def test_too_many_failures_of_five_batches_end_the_run(down, limit, end, tmp_path):
     trainer = build(tmp_path, down, max_env_error_rate=limit, **STEADY)
     if end is None:
@@ -167,7 +163,47 @@ def test_the_count_goes_on_over_a_resume_and_begins_anew_after_the_end(tmp_path)
     assert healed.state.global_step == 14
 
 
-@pytest.mark.parametrize("rate", [0.0, 1.5, -1.0])
-def test_a_rate_out_of_range_is_refused(rate, tmp_path):
-    with pytest.raises(ValueError, match="0 < max_env_error_rate <= 1"):
-        quick_config(tmp_path, max_env_error_rate=rate)
+# Two processes, of which one alone fails or can learn.
+NOTHING = "rank 1 has nothing to learn from"
+NOW = ("all of rank 1 fail at once", "all of rank 1 fail, too many", NOTHING)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The results of both ranks, of a case."""
+    return by_case("tests.outages_run", ON_TWO, NOW, tmp_path_factory, timeout=300)
+
+
+ENDS = {
+    "all of rank 1 fail at once": (4, "EnvironmentFailureError: The last 8 episodes all"),
+    # Half of the episodes of all processes.
+    "all of rank 1 fail, too many": (8, "EnvironmentFailureError: 40 of 80 episodes"),
+    "weights of rank 1": (4, "NonFiniteError: Weights are not finite after step 4"),
+}
+
+
+@pytest.mark.parametrize("case", quick(ENDS, *NOW[:2]))
+def test_both_end_with_the_same_message(case, ranks):
+    step, message = ENDS[case]
+    for rank in ranks(case):
+        assert rank["error"].startswith(message)
+        assert rank["steps"] == step
+        kept = [] if case.startswith("weights") else [f"checkpoint-{step}"]
+        assert rank["checkpoints"] == kept
+
+
+@pytest.mark.slow
+def test_failures_are_counted_over_all_processes(ranks):
+    for result in ranks("all of rank 1 fail, allowed"):
+        assert (result["error"], result["steps"], result["empty"]) == (None, 12, [0] * 12)
+
+
+@pytest.mark.parametrize(
+    ("case", "moves"),
+    quick([(NOTHING, True), ("nobody has anything to learn from", False)], (NOTHING, True)),
+)
+def test_a_step_is_taken_where_anybody_has_something_to_learn_from(case, moves, ranks):
+    for result in ranks(case):
+        moved = [not same(*pair) for pair in pairwise(result["after"])]
+        assert moved == [True, moves, moves]
+        assert result["empty"] == ([0, 0, 0, 0] if moves else [0, 0, 1, 2])

@@ -48,9 +48,6 @@ def reasons(trainer):
     return [str(episode.stop_reason) for episode in trainer.episodes]
 
 
-# --------------------------------------------------------------------------------- limits
-
-
 class Unreadable(CountEnv):
     """Cannot read the actions of rows that say so."""
 
@@ -135,16 +132,13 @@ def test_env_workers(tmp_path, workers, expected):
 def test_generation_slots(tmp_path, monkeypatch, slots, expected):
     """Never more episodes at once, neither on the model nor in their environments."""
     Sleepy.forget()
-    held = []
-    original = CachedBackend.add
-    monkeypatch.setattr(
-        CachedBackend,
-        "add",
-        lambda self, r: (
-            original(self, r),
-            held.append(len(self._rows) * (type(self) is CachedBackend)),
-        )[0],
-    )
+    held, original = [], CachedBackend.add
+
+    def add(self, request):
+        original(self, request)
+        held.append(len(self._rows) * (type(self) is CachedBackend))
+
+    monkeypatch.setattr(CachedBackend, "add", add)
     data = prompts(4, pause=[0.1] * 4)
     trainer = trained(tmp_path, Sleepy, data, generation_slots=slots)
     assert max(held) == (slots or 4)
@@ -168,9 +162,6 @@ def test_env_isolation_with_a_factory_that_cannot_be_pickled(tmp_path, isolation
     assert reasons(trainer) == ["terminated", "env_error", "terminated", "terminated"]
     assert "3" in episodes[1].error
     trainer._player.engine.close()
-
-
-# ------------------------------------------------------------------------------- failures
 
 
 class Failing(CountEnv):
@@ -226,7 +217,7 @@ def test_reward_functions_are_not_asked_about_failed_episodes(tmp_path):
     assert logs(trainer)["rewards/plain/mean"] == 10.5
 
 
-def test_columns_that_a_reward_function_logs_have_an_entry_for_failed_episodes_too(tmp_path):
+def test_the_log_of_completions_has_all_episodes_and_why_they_stopped(tmp_path):
     def logging(fails, log_extra, **kwargs):
         log_extra("fails", fails)
         return [1.0] * len(fails)
@@ -234,20 +225,11 @@ def test_columns_that_a_reward_function_logs_have_an_entry_for_failed_episodes_t
     data = prompts(4, fails=[0, 2, 1, 0])
     trained(tmp_path, Failing, data, {"reward_funcs": logging}, log_completions=True)
     (path, *_) = sorted(Path(tmp_path, "completions").glob("*.parquet"))
-    assert [None if f != f else f for f in pandas.read_parquet(path)["fails"]] == [0, None, None, 0]
-
-
-def test_stop_reasons_are_in_the_log_of_completions(tmp_path):
-    data = prompts(4, fails=[0, 2, 1, 0])
-    trained(tmp_path, Failing, data, log_completions=True)
-    (path, *_) = sorted(Path(tmp_path, "completions").glob("*.parquet"))
     table = pandas.read_parquet(path)
-    assert [reason.partition(" (")[0] for reason in table["stop_reason"]] == [
-        "terminated",
-        "env_error: RuntimeError: broken",
-        "env_error: RuntimeError: no start",
-        "terminated",
-    ]
+    assert [None if f != f else f for f in table["fails"]] == [0, None, None, 0]
+    failed = [f"env_error: RuntimeError: {cause}" for cause in ("broken", "no start")]
+    reasons = [reason.partition(" (")[0] for reason in table["stop_reason"]]
+    assert reasons == ["terminated", *failed, "terminated"]
     roles = [message["role"] for message in table["completion"][0]]
     assert roles[::2] == ["assistant"] * len(roles[::2]), "the conversation, as messages"
     assert len(roles) % 2 == 1, "what is said after the end is not part of it"

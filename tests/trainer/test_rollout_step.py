@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from trl import GRPOTrainer
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, share_of_a, train
 from tests.fakes import CountEnv, char_tokenizer
@@ -21,19 +20,8 @@ from trl_stppo.trainer.loop.rollout import Rollout
 ONE = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
 # What upstream's constructor leaves on a trainer that has not trained, and what is of a whole run.
 OF_A_ROLLOUT = (
-    "rollout",
-    "episode",
-    "record",
-    "row",
-    "column",
-    "name",
-    "score",
-    "sampled",
-    "prompt",
+    *("rollout", "episode", "record", "row", "column", "name", "score", "sampled", "prompt"),
 )
-
-
-# ------------------------------------------------------------------ nothing is left behind
 
 
 @pytest.mark.parametrize("environment", [True, False])
@@ -52,9 +40,6 @@ def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tm
         "these are no tools, whose environments upstream leaves there"
     )
     assert trainer._rewards.plan.asked.episodes == ()
-
-
-# ------------------------------------------------------------ what others may override or set
 
 
 @pytest.mark.parametrize("name", ["_generate", "_tokenize_prompts", "_tool_call_loop"])
@@ -163,23 +148,6 @@ def test_rollout_func_is_read_at_every_rollout(tmp_path):
     assert columns == [{}, {"number": [0, 1, 2, 3], "kind": ["own"] * 4}]
 
 
-def test_user_metrics_and_columns_are_logged(tmp_path):
-    def paid(completions, log_extra, log_metric, **kwargs):
-        log_extra("length", [len(c[0]["content"]) for c in completions])
-        log_metric("answers", 2.0)
-        log_metric("answers", 4.0)
-        return [1.0] * len(completions)
-
-    trainer = train(tmp_path, Kept, arguments={"reward_funcs": paid}, **ONE)
-    assert logs(trainer)["answers"] == 3.0
-    said = [len(episode.messages[0]["content"]) for episode in trainer.episodes]
-    assert list(trainer._logs["extra"]["length"]) == said
-    assert list(trainer._logs["completion"]) == [episode.messages for episode in trainer.episodes]
-
-
-# ----------------------------------------------------------------------- plain prompts
-
-
 def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path):
     """So an answer does not depend on its neighbours, as one that `generate` draws does."""
     ids = {}
@@ -195,24 +163,6 @@ def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path)
     assert ids[4] == ids[8][:4]
     assert len({tuple(row) for row in ids[8]}) == 8
     assert not any(name.startswith("stop_reason/") for name in logs(trainer))
-
-
-def test_what_the_cache_does_not_know_goes_through_trls_call(tmp_path, monkeypatch):
-    calls = []
-    original = GRPOTrainer._generate_single_turn
-
-    def watch(self, prompt_ids, *args):
-        calls.append(len(prompt_ids))
-        return original(self, prompt_ids, *args)
-
-    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", watch)
-    train(tmp_path, generation_kwargs={"no_repeat_ngram_size": 2}, **ONE)
-    assert calls == [4]
-    train(tmp_path, **ONE)
-    assert calls == [4]
-
-
-# ------------------------------------------------------------------ environments without tools
 
 
 class Asks:
@@ -254,9 +204,6 @@ def test_environments_without_tools_ask_once(environment, reward_funcs, names, t
         assert trainer.rollouts[0].earnings == [0.5] * 4
 
 
-# ------------------------------------------------------------------------------ the batch
-
-
 def episode(row, prompt, ids, mask, logprobs=None):
     return Episode(
         row, {}, "", prompt_ids=prompt, ids=ids, action_mask=[bool(m) for m in mask],
@@ -296,36 +243,11 @@ def test_collate_hides_and_widens():
     assert "sampling_per_token_logps" not in batch
 
 
-def numbered(count):
-    ids = torch.arange(count).unsqueeze(1)
-    return {"prompt_ids": ids, "prompt_mask": ids, "num_items_in_batch": torch.tensor(7)}
-
-
-def test_dealing_keeps_every_episode_whole():
-    parts = batches.deal([numbered(6)], 3)
-    assert [len(part["prompt_ids"]) for part in parts] == [2, 2, 2]
-    joined = batches.join(parts)
-    assert sorted(joined["prompt_ids"].flatten().tolist()) == list(range(6))
-    assert torch.equal(joined["prompt_ids"], joined["prompt_mask"])
-    assert joined["num_items_in_batch"] == 7
-    again = batches.join(batches.deal(parts, 2))
-    assert sorted(again["prompt_ids"].flatten().tolist()) == list(range(6))
-
-
-def test_rows_are_taken_in_order():
-    taken = batches.take_rows(numbered(4), torch.tensor([3, 1]))
-    assert taken["prompt_ids"].flatten().tolist() == [3, 1]
-    assert taken["num_items_in_batch"] == 7
-
-
 def test_rows_and_episodes_are_numbered_apart():
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     played = [episode(1, [1], [2], [1]), episode(0, [3], [4], [1]), episode(1, [1], [5], [1])]
     rollout = Rollout(rows, played, None, (0,), has_logprobs=True)
     assert [row["prompt"] for row in rollout.columns()] == ["b", "a", "b"]
-
-
-# ---------------------------------------------------------------------------- the metrics
 
 
 def test_hidden_episodes_have_had_turns(tmp_path):

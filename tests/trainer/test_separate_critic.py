@@ -68,12 +68,6 @@ def test_a_given_value_model_is_trained_in_place(tmp_path):
     torch.testing.assert_close(recorder.batches[0]["values"][counted], values[counted])
 
 
-def test_the_head_of_a_given_value_model_is_kept(tmp_path):
-    given = value_model()
-    trainer, _ = scripted_trainer(tmp_path, model=policy(), value_model=given, **LEARNS)
-    assert torch.equal(trainer.critic.model.score.weight, value_model().score.weight)
-
-
 @pytest.mark.parametrize("checkpointing", quick([False, True], True))
 def test_a_peft_value_model_trains_its_adapter_and_head_only(checkpointing, tmp_path):
     config = LoraConfig(**LORA, task_type="SEQ_CLS", init_lora_weights=False)
@@ -81,11 +75,7 @@ def test_a_peft_value_model_trains_its_adapter_and_head_only(checkpointing, tmp_
     before = state(given)
     trainable = {name for name, p in given.named_parameters() if p.requires_grad}
     trainer, recorder = train(
-        tmp_path,
-        model=policy(),
-        value_model=given,
-        gradient_checkpointing=checkpointing,
-        **LEARNS,
+        tmp_path, model=policy(), value_model=given, gradient_checkpointing=checkpointing, **LEARNS
     )
     assert changed(given, before) == trainable
     assert any("modules_to_save" in name for name in trainable)
@@ -116,34 +106,6 @@ def test_gradient_checkpointing_changes_no_gradient_of_a_separate_critic(tmp_pat
             torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-7)
 
 
-def test_the_critic_can_be_named_in_the_configuration(tmp_path):
-    value_model(seed=5).save_pretrained(tmp_path / "value")
-    trainer, _ = train(
-        tmp_path / "run",
-        model=policy(),
-        value_model=None,
-        value_model_name_or_path=str(tmp_path / "value"),
-        **{**LEARNS, "critic_learning_rate": 0.0},
-    )
-    saved = state(value_model(seed=5))
-    assert changed(trainer.critic.model, saved) == set()
-    assert len(trainer.critic.parameters()) == len(saved)
-
-
-def test_a_head_that_the_named_checkpoint_lacks_starts_at_zero(tmp_path):
-    policy(seed=5).save_pretrained(tmp_path / "causal")
-    trainer, _ = scripted_trainer(
-        tmp_path / "run",
-        model=policy(),
-        value_model=None,
-        value_model_name_or_path=str(tmp_path / "causal"),
-        **LEARNS,
-    )
-    assert torch.count_nonzero(trainer.critic.model.score.weight) == 0
-    embedding = policy(seed=5).get_input_embeddings().weight
-    assert torch.equal(trainer.critic.model.get_input_embeddings().weight, embedding)
-
-
 def test_by_default_the_critic_is_a_copy_of_the_policy_with_a_zero_head(tmp_path):
     initial = policy()
     trainer, _ = scripted_trainer(tmp_path, model=policy(), value_model=None, **LEARNS)
@@ -157,21 +119,6 @@ def test_by_default_the_critic_is_a_copy_of_the_policy_with_a_zero_head(tmp_path
     assert changed(critic, before[1]) == set(before[1])
     shared = {p.data_ptr() for p in trainer.model.parameters()}
     assert shared.isdisjoint(p.data_ptr() for p in critic.parameters())
-
-
-def test_a_lora_policy_may_have_a_separate_critic(tmp_path):
-    trainer, recorder = train(
-        tmp_path,
-        model=policy(),
-        value_model=value_model(),
-        peft_config=LoraConfig(**LORA),
-        **LEARNS,
-    )
-    assert list(trainer.model.peft_config) == ["default"]
-    assert all(v.abs().max() > 0 for v in recorder.moved("critic", STEPS - 1).values())
-
-
-# ---------------------------------------------------------------------------- warm-up
 
 
 class StateWatcher(TrainerCallback):

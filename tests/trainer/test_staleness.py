@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.builders import build, logs
+from tests.builders import logs
 from tests.fakes import char_tokenizer, tiny_policy
 from tests.run_log import comparable
 from tests.scripted import LEARNS, scripted_trainer, weights
@@ -129,10 +129,3 @@ def test_an_error_while_playing_brings_the_weights_back():
     with pytest.raises(RuntimeError):
         fail()
     assert weight.tolist() == [2.0, 2.0]
-
-
-def test_what_cannot_be_stale_says_so(tmp_path):
-    with pytest.raises(ValueError, match="`rollout_staleness=-1`: must satisfy rollout_staleness"):
-        build(tmp_path, rollout_staleness=-1)
-    with pytest.raises(ValueError, match=r"`rollout_staleness=2` is not supported with `use_vllm"):
-        build(tmp_path, rollout_staleness=2, use_vllm=True)

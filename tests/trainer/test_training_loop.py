@@ -9,7 +9,7 @@ import torch
 
 from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
 from tests.fakes import CountEnv
-from trl_stppo import PPOTrainer, STPPOTrainer
+from trl_stppo import STPPOTrainer
 from trl_stppo.rollout.record import StopReason
 
 LOGGED = (
@@ -94,23 +94,6 @@ def test_a_text_environment_trains_and_logs_everything_that_is_promised(tmp_path
     assert "frac_reward_zero_std" not in figures
 
 
-def test_mini_batches_are_dealt_anew_in_every_epoch(tmp_path):
-    """Each epoch sees every episode once, in another order, and the first one's order is kept."""
-    steps = []
-
-    class Watched(PPOTrainer):
-        def _compute_loss(self, model, inputs):
-            steps.append([tuple(row) for row in inputs["prompt_ids"].tolist()])
-            return super()._compute_loss(model, inputs)
-
-    train(tmp_path, Watched, num_ppo_epochs=4, max_steps=8)
-    epochs = [steps[i] + steps[i + 1] for i in range(0, 8, 2)]
-    assert all(len(set(epoch)) == 8 for epoch in epochs)
-    assert all(set(epoch) == set(epochs[0]) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert len({frozenset(epoch[:4]) for epoch in epochs}) > 1
-
-
 def test_evaluation_reports_under_its_own_prefix_and_disturbs_nothing(tmp_path):
     arguments = {**TEXT, "eval_dataset": prompts(4), "train_dataset": prompts(8)}
     trainer = build(tmp_path, Kept, arguments=arguments, eval_strategy="steps", eval_steps=1,
@@ -125,11 +108,6 @@ def test_evaluation_reports_under_its_own_prefix_and_disturbs_nothing(tmp_path):
     training = [entry for entry in entries if "policy/entropy" in entry]
     assert all(entry["perf/update_tokens_per_second"] > 0 for entry in training)
     assert [mode for mode, *_ in trainer.kept] == ["train"], "evaluation estimates nothing"
-
-
-def test_evaluate_works_without_training(tmp_path):
-    trainer = build(tmp_path, arguments={"eval_dataset": prompts(8)})
-    assert "eval_episode/score" in trainer.evaluate()
 
 
 @pytest.mark.parametrize("with_evaluation_data", [True, False])

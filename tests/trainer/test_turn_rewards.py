@@ -8,14 +8,12 @@ import logging
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Qwen2ForSequenceClassification
 from trl import GRPOTrainer
 
 from tests.builders import LIMITS, Kept, build, logs, prompts, share_of_a
-from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
-from tests.tiers import quick
+from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.trainer.test_rollouts_in_training import two_turns
-from tests.trainer.test_tool_environments import SCRIPTS, PayingEnv, call, tool_trainer
+from tests.trainer.test_tool_environments import SCRIPTS, PayingEnv, tool_trainer
 from trl_stppo.models.label_scorer import LabelTokenScorer
 from trl_stppo.rollout.record import StopReason
 from trl_stppo.trainer.loop import sampler
@@ -88,9 +86,6 @@ def paid(trainer, rollout=0):
     return table
 
 
-# ----------------------------------------------------------------------------- contexts
-
-
 def user(text):
     return {"role": "user", "content": text}
 
@@ -107,10 +102,7 @@ def test_text_environments_give_the_conversation_before_each_turn(tmp_path, scri
     assert asked == [
         context
         for i in range(4)
-        for context in (
-            [user(f"say {i} b")],
-            [user(f"say {i} b"), said("aa0."), user("more")],
-        )
+        for context in ([user(f"say {i} b")], [user(f"say {i} b"), said("aa0."), user("more")])
     ]
     assert completions == [[said("aa0.")], [said("aa1.")]] * 4
     assert ids == [TOKENIZER(f"aa{k}.<|im_end|>")["input_ids"] for k in (0, 1)] * 4
@@ -119,17 +111,6 @@ def test_text_environments_give_the_conversation_before_each_turn(tmp_path, scri
     assert paid(trainer) == [[1.25, 2.25]] * 4
     assert logs(trainer)["rewards/watch/turn_mean"] == 1.5
     assert logs(trainer)["episode/score"] == 3.5
-
-
-def test_bare_text_gives_text(tmp_path, scripted):
-    watch = Watch()
-    data = Dataset.from_dict({"prompt": [f"say {i} " for i in range(4)]})
-    trained(tmp_path, watch, data=data, shuffle_dataset=False)
-    ((asked, completions, _, turn, columns),) = watch.calls
-    assert asked[2:4] == ["say 1 a", "say 1 aaa0.more"]
-    assert completions[2:4] == ["aa0.", "aa1."]
-    assert turn == [0, 1] * 4
-    assert columns == {}
 
 
 def test_tool_environments_give_calls_and_answers(tmp_path, monkeypatch):
@@ -193,9 +174,6 @@ def test_a_plain_prompt_is_one_turn(tmp_path, masked):
         assert [int(mask.sum()) for mask in batch["completion_mask"]] == [len(row) for row in ids]
 
 
-# ------------------------------------------------------------------------------ sources
-
-
 def test_several_functions_count_with_their_weights(tmp_path, scripted):
     async def thoughtful(completions, **kwargs):
         await asyncio.sleep(0.01)
@@ -255,16 +233,6 @@ def test_a_reward_model_scores_each_turn_in_its_context(tmp_path, scripted, conv
     assert not model.training
 
 
-def test_a_reward_model_may_be_named(tmp_path, scripted):
-    torch.manual_seed(0)
-    Qwen2ForSequenceClassification(tiny_config(TOKENIZER, num_labels=1)).save_pretrained(
-        tmp_path / "judge"
-    )
-    TOKENIZER.save_pretrained(tmp_path / "judge")
-    trainer = trained(tmp_path, [str(tmp_path / "judge"), Watch()])
-    assert "rewards/judge/turn_mean" in logs(trainer)
-
-
 def test_a_causal_model_that_is_named_is_asked(tmp_path, scripted):
     judge = tiny_policy(TOKENIZER, seed=3)
     judge.lm_head.weight.data *= 50  # so that scores differ
@@ -284,30 +252,6 @@ def test_a_causal_model_that_is_named_is_asked(tmp_path, scripted):
     assert logs(trainer)["rewards/judge/turn_mean"] == pytest.approx(
         expected.mean().item() - 0.25, abs=1e-5
     )
-
-
-def test_turn_rewards_may_be_all_there_is(tmp_path, monkeypatch):
-    """A tool environment that pays nothing itself."""
-
-    class Unpaid:
-        def reset(self, **row) -> None:
-            return None
-
-        def pay(self, amount: float) -> str:
-            """Do nothing.
-
-            Args:
-                amount: ignored.
-            """
-            return "ok"
-
-    trainer = tool_trainer(tmp_path, monkeypatch, Unpaid, {"turn_reward_funcs": Watch()})
-    script = [([call("pay", 1.0), "done"], [])] * 4
-    monkeypatch.setattr("tests.trainer.test_tool_environments.SCRIPTS", script)
-    trainer.train()
-    assert paid(trainer) == [[0.0, 1.0]] * 4
-    assert trainer.kept[0][1]["loss_mask"].any(dim=1).all(), "a missing score is no gap"
-    assert logs(trainer)["rewards/turn_rewards/mean"] == 0.0
 
 
 def test_plain_prompts_may_be_paid_by_turn_rewards_alone(tmp_path):
@@ -331,7 +275,7 @@ class Fragile(Constant):
         return super().step(action)
 
 
-@pytest.mark.parametrize("policy", ["mask", "penalise", "drop"])
+@pytest.mark.parametrize("policy", ["mask", "penalise"])
 def test_episodes_whose_environment_failed(tmp_path, scripted, policy, caplog):
     watch = Watch(lambda number: 1.0)
     data = prompts(4, fails=[False, True, False, False])
@@ -355,15 +299,6 @@ def test_episodes_whose_environment_failed(tmp_path, scripted, policy, caplog):
     assert paid(trainer)[0] == [1.25, 1.25]
 
 
-def test_several_generations_of_a_prompt_are_scored_each(tmp_path, scripted):
-    watch = Watch(lambda number: 1.0)
-    trained(tmp_path, watch, num_generations=2, data=prompts(4))
-    assert watch.calls[0][3] == [0, 1] * 4
-
-
-# ------------------------------------------------------------------------------ refusals
-
-
 BROKEN = [
     (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8 turns"),
     (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8 turns"),
@@ -374,25 +309,18 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("value", "message", "asynchronous"),
-    quick(
-        [(*broken, asynchronous) for asynchronous in (False, True) for broken in BROKEN],
-        *((*broken, bool(i % 2)) for i, broken in enumerate(BROKEN)),
-    ),
-)
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("value", "message"), BROKEN)
 def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, message, asynchronous):
-    if asynchronous:
+    def broken(turn, **kwargs):
+        return value(len(turn))
 
-        async def broken(turn, **kwargs):
-            return value(len(turn))
-    else:
+    async def broken_later(turn, **kwargs):
+        return value(len(turn))
 
-        def broken(turn, **kwargs):
-            return value(len(turn))
-
+    broken_later.__name__ = "broken"
     with pytest.raises(ValueError, match=message):
-        trained(tmp_path, [Watch(), broken])
+        trained(tmp_path, [Watch(), broken_later if asynchronous else broken])
 
 
 def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
@@ -404,24 +332,17 @@ def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
 
 
 @pytest.mark.parametrize(
-    ("funcs", "arguments", "options", "message"),
+    ("funcs", "processing", "weights", "message"),
     [
-        ([3], {}, {}, r"`turn_reward_funcs\[0\]` is a int; allowed: functions"),
-        ([Watch(), None], {}, {}, r"`turn_reward_funcs\[1\]` is a NoneType"),
-        (
-            [Watch()], {}, {"turn_reward_weights": [1.0, 2.0]},
-            "`turn_reward_weights` has 2 entries for 1 turn reward functions",
-        ),
-        (None, {}, {"turn_reward_weights": [1.0]}, "has 1 entries for 0 turn reward functions"),
-        (
-            [Watch()], {"turn_reward_processing_classes": [None, None]}, {},
-            "`turn_reward_processing_classes` has 2 entries for 1 turn",
-        ),
+        ([3], None, None, r"`turn_reward_funcs\[0\]` is a int"),
+        ([Watch(), None], None, None, r"`turn_reward_funcs\[1\]` is a NoneType"),
+        ([Watch()], None, [1.0, 2.0], "`turn_reward_weights` has 2 entries for 1"),
+        (None, None, [1.0], "`turn_reward_weights` has 1 entries for 0"),
+        ([Watch()], [None, None], None, "`turn_reward_processing_classes` has 2 entries for 1"),
     ],
-)  # fmt: skip
-def test_lists_that_do_not_fit_are_refused_at_construction(
-    tmp_path, funcs, arguments, options, message
-):
-    arguments = {"environment_factory": CountEnv, "turn_reward_funcs": funcs, **arguments}
+)
+def test_lists_that_do_not_fit_are_refused(tmp_path, funcs, processing, weights, message):
+    arguments = {"environment_factory": CountEnv, "turn_reward_funcs": funcs}
+    arguments["turn_reward_processing_classes"] = processing
     with pytest.raises(ValueError, match=message):
-        build(tmp_path, Kept, arguments=arguments, **LIMITS, **options)
+        build(tmp_path, Kept, arguments=arguments, **LIMITS, turn_reward_weights=weights)

@@ -78,11 +78,3 @@ def test_each_process_asks_for_its_own_turns_one_by_one(ranks, case):
     requests = ranks[0][case]["requests"]
     assert ranks[1][case]["requests"] is None
     assert [len(request["prompt"]) for request in requests] == [1] * sum(TURNS)
-
-
-def test_without_fillers_upstream_hands_out_the_wrong_completions(ranks):
-    """What the backend is for: the slices of unequal parts are not those parts."""
-    filled, unfilled = ([rank[case] for rank in ranks] for case in ("filled", "unfilled"))
-    own = [char_tokenizer()(f"{letter * 2}<|im_end|>")["input_ids"] for letter in LETTERS[:4]]
-    assert filled == [own[:3], own[3:]]
-    assert unfilled[1] == [own[1]], "the other process's second completion"

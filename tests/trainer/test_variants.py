@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -46,13 +45,9 @@ def test_st_ppo_is_the_default():
     ("variant", "options", "named"),
     [
         ("ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
-        ("ppo", {"stabilizers": ["share"]}, "stabilizers=['share']"),
-        ("turn-ppo", {"importance_sampling_level": "token"}, "importance_sampling_level='token'"),
         ("turn-ppo", {"stabilizers": "winners"}, "stabilizers=['winners']"),
-        ("s-ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
         ("s-ppo", {"stabilizers": "none"}, "stabilizers=[]"),
         ("st-ppo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='seq"),
-        ("st-ppo", {"stabilizers": []}, "stabilizers=[]"),
     ],
 )
 def test_a_field_that_contradicts_the_variant_raises_with_both(variant, options, named):
@@ -105,20 +100,13 @@ def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
     words = "--output_dir out --use_cpu --bf16 false --variant st-ppo --importance_sampling_level"
     with pytest.raises(ValueError, match="`importance_sampling_level='token'` contradicts"):
         TrlParser((STPPOConfig,)).parse_args_and_config([*words.split(), "token"])
-    with pytest.raises(ValueError, match=r"`stabilizers=\[\]` contradicts"):
-        config(stabilizers="none")
-    with pytest.raises(ValueError, match=r"`importance_sampling_level='word'`: allowed are"):
-        config(importance_sampling_level="word")
 
 
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
         ({"importance_sampling_level": "turn"}, "fits: 'turn-grpo', 'st-grpo', 'turn-rloo'"),
-        (
-            {"stabilizers": ["share"]},
-            "fits: 's-grpo', 's-rloo', 's-rebn'; or set",
-        ),
+        ({"stabilizers": ["share"]}, "fits: 's-grpo', 's-rloo', 's-rebn'; or set"),
         ({"importance_sampling_level": "sequence"}, "Choose the variant that fits: 'gspo'; or set"),
         ({"importance_sampling_level": "word"}, "means 'token'. Set variant=None."),
     ],
@@ -126,17 +114,6 @@ def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
 def test_a_contradiction_names_the_variants_that_fit(options, advice):
     with pytest.raises(ValueError, match=advice):
         config(STGRPOConfig, variant="rebn", **options)
-
-
-def test_unknown_variants_and_stabilizers_list_what_is_allowed():
-    with pytest.raises(ValueError, match="`variant='sorl'`: allowed are 'ppo', 'turn-ppo'"):
-        config(variant="sorl")
-    with pytest.raises(
-        ValueError, match=r"`stabilizers=\['on'\]`: there is no 'on'; allowed are 'share'"
-    ):
-        config(stabilizers="on")
-    with pytest.raises(ValueError, match="'triggered' and 'share' scale the step"):
-        config(stabilizers=["triggered", "winners", "share"])
 
 
 def test_without_a_variant_the_two_fields_are_free():
@@ -169,28 +146,6 @@ def test_a_list_is_read_from_the_command_line():
     assert config(stabilizers=["share", "share"]).stabilizers == ["share"]
 
 
-@pytest.mark.parametrize("limit", [0.0, None, math.inf])
-def test_triggered_needs_the_gradient_clip(limit):
-    with pytest.raises(ValueError, match=r"`max_grad_norm=.*'triggered'"):
-        config(stabilizers="triggered", max_grad_norm=limit)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clip_bias_power": 0.0}, "`clip_bias_power=0.0`: must be positive"),
-        ({"clip_bias_power": -1.0}, "`clip_bias_power=-1.0`: must be positive"),
-    ],
-)
-def test_values_out_of_range_raise_by_name(options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        config(**options)
-
-
-def test_the_bias_is_not_measured_for_nothing():
-    assert config(variant="ppo").measures_clip_bias is False
-
-
 ACCEPTED = (
     "adamw_torch",
     "adamw_torch_fused",
@@ -200,16 +155,9 @@ ACCEPTED = (
     "adafactor",
 )
 REFUSED = (
-    "lomo",
-    "adalomo",
-    "schedule_free_adamw",
-    "schedule_free_radam",
-    "schedule_free_sgd",
-    "galore_adamw",
-    "galore_adafactor",
-    "galore_adafactor_layerwise",
-    "apollo_adamw",
-    "apollo_adamw_layerwise",
+    *("lomo", "adalomo", "schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"),
+    *("galore_adamw", "galore_adafactor", "galore_adafactor_layerwise"),
+    *("apollo_adamw", "apollo_adamw_layerwise"),
 )
 
 
@@ -222,7 +170,7 @@ def test_optimizers_whose_step_is_proportional_to_the_rate_can_be_scaled(name):
 def test_optimizers_whose_step_is_not_are_refused_for_share_only(name):
     if "lomo" in name or "layerwise" in name:
         for options in ({}, {"stabilizers": "winners"}, {"variant": "turn-ppo"}):
-            with pytest.raises(ValueError, match=f"`optim=.{name}.`"):
+            with pytest.raises(ValueError, match=f"`optim='{name}'`"):
                 config(optim=name, **options)
         return
     with pytest.raises(ValueError, match=f"`optim`: '{name}' is not supported by `stab"):
@@ -241,8 +189,3 @@ def test_each_optimizer_of_transformers_has_been_decided_on():
         if o not in known and not any(f in o.value for f in families)
     }
     assert undecided == set()
-
-
-def test_unknown_optimizers_are_refused():
-    with pytest.raises(ValueError, match="magic is not a valid OptimizerNames"):
-        config(optim="magic")

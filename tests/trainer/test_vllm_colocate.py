@@ -19,6 +19,7 @@ from tests.builders import LIMITS, Kept, build
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
 from tests.vllm_server import ModelSampler
 from trl_stppo import STPPOTrainer
+from trl_stppo.generation.protocol import TurnRequest
 from trl_stppo.trainer import _trl_vllm
 
 LORA = {"r": 6, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]}
@@ -67,15 +68,8 @@ class FakeLLM:
         ids, logprobs = sampler(row, params)
         told = [{i: SimpleNamespace(logprob=p)} for i, p in zip(ids, logprobs, strict=True)]
         turn = SimpleNamespace(token_ids=ids, logprobs=told)
-        return [
-            SimpleNamespace(
-                request_id=name,
-                finished=True,
-                outputs=[turn],
-                prompt_token_ids=row,
-                num_cached_tokens=0,
-            )
-        ]
+        said = {"request_id": name, "finished": True, "outputs": [turn]}
+        return [SimpleNamespace(**said, prompt_token_ids=row, num_cached_tokens=0)]
 
     def adapted(self, adapter):
         base = tiny_policy(char_tokenizer())
@@ -101,9 +95,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(vllm_generation, "SamplingParams", dict, raising=False)
     monkeypatch.setattr(vllm_generation, "ensure_master_addr_port", lambda: None)
     monkeypatch.setattr(
-        _trl_vllm,
-        "adapter",
-        lambda number, folder: SimpleNamespace(number=number, folder=folder),
+        _trl_vllm, "adapter", lambda number, folder: SimpleNamespace(number=number, folder=folder)
     )
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # TRL sets them
         monkeypatch.setenv(name, "0")
@@ -124,12 +116,8 @@ def saved(tmp_path_factory):
 def trained(folder, trainer_class=Kept, arguments=None, **options):
     arguments = {"environment_factory": lambda: CountEnv(2), **(arguments or {})}
     sizes = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 2}
-    trainer = build(
-        folder,
-        trainer_class,
-        arguments=arguments,
-        **{**LIMITS, **sizes, "use_vllm": True, "vllm_mode": "colocate", **options},
-    )
+    options = {**LIMITS, **sizes, "use_vllm": True, "vllm_mode": "colocate", **options}
+    trainer = build(folder, trainer_class, arguments=arguments, **options)
     trainer.train()
     return trainer
 
@@ -211,9 +199,7 @@ def test_where_vllm_cannot_have_the_adapter_weights_are_merged(tmp_path, engine,
     arguments = {"model": model, "peft_config": LoraConfig(**{**LORA, **lora})}
     arguments["environment_factory"] = lambda: CountEnv(2)
     trainer = build(
-        tmp_path,
-        arguments=arguments,
-        **{**LIMITS, "kl_coef": 0.0, "use_vllm": True, **options},
+        tmp_path, arguments=arguments, **{**LIMITS, "kl_coef": 0.0, "use_vllm": True, **options}
     )
     (llm,) = engine
     assert not llm.options.get("enable_lora")
@@ -259,14 +245,9 @@ def test_an_error_of_the_engine_ends_the_training_and_lets_it_sleep(tmp_path, en
 
 
 def test_seeds_name_the_turn_where_the_device_takes_them():
-    vllm = SimpleNamespace(
-        **{"repetition_penalty": 1.0, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": None},
-        logprobs=0,
-        generation_kwargs={"frequency_penalty": 0.5},
-        structured_outputs_regex=None,
-    )
-    from trl_stppo.generation.protocol import TurnRequest
-
+    sampling = {"repetition_penalty": 1.0, "temperature": 0.7, "top_p": 1.0, "top_k": 0}
+    sampling |= {"min_p": None, "logprobs": 0, "structured_outputs_regex": None}
+    vllm = SimpleNamespace(**sampling, generation_kwargs={"frequency_penalty": 0.5})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_generation, "SamplingParams", dict, raising=False)
         options = _trl_vllm.turn_options(vllm, seeded=True, adapter=None)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
 from peft import LoraConfig
-from torch import Tensor
 
-from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts
+from tests.builders import LIMITS, Kept, build, logs, prompts
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
-from tests.tiers import quick
 from tests.vllm_server import ModelSampler, attach, serving
 from tests.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server as server_backend
-from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
 
 
 class ThreeTurns(CountEnv):
@@ -33,29 +31,47 @@ class ThreeTurns(CountEnv):
         return observation, sum(map(ord, action)) % 7 / 7, *rest
 
 
-def setting(**options):
+@contextmanager
+def running(folder, *, arguments=None, sample=None, during=None, **options):
+    """A trainer, its server and its client; `during` is called with the number of each request, from 1 on."""
     # One epoch of one mini-batch, so that weights reach the server after every step.
     sizes = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "kl_coef": 0.0}
-    return {**LIMITS, **sizes, **options}
-
-
-def served(folder, *, change=None, arguments=None, sample=None, **options):
-    """A trained trainer, its server and its client; `change` alters the server's model at syncs."""
-    arguments = {"environment_factory": ThreeTurns, **(arguments or {})}
-    trainer = build(folder, Kept, arguments=arguments, **setting(**options))
+    given = {"environment_factory": ThreeTurns, **(arguments or {})}
+    given = {name: value for name, value in given.items() if value is not None}
+    trainer = build(folder, Kept, arguments=given, **{**LIMITS, **sizes, **options})
     model = tiny_policy(char_tokenizer(), seed=1)  # until the first sync
     with serving(sample or ModelSampler(model, trainer.eos_token_ids)) as server:
-        client = attach(trainer, server)
-        if change is not None:
-            load = client.update_named_params
+        answer, asked = server.answer, itertools.count(1)
 
-            def changed(metadata, named):
-                load(metadata, named)
+        def answered(handler, request):
+            if during is not None:
+                during(server, next(asked))
+            answer(handler, request)
+
+        server.answer = answered
+        yield trainer, server, attach(trainer, server)
+
+
+def served(folder, faults=(), *, change=None, **options):
+    """The same after a training; `change` alters the server's model at syncs."""
+    with running(folder, **options) as (trainer, server, client):
+        server.faults = list(faults)
+        load = client.update_named_params
+
+        def changed(metadata, named):
+            load(metadata, named)
+            if change is not None:
                 change(server.sample.model)
 
-            client.update_named_params = changed
+        client.update_named_params = changed
         trainer.train()
         return trainer, server, client
+
+
+def largest_gaps(trainer):
+    """Between the log-probabilities of server and trainer, by step."""
+    name = "sampling/sampling_logp_difference/max"
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def rows_of(batch):
@@ -109,34 +125,13 @@ def test_requests_are_what_the_trainer_is_set_to(trained):
     assert all(len(r["prompt"]) == 1 for r in server.requests), "each turn is a request"
 
 
-def test_each_turn_has_its_own_limit(tmp_path):
-    """The budget leaves the last turns less than a whole turn."""
-
-    def talkative(prompt, request):
-        ids = [10] * request["max_tokens"]
-        return ids, [-1.0] * len(ids)
-
-    trainer, server, _ = served(
-        tmp_path, sample=talkative, max_steps=1, max_turn_tokens=9, max_completion_length=29
-    )
-    assert [r["max_tokens"] for r in server.requests].count(9) >= 4
-    rests = [r["max_tokens"] for r in server.requests if r["max_tokens"] < 9]
-    assert len(rests) == 4, "the last turn of each episode"
-    batch = trainer.kept[0][1]
-    assert all(len(completion) <= 29 for _, completion, _ in rows_of(batch))
-    assert logs(trainer)["stop_reason/token_budget"] == 1.0
-
-
 def test_the_server_gets_the_weights_of_every_step(trained):
-    trainer, _, client = trained
-    assert client.syncs == 2
-    figures = [
-        entry["sampling/sampling_logp_difference/max"]
-        for entry in trainer.state.log_history
-        if "sampling/sampling_logp_difference/max" in entry
-    ]
-    assert len(figures) == 2
-    assert max(figures) < 1e-4, "the second rollout was sampled with the second weights"
+    trainer, server, client = trained
+    assert server.resets == client.syncs == 2, "prefixes of running turns are forgotten too"
+    assert len(largest_gaps(trainer)) == 2
+    assert max(largest_gaps(trainer)) < 1e-4, (
+        "the second rollout was sampled with the second weights"
+    )
 
 
 def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path):
@@ -151,10 +146,7 @@ def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path
 
 @pytest.mark.parametrize("mode", ["turn_truncate", "turn_mask"])
 def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, mode):
-    bounds = {
-        "vllm_importance_sampling_clip_min": 0.97,
-        "vllm_importance_sampling_clip_max": 1.03,
-    }
+    bounds = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.03}
     trainer, _, _ = served(
         tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode=mode, **bounds
     )
@@ -182,29 +174,6 @@ def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, 
         assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)
 
 
-def test_the_loss_uses_the_turns_weights(tmp_path, monkeypatch):
-    """What the policy's loss is given, against the weights of the rollout batch."""
-    seen = []
-    original = PolicyComparison.token_factors
-
-    def watch(self, inputs, logprobs):
-        weights = original(self, inputs, logprobs)
-        seen.append((inputs["completion_ids"], weights))
-        return weights
-
-    monkeypatch.setattr(PolicyComparison, "token_factors", watch)
-    trainer, _, _ = served(tmp_path, change=perturb, max_steps=1)
-    batch = trainer.kept[0][1]
-    ratio: Tensor = batch["importance_sampling_ratio"]
-    assert (ratio != 1.0).any()
-    rows = {tuple(ids.tolist()): ratio[b] for b, ids in enumerate(batch["completion_ids"])}
-    (ids, weights), *rest = seen
-    assert not rest
-    assert weights.shape == ids.shape
-    for b, row in enumerate(ids):
-        assert torch.equal(weights[b], rows[tuple(row.tolist())][: weights.size(1)])
-
-
 def test_upstreams_own_levels_are_left_to_upstream(tmp_path):
     trainer, _, _ = served(
         tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode="sequence_mask"
@@ -212,86 +181,32 @@ def test_upstreams_own_levels_are_left_to_upstream(tmp_path):
     assert trainer.kept[0][1]["importance_sampling_ratio"].shape == (4, 1)
 
 
-def test_without_the_correction_the_gap_is_still_logged(tmp_path):
-    trainer, _, _ = served(
-        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_correction=False
-    )
-    batch = trainer.kept[0][1]
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+def test_without_the_correction_the_gap_is_logged_where_old_logprobs_are_needed(kl_coef, tmp_path):
+    """With one epoch and no KL they are not."""
+    options = {"vllm_importance_sampling_correction": False, "kl_coef": kl_coef}
+    trainer, _, _ = served(tmp_path, change=perturb, max_steps=1, **options)
+    _, batch, turns, *_ = trainer.kept[0]
     assert "importance_sampling_ratio" not in batch
-    # Old logprobs are not needed with one epoch and no KL, so that there is no gap to be seen.
-    assert "old_per_token_logps" not in batch
-    assert "sampling/sampling_logp_difference/mean" not in logs(trainer)
-    trainer, _, _ = served(
-        tmp_path,
-        change=perturb,
-        max_steps=1,
-        vllm_importance_sampling_correction=False,
-        kl_coef=0.05,
-    )
-    batch = trainer.kept[0][1]
-    mask = trainer.kept[0][2].action_mask
-    gap = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()[mask]
-    assert logs(trainer)["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean())
-
-
-def test_tokens_the_server_cannot_score_are_not_corrected(tmp_path):
-    def unsure(prompt, request):
-        ids = [10, 11, 12, 2]
-        return ids, [float("nan")] * 2 + [-1.0] * 2
-
-    trainer, _, _ = served(tmp_path, sample=unsure, max_steps=1)
-    batch, index = trainer.kept[0][1], trainer.kept[0][2].turn_index
-    sampled = batch["sampling_per_token_logps"]
-    assert sampled.isnan().any()
-    assert batch["importance_sampling_ratio"].isfinite().all()
-    assert index.max() == 2
-    assert all(value == value for value in logs(trainer).values() if isinstance(value, float))
-
-
-# ------------------------------------------------------------------- a server in trouble
-
-
-def played(folder, faults=(), *, during=None, **options):
-    """A trainer after its training; `during` is called with the server at each request."""
-    trainer = build(folder, Kept, arguments={**TEXT, "environment_factory": ThreeTurns}, **options)
-    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
-        attach(trainer, server)
-        server.faults = list(faults)
-        sample, asked = server.sample, itertools.count(1)
-
-        def sampled(prompt, request):
-            if during is not None:
-                during(server, next(asked))
-            return sample(prompt, request)
-
-        # The model stays in sight of the client, which copies weights into it.
-        server.sample = Sampled(sample.model, sample.ends, sampled)
-        trainer.train()
-        return trainer, server
-
-
-class Sampled(ModelSampler):
-    def __init__(self, model, ends, call):
-        super().__init__(model, ends)
-        self.call = call
-
-    def __call__(self, prompt, request):
-        return self.call(prompt, request)
+    logged = logs(trainer).get("sampling/sampling_logp_difference/mean")
+    if not kl_coef:
+        assert ("old_per_token_logps" in batch, logged) == (False, None)
+        return
+    gap = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
+    assert logged == pytest.approx(gap[turns.action_mask].mean())
 
 
 def episodes(trainer):
     return [sorted((tuple(p), tuple(c)) for p, c, _ in rows_of(kept[1])) for kept in trainer.kept]
 
 
-@pytest.mark.parametrize(
-    "fault", quick(["500", "503", "429", "drop", "garbage"], "500", "drop", "garbage")
-)
+@pytest.mark.parametrize("fault", ["500", "429", "drop", "garbage"])
 def test_what_the_server_fails_at_is_asked_for_again_and_nothing_changes(
-    tmp_path, monkeypatch, fault
+    tmp_path, monkeypatch, fault, trained
 ):
     monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
-    expected, _ = played(tmp_path / "expected", **setting())
-    trainer, server = played(tmp_path / "got", [None, fault, fault, None, None, fault], **setting())
+    expected, faults = trained[0], [None, fault, fault, None, None, fault]
+    trainer, server, _ = served(tmp_path, faults, max_turn_tokens=5)
     assert server.faults == []
     assert episodes(trainer) == episodes(expected)
     for one, other in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
@@ -316,101 +231,58 @@ def scored(value):
 
 
 def unfinished(choice):
-    choice["token_ids"][0] = char_tokenizer().eos_token_id
+    """An answer that goes on after the end of the turn."""
+    token(char_tokenizer().eos_token_id)(choice)
     choice["token_ids"].append(5)
-    told = choice["logprobs"]
-    for column in told.values():
+    for column in choice["logprobs"].values():
         column.append(column[-1])
 
 
 LIES = {
-    "beyond": token(99_999),
-    "negative": token(-5),
-    "text": token("7"),
+    **{f"token {value!r}": token(value) for value in (99_999, -5, "7")},
     "unscored": lambda choice: choice.update(logprobs=None),
     "endless": unfinished,
     **{str(value): scored(value) for value in (math.inf, -math.inf, 1e300, 5.0, -1e300)},
 }
 
 
-@pytest.mark.parametrize("lie", quick(LIES, *LIES))
+@pytest.mark.parametrize("lie", LIES)
 def test_what_cannot_be_a_turn_is_asked_for_again(tmp_path, monkeypatch, lie):
     monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
-    trainer, _ = played(tmp_path, [None, LIES[lie]], **setting(max_steps=1))
+    trainer, *_ = served(tmp_path, [None, LIES[lie]], max_steps=1)
     assert logs(trainer)["sampling/asked_again"] == 1
     for _, ids, logprobs in rows_of(trainer.kept[0][1]):
         assert max(ids) < len(char_tokenizer())
         assert logprobs.isfinite().all()
 
 
-def test_a_turn_that_the_server_always_fails_at_ends_its_episode_alone(
-    tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.001)
-
-    trainer = build(
-        tmp_path,
-        Kept,
-        arguments={**TEXT, "environment_factory": ThreeTurns},
-        **setting(max_steps=1),
-    )
-    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
-        attach(trainer, server)
-        answer, poisoned = server.answer, []
-
-        def answered(handler, request):
-            if not poisoned:
-                poisoned.append(request["prompt"])
-            if request["prompt"] in poisoned:
-                server.reply(handler, 500, {"error": "out of memory"})
-            else:
-                answer(handler, request)
-
-        server.answer = answered
-        trainer.train()
-    failed = [e for e in trainer.episodes if e.stop_reason == "sampler_error"]
-    assert {e.stop_reason for e in trainer.episodes} == {"sampler_error", "terminated"}
-    assert all(e.num_turns == 0 and "out of memory" in e.error for e in failed)
-    assert logs(trainer)["stop_reason/sampler_error"] == len(failed) / 4
-    masks = trainer.kept[0][1]["loss_mask"].any(1)
-    assert [bool(m) for m in masks] == [e not in failed for e in trainer.episodes]
-    assert caplog.text.count("Turns are asked for again") == 1
-
-
 def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"refuses a turn: Request failed: 400, .*out of memory"):
-        played(tmp_path, [None, "400"], **setting())
+        served(tmp_path, [None, "400"])
     assert time.monotonic() - started < PATIENCE
 
 
-@pytest.mark.parametrize("moment", ["within a turn", "between rollouts"])
+@pytest.mark.parametrize("moment", [2, 12], ids=["within a turn", "between rollouts"])
 def test_a_server_that_was_started_anew_gets_the_weights_before_any_turn_counts(tmp_path, moment):
     """It forgets weights and their name, as vLLM does."""
 
     def restart(server, number):
-        if number == (2 if moment == "within a turn" else 12):
+        if number == moment:
             server.sample.model.load_state_dict(tiny_policy(char_tokenizer(), seed=9).state_dict())
             server.weights = "default"
 
-    trainer, server = played(tmp_path, during=restart, **setting())
+    trainer, server, _ = served(tmp_path, during=restart)
     assert server.joined == 1
-    gaps = [
-        e["sampling/sampling_logp_difference/max"] for e in trainer.state.log_history if "loss" in e
-    ]
-    assert len(gaps) == 2
-    assert max(gaps) < 1e-4, "no token of the forgotten weights is trained on"
+    assert len(largest_gaps(trainer)) == 2
+    assert max(largest_gaps(trainer)) < 1e-4, "no token of the forgotten weights is trained on"
     assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
 
 
 def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_path, monkeypatch):
     monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
-    options = setting(vllm_server_timeout=0.2, max_steps=30)
-    trainer = build(
-        tmp_path, Kept, arguments={**TEXT, "environment_factory": ThreeTurns}, **options
-    )
-    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
-        client = attach(trainer, server)
+    options = {"vllm_server_timeout": 0.2, "max_steps": 30}
+    with running(tmp_path, **options) as (trainer, server, client):
         server.faults = [None] * 12 + ["503"] * 10_000  # the first rollout batch is whole
         with pytest.raises(EnvironmentFailureError, match="Request failed: 503"):
             trainer.train()
@@ -420,11 +292,7 @@ def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_
 
 
 def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
-    trainer = build(
-        tmp_path, Kept, arguments={**TEXT, "environment_factory": ThreeTurns}, **setting()
-    )
-    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
-        attach(trainer, server)
+    with running(tmp_path) as (trainer, server, _):
         client = trainer._player._sampler.vllm._client
         post = client.client._post
 
@@ -440,38 +308,32 @@ def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
 
 
 def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
-    rows = {"eval_dataset": prompts(3)}
-    trainer, _, client = served(
-        tmp_path,
-        arguments=rows,
-        max_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
-    )
+    given = {"arguments": {"eval_dataset": prompts(3)}, "eval_strategy": "steps", "eval_steps": 1}
+    trainer, _, client = served(tmp_path, **given)
     assert client.syncs == 3
     assert not any("eval_sampling" in name for e in trainer.state.log_history for name in e)
+
+
+def gap(trainer, server):
+    """Between the weights of the two."""
+    own = dict(trainer.model.named_parameters())
+    pairs = server.sample.model.named_parameters()
+    return max((own[name] - p).abs().max().item() for name, p in pairs)
 
 
 def test_a_rollout_func_finds_the_weights_of_every_step(tmp_path):
     gaps = []
 
     def play(prompts, trainer):
-        server, own = trainer.server.sample.model, trainer.model
-        pairs = zip(server.parameters(), own.parameters(), strict=True)
-        gaps.append(max((a - b).abs().max().item() for a, b in pairs))
+        gaps.append(gap(trainer, trainer.server))
         ids = [[5, 6]] * len(prompts)
         return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-1.0, -1.0]] * len(ids)}
 
-    trainer = build(
-        tmp_path,
-        arguments={
-            "rollout_func": play,
-            "reward_funcs": lambda prompts, **_: [*range(len(prompts))],
-        },
-        **{**setting(), "max_turns": None, "max_turn_tokens": None, "learning_rate": 0.01},
-    )
-    with serving(ModelSampler(tiny_policy(char_tokenizer()), [2])) as server:
-        client, trainer.server = attach(trainer, server), server
+    arguments = {"rollout_func": play, "environment_factory": None}
+    arguments["reward_funcs"] = lambda prompts, **_: [*range(len(prompts))]
+    options = {"max_turns": None, "max_turn_tokens": None, "learning_rate": 0.01}
+    with running(tmp_path, arguments=arguments, **options) as (trainer, server, client):
+        trainer.server = server
         trainer.train()
     assert client.syncs == len(gaps) == 2
     assert max(gaps) == 0
@@ -479,28 +341,12 @@ def test_a_rollout_func_finds_the_weights_of_every_step(tmp_path):
 
 def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
     """The best ones at the end, which an evaluation plays with."""
-    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer = build(
-        tmp_path,
-        arguments={**TEXT, "environment_factory": ThreeTurns, "eval_dataset": prompts(4)},
-        **setting(max_steps=3, learning_rate=0.05, load_best_model_at_end=True, **every),
-        metric_for_best_model="episode/score",
-        greater_is_better=False,
-    )
-    with serving(ModelSampler(tiny_policy(char_tokenizer()), trainer.eos_token_ids)) as server:
-        attach(trainer, server)
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    options |= {"max_steps": 3, "learning_rate": 0.05, "load_best_model_at_end": True}
+    options |= {"metric_for_best_model": "episode/score", "greater_is_better": False}
+    given = {"arguments": {"eval_dataset": prompts(4)}}
+    with running(tmp_path, **given, **options) as (trainer, server, _):
         trainer.train()
-        own = dict(trainer.model.named_parameters())
-
-        def gap():
-            pairs = server.sample.model.named_parameters()
-            return max((own[name] - p).abs().max().item() for name, p in pairs)
-
-        assert gap() > 0, "the last are not the best"
+        assert gap(trainer, server) > 0, "the last are not the best"
         trainer.evaluate()
-        assert gap() == 0
-
-
-def test_prefixes_of_running_turns_are_forgotten_at_each_push(tmp_path):
-    _, server, client = served(tmp_path)
-    assert server.resets == client.syncs == 2
+        assert gap(trainer, server) == 0

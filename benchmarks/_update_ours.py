@@ -168,17 +168,16 @@ def time_phases(trainer: Any, probe: Probe) -> None:
     The correction is made with the optimizer, and its inside is not a fixed interface: what of it is
     there when the optimizer is gets timed, and the policy's parts hold what is not.
     """
-    probe.phase(trainer, "_value_loss", "critic")
-    probe.phase(trainer, "_policy_loss", "policy_forward")
+    probe.phase(trainer._loop, "value_loss", "critic")
+    probe.phase(trainer._loop, "policy_loss", "policy_forward")
     probe.phase(trainer.accelerator, "backward", "policy_backward")
-    probe.phase(trainer, "_before_optimizer_step", "finish_gradients")
-    if hasattr(trainer, "_after_backward"):
-        probe.phase(trainer, "_after_backward", "clip_bias")
+    probe.phase(trainer._loop, "before_step", "finish_gradients")
+    probe.phase(trainer._loop, "after_backward", "clip_bias")
     make = trainer.create_optimizer
 
     def create(*args: Any, **kwargs: Any) -> Any:
         optimizer = make(*args, **kwargs)
-        correction = getattr(trainer, "_correction", None)
+        correction = trainer._loop.correction
         for method in ("observe", "finish"):
             if hasattr(correction, method):
                 probe.phase(correction, method, "clip_bias")

@@ -8,6 +8,7 @@ from datasets import Dataset
 
 from tests.fakes import CountEnv, char_tokenizer, tiny_policy
 from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 QUICK = {
     "per_device_train_batch_size": 4,
@@ -98,14 +99,19 @@ def logs(trainer: PPOTrainer) -> dict[str, float]:
     return {name: value for entry in trainer.state.log_history for name, value in entry.items()}
 
 
+class KeepingLoop(TrainingLoop):
+    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
+        host = self.host
+        mode = "train" if host.model.training else "eval"
+        host.kept = [*getattr(host, "kept", []), (mode, batch, turns, scores, targets)]
+        host.rollouts = [*getattr(host, "rollouts", []), rollout]
+        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+
+
 class Kept(STPPOTrainer):
     """Keeps every rollout of training, its batch unshuffled, and what went into its advantages."""
 
-    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, estimates, seconds):
-        mode = "train" if self.model.training else "eval"
-        self.kept = [*getattr(self, "kept", []), (mode, batch, turns, scores, estimates)]
-        self.rollouts = [*getattr(self, "rollouts", []), rollout]
-        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, estimates, seconds)
+    loop_class = KeepingLoop
 
     @property
     def episodes(self):

@@ -21,6 +21,7 @@ from tests.scripted import EPISODES, Float64Groups, Float64Trainer, logged, trai
 from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.loop.targets import Targets
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}
 CASES: dict[str, dict[str, Any]] = {
@@ -61,15 +62,19 @@ FIGURES = (
 )
 
 
-class LastWins(Float64Trainer):
+class LastWinsLoop(TrainingLoop):
     """Of all episodes the last one of the last process alone goes better than expected."""
 
-    def _advantages(self, *args: Any) -> Targets:
-        targets = super()._advantages(*args)
+    def targets(self, *args: Any) -> Targets:
+        targets = super().targets(*args)
         signs = -torch.ones(len(targets.advantages), 1)
         if self.accelerator.process_index == self.accelerator.num_processes - 1:
             signs[-1] = 1.0
         return Targets(**{**vars(targets), "advantages": signs * targets.advantages.abs()})
+
+
+class LastWins(Float64Trainer):
+    loop_class = LastWinsLoop
 
 
 @contextmanager

@@ -177,14 +177,14 @@ def uneven(folder: Path) -> list[int]:
         steps = options_of(chosen, max_steps=2, ddp_timeout=6 * TIMEOUT)
         options = {**steps, "critic": "given", "played": True}
         trainer, _ = build(folder, options)
-        original = trainer._rollout_values
+        original = trainer._loop.rollout_values
 
         def values(batch: Any) -> Any:
             ids, mask, _ = full_sequence(batch)
             groups.append(len(trainer._forward.parts(ids, mask, None)))
             return original(batch)
 
-        trainer._rollout_values = values
+        trainer._loop.rollout_values = values
         trainer.train()
     return groups
 
@@ -193,7 +193,7 @@ def stuck(folder: Path, how: str) -> None:
     """A training in which the second process does not come to the critic's pass of the second step."""
     with engine("FSDP2") as chosen:
         trainer, _ = build(folder, {**chosen, "critic": "given", "ddp_timeout": TIMEOUT})
-        original = trainer._value_loss
+        original = trainer._loop.value_loss
 
         def value_loss(*args: Any) -> Tensor:
             if int(os.environ["RANK"]) == 0 or trainer.state.global_step < 1:
@@ -202,7 +202,7 @@ def stuck(folder: Path, how: str) -> None:
                 time.sleep(10 * TIMEOUT)
             return torch.zeros(())
 
-        trainer._value_loss = value_loss
+        trainer._loop.value_loss = value_loss
         trainer.train()
 
 

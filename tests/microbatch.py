@@ -30,17 +30,17 @@ def gradient(trainer: STPPOTrainer, loss: Tensor) -> Tensor:
 
 def loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor, Tensor]:
     """The policy's: the critic's loss is detached, and subtracted here."""
-    trainer._mini_batches.begin([batch])
+    trainer._loop.begin([batch])
     loss = trainer._compute_loss(trainer.model, batch)
-    value = loss - trainer.args.vf_coef * trainer._value_loss(batch, trainer._mini_batches.totals)
+    value = loss - trainer.args.vf_coef * trainer._loop.value_loss(batch)
     trainer._optimizers.critic_grads.clear()
     return value.detach(), gradient(trainer, loss)
 
 
 def value_loss_and_gradient(trainer: STPPOTrainer, batch: Batch) -> tuple[Tensor, Tensor]:
     """The critic's."""
-    trainer._mini_batches.begin([batch])
-    loss = trainer._value_loss(batch, trainer._mini_batches.totals)
+    trainer._loop.begin([batch])
+    loss = trainer._loop.value_loss(batch)
     grads = [torch.zeros_like(p) for p in trainer.critic.parameters()]
     kept = trainer._optimizers.critic_grads._grads
     flat = torch.cat([(z if g is None else g).flatten() for z, g in zip(grads, kept, strict=True)])

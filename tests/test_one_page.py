@@ -10,6 +10,7 @@ import torch
 from scripts import st_ppo_one_page as page
 from tests.fakes import char_tokenizer, float64_policy, float64_value_model
 from tests.scripted import Float64Trainer, assert_same, logged, play_script, scripted_trainer
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 # The page's settings, in the trainer's words. One mini-batch: the trainer shuffles otherwise than the page.
 SETTINGS = {
@@ -47,13 +48,17 @@ def episodes_of(batch, scores) -> page.Episodes:
     return page.Episodes(ids, torch.cat([prompt, batch["turn_index"]], dim=1), scores)
 
 
-class Keeping(Float64Trainer):
+class KeepingLoop(TrainingLoop):
     """Keeps the rollout batch, which is shuffled afterwards."""
 
-    def _log_rollout(self, rollout, all_rewards, batch, *rest):
+    def log_rollout(self, rollout, all_rewards, batch, *rest):
         scores = torch.tensor(rollout.earnings, dtype=torch.float64)
-        self.episodes = episodes_of(batch, scores)
-        super()._log_rollout(rollout, all_rewards, batch, *rest)
+        self.host.episodes = episodes_of(batch, scores)
+        super().log_rollout(rollout, all_rewards, batch, *rest)
+
+
+class Keeping(Float64Trainer):
+    loop_class = KeepingLoop
 
 
 def test_an_update_equals_the_trainers(tmp_path):

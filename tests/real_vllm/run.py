@@ -30,6 +30,7 @@ from tests.waiting import wait_until
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.cli.train import make_trainer
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 # Three rollouts of 32 episodes, four optimizer steps after each.
 FLAGS = {
@@ -159,10 +160,13 @@ def build(settings: dict[str, Any], folder: Path) -> tuple[Any, Observer]:
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     args, training_args, model_args, trainer_class = parse_flags(TrainArguments, words)
 
-    class Observed(trainer_class):
-        def _log_rollout(self, rollout: Any, *rest: Any, **options: Any) -> None:
-            super()._log_rollout(rollout, *rest, **options)
+    class Loop(TrainingLoop):
+        def log_rollout(self, rollout: Any, *rest: Any, **options: Any) -> None:
+            super().log_rollout(rollout, *rest, **options)
             observer.add_rollout(rollout)
+
+    class Observed(trainer_class):
+        loop_class = Loop
 
     trainer = make_trainer(args, training_args, model_args, Observed)
     probe: Logprobs | None = None

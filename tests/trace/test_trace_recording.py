@@ -25,6 +25,7 @@ from tests.trace_run import run
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.trace import read_trace
 from trl_stppo.trainer.batch import full_sequence
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 # Two micro-batches for each of two mini-batches, two epochs: four steps per update.
 UPDATE = {
@@ -38,25 +39,23 @@ UPDATE = {
 }
 
 
-class StaleTrainer(Float64Trainer):
+class StaleLoop(TrainingLoop):
     """Another policy seems to have played, so that tokens are clipped from the first step on."""
 
-    def _play(self, inputs):
-        self.numbers = [int(columns["prompt"]) for columns in inputs]
-        return super()._play(inputs)
+    def rollout(self, rows):
+        self.numbers = [int(columns["prompt"]) for columns in rows]
+        return super().rollout(rows)
 
-    def _install_loop(self, *args):
-        super()._install_loop(*args)
-        original = self._comparison.add_old
+    def add_old_logprobs(self, batch):
+        super().add_old_logprobs(batch)
+        old = batch["old_per_token_logps"]
+        for row, number in enumerate(self.numbers):
+            draw = torch.Generator().manual_seed(number)
+            old[row] += 0.6 * torch.randn(old.size(1), generator=draw, dtype=old.dtype)
 
-        def add_old(batch):
-            original(batch)
-            old = batch["old_per_token_logps"]
-            for row, number in enumerate(self.numbers):
-                draw = torch.Generator().manual_seed(number)
-                old[row] += 0.6 * torch.randn(old.size(1), generator=draw, dtype=old.dtype)
 
-        self._comparison.add_old = add_old
+class StaleTrainer(Float64Trainer):
+    loop_class = StaleLoop
 
 
 UPDATE["trainer_class"] = StaleTrainer

@@ -11,8 +11,8 @@ import zlib
 import pytest
 
 from trl_stppo.errors import CheckpointError
-from trl_stppo.trainer.checkpoints import disk, files
-from trl_stppo.trainer.checkpoints.files import (
+from trl_stppo.trainer.disk import disk, files
+from trl_stppo.trainer.disk.files import (
     MANIFEST,
     STAGING,
     checkpoints,

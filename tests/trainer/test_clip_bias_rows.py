@@ -24,19 +24,25 @@ from tests.scripted import (
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.gradients.bias_correction import ClipBiasCorrection, has_dropout
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 FIGURES = ("norm", "grad_norm", "scale", "cosine")
 FEW, MOST = {2, 5}, set(range(EPISODES))
 
 
-class Counting(Float64Trainer):
+class CountingLoop(TrainingLoop):
     """Notes which episodes went through the policy after each micro-batch's own pass."""
 
-    def _after_backward(self) -> None:
-        before = self._later
+    def after_backward(self) -> None:
+        before = self.second_pass
         if before is not None:
-            self.__dict__.setdefault("passed", []).append(len(before[0]["completion_ids"]))
-        super()._after_backward()
+            passed = self.host.__dict__.setdefault("passed", [])
+            passed.append(len(before[0]["completion_ids"]))
+        super().after_backward()
+
+
+class Counting(Float64Trainer):
+    loop_class = CountingLoop
 
 
 def figures(trainer) -> dict[str, list[float]]:
@@ -149,7 +155,7 @@ def test_with_dropout_the_first_pass_serves(disable, tmp_path):
         variant="st-ppo",
         disable_dropout=disable,
     )
-    assert trainer._correction._repeatable is disable
+    assert trainer._loop.correction._repeatable is disable
 
 
 @pytest.mark.parametrize(
@@ -188,17 +194,20 @@ def test_few_means_few_tokens_not_few_episodes(clipped, repeatable, own_pass):
 def test_a_step_that_was_interrupted_leaves_nothing_behind(when, tmp_path):
     """Stopped before or after the clipped episodes' own pass; then trained on-policy."""
 
-    class Interrupted(Float64Trainer):
+    class Loop(TrainingLoop):
         stopped = False
 
-        def _after_backward(self) -> None:
+        def after_backward(self) -> None:
             if self.stopped:
-                return super()._after_backward()
+                return super().after_backward()
             self.stopped = True
-            assert self._later is not None
+            assert self.second_pass is not None
             if when == "after":
-                super()._after_backward()
+                super().after_backward()
             raise KeyboardInterrupt
+
+    class Interrupted(Float64Trainer):
+        loop_class = Loop
 
     options = {"variant": "st-ppo", "learning_rate": 0.0, "critic_learning_rate": 0.0}
     clean, _ = train(tmp_path / "clean", staleness=0.0, **options)

@@ -15,18 +15,23 @@ from tests.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 CRITICS = ("critic_learning_rate", "num_mini_batches", "num_ppo_epochs")
 ONE_BATCH = {"num_mini_batches": 1, "gradient_accumulation_steps": 2}
 SINGLE = {**ONE_BATCH, "num_generations": 1, "variant": "rebn"}
 
 
-class Recorded(STGRPOTrainer):
+class RecordingLoop(TrainingLoop):
     """Keeps the newest rollout's batch, its turns, its scores and what became of them."""
 
-    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
-        self.recorded = (batch, turns, scores, targets)
-        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
+        self.host.recorded = (batch, turns, scores, targets)
+        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+
+
+class Recorded(STGRPOTrainer):
+    loop_class = RecordingLoop
 
 
 @pytest.mark.parametrize("variant", ["grpo", "rloo"])

@@ -125,7 +125,7 @@ def losing(*rollouts: int):
     """Of these rollout batches no episode goes better than expected."""
 
     def poison(trainer, due):
-        original, count = trainer._advantages, []
+        original, count = trainer._loop.targets, []
 
         def advantages(*args):
             targets = original(*args)
@@ -134,7 +134,7 @@ def losing(*rollouts: int):
                 return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
             return targets
 
-        trainer._advantages = advantages
+        trainer._loop.targets = advantages
 
     return poison
 
@@ -171,7 +171,7 @@ def test_terms_without_weights_are_a_reason_to_step(term, tmp_path):
 def test_without_a_winner_and_a_critic_nothing_moves(tmp_path):
     options = {"stabilizers": ["winners", "share"], "weight_decay": 0.1, "num_generations": 2}
     trainer = build_asking(tmp_path, trainer_class=STGRPOTrainer, max_steps=4, **options)
-    original, keeps = trainer._advantages, Keeps(trainer)
+    original, keeps = trainer._loop.targets, Keeps(trainer)
 
     def advantages(*args):
         targets = original(*args)
@@ -179,7 +179,7 @@ def test_without_a_winner_and_a_critic_nothing_moves(tmp_path):
             return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
         return targets
 
-    trainer._advantages = advantages
+    trainer._loop.targets = advantages
     trainer.train()
     assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True]
     assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2]

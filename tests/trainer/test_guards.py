@@ -41,14 +41,15 @@ def the_critic(trainer, due):
 
 
 def the_clipped_terms(trainer, due, factor=math.inf):
-    after_optimizer = trainer._after_optimizer
+    loop = trainer._loop
+    measure_bias = loop.measure_bias
 
     def install(optimizer):
-        after_optimizer(optimizer)
-        original = trainer._correction.add
-        trainer._correction.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
+        measure_bias(optimizer)
+        original = loop.correction.add
+        loop.correction.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
 
-    trainer._after_optimizer = install
+    loop.measure_bias = install
 
 
 def the_norm_of_the_clipped_terms(trainer, due):
@@ -134,14 +135,14 @@ def test_values_of_a_broken_critic_stop_the_run_before_the_weights_are_gone(tmp_
     """NaN from the rollout on: whitening spreads it to every advantage of the batch."""
 
     def values(trainer, due):
-        original = trainer._rollout_values
+        original = trainer._loop.rollout_values
 
         def poisoned(batch):
             before, last = original(batch)
             before[0, 0] = math.nan if due() else before[0, 0]
             return before, last
 
-        trainer._rollout_values = poisoned
+        trainer._loop.rollout_values = poisoned
 
     trainer, moments = build(tmp_path, values, steps=(4,))
     with pytest.raises(NonFiniteError, match="step 6, the last of"):

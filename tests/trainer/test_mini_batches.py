@@ -21,9 +21,7 @@ class Dealt(STPPOTrainer):
         ids, mask = inputs["completion_ids"], inputs["completion_mask"].bool()
         rows = [NUMBER[tuple(row[keep].tolist())] for row, keep in zip(ids, mask, strict=True)]
         self.__dict__.setdefault("dealt", []).append(rows)
-        self.__dict__.setdefault("totals", []).append(
-            torch.stack(self._mini_batches.totals).tolist()
-        )
+        self.__dict__.setdefault("totals", []).append(torch.stack(self._loop.totals).tolist())
         return super()._compute_loss(model, inputs)
 
 

@@ -13,6 +13,7 @@ from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer._trl import TORCH_TILE_TOKENS, small_tiles
 from trl_stppo.trainer.loop import forward
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 LENGTHS = [60, 7, 30, 8, 9, 33, 10, 58]  # prompt and completion together
 INF = float("inf")
@@ -116,20 +117,23 @@ def test_widths_are_multiples_where_the_option_asks_for_them(tmp_path):
 def test_values_are_computed_in_bounded_chunks(tmp_path):
     rows = []
 
-    class Watched(Counted):
-        def _rollout_values(self, batch):
-            parts = self._forward.parts
+    class Loop(TrainingLoop):
+        def rollout_values(self, batch):
+            parts = self.forward.parts
 
             def watched(*args):
                 found = parts(*args)
                 rows.extend(len(part.rows) for part in found)
                 return found
 
-            self._forward.parts = watched
+            self.forward.parts = watched
             try:
-                return super()._rollout_values(batch)
+                return super().rollout_values(batch)
             finally:
-                self._forward.parts = parts
+                self.forward.parts = parts
+
+    class Watched(Counted):
+        loop_class = Loop
 
     ragged(tmp_path, "shared", trainer_class=Watched, local_rollout_forward_batch_size=3)
     assert sum(rows) == len(LENGTHS)

@@ -10,8 +10,7 @@ import torch
 
 from tests.microbatch import captured, loss_and_gradient, value_loss_and_gradient
 from tests.tiers import quick
-from trl_stppo import PPOTrainer
-from trl_stppo.trainer.loop.policy_comparison import PolicyComparison
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 POISON = [1e3, -1e3, math.nan, math.inf]
 PER_TOKEN = (
@@ -79,13 +78,13 @@ def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
     figures = dict(trainer._metrics["train"])
     outside = clean["turn_index"] < 0
 
-    original = PPOTrainer._rollout_values
+    original = TrainingLoop.rollout_values
 
     def values(self, batch):
         before, after = original(self, batch)
         return before.masked_fill(outside, poison), after
 
-    original_kl = PolicyComparison.kl_to_reference
+    original_kl = TrainingLoop.kl_to_reference
 
     def kl(self, batch):
         original_kl(self, batch)  # makes the old logprobs
@@ -93,8 +92,8 @@ def test_poison_during_the_rollout_leaves_advantages_and_returns_alone(
             batch[key] = batch[key].masked_fill(outside, value)
         return original_kl(self, batch)
 
-    monkeypatch.setattr(PPOTrainer, "_rollout_values", values)
-    monkeypatch.setattr(PolicyComparison, "kl_to_reference", kl)
+    monkeypatch.setattr(TrainingLoop, "rollout_values", values)
+    monkeypatch.setattr(TrainingLoop, "kl_to_reference", kl)
     trainer, bad = captured(tmp_path, **options)
     mask = clean["loss_mask"]
     assert torch.equal(bad["turn_index"], clean["turn_index"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.builders import build
-from trl_stppo.trainer.loop.batch import group_by_length, without_padding
+from trl_stppo.trainer.batch import group_by_length, without_padding
 
 
 def length_reward(completions, **kwargs):

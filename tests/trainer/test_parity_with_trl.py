@@ -13,6 +13,7 @@ from datasets import Dataset
 from tests.oracle import VARIANTS, Oracle, OracleModels, build_models, load_oracle
 from tests.scripted import DEFAULTS, Recorder, logged
 from trl_stppo import STPPOConfig, STPPOTrainer
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 TOLERANCE = 1e-5
 KEPT = ("gamma", "lam", "cliprange", "cliprange_value", "vf_coef", "kl_coef", "kl_estimator")
@@ -42,17 +43,21 @@ class Replay:
         return [self.scores[self.row[prompt]] for prompt in prompts]
 
 
+class ReplayLoop(TrainingLoop):
+    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
+        self.host.estimates, self.host.kl = targets, kl
+        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+
+
 class ReplayTrainer(STPPOTrainer):
     """Keeps the unshuffled rollout batch and the raw advantages."""
+
+    loop_class = ReplayLoop
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         self.rollout_batch = dict(batch)
         return batch
-
-    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, estimates, *rest):
-        self.estimates, self.kl = estimates, kl
-        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, estimates, *rest)
 
 
 def prompt_dataset(oracle: Oracle, with_mask: bool) -> Dataset:

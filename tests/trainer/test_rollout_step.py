@@ -52,7 +52,7 @@ def test_a_method_that_nobody_calls_is_refused_by_name(name, tmp_path):
 def test_a_loss_that_leaves_the_critic_out_is_refused_before_the_first_step(tmp_path):
     class Own(PPOTrainer):
         def _compute_loss(self, model, inputs):
-            return self._policy_loss(model, inputs, self._mini_batches.totals)
+            return self._loop.policy_loss(model, inputs)
 
     with pytest.raises(TypeError, match=r"`Own\._compute_loss`"):
         train(tmp_path, Own, **ONE)

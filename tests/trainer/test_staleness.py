@@ -14,6 +14,7 @@ from tests.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.loop.stale import StalePolicies
 from trl_stppo.trainer.optimizers import policy_parameters
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 EPOCHS, UPDATES = 2, 4
 RUN = {
@@ -26,25 +27,35 @@ RUN = {
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
+class WatchingLoop(TrainingLoop):
+    """Notes the policy's weights whenever episodes have been played, and after each update."""
+
+    def add_old_logprobs(self, batch):
+        if self.host.model.training:
+            self.host.played.append(weights_of(self.host))
+        super().add_old_logprobs(batch)
+
+    def targets(self, *args):
+        if self.host.model.training:
+            self.host.trained.append(weights_of(self.host))  # the weights are back
+        return super().targets(*args)
+
+    def log_ratio(self, inputs, logprobs):
+        ratio = super().log_ratio(inputs, logprobs)
+        self.host.largest.append(float(ratio.abs().max()))
+        return ratio
+
+
 class Watching(STPPOTrainer):
-    """Notes the policy's weights whenever episodes are played, and after each update."""
+    loop_class = WatchingLoop
 
     def __init__(self, *args, **kwargs):
-        self.played, self.trained = [], []
+        self.played, self.trained, self.largest = [], [], []
         super().__init__(*args, **kwargs)
 
-    def _policy(self):
-        return torch.cat([p.detach().flatten().clone() for _, p in policy_parameters(self)])
 
-    def _play(self, inputs):
-        if self.model.training:
-            self.played.append(self._policy())
-        return super()._play(inputs)
-
-    def _advantages(self, *args):
-        if self.model.training:
-            self.trained.append(self._policy())  # the weights are back
-        return super()._advantages(*args)
+def weights_of(trainer):
+    return torch.cat([p.detach().flatten().clone() for _, p in policy_parameters(trainer)])
 
 
 @pytest.mark.parametrize("staleness", quick([0, 1, 2, 9], 0, 2))
@@ -60,13 +71,7 @@ def test_the_policy_of_so_many_updates_ago_plays(staleness, tmp_path):
 
 @pytest.mark.parametrize("adapters", quick([False, True], True))
 def test_ratios_are_taken_to_the_policy_that_has_played(adapters, tmp_path):
-    class Ratios(Watching):
-        def _log_ratio(self, inputs, logprobs):
-            ratio = super()._log_ratio(inputs, logprobs)
-            self.largest = [*getattr(self, "largest", []), float(ratio.abs().max())]
-            return ratio
-
-    options = {**RUN, "trainer_class": Ratios, "num_ppo_epochs": 1, "max_steps": 4}
+    options = {**RUN, "trainer_class": Watching, "num_ppo_epochs": 1, "max_steps": 4}
     for staleness in (0, 1):
         if adapters:
             options |= {"model": tiny_policy(char_tokenizer()), "peft_config": LoraConfig(**LORA)}

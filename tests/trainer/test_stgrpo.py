@@ -12,6 +12,7 @@ from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
 from tests.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 GROUP = {"num_generations": 4, "num_mini_batches": 1, "gradient_accumulation_steps": 2}
 
@@ -21,10 +22,14 @@ def paid_by_count(completions, **columns):
     return share_of_a(completions)
 
 
+class KeepingLoop(TrainingLoop):
+    def log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, targets, seconds):
+        self.host.kept = (batch, turns, targets)
+        super().log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+
+
 class KeptGroups(STGRPOTrainer):
-    def _log_rollout(self, rollout, all_rewards, batch, turns, scores, kl, estimates, seconds):
-        self.kept = (batch, turns, estimates)
-        super()._log_rollout(rollout, all_rewards, batch, turns, scores, kl, estimates, seconds)
+    loop_class = KeepingLoop
 
 
 AS_TRL = [

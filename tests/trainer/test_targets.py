@@ -7,20 +7,25 @@ import torch
 
 from tests.fakes import char_tokenizer, float64_value_model
 from tests.scripted import Float64Trainer, logged, play_script, scripted_trainer
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 PLAIN = {"lam": 1.0, "kl_coef": 0.0, "whiten_advantages": False, "staleness": 0.0}
 
 
-class Kept(Float64Trainer):
+class KeepingLoop(TrainingLoop):
     """Keeps what the first rollout batch was trained on."""
 
-    def _rollout_values(self, batch):
-        self.values = super()._rollout_values(batch)
-        return self.values
+    def rollout_values(self, batch):
+        self.host.values = super().rollout_values(batch)
+        return self.host.values
 
-    def _advantages(self, batch, turns, *args):
-        self.turns, self.targets = turns, super()._advantages(batch, turns, *args)
-        return self.targets
+    def targets(self, batch, turns, *args):
+        self.host.turns, self.host.targets = turns, super().targets(batch, turns, *args)
+        return self.host.targets
+
+
+class Kept(Float64Trainer):
+    loop_class = KeepingLoop
 
 
 def trained(folder, **options) -> Kept:

@@ -145,7 +145,7 @@ class TrainingLoop:
             batch = self.player.pad(rollout)
             sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
             batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
-            self._add_old_logprobs(batch)
+            self.add_old_logprobs(batch)
             self._add_ref_logprobs(batch)
         with torch.no_grad():
             scores, scored = self.rewards.scores(rollout)
@@ -157,7 +157,7 @@ class TrainingLoop:
             batch["turn_index"] = turns.turn_index
             batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
             self._add_sampler_weights(batch)
-            kl = self._kl_to_reference(batch)
+            kl = self.kl_to_reference(batch)
             targets = self.targets(batch, turns, scores, scored, kl)
         batch["values"], batch["returns"] = targets.values, targets.returns
         batch["advantages"], batch["value_mask"] = targets.advantages, targets.value_mask
@@ -167,7 +167,7 @@ class TrainingLoop:
         self.log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
         return batch
 
-    def _add_old_logprobs(self, batch: Batch) -> None:
+    def add_old_logprobs(self, batch: Batch) -> None:
         """Add the policy's log-probabilities before the update, if anything is compared with them."""
         args = self.args
         per_rollout = (args.steps_per_generation or 1) * self.host.num_iterations
@@ -219,7 +219,7 @@ class TrainingLoop:
             clip_max=self.args.vllm_importance_sampling_clip_max,
         )
 
-    def _kl_to_reference(self, batch: Batch) -> Tensor | None:
+    def kl_to_reference(self, batch: Batch) -> Tensor | None:
         """Per-token KL that goes into the reward, [B, T] nats; None without one."""
         if self.args.kl_coef == 0.0:
             return None

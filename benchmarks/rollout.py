@@ -41,6 +41,7 @@ from trl.chat_template_utils import qwen3_template
 
 from trl_stppo import PPOConfig, PPOTrainer
 from trl_stppo.models.small import tiny_config, tiny_tokenizer
+from trl_stppo.trainer.loop.player import EpisodePlayer
 
 TURN_WORDS, OBSERVATION_WORDS = 20, 196
 OPEN, CLOSE = '<tool_call>\n{"name": "look", "arguments": {"place": "', '"}}\n</tool_call>'
@@ -151,12 +152,18 @@ class _StoppingTRL(GRPOTrainer):
         raise _Played(ids, mask, None, time.perf_counter())
 
 
-class _StoppingOurs(PPOTrainer):
-    def _play(self, inputs: Any) -> Any:
-        rollout = super()._play(inputs)
+class _StoppingPlayer(EpisodePlayer):
+    def play(self, *args: Any, **kwargs: Any) -> Any:
+        rollout = super().play(*args, **kwargs)
         ended, episodes = time.perf_counter(), rollout.episodes
         ids, mask = [e.ids for e in episodes], [e.action_mask for e in episodes]
         raise _Played(ids, mask, rollout.durations.waiting, ended)
+
+
+class _StoppingOurs(PPOTrainer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._player.__class__ = _StoppingPlayer
 
 
 SETTINGS: dict[str, Any] = {

@@ -139,8 +139,9 @@ class Uneven(CountEnv):
 
 
 class Numbered(Recorded):
-    def _play(self, inputs):
-        return super()._play([{**row, "number": i} for i, row in enumerate(inputs)])
+    def _generate_and_score_completions(self, inputs):
+        rows = [{**row, "number": i} for i, row in enumerate(inputs)]
+        return super()._generate_and_score_completions(rows)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])

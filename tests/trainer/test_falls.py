@@ -131,11 +131,10 @@ def test_the_best_checkpoint_stays_and_is_the_policy_that_played_it(tmp_path):
     class Watched(STPPOTrainer):
         seen = ()
 
-        def _play(self, inputs):
-            rollout = super()._play(inputs)
+        def _generate_and_score_completions(self, inputs):
             if self.model.training:
                 self.seen = (*self.seen, weights(self))
-            return rollout
+            return super()._generate_and_score_completions(inputs)
 
     plan = [2, 4, 6, 5, 3, 3]
     options = {"save_best": True, "save_strategy": "steps", "save_steps": 5, "save_total_limit": 1}

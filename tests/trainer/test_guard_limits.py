@@ -9,7 +9,8 @@ import pytest
 from tests.guard_kit import build, run, same
 from tests.scripted import logged, play_script
 from trl_stppo import PPOConfig, STPPOConfig
-from trl_stppo.trainer.guards.stop_when import Condition, StopWhen, conditions
+from trl_stppo.trainer.config.conditions import Condition, conditions
+from trl_stppo.trainer.guards.stop_when import StopWhen
 
 # ---------------------------------------------------------------------------- target_kl
 

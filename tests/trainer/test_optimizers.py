@@ -11,7 +11,7 @@ from tests.fakes import char_tokenizer, tiny_config, tiny_policy
 from tests.scripted import logged, norm, policy_parameters, scripted_trainer
 from tests.tiers import quick
 from trl_stppo import STPPOTrainer
-from trl_stppo.trainer.setup.models import check_optimizer
+from trl_stppo.trainer.optimizers import check_optimizer
 
 STEPS = 2
 RUN = {

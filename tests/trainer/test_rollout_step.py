@@ -132,14 +132,14 @@ def test_rollout_func_is_read_at_every_rollout(tmp_path):
         return [1.0] * len(completions)
 
     trainer = build(tmp_path, Kept, arguments={"reward_funcs": paid}, **{**ONE, "max_steps": 2})
-    generate, original = [], trainer._play
+    generate, original = [], trainer._loop.rollout
 
     def play(inputs):
         trainer.rollout_func = func if generate else None
         generate.append(1)
         return original(inputs)
 
-    trainer._play = play
+    trainer._loop.rollout = play
     trainer.train()
     assert [e.ids for e in trainer.rollouts[1].episodes] == [[6, 7]] * 4
     ((rows, given),) = asked

@@ -17,6 +17,7 @@ from tests.builders import QUICK, quick_config
 from tests.tool_model import call, memorising_model, tool_tokenizer
 from trl_stppo import PPOConfig, PPOTrainer
 from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 
 class NotesEnv:
@@ -110,13 +111,16 @@ def agent(tmp_path_factory):
     return tokenizer, memorising_model(tokenizer, rows, masks)
 
 
-class Playing(PPOTrainer):
+class KeepingLoop(TrainingLoop):
     """Keeps the newest episodes."""
 
-    def _play(self, inputs):
-        rollout = super()._play(inputs)
-        self.episodes = rollout.episodes
-        return rollout
+    def log_rollout(self, rollout, *rest):
+        self.host.episodes = rollout.episodes
+        super().log_rollout(rollout, *rest)
+
+
+class Playing(PPOTrainer):
+    loop_class = KeepingLoop
 
 
 def made(agent, kind, args, **arguments):

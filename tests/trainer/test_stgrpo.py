@@ -111,10 +111,10 @@ def test_turn_rewards_count_and_failed_episodes_do_not(tmp_path):
     """Every row is a prompt of its own, so rows are repeated by hand: four neighbours are a group."""
 
     class Dealt(KeptGroups):
-        def _play(self, inputs):
+        def _generate_and_score_completions(self, inputs):
             paid = [1.0, 3.0, None, 5.0, 2.0, 2.0, 2.0, 2.0]
             rows = [{**row, "paid": paid[i % 8]} for i, row in enumerate(inputs)]
-            return super()._play(rows)
+            return super()._generate_and_score_completions(rows)
 
     trainer = build(
         tmp_path, Dealt, arguments={"environment_factory": Uneven}, **GROUP, **LIMITS, max_steps=1

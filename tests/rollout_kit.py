@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.episodes import EOS, TOKENIZER, ids, text
+from tests.waiting import PATIENCE
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.engine import RolloutEngine
@@ -27,6 +28,7 @@ from trl_stppo.rollout.workers import EnvironmentCalls
 RENDERER = ChatRenderer(TOKENIZER, [EOS])
 PROMPT = [{"role": "user", "content": "q"}]
 Script = Callable[[int, int], str]
+BUILT: list[RolloutEngine] = []  # closed after each test of tests/rollout
 
 
 class ScriptedBackend:
@@ -158,15 +160,12 @@ def build(
     if not drivers:
         plain = list(standalone)
         drivers[None] = ToolDriver(None, None, None, plain, tool_format, calls.run_async, **options)
-    return RolloutEngine(
-        drivers,
-        pool,
-        calls,
-        Limits(**{"max_completion_tokens": 200, **limits}),
-        tool_suffix=tool_format.suffix,
-        on_env_error=on_env_error,
-        env_error_penalty=env_error_penalty,
+    limits = Limits(**{"max_completion_tokens": 200, **limits})
+    errors = {"on_env_error": on_env_error, "env_error_penalty": env_error_penalty}
+    BUILT.append(
+        RolloutEngine(drivers, pool, calls, limits, tool_suffix=tool_format.suffix, **errors)
     )
+    return BUILT[-1]
 
 
 @dataclass
@@ -240,11 +239,7 @@ def play(
 
 def play_once(factory: Any, script: Script, *, prompts: Any = None, **options: Any) -> Played:
     """One episode on an engine of its own."""
-    engine = build(factory, **options)
-    try:
-        return play(engine, script, prompts=prompts)
-    finally:
-        engine.close()
+    return play(build(factory, **options), script, prompts=prompts)
 
 
 def shown(episode: Episode) -> str:
@@ -255,6 +250,18 @@ def shown(episode: Episode) -> str:
 def indices(marks: str) -> list[int]:
     """A turn index from its digits, "." where there is no turn."""
     return [-1 if mark == "." else int(mark) for mark in marks if mark != " "]
+
+
+def collect(calls: EnvironmentCalls, count: int) -> dict[int, Any]:
+    """Results of so many calls, by their key."""
+    results: dict[int, Any] = {}
+    until = time.monotonic() + PATIENCE
+    while len(results) < count and time.monotonic() < until:
+        for result in calls.poll(0.2):
+            assert result.key not in results
+            results[result.key] = result
+    assert len(results) == count
+    return results
 
 
 def environment_threads() -> list[threading.Thread]:

@@ -4,13 +4,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
-from check_env_cases import (
-    LOOK,
-    CleanAsyncTools,
-    CleanTools,
-    env_with,
-    smell,
-)
+from check_env_cases import LOOK, CleanAsyncTools, CleanTools, env_with
 from trl_stppo.envs import check_env
 from trl_stppo.errors import EnvironmentContractError
 
@@ -38,11 +32,7 @@ def half_described(self, where: str, when: str) -> str:
 
 
 def odd_hint(self, where: pytest.Config) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
+    """Look.\n\nArgs:\n    where: the place."""
 
 
 @pytest.mark.parametrize(
@@ -70,7 +60,6 @@ def test_an_environment_without_tools_says_so() -> None:
         ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
         ({"reset": lambda self: None}, r"reset\(.*raised TypeError"),
         ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
-        ({"get_reward": lambda self: float("nan")}, "get_reward returned nan"),
         ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
         ({"reset": lambda self, **row: None}, "reset does not empty turn_rewards"),
         ({"turn_rewards": 0.0, "__init__": lambda self: None}, None),
@@ -89,33 +78,19 @@ def test_faulty_tool_environments(methods, message) -> None:
 
 
 def look_quietly(self, where: str) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
+    """Look.\n\nArgs:\n    where: the place."""
     return where
 
 
 def test_rewards_of_tools_are_numbers() -> None:
     def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: the place.
-        """
+        """Look.\n\nArgs:\n    where: the place."""
         self.turn_rewards.append("1")
         return where
 
     faulty = env_with(CleanTools, look=look, get_reward=lambda self: 0.0)
     with pytest.raises(EnvironmentContractError, match="turn_rewards holds '1'"):
         check_env(faulty, actions=LOOK)
-
-
-def test_rewards_that_reset_keeps_are_found_without_a_call() -> None:
-    faulty = env_with(CleanTools, reset=lambda self, **row: None)
-    with pytest.raises(EnvironmentContractError, match="reset does not empty turn_rewards"):
-        check_env(faulty)
 
 
 def test_a_shared_list_of_rewards_is_found() -> None:
@@ -139,11 +114,7 @@ def test_an_opening_that_the_other_instances_tools_change_is_found() -> None:
         return str([who for who in seen.values() if who != id(self)])
 
     def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: the place.
-        """
+        """Look.\n\nArgs:\n    where: the place."""
         seen["last"] = id(self)
         return where
 
@@ -153,11 +124,7 @@ def test_an_opening_that_the_other_instances_tools_change_is_found() -> None:
 
 def test_smells_of_tools() -> None:
     def look(self, where: str):
-        """Look.
-
-        Args:
-            where: the place.
-        """
+        """Look.\n\nArgs:\n    where: the place."""
         if where == "nowhere":
             raise LookupError(where)
         return 3
@@ -168,15 +135,6 @@ def test_smells_of_tools() -> None:
     assert any("look raised LookupError: nowhere" in message for message in found)
 
 
-def test_another_opening_of_a_tool_environment_is_a_smell() -> None:
-    def reset(self, **row):
-        CleanTools.reset(self)
-        self.count = getattr(self, "count", 0) + 1
-        return str(self.count)
-
-    assert "reset opens the same row differently" in smell(env_with(CleanTools, reset=reset)())
-
-
 def test_unknown_tools_in_actions_are_refused() -> None:
     with pytest.raises(ValueError, match="the tools of CleanTools are look"):
         check_env(CleanTools, actions=[("sing", {})])
@@ -184,11 +142,7 @@ def test_unknown_tools_in_actions_are_refused() -> None:
 
 def test_a_tool_called_step_is_a_tool() -> None:
     def step(self, where: str) -> str:
-        """Go.
-
-        Args:
-            where: the place.
-        """
+        """Go.\n\nArgs:\n    where: the place."""
         return where
 
     assert check_env(env_with(CleanTools, step=step)()) == []

@@ -34,12 +34,6 @@ def test_all_that_is_queued_is_one_batch_cut_to_each_limit() -> None:
     assert not backend.busy
 
 
-def test_without_logprobs() -> None:
-    backend = BatchedBackend(Echo(logprobs=False))
-    backend.add(TurnRequest(0, [7], 2, (0,)))
-    assert backend.step() == [TurnResult(0, [7, 7], None)]
-
-
 def test_released_requests_are_not_sent() -> None:
     generate = Echo()
     backend = BatchedBackend(generate, capacity=2)

@@ -135,13 +135,6 @@ def test_a_refusal_is_raised_where_the_rollout_is_played() -> None:
         play(Server(_0=[RuntimeError("too long")]))
 
 
-def test_an_empty_turn_is_refused() -> None:
-    server = Server()
-    server.sample = lambda request: ([], [])
-    with pytest.raises(RuntimeError, match="turn of episode 0 came back empty"):
-        play(server)
-
-
 def test_a_released_turn_is_forgotten_whenever_its_answer_comes() -> None:
     gate = threading.Event()
     server = Server(_0=[lambda: gate.wait(PATIENCE)])

@@ -6,11 +6,7 @@ import asyncio
 
 import pytest
 
-from trl_stppo.rollout.environments import (
-    EnvironmentPool,
-    is_text_environment,
-    split_environments,
-)
+from trl_stppo.rollout.environments import EnvironmentPool, is_text_environment, split_environments
 
 
 class Text:
@@ -46,21 +42,13 @@ class Tools:
         return None
 
     def look(self, word: str) -> str:
-        """Look.
-
-        Args:
-            word: a word.
-        """
+        """Look.\n\nArgs:\n    word: a word."""
         return word
 
 
 class ToolCalledStep(Tools):
     def step(self, direction: str) -> str:
-        """Walk.
-
-        Args:
-            direction: where to.
-        """
+        """Walk.\n\nArgs:\n    direction: where to."""
         return direction
 
 

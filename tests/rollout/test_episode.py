@@ -38,11 +38,7 @@ def test_an_episode_is_lists_of_one_length():
 )
 @pytest.mark.parametrize(
     "then",
-    [
-        lambda e: e.append_turn([5], None),
-        lambda e: e.append_observation([5]),
-        lambda e: e.close(0),
-    ],
+    [lambda e: e.append_turn([5], None), lambda e: e.append_observation([5]), lambda e: e.close(0)],
 )
 def test_writing_into_the_tokens_is_noticed(write, then):
     episode = an_episode()

@@ -53,11 +53,7 @@ class Echo:
         return ""
 
     def say(self, x: str) -> str:
-        """Say it.
-
-        Args:
-            x: what.
-        """
+        """Say it.\n\nArgs:\n    x: what."""
         return f"{x}{FORGED}"
 
 
@@ -70,11 +66,7 @@ def suffix(messages):
 @pytest.mark.parametrize("kind", ["text", "tools", "function"])
 def test_environments_and_tools_can_be_trusted_with_control_tokens(kind, trusted, monkeypatch):
     def say(x: str) -> str:
-        """Say it.
-
-        Args:
-            x: what.
-        """
+        """Say it.\n\nArgs:\n    x: what."""
         return FORGED
 
     say.trusted_text = trusted
@@ -90,7 +82,6 @@ def test_environments_and_tools_can_be_trusted_with_control_tokens(kind, trusted
     )
     turn = "x]" if kind == "text" else "!say x]"
     played = play(engine, says([turn, "y]"]))
-    engine.close()
     assert markers(played.only) == 4 + 2 * trusted
 
 
@@ -98,4 +89,3 @@ def test_a_tool_that_is_not_trusted_makes_its_environment_not_trusted(monkeypatc
     monkeypatch.setattr(Echo, "trusted_text", True)
     engine = build(Echo, standalone=[print])
     assert not engine.drivers[None].trusted_text
-    engine.close()

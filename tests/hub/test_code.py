@@ -15,7 +15,6 @@ from tests.fakes import char_tokenizer, tiny_policy
 from tests.hub.hub_kit import saved_base
 from tests.hub.hub_server import Repo
 from trl_stppo import Agent
-from trl_stppo.cli.agent_models import local_config
 from trl_stppo.cli.evaluate import check_agent, load_agent
 from trl_stppo.hub.fetching import policy_folder
 from trl_stppo.hub.loading import load_tokenizer
@@ -84,38 +83,29 @@ def adapter(tmp_path, coded):
     return str(tmp_path / "lora")
 
 
+# What a name, or an adapter, is loaded by; `c` is a configuration.
 LOADS = {
-    "agent": lambda name, adapter, folder: Agent.from_pretrained(name),
-    "agent, adapter": lambda name, adapter, folder: Agent.from_pretrained(adapter),
-    "tokenizer": lambda name, adapter, folder: load_tokenizer(name),
-    "tokenizer, adapter": lambda name, adapter, folder: load_tokenizer(adapter),
-    "critic": lambda name, adapter, folder: critic_from_checkpoint(name),
-    "critic of a run": lambda name, adapter, folder: critic_from_checkpoint(
-        name, **continuing.loading_options(quick_config(folder))
+    "agent": lambda name, lora, c: Agent.from_pretrained(name),
+    "agent, adapter": lambda name, lora, c: Agent.from_pretrained(lora),
+    "tokenizer": lambda name, lora, c: load_tokenizer(name),
+    "tokenizer, adapter": lambda name, lora, c: load_tokenizer(lora),
+    "critic": lambda name, lora, c: critic_from_checkpoint(name, **continuing.loading_options(c)),
+    "policy to go on with": lambda name, lora, c: continuing.policy_to_go_on_with(
+        lora, None, c, None
     ),
-    "policy to go on with": lambda name, adapter, folder: continuing.policy_to_go_on_with(
-        adapter, None, quick_config(folder), None
+    "reward model": lambda name, lora, c: build(c.output_dir, arguments={"reward_funcs": [name]}),
+    "turn reward model": lambda name, lora, c: build(
+        c.output_dir, arguments={"turn_reward_funcs": [name]}
     ),
-    "reward model": lambda name, adapter, folder: build(folder, arguments={"reward_funcs": [name]}),
-    "turn reward model": lambda name, adapter, folder: build(
-        folder, arguments={"turn_reward_funcs": [name]}
-    ),
-    "command line": lambda name, adapter, folder: check_agent(Path(name), "models", False),
-    "evaluated adapter": lambda name, adapter, folder: load_agent(
-        Path(adapter), quick_config(folder), ModelConfig()
-    ),
+    "command line": lambda name, lora, c: check_agent(Path(name), "models", False),
+    "evaluated adapter": lambda name, lora, c: load_agent(Path(lora), c, ModelConfig()),
 }
 
 
 @pytest.mark.parametrize("load", list(LOADS))
 def test_code_is_not_run_and_nobody_is_asked(load, coded, adapter, marker, tmp_path):
     with pytest.raises((ValueError, OSError)):
-        LOADS[load](coded, adapter, tmp_path / "run")
-    assert not marker.exists()
-
-
-def test_looking_at_a_configuration_runs_no_code(coded, marker):
-    assert local_config(coded) is None
+        LOADS[load](coded, adapter, quick_config(tmp_path / "run"))
     assert not marker.exists()
 
 

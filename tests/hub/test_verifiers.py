@@ -120,7 +120,6 @@ def test_by_a_models_name(saved, tmp_path):
     ("options", "match"),
     [
         ({"candidates": 2}, "`candidates=2` with `verifier=None`"),
-        ({"candidates": 0}, "`candidates=0`"),
         ({"verifier": capitals}, "`candidates=1` with `verifier="),
         ({"candidates": 2, "verifier": capitals, "greedy": True}, "would be the same turn"),
         ({"candidates": 2, "verifier": 3}, "`verifier` is 3; allowed are 'critic'"),

@@ -48,17 +48,6 @@ def test_nothing_is_fetched_from_elsewhere(site):
         assert loaded == [], page
 
 
-def test_formulas_are_markup(site):
-    assert (site / "algorithm.html").read_text().count("<math ") == 3
-
-
-def test_brackets_of_formulas_stretch_with_a_font_of_our_own(site):
-    style = (site / "_static" / "site.css").read_text()
-    assert re.search(r"^math \{\s+font-family: \"Page Math\"", style, re.MULTILINE)
-    for name in re.findall(r'url\("([^"]+)"\)', style):
-        assert (site / "_static" / name).stat().st_size > 10_000
-
-
 def test_wide_tables_become_lists_on_a_phone(site):
     page = (site / "watching.html").read_text()
     assert '<span class="cell-label">healthy: </span>' in page
@@ -117,19 +106,7 @@ def test_docstrings_become_markup():
 
     assert adapt(["Of [`STPPOTrainer`]:", "", "    x = 1"])[:1] == ["Of ``STPPOTrainer``::"]
     results = adapt(["Returns:", "    loss: small.", "        Or not.", "    Both float32."])
-    assert results == [
-        ":returns:",
-        "    - **loss**: small.",
-        "          Or not.",
-        "    - Both float32.",
-    ]
+    said = ["    - **loss**: small.", "          Or not.", "    - Both float32."]
+    assert results == [":returns:", *said]
     cut = adapt(["A.", "", "Parameters:", "    x: y", "", "B."], without_parameters=True)
     assert cut == ["A.", "", "B."]
-
-
-def test_bare_links_get_titles():
-    from page_links import titled
-
-    assert titled("see [rollout.md](rollout.md)") == "see [](rollout.md)"
-    assert titled("see [rollout.md](rollout.md#limits)") == "see [](rollout.md#limits)"
-    assert titled("see [rollout](rollout.md)") == "see [rollout](rollout.md)"

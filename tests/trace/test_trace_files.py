@@ -32,10 +32,8 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     made_up_run(tmp_path, updates=10, per_update=2)
     episodes = list(read_trace(tmp_path))
     keys = [e.key for e in episodes]
-    assert keys == [f"train-{u}-{r}" for u in range(1, 11) for r in (0, 1)] + [
-        "eval-80-0.0",
-        "eval-80-1.0",
-    ]
+    trained = [f"train-{u}-{r}" for u in range(1, 11) for r in (0, 1)]
+    assert keys == [*trained, "eval-80-0.0", "eval-80-1.0"]
     assert list(read_trace(tmp_path / "trace")) == episodes
     first = episodes[0]
     assert first.roles[: first.prompt_tokens] == ["prompt"] * first.prompt_tokens
@@ -54,12 +52,6 @@ def test_hostile_text_and_odd_numbers_come_back(tmp_path):
     assert math.isnan(next(iter(read.rewards.values())))
     assert read.advantages == pytest.approx(made.advantages, rel=1e-5)
     assert read.clipped == made.clipped
-
-
-def test_a_rewritten_update_replaces_the_earlier_one(tmp_path):
-    write(tmp_path, update(1), score=1.0)
-    write(tmp_path, update(1), score=2.0)
-    assert [e.score for e in read_trace(tmp_path)] == [2.0]
 
 
 def test_a_resumed_run_leaves_nothing_of_what_it_does_again(tmp_path):
@@ -158,20 +150,6 @@ def test_values_of_other_types_cost_their_episode(tmp_path, caplog):
     found = list(read_trace(tmp_path))
     assert found[-1].to_json() == good
     assert len(found) == page.episodes < len(lines) / 2
-
-
-def test_headers_of_other_types_cost_their_file(tmp_path):
-    # It begins later than any other, so that it is passed over in favour of none.
-    about = update(1, started=1e300)
-    head, line = about.to_json(), episode(about, 7, random.Random(0)).to_json()
-    names = [name for name in head if name != "version"]
-    odd = [{**head, name: value} for name in names for value in ODD if value != -5]
-    others = [[1], None, "[" * 100_000, {}, {**head, "version": "x"}]
-    for number, first in enumerate([head, *odd, *others], start=1):
-        packed(tmp_path, number, first, line)
-    page = build_page(tmp_path, tmp_path / "page.html")
-    assert page.damage.files > 100
-    assert page.episodes >= 1
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

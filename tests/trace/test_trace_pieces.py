@@ -69,12 +69,6 @@ def test_what_a_decoder_takes_back_costs_the_tokens_beside_it_alone():
     assert cut(ids, tokenizer.decode, tokenizer) == ["a", "", "", "\ufffd\ufffd a", "b", " a"]
 
 
-def test_without_a_backend_a_character_goes_to_the_token_behind_it():
-    tokenizer = byte_tokenizer()
-    pieces = cut(tokenizer.encode("naïve").ids, tokenizer.decode, None)
-    assert pieces == ["n", "a", "", "", "ïv", "e"]
-
-
 def test_a_decoder_that_rewrites_its_past_still_adds_up():
     def decode(ids):
         return "".join("ab"[i % 2] for i in ids)[::-1] + f"/{len(ids)}"

@@ -216,11 +216,8 @@ def test_environments_evaluations_and_no_critic(tmp_path):
     played = [e for e in read_trace(tmp_path) if e.update.phase == "train"]
     assert [e.key for e in played] == [f"train-{u}-{r}" for u in (1, 2) for r in range(5)]
     for e in (*held, *played):
-        assert (e.environment, e.stop_reason, e.observations) == (
-            "CountEnv",
-            "terminated",
-            "environment",
-        )
+        about = (e.environment, e.stop_reason, e.observations)
+        assert about == ("CountEnv", "terminated", "environment")
         assert (e.terminated, e.truncated, len(e.turn_rewards)) == (True, False, 2)
         assert e.success is not None
         assert [m["role"] for m in e.messages] == ["assistant", "user", "assistant"]

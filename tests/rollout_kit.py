@@ -32,15 +32,10 @@ BUILT: list[RolloutEngine] = []  # closed after each test of tests/rollout
 
 
 class ScriptedBackend:
-    """Says `script(row, turn)`, and holds the engine to the protocol.
+    """Says `script(row, turn)`, cut to the limit, and holds the engine to the protocol.
 
-    Args:
-        script: the turn as text, cut to the limit; row and turn are those of the request's seed.
-        capacity: as in the protocol.
-        logprobs: whether a turn comes with logprobs: -1, -2, ...
-        steps: how many steps a turn takes.
-        whole_batches: as of a backend for which each step is a batch of its own.
-        pause: seconds that each step takes.
+    Row and turn are those of the request's seed. `logprobs` tells whether a turn comes with -1, -2, ...,
+    `steps` how many steps it takes, `pause` how many seconds a step takes.
     """
 
     def __init__(
@@ -145,21 +140,16 @@ def build(
     texts, tools, probes = split_environments(factory)
     calls = EnvironmentCalls(workers)
     pool = EnvironmentPool({**texts, **tools}, probes, isolate=isolate)
+    decode, wait = RENDERER.decode_action, calls.run_async
     drivers: dict[str | None, Any] = {
-        name: TextDriver(
-            pool, name, probes[name], RENDERER.decode_action, calls.run_async, isolated=isolate
-        )
-        for name in texts
+        name: TextDriver(pool, name, probes[name], decode, wait, isolated=isolate) for name in texts
     }
-    options = {"run_on_main": calls.run_on_poller, "isolated": isolate}
-    for name in tools:
-        probe, plain = probes[name], list(standalone)
-        drivers[name] = ToolDriver(
-            pool, name, probe, plain, tool_format, calls.run_async, **options
-        )
-    if not drivers:
-        plain = list(standalone)
-        drivers[None] = ToolDriver(None, None, None, plain, tool_format, calls.run_async, **options)
+    with_tools = [(pool, name, probes[name]) for name in tools]
+    for place in with_tools or ([] if drivers else [(None, None, None)]):
+        drivers[place[1]] = ToolDriver(
+            *place, list(standalone), tool_format, wait,
+            run_on_main=calls.run_on_poller, isolated=isolate,
+        )  # fmt: skip
     limits = Limits(**{"max_completion_tokens": 200, **limits})
     errors = {"on_env_error": on_env_error, "env_error_penalty": env_error_penalty}
     BUILT.append(

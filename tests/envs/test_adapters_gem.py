@@ -22,15 +22,6 @@ def gem(monkeypatch):
     install(monkeypatch)
 
 
-def test_the_global_generator_is_left_alone(gem) -> None:
-    random.seed(5)
-    before = random.getstate()
-    env = GemEnv("dice")
-    env.reset(seed=1)
-    env.step("roll")
-    assert random.getstate() == before
-
-
 def test_threads_do_not_draw_from_each_other(gem) -> None:
     rolls: dict[int, list[str]] = {}
 

@@ -73,10 +73,6 @@ def test_a_cumulative_score_becomes_rewards_of_turns(game) -> None:
     assert env.step("look")[1] == 0.0  # not -3
 
 
-def test_banner_and_status_line_are_gone(game) -> None:
-    assert TextWorldEnv(game[1]).reset()[0] == "Find the key.\n\n-= Attic =-\nDusty."
-
-
 @pytest.mark.parametrize(
     ("reward", "expected"), [("score", [1, 0, 1, 1]), ("dense", [1 / 3, 0, 1 / 3, 1 / 3])]
 )

@@ -121,17 +121,6 @@ def test_modes_come_back_as_they_were_also_after_an_error() -> None:
     assert not model.training
 
 
-def test_dropout_is_off() -> None:
-    model = tiny_model()
-    want = generated(model, [5, 6], 9)
-    model.config.attn_pdrop = 0.9
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.9
-    model.train()
-    assert one_turn(backend_of(model), [5, 6], 9) == want
-
-
 def test_buffers_are_freed_and_episodes_forgotten() -> None:
     backend = backend_of(tiny_model())
     for error in (None, ValueError):

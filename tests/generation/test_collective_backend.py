@@ -96,10 +96,3 @@ def test_a_wrong_number_of_completions_raises(surplus):
     backend.add(request(0))
     with pytest.raises(RuntimeError, match=f"3 turns were to be sampled; {3 + surplus} came back"):
         backend.step()
-
-
-def test_a_wrong_number_raises_while_finishing_too():
-    others = Others([(2, 3, 0)])
-    backend = CollectiveBackend(lambda *args: ([], None), others.exchange, FILLER)
-    with pytest.raises(RuntimeError, match="2 turns were to be sampled; 0 came back"):
-        backend.finish()

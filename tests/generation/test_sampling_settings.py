@@ -12,12 +12,8 @@ read = SamplingSettings.from_generation_config
 
 def test_what_is_read() -> None:
     settings = {
-        "temperature": 0.7,
-        "top_k": 0,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "repetition_penalty": 1.2,
-    }
+        "temperature": 0.7, "top_k": 0, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2,
+    }  # fmt: skip
     ends = {"max_new_tokens": 8, "eos_token_id": [1, 2], "pad_token_id": 0}
     config = GenerationConfig(do_sample=True, disable_compile=True, **settings, **ends)
     assert read(config) == (SamplingSettings(True, 0.7, 0, 0.9, 0.1, 1.2), None)

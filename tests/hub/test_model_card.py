@@ -162,20 +162,6 @@ def test_an_adapters_card_goes_on_being_the_runs(hub, tmp_path, caplog):
     assert {cards.GENERATED, "lora", "trl"} <= set(sent.data.tags)
 
 
-def test_a_card_from_which_peft_has_taken_the_tag_is_still_the_runs(tmp_path):
-    """As runs of earlier versions have it; a card from which its user has taken the tag is the user's."""
-    lora = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}
-    trainer = run(tmp_path / "run", arguments=lora)
-    trainer.save_model()
-    folder, path = tmp_path / "run", tmp_path / "run" / "README.md"
-    written = path.read_text()
-    trainer.model.create_or_update_model_card(str(folder))
-    assert cards.GENERATED not in ModelCard.load(path).data.tags
-    assert cards.may_be_written(folder)
-    path.write_text(written.replace(f"- {cards.GENERATED}\n", ""))
-    assert not cards.may_be_written(folder)
-
-
 def test_a_form_counts_as_no_card_until_somebody_fills_it_in(tmp_path):
     path = tmp_path / "README.md"
     form = str(ModelCard.from_template(ModelCardData(library_name="peft")))

@@ -97,16 +97,8 @@ def test_sources_keep_to_the_syntax_of_the_oldest_python():
 
 # Counted rather than timed.
 HEAVY = {
-    "torch",
-    "transformers",
-    "trl",
-    "accelerate",
-    "datasets",
-    "peft",
-    "numpy",
-    "rich",
-    "pandas",
-}
+    "torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy", "rich", "pandas",
+}  # fmt: skip
 
 
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.

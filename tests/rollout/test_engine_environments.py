@@ -206,11 +206,6 @@ def test_a_seed_is_given_to_who_asks_and_depends_on_rollout_and_row_only():
         assert seeds_of(engine, columns=[{"seed": 7}]) == [7]  # a column goes first
 
 
-def test_no_seed_is_given_to_who_takes_anything():
-    engine = build(scripted(done()))
-    assert play(engine, says(["a]"]), [{"n": 1}]).only.env.rows == [{"n": 1}]
-
-
 # ------------------------------------------------------------------ which environment
 
 

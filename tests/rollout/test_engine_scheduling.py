@@ -108,13 +108,6 @@ def test_no_more_episodes_than_places_and_places_are_refilled_at_once(capacity):
         assert order == [n for n in range(20) for _ in range(1 + n % 4)]
 
 
-def test_an_instance_is_made_only_for_episodes_that_were_admitted_together_or_not():
-    made = []
-    engine = build(lambda: made.append(1) or Counting())
-    play(engine, ScriptedBackend(steady, capacity=2), [{}] * 6)
-    assert len(made) == 6  # the n-th episode has the n-th instance, whatever the places
-
-
 class Releasing(ScriptedBackend):
     """Sets an event once so many episodes but the first are over."""
 
@@ -150,14 +143,6 @@ def test_a_slow_reset_holds_nobody_up():
     backend = Releasing(over, 1, steps=lambda row, turn: 3)  # in the middle of a turn too
     play(engine, backend, rows)
     assert [key for batch in backend.batches for key in batch] == [1] * 5 + [0] * 2
-
-
-def test_nothing_spins_while_all_wait():
-    engine = build(Counting)
-    started = time.process_time()
-    played = play(engine, steady, [{"pauses": [0.5, 0.5]}])
-    assert time.process_time() - started < 0.3
-    assert played.record.wait_seconds >= 0.99
 
 
 def test_whole_batches_gather(monkeypatch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.episodes import ScriptedEnv, done, going, text
-from tests.rollout_kit import ScriptedBackend, build, indices, play, play_once, says
+from tests.rollout_kit import indices, play_once, says
 from trl_stppo.core.turns import turn_index_from_spans
 from trl_stppo.rollout.record import StopReason
 
@@ -207,13 +207,6 @@ def test_an_episode_is_recorded_token_by_token(case):
         "logprobs": None,
         "env_mask": [mask],
     }
-
-
-def test_logprobs_follow_the_ids_with_zeros_at_observations():
-    engine = build(texts(going("x"), done()), max_completion_tokens=13)
-    backend = ScriptedBackend(says(["ab]", "cdef]"]), logprobs=lambda row, turn: True)
-    played = play(engine, backend)
-    assert played.result["logprobs"] == [[-1.0, -2.0, -3.0, *[0.0] * 8, -1.0, -2.0]]
 
 
 def test_messages_are_the_conversation_after_the_prompt():

@@ -69,11 +69,6 @@ def test_names_and_dunder_names(env):
         assert not hasattr(env, name)
 
 
-def test_async_methods_share_one_loop(env):
-    assert env.search("a") == "a True"
-    assert env.search("b") == "b True"
-
-
 def test_large_messages(env):
     text = "ä" * 1_000_000
     assert env.size(text) == (len(text), text)
@@ -246,13 +241,6 @@ def test_a_child_that_dies_names_its_end(env, method, argument, message):
         env.step("a")
     with pytest.raises(EnvironmentDied):
         env.get("name")
-
-
-def test_killed_from_outside_between_calls(env):
-    os.kill(env.pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(env.pid))
-    with pytest.raises(EnvironmentDied, match="signal 9"):
-        env.step("a")
 
 
 def test_ctrl_c_belongs_to_the_trainer(env):

@@ -79,11 +79,6 @@ def test_one_call_at_a_time(env):
     assert [result() for result in results] == [1, 1, 1, 1]
 
 
-def test_answers_reach_the_thread_that_asked(env):
-    results = [in_thread(lambda i=i: [env.step(f"x{i}")[0] for _ in range(20)]) for i in range(4)]
-    assert [set(result()) for result in results] == [{f"X{i}"} for i in range(4)]
-
-
 def test_close_calls_close_and_ends_the_child(tmp_path):
     marks = [str(tmp_path / name) for name in ("closed", "at_exit")]
 
@@ -172,17 +167,6 @@ def test_a_child_holds_no_descriptors_of_others(env):
     assert {one.sockets() for one in (env, *others)} == {3}
     for one in others:
         one.kill()
-
-
-def test_many_at_once():
-    before = descendants()
-    made = [in_thread(lambda: IsolatedEnvironment(Env)) for _ in range(16)]
-    envs = [result() for result in made]
-    assert len({env.pid for env in envs}) == 16
-    assert {env.step("a")[0] for env in envs} == {"A"}
-    for env in envs:
-        env.kill()
-    assert wait_until(lambda: descendants() <= before)
 
 
 def test_a_fork_of_the_caller_neither_kills_nor_keeps_the_child(env):

@@ -17,14 +17,6 @@ from trl_stppo.rollout import workers
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 
-def test_results_carry_their_key_value_and_time(calls):
-    for key in range(20):
-        calls.submit(key, lambda key=key: key * key, None)
-    results = collect(calls, 20)
-    assert {key: result.value for key, result in results.items()} == {k: k * k for k in range(20)}
-    assert all(not r.timed_out and r.error is None and r.seconds >= 0 for r in results.values())
-
-
 def test_coroutine_functions_run_together_on_one_loop(calls):
     loops, entered = set(), []
 

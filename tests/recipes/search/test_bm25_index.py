@@ -256,12 +256,9 @@ def test_a_corpus_without_words_is_refused(tmp_path, passages) -> None:
 
 def test_corpus_files_of_both_forms(tmp_path) -> None:
     lines = [
-        '{"id": "0", "contents": "\\"Title\\"\\ntext\\nmore"}',
-        '{"contents": "one line"}',
-        "",
-        '{"title": "A \\"B\\" C", "text": "t"}',
-        '{"text": "t", "title": null}',
-    ]
+        '{"id": "0", "contents": "\\"Title\\"\\ntext\\nmore"}', '{"contents": "one line"}', "",
+        '{"title": "A \\"B\\" C", "text": "t"}', '{"text": "t", "title": null}',
+    ]  # fmt: skip
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write("\n".join(lines))

@@ -4,7 +4,6 @@ import hashlib
 import os
 import pickle
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,14 +78,6 @@ def test_nothing_asked_nothing_found(folder) -> None:
         index.search("tree", 0)
 
 
-def test_threads_get_the_same(folder) -> None:
-    index = DenseIndex(folder, encode=HashEncoder())
-    asked = ["tree", "queue first", "same text"] * 20
-    alone = [index.search(query, 2) for query in asked]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda query: index.search(query, 2), asked)) == alone
-
-
 def test_another_encoder_is_refused(folder) -> None:
     with pytest.raises(IndexFolderError, match=r"vector of 32 numbers .* gave 64"):
         DenseIndex(folder, encode=HashEncoder(32))
@@ -124,14 +115,6 @@ def test_an_encoder_that_returns_no_vectors_is_refused(tmp_path, result) -> None
     with pytest.raises(ValueError):
         build_dense(PASSAGES[:2], tmp_path / "x", SETTINGS, encode=lambda texts: result)
     assert os.listdir(tmp_path) == []
-
-
-def test_settings_are_checked(tmp_path) -> None:
-    pytest.importorskip("faiss")
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        build_dense(PASSAGES, tmp_path / "x", SETTINGS, encode=HashEncoder(), batch_size=0)
-    with pytest.raises(ValueError, match="no passages"):
-        build_dense([], tmp_path / "x", SETTINGS, encode=HashEncoder())
 
 
 def test_an_encoder_of_ones_own_stays_in_its_process(folder) -> None:

@@ -42,13 +42,6 @@ def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):
     assert "question 3" not in rows["train"]["question"]
 
 
-def test_a_mistake_is_one_line(tmp_path):
-    result = run(tmp_path, "--train", "nqq", "--output", str(tmp_path / "out"))
-    assert result.returncode == 1
-    assert result.stderr.strip().startswith("ValueError: There is no data set 'nqq'; known are nq,")
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_folder_that_is_there_is_refused_before_anything_is_loaded(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")

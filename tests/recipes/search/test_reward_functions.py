@@ -51,26 +51,6 @@ def test_the_last_complete_answer_outside_of_thoughts_and_observations(text, ans
     assert final_answer(said("<answer>old</answer>", text)) == ("old" if answer is None else answer)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<answer></answer>", ""),
-        ("<search>q</search><answer>one</answer>", "one"),
-        ("<answer>one</answer> <answer>two</answer>", "two"),
-        ("<answer>one</answer> <answer>two", "one"),
-        ("<answer>one <answer>two</answer> three</answer>", "two"),
-        ("<answer>two</answer> <information> <answer>one</answer> </information>", "two"),
-        ("<answer>two</answer> <information> <answer>one</answer>", "two"),
-    ],
-)
-def test_what_only_a_string_may_hold(text, answer):
-    """As one turn the environment would refuse it, so that it pays nothing."""
-    assert final_answer(text) == answer
-    assert final_answer(said(text)) is None
-    paid = exact_match_reward([text, said(text)], [[answer or "x"]] * 2)
-    assert paid == [float(bool(answer)), 0.0]
-
-
 def test_only_assistant_messages_are_the_policys():
     conversation = [
         {"role": "tool", "content": "<answer>tool</answer>"},

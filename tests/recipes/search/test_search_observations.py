@@ -93,14 +93,6 @@ def test_a_passage_without_text_shows_its_title() -> None:
     )
 
 
-def test_both_caps_hold_together() -> None:
-    settings = {"count_tokens": len, "max_observation_tokens": 70}
-    assert len(observed("one two three " * 9, **settings)) <= 70
-    assert observed("one two three", max_observation_chars=25, **settings) == (
-        '<information>Doc 1(Title: "T") one two</information>'
-    )
-
-
 def test_without_a_tokenizer_a_token_is_four_characters() -> None:
     shown = observed("word " * 999, max_observation_tokens=50)
     assert 190 < len(shown) - len("<information></information>") <= 200

@@ -31,25 +31,6 @@ def test_normalisation_by_hand(text: str, expected: str) -> None:
     assert normalize_answer(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("prediction", "answers", "expected"),
-    [
-        ("csv", ["csv"], True),
-        (" The CSV! ", ["csv"], True),
-        ("csv module", ["csv"], False),
-        ("os.path", ["os.path", "posixpath"], True),
-        ("posixpath", ["os.path", "posixpath"], True),
-        ("ntpath", ["os.path", "posixpath"], False),
-        ("_Printable", ["_Printable"], True),
-        ("csv", [], False),
-        ("", ["csv"], False),
-        ("...", ["csv"], False),
-    ],
-)
-def test_match_against_any_gold(prediction: str, answers: list[str], expected: bool) -> None:
-    assert exact_match(prediction, answers) is expected
-
-
 def test_answers_made_of_articles_or_punctuation_match_only_themselves() -> None:
     assert exact_match("A", ["a"])
     assert not exact_match("the", ["a"])
@@ -67,11 +48,6 @@ def test_the_same_text_in_another_unicode_form_is_the_same() -> None:
     assert normalize_answer(DECOMPOSED) == "café à la noël"  # the "a" of "à" is no article
     assert exact_match(DECOMPOSED, ["Café à la Noël"])
     assert f1_score("Café", [unicodedata.normalize("NFD", "Café")]) == 1.0
-
-
-@pytest.mark.parametrize("text", ["Cafe", "Ｃａｆé", "CAFÉ‽"])
-def test_accents_width_and_other_punctuation_stay_as_in_the_script(text: str) -> None:
-    assert not exact_match(text, ["Café"])
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,6 @@ def test_what_is_shipped_reads_as_the_maker_made_it(tmp_path) -> None:
     assert sum(shipped.values()) < 200_000
 
 
-def test_passages_are_short_and_name_what_they_are_about() -> None:
-    for passage in passages():
-        assert len(passage.text.split()) <= maker.MAX_WORDS
-        assert passage.text.startswith(f"{passage.title} is a ")
-
-
 def test_splits_are_large_and_share_no_asked_name() -> None:
     train, test = questions("train"), questions("test")
     assert len(train) >= 1000
@@ -50,14 +44,6 @@ def test_rows_are_complete_and_mixed(split: stdlib_docs.Split) -> None:
     # No single guess is worth much.
     commonest = Counter(row["answers"][0] for row in rows).most_common(1)[0][1]
     assert commonest < 0.05 * len(rows)
-
-
-def test_two_hop_answers_are_not_in_the_first_passage() -> None:
-    texts = {passage.title: passage.text for passage in passages()}
-    for row in questions("test"):
-        if row["hops"] == 2:
-            facts = texts[row["name"]].partition(". ")[0].rstrip(".").split()
-            assert row["answers"][0] not in facts
 
 
 def test_the_split_depends_on_nothing_but_the_name() -> None:

@@ -200,12 +200,11 @@ class Played:
     @property
     def result(self) -> dict[str, Any]:
         """Of each episode: tokens before, tokens after, log-probabilities, who has said them."""
+        known = all(e.has_logprobs for e in self.episodes)
         return {
             "prompt_ids": [e.prompt_ids for e in self.episodes],
             "completion_ids": [e.ids for e in self.episodes],
-            "logprobs": [e.logprobs for e in self.episodes]
-            if all(e.has_logprobs for e in self.episodes)
-            else None,
+            "logprobs": [e.logprobs for e in self.episodes] if known else None,
             "env_mask": [[int(flag) for flag in e.action_mask] for e in self.episodes],
         }
 

@@ -168,23 +168,15 @@ def _train_with_bytes(core: Tokenizer) -> None:
     core.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
     learnt = json.loads(core.to_str())["model"]
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *learnt["vocab"]]
-    core.model = models.BPE(
-        {token: number for number, token in enumerate(tokens)},
-        [tuple(pair) for pair in learnt["merges"]],
-        byte_fallback=True,
-        fuse_unk=True,
-        unk_token="<unk>",
-    )
+    numbers = {token: number for number, token in enumerate(tokens)}
+    merges, unknown = [tuple(pair) for pair in learnt["merges"]], {"unk_token": "<unk>"}
+    core.model = models.BPE(numbers, merges, byte_fallback=True, fuse_unk=True, **unknown)
 
 
 def _fast(core: Tokenizer, special: tuple[str, ...], **named: str) -> PreTrainedTokenizerFast:
     others = [token for token in special if token not in named.values()]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        additional_special_tokens=others,
-        clean_up_tokenization_spaces=False,
-        **named,
-    )
+    named |= {"additional_special_tokens": others, "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=core, **named)
 
 
 def _begins_with(tokenizer: PreTrainedTokenizerFast, token: str) -> None:

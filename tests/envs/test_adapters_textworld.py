@@ -31,15 +31,10 @@ class StandIn:
         return self.state(f"{BANNER}Find the key.\n\n\n\n-= Attic =-\nDusty.{STATUS}")
 
     def state(self, feedback: str):
-        return SimpleNamespace(
-            feedback=feedback,
-            moves=self.moves,
-            won=self.score == 3,
-            max_score=self.most,
-            description="-= Attic =-\nDusty.",
-            inventory="You carry a lamp.\n",
-            admissible_commands=["look", "win"],
-        )
+        seen = {"description": "-= Attic =-\nDusty.", "inventory": "You carry a lamp.\n"}
+        seen |= {"feedback": feedback, "admissible_commands": ["look", "win"]}
+        won = {"won": self.score == 3, "max_score": self.most, "moves": self.moves}
+        return SimpleNamespace(**seen, **won)
 
     def step(self, command: str):
         self.heard.append(command)

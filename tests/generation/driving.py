@@ -88,15 +88,11 @@ def episodes(count: int = 9, turns: int = 3, seed: int = 0, limit: int = 9) -> l
     def some(low: int, high: int) -> list[int]:
         return [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(low, high))]
 
-    return [
-        Episode(
-            key,
-            some(1, 30),
-            [some(0, 12) for _ in range(turns - 1)],
-            [rng.randint(1, limit) for _ in range(turns)],
-        )
-        for key in range(count)
-    ]
+    def made(key: int) -> Episode:
+        prompt, observations = some(1, 30), [some(0, 12) for _ in range(turns - 1)]
+        return Episode(key, prompt, observations, [rng.randint(1, limit) for _ in range(turns)])
+
+    return [made(key) for key in range(count)]
 
 
 def play(backend, todo: list[Episode], seed: int | None = None) -> dict[int, list[TurnResult]]:
@@ -136,14 +132,9 @@ def generated(model, ids: list[int], limit: int, ends=ENDS) -> list[int]:
     """One greedy turn of one episode by `generate`."""
     row = torch.tensor([ids])
     with torch.no_grad():
-        out = model.generate(
-            input_ids=row,
-            attention_mask=torch.ones_like(row),
-            do_sample=False,
-            max_new_tokens=limit,
-            eos_token_id=list(ends),
-            pad_token_id=0,
-        )
+        options = {"do_sample": False, "max_new_tokens": limit, "eos_token_id": list(ends)}
+        mask = torch.ones_like(row)
+        out = model.generate(input_ids=row, attention_mask=mask, pad_token_id=0, **options)
     return out[0, len(ids) :].tolist()
 
 

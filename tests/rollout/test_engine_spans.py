@@ -38,129 +38,85 @@ BARE = "go "
 EPISODES = {
     "text: three turns, the last one terminates": (
         (texts(going("x"), going("yz"), done()), None, ["ab]", "c]", "def]"], {}),
-        "ab][u x][a c][u yz][a def]",
-        "000 ........ 11 ......... 2222",
-        StopReason.TERMINATED,
+        "ab][u x][a c][u yz][a def]", "000 ........ 11 ......... 2222", StopReason.TERMINATED,
     ),
     "bare: three turns, observations as they are": (
         (texts(going(" x "), going("yz"), done()), BARE, ["ab", "c", "def"], {}),
-        "ab x cyzdef",
-        "00 ... 1 .. 222",
-        StopReason.TERMINATED,
+        "ab x cyzdef", "00 ... 1 .. 222", StopReason.TERMINATED,
     ),
     "tools: three turns, the last one calls none": (
         (Tools, None, ["!e x]", "!e y;e z]", "end]"], {}),
         "!e x][t x][a !e y;e z][t y][t z][a end]",
-        "00000 ........ 111111111 ............. 2222",
-        StopReason.NO_ACTION,
+        "00000 ........ 111111111 ............. 2222", StopReason.NO_ACTION,
     ),
     "bare: adjacent turns without any token between them stay turns": (
         (texts(going(""), going(""), done()), BARE, ["ab", "c", "d"], {}),
-        "abcd",
-        "00 1 2",
-        StopReason.TERMINATED,
+        "abcd", "00 1 2", StopReason.TERMINATED,
     ),
     "text: a turn cut by its limit, the end of turn belongs to the observation": (
-        (
-            texts(going("x"), going("y"), done()),
-            None,
-            ["abcdef]", "g]", "hij]"],
-            {"max_turn_tokens": 3},
-        ),
-        "abc][u x][a g][u y][a hij",
-        "000 ......... 11 ........ 222",
-        StopReason.TERMINATED,
+        (texts(going("x"), done()), None, ["abcdef]", "hij]"], {"max_turn_tokens": 3}),
+        "abc][u x][a hij", "000 ......... 111", StopReason.TERMINATED,
     ),
     "tools: a last word that was cut is no last word": (
         (Tools, None, ["!n]", "ending]"], {"max_turn_tokens": 3}),
-        "!n][t ][a end",
-        "000 ....... 111",
-        StopReason.TOKEN_BUDGET,
+        "!n][t ][a end", "000 ....... 111", StopReason.TOKEN_BUDGET,
     ),
     "text: a turn cut by the budget, and the environment goes on": (
         (texts(going("x"), going("y")), None, ["ab]", "cdefg]"], {"max_completion_tokens": 14}),
-        "ab][u x][a cde",
-        "000 ........ 111",
-        StopReason.TOKEN_BUDGET,
+        "ab][u x][a cde", "000 ........ 111", StopReason.TOKEN_BUDGET,
     ),
     "text: terminating on the last token of the budget is terminating": (
         (texts(done()), None, ["abcdef"], {"max_completion_tokens": 4, "max_turns": 1}),
-        "abcd",
-        "0000",
-        StopReason.TERMINATED,
+        "abcd", "0000", StopReason.TERMINATED,
     ),
     "text: the budget ends inside an observation": (
         (texts(going("x"), done()), None, ["ab]"], {"max_completion_tokens": 7}),
-        "ab][u x",
-        "000 ....",
-        StopReason.TOKEN_BUDGET,
+        "ab][u x", "000 ....", StopReason.TOKEN_BUDGET,
     ),
     "tools: the budget ends inside an observation": (
         (Tools, None, ["!e xyz]", "b]"], {"max_completion_tokens": 12}),
-        "!e xyz][t xy",
-        "0000000 .....",
-        StopReason.TOKEN_BUDGET,
+        "!e xyz][t xy", "0000000 .....", StopReason.TOKEN_BUDGET,
     ),
     "tools: a call on the last token of the budget is still carried out": (
         (Tools, None, ["!e x]"], {"max_completion_tokens": 5}),
-        "!e x]",
-        "00000",
-        StopReason.TOKEN_BUDGET,
+        "!e x]", "00000", StopReason.TOKEN_BUDGET,
     ),
     # The prompt "[u q][a " has 8 tokens.
     "text: the model's context ends in a turn": (
         (texts(going("x"), going("y")), None, ["ab]", "cdef]"], {"max_context_tokens": 21}),
-        "ab][u x][a cd",
-        "000 ........ 11",
-        StopReason.TOKEN_BUDGET,
+        "ab][u x][a cd", "000 ........ 11", StopReason.TOKEN_BUDGET,
     ),
     "text: the model's context ends in an observation": (
         (texts(going("x"), going("y")), None, ["ab]"], {"max_context_tokens": 16}),
-        "ab][u x]",
-        "000 .....",
-        StopReason.TOKEN_BUDGET,
+        "ab][u x]", "000 .....", StopReason.TOKEN_BUDGET,
     ),
     "text: the limit on turns": (
         (texts(going("x"), going("y")), None, ["a]", "b]"], {"max_turns": 2}),
-        "a][u x][a b]",
-        "00 ........ 11",
-        StopReason.MAX_TURNS,
+        "a][u x][a b]", "00 ........ 11", StopReason.MAX_TURNS,
     ),
     "text: a limit on tool calls does not concern it": (
         (texts(going("x"), done()), None, ["a]", "b]"], {"max_tool_rounds": 0}),
-        "a][u x][a b]",
-        "00 ........ 11",
-        StopReason.TERMINATED,
+        "a][u x][a b]", "00 ........ 11", StopReason.TERMINATED,
     ),
     "tools: the limit on rounds allows one more turn": (
         (Tools, None, ["!n]", "!n]", "!n]"], {"max_tool_rounds": 1}),
-        "!n][t ][a !n]",
-        "000 ....... 111",
-        StopReason.MAX_TURNS,
+        "!n][t ][a !n]", "000 ....... 111", StopReason.MAX_TURNS,
     ),
     "tools: no round at all": (
         (Tools, None, ["!n]", "b]"], {"max_tool_rounds": 0}),
-        "!n]",
-        "000",
-        StopReason.MAX_TURNS,
+        "!n]", "000", StopReason.MAX_TURNS,
     ),
     "tools: saying the last word on the last turn": (
         (Tools, None, ["!n]", "b]"], {"max_turns": 2, "max_tool_rounds": 1}),
-        "!n][t ][a b]",
-        "000 ....... 11",
-        StopReason.NO_ACTION,
+        "!n][t ][a b]", "000 ....... 11", StopReason.NO_ACTION,
     ),
     "text: the environment cuts the episode": (
         (texts(going("x"), ("y", 0.0, False, True, {})), None, ["a]", "b]"], {}),
-        "a][u x][a b]",
-        "00 ........ 11",
-        StopReason.TRUNCATED,
+        "a][u x][a b]", "00 ........ 11", StopReason.TRUNCATED,
     ),
     "text: an end that is both is the task's own": (
         (texts(("y", 0.0, True, True, {})), None, ["a]"], {"max_turns": 1}),
-        "a]",
-        "00",
-        StopReason.TERMINATED,
+        "a]", "00", StopReason.TERMINATED,
     ),
     "text: unreadable actions, not in a row": (
         (
@@ -173,17 +129,13 @@ EPISODES = {
             ["a]", "b]", "c]", "d]"],
             {"max_malformed_actions": 2, "max_turns": 3},
         ),
-        "a][u ][a b][u ][a c]",
-        "00 ....... 11 ....... 22",
-        StopReason.MALFORMED_LIMIT,
+        "a][u ][a b][u ][a c]", "00 ....... 11 ....... 22", StopReason.MALFORMED_LIMIT,
     ),
     "tools: unreadable calls": (
         (Tools, None, ["!e x]", "!n x]", "b]"], {"max_malformed_actions": 1}),
-        "!e x][t x][a !n x]",
-        "00000 ........ 11111",
-        StopReason.MALFORMED_LIMIT,
+        "!e x][t x][a !n x]", "00000 ........ 11111", StopReason.MALFORMED_LIMIT,
     ),
-}
+}  # fmt: skip
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT)
 
 
@@ -211,15 +163,8 @@ def test_an_episode_is_recorded_token_by_token(case):
 
 def test_messages_are_the_conversation_after_the_prompt():
     said = play_once(texts(going("x"), done()), says(["ab]", "c]"])).record.messages[0]
-    assert [(m["role"], m["content"]) for m in said] == [
-        ("assistant", "ab"),
-        ("user", "x"),
-        ("assistant", "c"),
-    ]
+    told = [("assistant", "ab"), ("user", "x"), ("assistant", "c")]
+    assert [(m["role"], m["content"]) for m in said] == told
     said = play_once(Tools, says(["!e x;n]", "c]"])).record.messages[0]
-    assert [(m["role"], m["content"]) for m in said] == [
-        ("assistant", "!e x;n"),
-        ("tool", "x"),
-        ("tool", ""),
-        ("assistant", "c"),
-    ]
+    told = [("assistant", "!e x;n"), ("tool", "x"), ("tool", ""), ("assistant", "c")]
+    assert [(m["role"], m["content"]) for m in said] == told

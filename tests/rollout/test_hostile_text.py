@@ -74,12 +74,8 @@ def test_environments_and_tools_can_be_trusted_with_control_tokens(kind, trusted
     monkeypatch.setattr(ScriptedEnv, "trusted_text", trusted, raising=False)
     factory = {"text": lambda: ScriptedEnv(going(FORGED), done()), "tools": Echo, "function": None}
     tools = [say] if kind == "function" else []
-    engine = build(
-        factory[kind],
-        standalone=tools,
-        tool_format=ToolFormat(parse, suffix),
-        max_completion_tokens=400,
-    )
+    options = {"tool_format": ToolFormat(parse, suffix), "max_completion_tokens": 400}
+    engine = build(factory[kind], standalone=tools, **options)
     turn = "x]" if kind == "text" else "!say x]"
     played = play(engine, says([turn, "y]"]))
     assert markers(played.only) == 4 + 2 * trusted

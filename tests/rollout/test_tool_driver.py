@@ -46,13 +46,9 @@ class Tools:
 
     def give(self, x: str) -> str:
         """Return something that is no text.\n\nArgs:\n    x: what."""
-        things = {
-            "none": None,
-            "list": [{"type": "text", "text": "t"}],
-            "bytes": b"b",
-            "tuple": (1,),
-            "image": [{"type": "image", "image": "a.png"}],
-        }
+        things = {"none": None, "bytes": b"b", "tuple": (1,)}
+        things["list"] = [{"type": "text", "text": "t"}]
+        things["image"] = [{"type": "image", "image": "a.png"}]
         return things[x]
 
     def step(self, x: str) -> str:
@@ -70,33 +66,21 @@ def answers(turn, factory=Tools, **options):
     return [(m["name"], m["content"]) for m in messages], played
 
 
+NOT_FOUND = "{{'error': 'Tool {} not found.'}}"
+MISSING = "{'error': \"Tools.ask() missing 1 required positional argument: 'x'\"}"
+
+
 @pytest.mark.parametrize(
     ("turn", "expected", "malformed"),
     [
         ("!look a;look b]", [("look", "saw a"), ("look", "saw b")], False),
         ("!ask a;ask b]", [("ask", "told a"), ("ask", "told b")], False),
-        (
-            "!ask a;look b;ask c;look d]",
-            [("look", "saw b"), ("look", "saw d"), ("ask", "told a"), ("ask", "told c")],
-            False,
-        ),
-        (
-            "!jump x;ask b;look a]",
-            [("jump", "{'error': 'Tool jump not found.'}"), ("look", "saw a"), ("ask", "told b")],
-            True,
-        ),
-        ("!reset]", [("reset", "{'error': 'Tool reset not found.'}")], True),
-        ("!_hidden x]", [("_hidden", "{'error': 'Tool _hidden not found.'}")], True),
+        ("!ask a;look b;ask c]", [("look", "saw b"), ("ask", "told a"), ("ask", "told c")], False),
+        ("!jump x;look a]", [("jump", NOT_FOUND.format("jump")), ("look", "saw a")], True),
+        ("!reset]", [("reset", NOT_FOUND.format("reset"))], True),
+        ("!_hidden x]", [("_hidden", NOT_FOUND.format("_hidden"))], True),
         # A call that does not fit fails at once, so among the synchronous ones.
-        (
-            "!ask b;ask;look a]",
-            [
-                ("ask", "{'error': \"Tools.ask() missing 1 required positional argument: 'x'\"}"),
-                ("look", "saw a"),
-                ("ask", "told b"),
-            ],
-            True,
-        ),
+        ("!ask b;ask;look a]", [("ask", MISSING), ("look", "saw a"), ("ask", "told b")], True),
         ("!fail one;look a]", [("fail", "{'error': 'one'}"), ("look", "saw a")], False),
         ("!fail key]", [("fail", "{'error': \"'key'\"}")], False),
         ("!fail_later a;ask b]", [("fail_later", "{'error': 'a'}"), ("ask", "told b")], False),

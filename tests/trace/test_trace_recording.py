@@ -27,15 +27,9 @@ from trl_stppo.trace import read_trace
 from trl_stppo.trainer.loop.batch import full_sequence
 
 # Two micro-batches for each of two mini-batches, two epochs: four steps per update.
-UPDATE = {
-    "variant": "st-ppo",
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 4,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 2,
-    "max_steps": 4,
-    "staleness": 0.0,  # in its place:
-}
+UPDATE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
+UPDATE |= {"variant": "st-ppo", "num_mini_batches": 2, "num_ppo_epochs": 2}
+UPDATE["staleness"] = 0.0  # in its place:
 
 
 class StaleTrainer(Float64Trainer):

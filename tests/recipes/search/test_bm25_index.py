@@ -188,22 +188,6 @@ def test_a_failed_build_leaves_nothing(tmp_path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_killed_build_is_recognised(tmp_path) -> None:
-    code = (
-        "import os, sys; from trl_stppo.recipes.search.retrieval import Passage\n"
-        "from trl_stppo.recipes.search.retrievers import bm25_build\n"
-        "bm25_build.write_manifest = lambda *a: os._exit(9)\n"
-        "bm25_build.build_bm25([Passage('a', 'b c d')], sys.argv[1])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
-    assert done.returncode == 9
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".x.building-")
-    for folder in (left, left / "new"):
-        with pytest.raises(IndexFolderError, match="interrupted"):
-            BM25Index(folder)
-
-
 def test_an_index_is_not_replaced(small) -> None:
     with pytest.raises(FileExistsError, match="small"):
         build_bm25(PASSAGES[:1], small)

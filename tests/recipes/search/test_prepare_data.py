@@ -13,16 +13,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    return subprocess.run(
-        [sys.executable, "scripts/search/prepare_data.py", *flags],
-        cwd=ROOT,
-        env={**os.environ, **cache},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    command = [sys.executable, "scripts/search/prepare_data.py", *flags]
+    env = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    options = {"cwd": ROOT, "env": env, "timeout": 900, "check": False}
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):

@@ -62,24 +62,22 @@ def test_an_environment_without_tools_says_so() -> None:
         ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
         ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
         ({"reset": lambda self, **row: None}, "reset does not empty turn_rewards"),
-        ({"turn_rewards": 0.0, "__init__": lambda self: None}, None),
     ],
 )
 def test_faulty_tool_environments(methods, message) -> None:
-    if message is None:  # an attribute that is no list, and a reset that leaves it alone
-        methods = {**methods, "reset": lambda self, **row: None, "get_reward": lambda self: 0.0}
-        message = r"turn_rewards is 0\.0"
-        methods["look"] = look_quietly
-        with pytest.raises(EnvironmentContractError, match=message):
-            check_env(env_with(CleanTools, **methods))
-        return
     with pytest.raises(EnvironmentContractError, match=message):
         check_env(env_with(CleanTools, **methods), actions=LOOK)
 
 
-def look_quietly(self, where: str) -> str:
-    """Look.\n\nArgs:\n    where: the place."""
-    return where
+def test_rewards_of_turns_are_a_list() -> None:
+    def look(self, where: str) -> str:
+        """Look.\n\nArgs:\n    where: the place."""
+        return where
+
+    methods = {"__init__": lambda self: None, "reset": lambda self, **row: None, "look": look}
+    faulty = env_with(CleanTools, turn_rewards=0.0, get_reward=lambda self: 0.0, **methods)
+    with pytest.raises(EnvironmentContractError, match=r"turn_rewards is 0\.0"):
+        check_env(faulty)
 
 
 def test_rewards_of_tools_are_numbers() -> None:

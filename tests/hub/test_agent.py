@@ -36,6 +36,15 @@ def agent(saved):
     return Agent.from_pretrained(str(saved))
 
 
+def test_the_settings_are_those_of_the_run(agent):
+    settings = agent.settings
+    assert (settings.max_turns, settings.max_turn_tokens) == (3, 4)
+    assert (settings.max_malformed_actions, settings.seed) == (9, 5)
+    assert settings.sampling["temperature"] == 0.7
+    assert settings.environments[0]["import"] == "tests.fakes:CountEnv"
+    assert (settings.dtype, settings.trainer) == ("float32", "STPPOTrainer")
+
+
 def test_seeds_name_what_is_drawn_and_greedy_needs_none(agent):
     first, again, other = (agent.run(CountEnv, ROW, seed=s, greedy=False) for s in (1, 1, 2))
     assert first.ids == again.ids != other.ids

@@ -233,20 +233,3 @@ def test_asynchronous_calls_after_a_synchronous_one_are_cancelled_when_given_up(
     played = play_once(Stuck, says(["!look a;ask b]"]), env_timeout_seconds=0.1)
     assert played.reasons == ["env_timeout"]
     assert wait_until(lambda: seen == ["cancelled"])
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_a_first_asynchronous_reset_that_leaves_the_program_spares_the_others(error):
-    class Leaving(Tools):
-        async def reset(self, leave, **row):
-            await asyncio.sleep(0)
-            super().reset()
-            if leave:
-                raise error(3)
-
-    engine = build(Leaving)
-    for _ in range(2):
-        rows = [{"leave": n == 1} for n in range(4)]
-        played = play(engine, lambda row, turn: "!ask b]" if turn == 0 else "end]", rows)
-        assert played.reasons == ["no_action", "env_error", "no_action", "no_action"]
-        assert played.record.errors[1].partition(" (")[0] == f"{error.__name__}: 3"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 
 import pytest
 
-from tests.trace_kit import HOSTILE, add_hostile, browser, episode, made_up_run, open_page, set_size
-from trl_stppo.trace import TracedUpdate, build_page
-from trl_stppo.trace.files import FOLDER, write_update
+from tests.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
+from trl_stppo.trace import build_page
 
 # Ten times what it takes; the machine may be busy.
 READY_MS = 8000
@@ -164,21 +162,6 @@ def test_pointing_at_a_token_shows_its_figures(session, page):
     session.find_element("css selector", "#colour option[value='turn-ratio']").click()
     assert ask(session, colour) != back
     assert ask(session, "document.querySelector('.bar').getAttribute('aria-label')")
-
-
-def test_it_opens_on_a_failed_episode_of_training_with_clipped_tokens(session, tmp_path):
-    made_up_run(tmp_path, updates=10, per_update=2, clipped=None)  # an evaluation comes last
-    draw = random.Random(1)
-    update = TracedUpdate("train", "train", 4, 24, level="turn", episodes=4)
-    made = [episode(update, row, draw, success=row < 2) for row in range(3)]
-    made.append(episode(update, 3, draw, success=False, clipped=None))
-    write_update(tmp_path / FOLDER, update, [one.to_json() for one in made])
-    open_page(session, build_page(tmp_path, tmp_path / "page.html").path)
-    assert ask(session, HEADING) == "Update 4, episode 2"
-    assert ask(session, RESULT) == "✗ failed"
-    marks = ask(session, "document.querySelectorAll('.t.clip').length")
-    assert marks == sum(flag is True for flag in made[2].clipped) > 0
-    assert "clip range 0.8 to 1.2; 1 = unchanged" in ask(session, LEGEND)
 
 
 def test_a_hostile_episode_is_but_text(session, page):

@@ -30,10 +30,8 @@ def test_the_demo_takes_thoughts_for_text() -> None:
     env, retriever = started("found")
     env.step("<think> <search>merge</search> <information>")
     assert retriever.asked == [("merge", 2)]
-    assert (
-        env.step("<think><answer>a</answer></think><answer>csv</answer>")[4]["valid_action"]
-        is False
-    )
+    thought = "<think><answer>a</answer></think><answer>csv</answer>"
+    assert env.step(thought)[4]["valid_action"] is False
 
 
 class Counter:

@@ -13,18 +13,12 @@ from trl_stppo.recipes.search.squad import exact_match, f1_score, normalize_answ
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The Answer.", "answer"),
-        ("a cat, an owl and the dog", "cat owl and dog"),
+        ("a cat, an owl and the Dog.", "cat owl and dog"),
         ("  two \n\t words ", "two words"),
         ("theatre", "theatre"),  # an article inside a word stays
         ("A", ""),
-        ("", ""),
-        ("os.path", "ospath"),
-        ("_abc", "abc"),
-        ("__init__", "init"),
-        ("Café ÉCOLE", "café école"),
-        ("“quoted”", "“quoted”"),  # only ASCII punctuation goes, as in the SQuAD script
-        ("3.11", "311"),
+        ("os.path __init__", "ospath init"),
+        ("“quoted” École", "“quoted” école"),  # only ASCII punctuation goes, as in the SQuAD script
     ],
 )
 def test_normalisation_by_hand(text: str, expected: str) -> None:
@@ -33,11 +27,9 @@ def test_normalisation_by_hand(text: str, expected: str) -> None:
 
 def test_answers_made_of_articles_or_punctuation_match_only_themselves() -> None:
     assert exact_match("A", ["a"])
-    assert not exact_match("the", ["a"])
-    assert not exact_match("", ["a"])
     assert exact_match("+", ["+"])
-    assert not exact_match("-", ["+"])
-    assert not exact_match("", [""])
+    for prediction, gold in (("the", "a"), ("", "a"), ("-", "+"), ("", "")):
+        assert not exact_match(prediction, [gold])
 
 
 DECOMPOSED = unicodedata.normalize("NFD", "Café à la Noël")

@@ -85,32 +85,3 @@ def test_data_set_has_the_columns_of_the_questions() -> None:
     data = stdlib_docs.stdlib_search_dataset("test")
     assert len(data) == len(questions("test"))
     assert data[0] == questions("test")[0]
-
-
-def test_unusual_sources(tmp_path) -> None:
-    path = tmp_path / "odd.py"
-    path.write_text(
-        "class A(pkg.Base[int]):\n"
-        "    def f(self, x): pass\n"
-        "    def _g(self): pass\n"
-        "class B(make('B')): pass\n"
-        "if True:\n"
-        "    def h(): pass\n"
-        "else:\n"
-        "    def h(): 'Another one of these.'\n"
-        "try:\n"
-        "    async def run(a, b, c, d): pass\n"
-        "except ImportError:\n"
-        "    class C:\n"
-        "        '''Stands in for it when missing.'''\n"
-    )
-    found = [e.passage().text for e in maker._read_module("odd", path)]
-    assert found == [
-        "odd is a module.",
-        "A is a class in module odd with base Base.",
-        "f is a method of class A in module odd. It takes x.",
-        "h is a function in module odd. It takes nothing.",
-        "h is a function in module odd. Another one of these.",
-        "run is a function in module odd. It takes a, b, c.",
-        "C is a class in module odd with base object. Stands in for it when missing.",
-    ]

@@ -134,9 +134,6 @@ def even_turns(turn: list[int], name: list[str], log_metric: Any, **kwargs: Any)
     return [0.5 + number if number % 2 == 0 else None for number in turn]
 
 
-# ------------------------------------------------------------------- vLLM's server mode
-
-
 def own_letter(prompt: list[int], request: dict[str, Any]) -> tuple[list[int], list[float]]:
     """A turn that names the row and turn it was sampled for: the letter, and the prompt's length."""
     tokenizer = char_tokenizer()

@@ -1,7 +1,5 @@
 """Links between pages, to files and to headings hold; the table of contents names every page."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import urlsplit
 

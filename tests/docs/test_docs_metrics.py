@@ -1,7 +1,5 @@
 """docs/watching.md has every figure that training logs, and no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

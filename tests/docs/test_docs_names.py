@@ -1,7 +1,5 @@
 """Options, functions and tests that the documentation names exist."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib.util
@@ -18,9 +16,6 @@ SOURCES = [
     for folder in ("trl_stppo", "scripts", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-
-
-# ---------------------------------------------------------------------------- options
 
 
 @cache
@@ -78,9 +73,6 @@ def test_words_with_underscores_are_names_of_the_code(name):
     for text in quoted(DOCS / f"{name}.md"):
         if re.fullmatch(r"[a-z]{2,}(_[a-z0-9]+)+", text):
             assert text in fields() | identifiers(), f"{name}.md: {text}"
-
-
-# ------------------------------------------------------------------- algorithm and paths
 
 
 def test_functions_and_tests_of_the_algorithm_exist():

@@ -1,7 +1,5 @@
 """Python blocks of every page run, in order, on this machine; those that cannot are few and compile."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import sys

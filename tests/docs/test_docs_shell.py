@@ -1,7 +1,5 @@
 """Commands in shell blocks exist with the flags and files that the pages give them; YAML is read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`make docs` builds the site without a warning; the API reference has every option and public name."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

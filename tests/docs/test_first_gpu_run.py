@@ -1,7 +1,5 @@
 """`scripts/first_gpu_run.sh` gets to its report, in small and without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

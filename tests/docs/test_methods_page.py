@@ -1,7 +1,5 @@
 """The page of methods names every variant, and says of each what the code does."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

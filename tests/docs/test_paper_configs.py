@@ -1,7 +1,5 @@
 """The paper's configurations: complete, alike where they should be, and runnable for real in small."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -71,9 +69,6 @@ def test_what_the_paper_and_search_r1_fix_is_the_same_everywhere(name):
     assert f"--config scripts/configs/paper/{name}.yaml" in first_lines
 
 
-# ------------------------------------------------------------------------ run for real
-
-
 def run(name: str, data: str, folder: Path, *flags: str) -> list[dict]:
     """The log of a short training with the file, changed by flags alone."""
     words = [
@@ -126,9 +121,6 @@ def test_grpo_trains_in_groups_without_a_critic(data, tmp_path):
     assert len(entries(log, "policy/clip_fraction")) == 1
     assert entries(log, "kl")
     assert not (tmp_path / "critic").exists()
-
-
-# -------------------------------------------------------------------------------- docs
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("search")])

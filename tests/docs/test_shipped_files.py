@@ -1,7 +1,5 @@
 """`trl-stppo train --dry_run` passes every file in scripts/configs."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

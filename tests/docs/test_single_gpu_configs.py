@@ -1,7 +1,5 @@
 """Every YAML in scripts/configs parses, fits its card, and docs/one_gpu.md says what is computed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

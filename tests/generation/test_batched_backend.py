@@ -1,7 +1,5 @@
 """The backend over a function that samples whole batches."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_stppo.generation.batched import BatchedBackend

@@ -1,7 +1,5 @@
 """The cached backend samples what `generate` does, whatever else is in flight."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

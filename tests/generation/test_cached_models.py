@@ -1,7 +1,5 @@
 """Adapters, gradient checkpointing, the model's mode, and models that are refused."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

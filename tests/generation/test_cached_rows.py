@@ -1,7 +1,5 @@
 """Requests, slots and what is left in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

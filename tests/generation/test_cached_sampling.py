@@ -1,7 +1,5 @@
 """Draws follow the distribution and belong to the turn, not to the batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import GenerationConfig

@@ -1,7 +1,5 @@
 """Several turns are sampled where one is asked for, and the best is the answer."""
 
-from __future__ import annotations
-
 from trl_stppo.generation.candidates import CandidatesBackend
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
 

@@ -1,7 +1,5 @@
 """The batch backend whose rounds all processes make together, without any process."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_stppo.generation.collective import CollectiveBackend

@@ -1,7 +1,5 @@
 """The backend over an engine that batches by itself, with a stand-in for vLLM's `LLMEngine`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

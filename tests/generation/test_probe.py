@@ -1,7 +1,5 @@
 """Models that nobody has refused by name are sampled right, or are found out before the first turn."""
 
-from __future__ import annotations
-
 import copy
 
 import peft

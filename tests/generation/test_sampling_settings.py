@@ -1,7 +1,5 @@
 """Which generation configurations the cached backend can follow."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import GenerationConfig
 

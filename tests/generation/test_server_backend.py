@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 from trl_stppo.generation import server as module
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
 from trl_stppo.generation.server import ServerBackend, ServerError
@@ -136,20 +136,23 @@ def test_a_refusal_is_raised_where_the_rollout_is_played() -> None:
 
 
 def test_a_released_turn_is_forgotten_whenever_its_answer_comes() -> None:
-    gate = threading.Event()
-    server = Server(_0=[lambda: gate.wait(PATIENCE)])
+    gates = threading.Event(), threading.Event()
+    server = Server(_0=[lambda gate=gate: gate.wait(PATIENCE) for gate in gates])
     turns = ServerBackend(server, "run-5#1", patience=PATIENCE)
-    turns.add(TurnRequest(0, [1], 3, (0,)))
-    turns.release(0)
-    assert not turns.busy
-    turns.add(TurnRequest(0, [1], 8, (1,)))
+    for number, limit in enumerate((3, 8)):
+        turns.add(TurnRequest(0, [1], limit, (number,)))
+        assert wait_until(lambda: len(server.asked) == number + 1)  # noqa: B023
+        if number == 0:
+            turns.release(0)
+            assert not turns.busy
+    gates[0].set()
+    for _ in range(20):  # the late answer comes while the second turn is being sampled
+        assert turns.step() == []
+    gates[1].set()
     results = []
     while turns.busy:
         results += turns.step()
-    gate.set()
     assert results == [TurnResult(0, [8], [-1.0])]
-    for _ in range(20):
-        assert turns.step() == []
 
 
 def test_turns_of_lost_weights_do_not_count_and_the_weights_are_sent_again(caplog) -> None:

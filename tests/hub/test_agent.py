@@ -1,7 +1,5 @@
 """An agent at work: on environments, in one's own loop, with settings of its run or others."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -191,9 +189,6 @@ def test_a_model_whose_cache_is_not_ours_generates_the_same(saved, agent, monkey
     assert other.run(CountEnv, ROW, greedy=False).turns
 
 
-# -------------------------------------------------------------------------- loading
-
-
 def test_settings_can_be_changed_and_wrong_ones_are_named(saved):
     assert Agent.from_pretrained(str(saved), max_turns=1).run(CountEnv, ROW).rewards[1:] == []
     with pytest.raises(TypeError, match=r"no setting named 'max_turn'; there are .*max_turns"):
@@ -256,9 +251,6 @@ def test_a_quantised_policy_comes_back_quantised(tmp_path):
     plain = Agent.from_pretrained(trainer.args.output_dir, quantization_config=False)
     assert not getattr(plain.model.get_base_model(), "is_loaded_in_4bit", False)
     assert not torch.allclose(logits(plain.model), logits(agent.model), atol=1e-3)
-
-
-# ----------------------------------------------------------------------- agent.json
 
 
 def test_settings_survive_the_file_and_unknown_keys_are_passed_over(tmp_path):

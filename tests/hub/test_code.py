@@ -1,7 +1,5 @@
 """No code of a repository is run unless the caller says so, and nobody is asked either."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

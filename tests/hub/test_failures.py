@@ -1,7 +1,5 @@
 """The Hub refuses, breaks off or is not there: nothing is lost, and what is said helps."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shlex
@@ -145,9 +143,6 @@ def test_a_push_in_the_background_that_fails_is_told(hub, pushable, caplog):
         future = pushable.push_to_hub(blocking=False)
         assert future.exception(timeout=PATIENCE) is not None
     assert "403" in warnings_of(caplog, 1)[0]
-
-
-# ------------------------------------------------------------------------- downloads
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The model card: what it says, and that words of others stay words."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """Push, load, run and go on training, all through a Hub on this machine and the real client."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

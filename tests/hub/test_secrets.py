@@ -1,7 +1,5 @@
 """Secrets in every field that can hold one: in no byte that is written, pushed or printed."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import logging

@@ -1,7 +1,5 @@
 """What each `hub_strategy` uploads, and that a run goes on from what it finds there."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The best of several turns is played, by whoever judges them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What releases of transformers before 5.23 leave out, and this package therefore does itself."""
 
-from __future__ import annotations
-
 import torch
 from peft import LoraConfig
 from transformers import Trainer

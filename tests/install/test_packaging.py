@@ -1,7 +1,5 @@
 """What setup.cfg promises: ranges that are pinned somewhere, package data, sources that old Pythons read."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import json

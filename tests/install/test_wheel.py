@@ -1,7 +1,5 @@
 """The built wheel holds the whole package and nothing else, and works in an environment without anything."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

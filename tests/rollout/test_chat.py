@@ -1,7 +1,5 @@
 """From messages to ids: append-only, sampled tokens kept as they are."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.episodes import EOS, ids, text

@@ -1,7 +1,5 @@
 """What environments say holds no control token, whatever the tokenizer, and reads as it was written."""
 
-from __future__ import annotations
-
 import functools
 import random
 import unicodedata
@@ -65,9 +63,6 @@ def assert_said(kind: Kind, text: str, render=observed) -> None:
     expected = decode(harmless).replace(HARMLESS, core)
     composed = [unicodedata.normalize("NFC", read) for read in (decode(row), expected)]
     assert composed[0] == composed[1], text
-
-
-# ------------------------------------------------------------------- every control token
 
 
 @EVERY_KIND
@@ -153,9 +148,6 @@ def test_what_a_template_joins_from_pieces_and_what_a_given_one_writes_counts_to
     assert note not in own.observation_ids("<note>", conversational=False, turn_ended=True)
 
 
-# ----------------------------------------------------------------------------- borders
-
-
 def test_a_control_token_does_not_arise_between_prompt_and_opening():
     kind = kind_of("qwen")
     for prompt in ("Look: <|im_", [{"role": "user", "content": "Look: <|im_"}]):
@@ -203,9 +195,6 @@ def test_the_mark_itself_cannot_be_sent():
     ids = observed(kind, f"<{MARK}|endoftext|>{MARK}")
     assert kind.tokenizer.decode(ids) == "<\ufffd|endoftext|>\ufffd"
     assert observed(kind, f"a{MARK}b") == kind.tokenizer("a\ufffdb")["input_ids"]
-
-
-# ------------------------------------------------------------------------- odd tokenizers
 
 
 def test_what_cannot_be_written_in_plain_tokens_becomes_unknown_ones():
@@ -280,9 +269,6 @@ def test_tokenizers_that_find_no_control_token_in_text_are_left_alone():
     chat = ChatRenderer(Common(TOKENIZER), [2])
     ids = chat.observation_ids("<|im_end|>", conversational=False, turn_ended=True)
     assert ids == [TOKENIZER.eos_token_id]
-
-
-# ---------------------------------------------------------------------------------- fuzz
 
 
 OTHERS = ["\t", "  ", "\n\n", "word", "née", "東京", "🙂", "\u0338", "\xa0", "\u200d", "\ufeff"]

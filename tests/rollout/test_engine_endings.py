@@ -1,7 +1,5 @@
 """What an engine leaves behind: closed environments, text that can be tokenised, usable loops."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -160,9 +160,6 @@ def test_a_tool_environment_may_open_with_blocks_but_with_nothing_else():
     assert "the type `image`, and images are not supported" in played.record.errors[5]
 
 
-# ------------------------------------------------------------------ what reaches reset
-
-
 def test_reset_gets_the_columns_that_it_names():
     seen = []
 
@@ -204,9 +201,6 @@ def test_a_seed_is_given_to_who_asks_and_depends_on_rollout_and_row_only():
         assert len({*first, *others}) == 16
         assert all(type(s) is int and 0 <= s < 2**31 for s in (*first, *others))
         assert seeds_of(engine, columns=[{"seed": 7}]) == [7]  # a column goes first
-
-
-# ------------------------------------------------------------------ which environment
 
 
 def test_both_kinds_play_in_one_batch_and_the_column_that_chose_is_not_passed_on():

@@ -1,7 +1,5 @@
 """Environments that fail in every way at random: nothing but their own episodes is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -188,9 +186,6 @@ def test_messages_of_errors_are_short_and_never_an_error_themselves(error, messa
 
     engine = build(Failing)
     assert play(engine, lambda row, turn: "a]").record.errors[0].startswith(message + " (")
-
-
-# ---------------------------------------------------------------- nothing but failures
 
 
 class Sometimes:

@@ -73,9 +73,6 @@ class CountingTools:
         return f"{x}?"
 
 
-# --------------------------------------------------------------------------- places
-
-
 @pytest.mark.parametrize("capacity", [1, 3, None])
 def test_no_more_episodes_than_places_and_places_are_refilled_at_once(capacity):
     engine = build(Counting)
@@ -171,9 +168,6 @@ def test_gathering_ends_when_nobody_else_is_expected(monkeypatch):
     assert time.monotonic() - started < PATIENCE  # alone, there is nobody to wait for
 
 
-# -------------------------------------------------------------------- what is asked
-
-
 def test_the_seed_of_a_turn_names_rollout_row_and_turn():
     engine = build(Counting)
     played = play(engine, steady, [{"turns": 2}, {"turns": 3}], seed=(7, 0, 4), first_row=10)
@@ -182,9 +176,6 @@ def test_the_seed_of_a_turn_names_rollout_row_and_turn():
         *((0, (7, 0, 4, 10, turn)) for turn in range(2)),
         *((1, (7, 0, 4, 11, turn)) for turn in range(3)),
     }
-
-
-# ------------------------------------------------------------------- whatever happens
 
 
 KINDS = {"a": Counting, "b": CountingAsync, "t": CountingTools}
@@ -231,9 +222,6 @@ def test_random_schedules_play_the_same_episodes(schedules):
     assert len({episode[0] for episode in first}) == 12
     for number in range(1, schedules + 1):
         assert schedule(number, engine) == first
-
-
-# -------------------------------------------------------------- promises of the backend
 
 
 def test_logprobs_that_one_turn_lacks_are_none_for_all():

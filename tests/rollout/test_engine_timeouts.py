@@ -1,7 +1,5 @@
 """Calls and episodes that take too long, processes that die, and leaving in the middle."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -58,9 +56,6 @@ def _no_instances():
     Slow.over.set()
 
 
-# ------------------------------------------------------------------------ one call
-
-
 @pytest.mark.parametrize(
     ("when", "turns", "kind"), [("in_reset", 0, Slow), ("in_step", 1, SlowAsync)]
 )
@@ -98,9 +93,6 @@ def test_an_instance_that_was_made_too_late_is_nobodys():
     played = play(engine, says(["b]"]))
     assert played.only.env is made[2]
     assert (len(made), made[1].actions, made[2].actions) == (3, [], ["b"])
-
-
-# --------------------------------------------------------------------- one episode
 
 
 @pytest.mark.parametrize("when", ["in_reset", "in_step"])
@@ -159,9 +151,6 @@ def test_the_time_of_an_episode_counts_from_its_admission():
     assert played.reasons == ["terminated"] * 4
 
 
-# --------------------------------------------------------------- leaving in the middle
-
-
 class Leaving(ScriptedBackend):
     """Raises once an environment is in its step while another episode has a turn to sample."""
 
@@ -212,9 +201,6 @@ def test_an_exception_while_sampling_leaves_nothing_behind(error):
     Held.release.set()
     engine.close()
     assert wait_until(lambda: not environment_threads())
-
-
-# ------------------------------------------------------------------ own processes
 
 
 def test_processes_that_hang_or_die_cost_only_their_episodes():

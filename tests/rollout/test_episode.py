@@ -1,7 +1,5 @@
 """The row of an episode only grows at its end."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_stppo.rollout.episode import Episode

@@ -1,7 +1,5 @@
 """What a user's rollout_func may return besides TRL's keys."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Environments in processes: what a tool does there, the trainer survives and cleans up after."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -33,9 +31,6 @@ def env(monkeypatch):
     one = IsolatedEnvironment(Env)
     yield one
     one.kill()
-
-
-# --- Used like the object -------------------------------------------------------------------------
 
 
 def test_methods_run_in_the_child(env):
@@ -80,9 +75,6 @@ def test_the_child_sees_the_folder_and_variables_of_its_start(monkeypatch, tmp_p
     env = IsolatedEnvironment(Env)
     assert env.where() == (str(tmp_path), "set later than the server")
     env.kill()
-
-
-# --- Factories ------------------------------------------------------------------------------------
 
 
 def test_lambdas_closures_and_local_classes():
@@ -178,9 +170,6 @@ def test_a_factory_that_hangs():
         IsolatedEnvironment(lambda: time.sleep(1000), start_timeout=0.3)
     assert time.monotonic() - started < PATIENCE
     assert wait_until(lambda: descendants() <= before)
-
-
-# --- Failures in the child ------------------------------------------------------------------------
 
 
 def test_exceptions_keep_type_message_and_traceback(env):

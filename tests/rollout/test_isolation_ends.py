@@ -1,7 +1,5 @@
 """Environments in processes: how they end, and that nothing of them stays."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import multiprocessing
@@ -42,9 +40,6 @@ def env():
     one = IsolatedEnvironment(Env)
     yield one
     one.kill()
-
-
-# --- Kill and close -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "args"), [("hangs", ()), ("sleeps", (1000,))])
@@ -135,9 +130,6 @@ def test_an_interrupted_call_cannot_answer_the_next_one(env):
         signal.signal(signal.SIGALRM, previous)
     with pytest.raises(EnvironmentDied):
         env.step("a")
-
-
-# --- Nothing stays --------------------------------------------------------------------------------
 
 
 def test_cycles_leave_neither_descriptors_nor_children():

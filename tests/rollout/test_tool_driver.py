@@ -195,9 +195,6 @@ def test_tools_of_an_environment_hide_standalone_ones_of_their_name():
     assert answered == [("look", "saw a"), ("plain", "plain b")]
 
 
-# ----------------------------------------------------------------- given up in the middle
-
-
 def test_a_call_that_was_given_up_changes_nothing_when_it_ends():
     leave, left = threading.Event(), threading.Event()
 

@@ -1,7 +1,5 @@
 """Calls into environments: results, time limits, and threads that come and go."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

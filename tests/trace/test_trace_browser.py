@@ -1,7 +1,5 @@
 """The page in a browser: quick, to be used with keys alone, and nothing in an episode does anything."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Trace files: what is written is read, whatever was killed, damaged or done again meanwhile."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

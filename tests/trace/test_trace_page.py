@@ -1,7 +1,5 @@
 """The page as a file: complete, closed to the outside, and with nothing of an episode in its markup."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import gzip

@@ -1,7 +1,5 @@
 """Pieces of tokens add up to the text, whatever the tokenizer makes of bytes and spaces."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

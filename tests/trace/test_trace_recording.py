@@ -1,7 +1,5 @@
 """What a training records is what it computed, and recording leaves no trace in the training."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

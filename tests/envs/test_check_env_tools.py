@@ -4,7 +4,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
-from check_env_cases import LOOK, CleanAsyncTools, CleanTools, env_with
+from check_env_cases import LOOK, CleanAsyncTools, CleanTools, env_with, smell
 from trl_stppo.envs import check_env
 from trl_stppo.errors import EnvironmentContractError
 
@@ -131,6 +131,15 @@ def test_smells_of_tools() -> None:
     found = check_env(env, actions=[*LOOK, ("look", {"where": "nowhere"})])
     assert any("look returned 3" in message for message in found)
     assert any("look raised LookupError: nowhere" in message for message in found)
+
+
+def test_another_opening_of_a_tool_environment_is_a_smell() -> None:
+    def reset(self, **row):
+        CleanTools.reset(self)
+        self.count = getattr(self, "count", 0) + 1
+        return str(self.count)
+
+    assert "reset opens the same row differently" in smell(env_with(CleanTools, reset=reset)())
 
 
 def test_unknown_tools_in_actions_are_refused() -> None:

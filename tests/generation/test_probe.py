@@ -96,6 +96,11 @@ def test_a_window_too_wide_to_try_is_a_reason() -> None:
     assert why_unlike(model, 0) is None
 
 
+@pytest.mark.parametrize("kind", ["windows", "two sets of frequencies"])
+def test_known_ones_are_refused_by_name(kind) -> None:
+    assert slots.supports(WRONG[kind]()) is not None
+
+
 def test_nothing_is_left_behind() -> None:
     model = made(llama, torch.float32).train()
     model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -13,6 +13,7 @@ from tests.fakes import char_tokenizer, tiny_policy
 from tests.hub.hub_kit import saved_base
 from tests.hub.hub_server import Repo
 from trl_stppo import Agent
+from trl_stppo.cli.agent_models import local_config
 from trl_stppo.cli.evaluate import check_agent, load_agent
 from trl_stppo.hub.fetching import policy_folder
 from trl_stppo.hub.loading import load_tokenizer
@@ -104,6 +105,11 @@ LOADS = {
 def test_code_is_not_run_and_nobody_is_asked(load, coded, adapter, marker, tmp_path):
     with pytest.raises((ValueError, OSError)):
         LOADS[load](coded, adapter, quick_config(tmp_path / "run"))
+    assert not marker.exists()
+
+
+def test_looking_at_a_configuration_runs_no_code(coded, marker):
+    assert local_config(coded) is None
     assert not marker.exists()
 
 

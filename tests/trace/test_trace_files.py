@@ -150,6 +150,20 @@ def test_values_of_other_types_cost_their_episode(tmp_path, caplog):
     assert len(found) == page.episodes < len(lines) / 2
 
 
+def test_headers_of_other_types_cost_their_file(tmp_path):
+    # It begins later than any other, so that it is passed over in favour of none.
+    about = update(1, started=1e300)
+    head, line = about.to_json(), episode(about, 7, random.Random(0)).to_json()
+    names = [name for name in head if name != "version"]
+    odd = [{**head, name: value} for name in names for value in ODD if value != -5]
+    others = [[1], None, "[" * 100_000, {}, {**head, "version": "x"}]
+    for number, first in enumerate([head, *odd, *others], start=1):
+        packed(tmp_path, number, first, line)
+    page = build_page(tmp_path, tmp_path / "page.html")
+    assert page.damage.files > 100
+    assert page.episodes >= 1
+
+
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def full(self, data):
         self.touch()

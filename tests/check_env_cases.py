@@ -62,11 +62,7 @@ class CleanAsyncTools(CleanTools):
         return super().reset(**row)
 
     async def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: the place.
-        """
+        """Look.\n\nArgs:\n    where: the place."""
         return super().look(where)
 
     async def get_reward(self) -> float:

@@ -48,11 +48,7 @@ class RowTools:
         return f" {name}{turns}"
 
     def look(self, place: str) -> str:
-        """Look somewhere.
-
-        Args:
-            place: where.
-        """
+        """Look somewhere.\n\nArgs:\n    place: where."""
         self.turn_rewards.append(1.0)
         return "nothing"
 
@@ -61,35 +57,20 @@ class RowTools:
 
 
 def dataset(pause: float = 0.0) -> Dataset:
-    return Dataset.from_dict(
-        {
-            "prompt": [[{"role": "user", "content": "say "}]] * 8,
-            "name": list(LETTERS),
-            "turns": TURNS,
-            # The first half of the batch is the first process's.
-            "pause": [0.0] * 4 + [pause] * 4,
-        }
-    )
+    columns = {"prompt": [[{"role": "user", "content": "say "}]] * 8, "name": list(LETTERS)}
+    # The first half of the batch is the first process's.
+    return Dataset.from_dict({**columns, "turns": TURNS, "pause": [0.0] * 4 + [pause] * 4})
 
 
 def trainer_for(folder: Path, world: int, environment: Any, pause: float = 0.0, **options: Any):
     tokenizer = char_tokenizer()
     if environment is RowTools:
         tokenizer.chat_template, tokenizer.response_template = TEMPLATE, qwen3_template
-    arguments = {
-        "environment_factory": environment,
-        "train_dataset": dataset(pause),
-        "processing_class": tokenizer,
-        **options.pop("arguments", {}),
-    }
-    sizes = {
-        "per_device_train_batch_size": 8 // world,
-        "gradient_accumulation_steps": 1,
-        "num_mini_batches": 1,
-        "shuffle_dataset": False,
-        **({"ddp_backend": "gloo"} if world > 1 else {}),
-        "max_steps": 2,
-    }
+    arguments = {"environment_factory": environment, "train_dataset": dataset(pause)}
+    arguments |= {"processing_class": tokenizer, **options.pop("arguments", {})}
+    sizes = {"per_device_train_batch_size": 8 // world, "gradient_accumulation_steps": 1}
+    sizes |= {"num_mini_batches": 1, "shuffle_dataset": False, "max_steps": 2}
+    sizes |= {"ddp_backend": "gloo"} if world > 1 else {}
     limits = {**LIMITS, "max_turns": 6, "max_completion_length": 300}
     trainer = build(folder, Kept, arguments=arguments, **{**sizes, **limits, **options})
     assert trainer.accelerator.num_processes == world
@@ -120,8 +101,9 @@ def seen(trainer: Any) -> dict[str, Any]:
             {k: v for k, v in entry.items() if "_seconds" not in k and "per_second" not in k}
             for entry in trainer.state.log_history
         ],
-        "weights": [p.detach().clone() for p in trainer.model.parameters()]
-        + [p.detach().clone() for p in trainer.critic.parameters()],
+        "weights": [
+            p.detach().clone() for m in (trainer.model, trainer.critic) for p in m.parameters()
+        ],
         "columns": [[e.columns["name"] for e in trainer.episodes]],
     }
 
@@ -132,12 +114,8 @@ def trained(folder: Path, world: int, environment: Any) -> dict[str, Any]:
     original = CachedBackend.step
     CachedBackend.step = lambda self: (used.append(1), original(self))[1]
     try:
-        trainer = trainer_for(
-            folder,
-            world,
-            environment,
-            arguments={"turn_reward_funcs": even_turns, "reward_funcs": []},
-        )
+        paid = {"turn_reward_funcs": even_turns, "reward_funcs": []}
+        trainer = trainer_for(folder, world, environment, arguments=paid)
         if environment is RowTools:
             parsed(trainer)
         trainer.train()
@@ -152,9 +130,6 @@ def even_turns(turn: list[int], name: list[str], log_metric: Any, **kwargs: Any)
     for row in name:
         log_metric(f"seen/{row}", 1.0)
     return [0.5 + number if number % 2 == 0 else None for number in turn]
-
-
-# ------------------------------------------------------------------- vLLM's server mode
 
 
 def own_letter(prompt: list[int], request: dict[str, Any]) -> tuple[list[int], list[float]]:

@@ -29,9 +29,7 @@ NAMES = {
     "Qwen/Qwen2.5-7B-Instruct": AGENT,
 }
 # Code of pages -> what runs in its place.
-SHORTER = {
-    "tutorial.md": {"range(300)": "range(3)", "games * 40": "games"},
-}
+SHORTER = {"tutorial.md": {"range(300)": "range(3)", "games * 40": "games"}}
 FILE = re.compile(r"# ([\w/]+\.py)\n")
 
 

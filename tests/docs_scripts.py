@@ -28,20 +28,8 @@ SHIMS = {
 }
 FLAG = re.compile(r"--[A-Za-z]\w*(?:-\w+)*")
 # Commands of others, whose flags are not ours to check.
-OTHERS = {
-    "cd",
-    "source",
-    "export",
-    "hf",
-    "py-spy",
-    "tensorboard",
-    "trackio",
-    "cat",
-    "python3",
-    "git",
-    "kill",
-    "mkdir",
-}
+OTHERS = {"cd", "source", "export", "hf", "py-spy", "tensorboard", "trackio", "cat", "python3"}
+OTHERS |= {"git", "kill", "mkdir"}
 
 
 def commands(code: str) -> Iterator[list[str]]:

@@ -63,27 +63,3 @@ def going(observation: str, reward: float = 0.0, **info: Any) -> tuple:
 def done(reward: float = 0.0, **info: Any) -> tuple:
     """A step that ends the task."""
     return "ignored", reward, True, False, info
-
-
-class ScriptedModel:
-    """A `generate` callable that says fixed turns, and remembers its prompts and limits.
-
-    Args:
-        *calls: for each call, the turn of each running episode, as text; cut to the limit.
-        logprobs: whether to return logprobs (-1, -2, ... over the turn).
-    """
-
-    def __init__(self, *calls: Sequence[str], logprobs: bool = False) -> None:
-        self.calls, self.logprobs = list(calls), logprobs
-        self.prompts: list[list[str]] = []
-        self.limits: list[int] = []
-
-    def __call__(self, prompts: list[list[int]], limit: int) -> tuple[list, list | None]:
-        turns = self.calls[len(self.limits)]
-        assert len(turns) == len(prompts), "the script expects another number of running episodes"
-        self.prompts.append([text(p) for p in prompts])
-        self.limits.append(limit)
-        sampled = [ids(turn)[:limit] for turn in turns]
-        if not self.logprobs:
-            return sampled, None
-        return sampled, [[-float(i + 1) for i in range(len(s))] for s in sampled]

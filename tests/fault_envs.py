@@ -109,11 +109,7 @@ class Tools(Watched):
         return self._opening(fault)
 
     def e(self, x: str) -> str:
-        """Say it again.
-
-        Args:
-            x: what.
-        """
+        """Say it again.\n\nArgs:\n    x: what."""
         self.count += 1
         fault = self._enter("turn")
         self._fail(fault)
@@ -141,11 +137,7 @@ class ToolsAsync(Tools):
         return self._opening(fault)
 
     async def e(self, x: str) -> str:
-        """Say it again.
-
-        Args:
-            x: what.
-        """
+        """Say it again.\n\nArgs:\n    x: what."""
         self.count += 1
         fault = self._enter("turn")
         await self._fail_async(fault)

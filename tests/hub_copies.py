@@ -35,19 +35,10 @@ def medical(folder: Path) -> None:
     """The three sets with choices."""
     options = {"A": "Aspirin", "B": "Biotin", "C": "Codeine", "D": "Digoxin"}
     for split in ("train", "test"):
-        write(
-            folder / f"GBaker/MedQA-USMLE-4-options/phrases_no_exclude_{split}.jsonl",
-            [
-                {
-                    "question": f"A {split} patient\n needs what?",
-                    "answer": "Codeine",
-                    "options": options,
-                    "meta_info": "step1",
-                    "answer_idx": "C",
-                    "metamap_phrases": ["patient"],
-                }
-            ],
-        )
+        row = {"question": f"A {split} patient\n needs what?", "answer": "Codeine"}
+        row |= {"options": options, "meta_info": "step1", "answer_idx": "C"}
+        file = f"GBaker/MedQA-USMLE-4-options/phrases_no_exclude_{split}.jsonl"
+        write(folder / file, [{**row, "metamap_phrases": ["patient"]}])
     texts = {"opa": "Iron", "opb": "Zinc", "opc": "Lead", "opd": "Gold"}
     for split in ("train", "validation", "test"):
         row = {"id": f"m-{split}", **texts, "choice_type": "single", "exp": None}

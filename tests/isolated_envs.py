@@ -15,11 +15,7 @@ class Dangerous:
         return f" {doom}"
 
     def do(self, x: str) -> str:
-        """Do it.
-
-        Args:
-            x: what.
-        """
+        """Do it.\n\nArgs:\n    x: what."""
         while x == "hang":
             pass
         if x == "exit":
@@ -30,20 +26,12 @@ class Dangerous:
         return f"did {x}"
 
     async def later(self, x: str) -> str:
-        """Do it later.
-
-        Args:
-            x: what.
-        """
+        """Do it later.\n\nArgs:\n    x: what."""
         await asyncio.sleep(0)
         return self.do(x)
 
     def get(self, x: str) -> str:
-        """Get.
-
-        Args:
-            x: what.
-        """
+        """Get.\n\nArgs:\n    x: what."""
         return f"got {x}"
 
     async def get_reward(self):

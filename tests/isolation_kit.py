@@ -216,11 +216,5 @@ def in_thread(function):
 
 def run_script(body: str, **kwargs):
     head = "import os, sys, time, threading\nfrom trl_stppo.rollout.isolation import *\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + body],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **kwargs,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", head + body], cwd=ROOT, **pipes, **kwargs)

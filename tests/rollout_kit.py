@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.episodes import EOS, TOKENIZER, ids, text
+from tests.waiting import PATIENCE
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.engine import RolloutEngine
@@ -27,18 +28,14 @@ from trl_stppo.rollout.workers import EnvironmentCalls
 RENDERER = ChatRenderer(TOKENIZER, [EOS])
 PROMPT = [{"role": "user", "content": "q"}]
 Script = Callable[[int, int], str]
+BUILT: list[RolloutEngine] = []  # closed after each test of tests/rollout
 
 
 class ScriptedBackend:
-    """Says `script(row, turn)`, and holds the engine to the protocol.
+    """Says `script(row, turn)`, cut to the limit, and holds the engine to the protocol.
 
-    Args:
-        script: the turn as text, cut to the limit; row and turn are those of the request's seed.
-        capacity: as in the protocol.
-        logprobs: whether a turn comes with logprobs: -1, -2, ...
-        steps: how many steps a turn takes.
-        whole_batches: as of a backend for which each step is a batch of its own.
-        pause: seconds that each step takes.
+    Row and turn are those of the request's seed. `logprobs` tells whether a turn comes with -1, -2, ...,
+    `steps` how many steps it takes, `pause` how many seconds a step takes.
     """
 
     def __init__(
@@ -143,30 +140,22 @@ def build(
     texts, tools, probes = split_environments(factory)
     calls = EnvironmentCalls(workers)
     pool = EnvironmentPool({**texts, **tools}, probes, isolate=isolate)
+    decode, wait = RENDERER.decode_action, calls.run_async
     drivers: dict[str | None, Any] = {
-        name: TextDriver(
-            pool, name, probes[name], RENDERER.decode_action, calls.run_async, isolated=isolate
-        )
-        for name in texts
+        name: TextDriver(pool, name, probes[name], decode, wait, isolated=isolate) for name in texts
     }
-    options = {"run_on_main": calls.run_on_poller, "isolated": isolate}
-    for name in tools:
-        probe, plain = probes[name], list(standalone)
-        drivers[name] = ToolDriver(
-            pool, name, probe, plain, tool_format, calls.run_async, **options
-        )
-    if not drivers:
-        plain = list(standalone)
-        drivers[None] = ToolDriver(None, None, None, plain, tool_format, calls.run_async, **options)
-    return RolloutEngine(
-        drivers,
-        pool,
-        calls,
-        Limits(**{"max_completion_tokens": 200, **limits}),
-        tool_suffix=tool_format.suffix,
-        on_env_error=on_env_error,
-        env_error_penalty=env_error_penalty,
+    with_tools = [(pool, name, probes[name]) for name in tools]
+    for place in with_tools or ([] if drivers else [(None, None, None)]):
+        drivers[place[1]] = ToolDriver(
+            *place, list(standalone), tool_format, wait,
+            run_on_main=calls.run_on_poller, isolated=isolate,
+        )  # fmt: skip
+    limits = Limits(**{"max_completion_tokens": 200, **limits})
+    errors = {"on_env_error": on_env_error, "env_error_penalty": env_error_penalty}
+    BUILT.append(
+        RolloutEngine(drivers, pool, calls, limits, tool_suffix=tool_format.suffix, **errors)
     )
+    return BUILT[-1]
 
 
 @dataclass
@@ -211,12 +200,11 @@ class Played:
     @property
     def result(self) -> dict[str, Any]:
         """Of each episode: tokens before, tokens after, log-probabilities, who has said them."""
+        known = all(e.has_logprobs for e in self.episodes)
         return {
             "prompt_ids": [e.prompt_ids for e in self.episodes],
             "completion_ids": [e.ids for e in self.episodes],
-            "logprobs": [e.logprobs for e in self.episodes]
-            if all(e.has_logprobs for e in self.episodes)
-            else None,
+            "logprobs": [e.logprobs for e in self.episodes] if known else None,
             "env_mask": [[int(flag) for flag in e.action_mask] for e in self.episodes],
         }
 
@@ -240,11 +228,7 @@ def play(
 
 def play_once(factory: Any, script: Script, *, prompts: Any = None, **options: Any) -> Played:
     """One episode on an engine of its own."""
-    engine = build(factory, **options)
-    try:
-        return play(engine, script, prompts=prompts)
-    finally:
-        engine.close()
+    return play(build(factory, **options), script, prompts=prompts)
 
 
 def shown(episode: Episode) -> str:
@@ -255,6 +239,18 @@ def shown(episode: Episode) -> str:
 def indices(marks: str) -> list[int]:
     """A turn index from its digits, "." where there is no turn."""
     return [-1 if mark == "." else int(mark) for mark in marks if mark != " "]
+
+
+def collect(calls: EnvironmentCalls, count: int) -> dict[int, Any]:
+    """Results of so many calls, by their key."""
+    results: dict[int, Any] = {}
+    until = time.monotonic() + PATIENCE
+    while len(results) < count and time.monotonic() < until:
+        for result in calls.poll(0.2):
+            assert result.key not in results
+            results[result.key] = result
+    assert len(results) == count
+    return results
 
 
 def environment_threads() -> list[threading.Thread]:

@@ -23,51 +23,26 @@ from trl_stppo.core.layout import Part
 
 EPISODES = 8
 DEFAULTS = {
-    "variant": "s-ppo",
-    "clip_bias_power": 1.0,
-    "per_device_train_batch_size": EPISODES,
-    "gradient_accumulation_steps": 1,
-    "num_mini_batches": 1,
-    "num_ppo_epochs": 1,
-    "max_steps": 1,
-    "optim": "sgd",
-    "learning_rate": 0.1,
-    "critic_learning_rate": 0.05,
-    "lr_scheduler_type": "constant",
-    "max_grad_norm": 0.0,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "shuffle_dataset": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "disable_tqdm": True,
-}
+    "variant": "s-ppo", "clip_bias_power": 1.0, "per_device_train_batch_size": EPISODES,
+    "gradient_accumulation_steps": 1, "num_mini_batches": 1, "num_ppo_epochs": 1, "max_steps": 1,
+    "optim": "sgd", "learning_rate": 0.1, "critic_learning_rate": 0.05,
+    "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "bf16": False,
+    "gradient_checkpointing": False, "shuffle_dataset": False, "use_cpu": True, "report_to": "none",
+    "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
+}  # fmt: skip
 
 # Enough steps for every part of an adapter to move: the critic's head first, then its B, then A.
 STEPS = 4
 LEARNS = {
-    "trainer_class": STPPOTrainer,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
-    "num_ppo_epochs": 2,
-    "max_steps": STEPS,
-}
+    "trainer_class": STPPOTrainer, "optim": "adamw_torch", "learning_rate": 1e-2,
+    "critic_learning_rate": 1e-2, "num_ppo_epochs": 2, "max_steps": STEPS,
+}  # fmt: skip
 
 # Options of `scripted_trainer` that are arguments of the trainer; all others are settings.
 ARGUMENTS = (
-    "model",
-    "value_model",
-    "ref_model",
-    "peft_config",
-    "quantization_config",
-    "rollout_func",
-    "train_dataset",
-    "eval_dataset",
-    "callbacks",
-)
+    "model", "value_model", "ref_model", "peft_config", "quantization_config", "rollout_func",
+    "train_dataset", "eval_dataset", "callbacks",
+)  # fmt: skip
 
 
 def numbered_rows(count: int = EPISODES) -> Dataset:
@@ -132,10 +107,7 @@ def plain_logprobs(
 def stale(trainer: STPPOTrainer, size: float = 0.6, numbers: Collection[int] | None = None) -> None:
     """Pretend that another policy sampled: shift the old logprobs by a noise fixed per row.
 
-    Args:
-        trainer: its rollouts will be stale.
-        size: standard deviation of the shift, in nats.
-        numbers: of the episodes that are to be stale; all by default.
+    The shift has this standard deviation in nats; of the episodes those of these numbers, or all, are stale.
     """
     original = trainer._generate_and_score_completions
 
@@ -154,21 +126,14 @@ def stale(trainer: STPPOTrainer, size: float = 0.6, numbers: Collection[int] | N
 
 
 class Recorder(TrainerCallback):
-    """Keeps, for every optimizer step, the policy's gradient as the optimizer gets it, and weights.
-
-    Attributes:
-        before: weights of policy and critic when the training starts, by name.
-        grads: per step, the policy's gradients by name, after scaling and clipping.
-        after: per step, weights of policy and critic after the step, by name.
-        batches: per step, the rollout batch it was taken from, as one dict of tensors.
-    """
+    """Keeps, for every optimizer step, the policy's gradient as the optimizer gets it, and weights."""
 
     def __init__(self) -> None:
         self.trainer: STPPOTrainer | None = None
-        self.before: dict[str, Tensor] = {}
-        self.grads: list[dict[str, Tensor]] = []
-        self.after: list[dict[str, Tensor]] = []
-        self.batches: list[dict[str, Tensor]] = []
+        self.before: dict[str, Tensor] = {}  # weights of policy and critic at the start, by name
+        self.grads: list[dict[str, Tensor]] = []  # per step, of the policy, scaled and clipped
+        self.after: list[dict[str, Tensor]] = []  # per step, weights after it
+        self.batches: list[dict[str, Tensor]] = []  # per step, the rollout batch it was taken from
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.before = weights(self.trainer)
@@ -215,13 +180,8 @@ def scripted_trainer(
 ) -> tuple[STPPOTrainer, Recorder]:
     """A trainer of tiny models on scripted episodes, and the recorder of its steps.
 
-    Args:
-        folder: output directory.
-        trainer_class: `STPPOTrainer` itself for what needs TRL's fused head.
-        staleness: see `stale`; 0 for rollouts that are on-policy.
-        stale_episodes: numbers of the episodes that are stale; all by default.
-        rows: rows of the dataset.
-        options: settings that differ from DEFAULTS, and arguments of the trainer's constructor.
+    What needs TRL's fused head takes `STPPOTrainer` itself. Options are settings that differ from DEFAULTS,
+    and arguments of the trainer's constructor.
     """
     tokenizer = char_tokenizer()
     arguments = {key: options.pop(key) for key in ARGUMENTS if key in options}
@@ -236,16 +196,10 @@ def scripted_trainer(
     elif not {"value_model", "peft_config"} & {*arguments}:
         arguments["value_model"] = float64_value_model(tokenizer)
     recorder = Recorder()
-    trainer = trainer_class(
-        args=with_estimator(kind.config_class, {"output_dir": str(folder), **settings}),
-        processing_class=tokenizer,
-        **{
-            "train_dataset": numbered_rows(rows),
-            "rollout_func": play_script,
-            **arguments,
-            "callbacks": [recorder, *arguments.get("callbacks", [])],
-        },
-    )
+    arguments["callbacks"] = [recorder, *arguments.get("callbacks", [])]
+    defaults = {"train_dataset": numbered_rows(rows), "rollout_func": play_script}
+    args = with_estimator(kind.config_class, {"output_dir": str(folder), **settings})
+    trainer = trainer_class(args=args, processing_class=tokenizer, **{**defaults, **arguments})
     recorder.trainer = trainer
     if staleness:
         stale(trainer, staleness, stale_episodes)

@@ -1,4 +1,4 @@
-"""Tokenizers of the kinds that models come with, small and made here: Qwen, Llama, Gemma, Mistral, GPT-2.
+"""Tokenizers of the kinds that models come with, small and made here: Qwen, Mistral, GPT-2, in Python.
 
 Each has the normaliser, pre-tokeniser, decoder, control tokens and chat template of its kind, and a
 vocabulary learnt from a few lines.
@@ -24,7 +24,7 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import ByT5Tokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from trl_stppo.rollout.chat import ChatRenderer
 
@@ -52,23 +52,12 @@ MISTRAL = (
 
 @dataclass
 class Kind:
-    """A tokenizer with what tests need to know of it.
-
-    Attributes:
-        tokenizer: itself.
-        end: content of its end-of-turn token.
-        controls: contents of all its control tokens.
-        chats: whether it has a chat template.
-        tools: whether that renders tools.
-        whole: whether every text decodes to itself.
-    """
+    """A tokenizer, its end-of-turn token, all its control tokens, and whether it has a template."""
 
     tokenizer: Any
     end: str
     controls: tuple[str, ...]
     chats: bool = True
-    tools: bool = False
-    whole: bool = True
 
     @property
     def renderer(self) -> ChatRenderer:
@@ -79,69 +68,30 @@ class Kind:
         return set(self.tokenizer.convert_tokens_to_ids(list(self.controls)))
 
 
-def qwen(template: str = "qwen3_training") -> Kind:
+def qwen() -> Kind:
     """Byte-level BPE under NFC, ChatML, and tags that are added but not special."""
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tags = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-    tags += ("<think>", "</think>") if "qwen3" in template else ()
+    tags += ("<think>", "</think>")
     core = _byte_level(QWEN_WORDS)
     core.normalizer = normalizers.NFC()
     tokenizer = _fast(core, special, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in tags])
-    tokenizer.chat_template = _trl(template)
-    return Kind(tokenizer, "<|im_end|>", (*special, *tags), tools=True)
-
-
-def llama3() -> Kind:
-    """Byte-level BPE with headers, and a token at the beginning of each row."""
-    special = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
-    special += ("<|eot_id|>", "<|python_tag|>", "<|reserved_special_token_0|>")
-    core = _byte_level(QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|"))
-    tokenizer = _fast(core, special, bos_token=special[0], eos_token="<|eot_id|>")
-    _begins_with(tokenizer, special[0])
-    tokenizer.chat_template = _trl("llama3_training")
-    return Kind(tokenizer, "<|eot_id|>", special)
-
-
-def gemma() -> Kind:
-    """BPE on whole lines with bytes to fall back on, and runs of blanks as tokens."""
-    special = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
-    core = Tokenizer(models.BPE())
-    core.normalizer = normalizers.Replace(" ", "▁")
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    _train_with_bytes(core)
-    tokenizer = _fast(core, special, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
-    blanks = ["\n", "\n\n", "▁▁", "▁▁▁", "<b>"]
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in blanks])
-    _begins_with(tokenizer, "<bos>")
-    tokenizer.chat_template = _trl("gemma_training")
-    return Kind(tokenizer, "<end_of_turn>", special)
+    tokenizer.chat_template = (TEMPLATES / "qwen3_training.jinja").read_text()
+    return Kind(tokenizer, "<|im_end|>", (*special, *tags))
 
 
 def mistral(prepend: str = "first") -> Kind:
     """BPE on words with the blank in front, `[INST]` around what the user says.
 
     Args:
-        prepend: where a blank is put in front: before the row ("first"), before each part between
-            control tokens ("always"), or by the normaliser, as of old ("normalizer").
+        prepend: a blank is put before the row ("first") or each part between control tokens ("always").
     """
     special = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
     core = Tokenizer(models.BPE())
-    if prepend == "normalizer":
-        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        core.normalizer = normalizers.Sequence(steps)
-    else:
-        core.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=prepend, split=False)
-    core.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    core.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=prepend, split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    core.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     _train_with_bytes(core)
     tokenizer = _fast(core, special, bos_token="<s>", eos_token="</s>", pad_token="</s>")
     _begins_with(tokenizer, "<s>")
@@ -192,27 +142,12 @@ def slow() -> Kind:
     return Kind(tokenizer, "<|im_end|>", ("<|im_start|>", "<|im_end|>", "<pad>", "<tool_response>"))
 
 
-def byt5() -> Kind:
-    """Transformers' own in Python, which ends each row with a token, with ChatML in its markers."""
-    tokenizer = ByT5Tokenizer(extra_ids=2)
-    tokenizer.chat_template = CHATML.replace("<|im_start|>", "<extra_id_0>").replace(
-        "<|im_end|>", "</s>"
-    )
-    controls = ("<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_1>")
-    return Kind(tokenizer, "</s>", controls)
-
-
 KINDS: dict[str, Callable[[], Kind]] = {
-    "qwen2.5": lambda: qwen("qwen2_5_training"),
-    "qwen3": qwen,
-    "llama3": llama3,
-    "gemma": gemma,
+    "qwen": qwen,
     "mistral": mistral,
     "mistral, always": lambda: mistral("always"),
-    "mistral, of old": lambda: mistral("normalizer"),
     "gpt2": gpt2,
     "slow": slow,
-    "byt5": byt5,
 }
 
 
@@ -233,23 +168,15 @@ def _train_with_bytes(core: Tokenizer) -> None:
     core.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
     learnt = json.loads(core.to_str())["model"]
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *learnt["vocab"]]
-    core.model = models.BPE(
-        {token: number for number, token in enumerate(tokens)},
-        [tuple(pair) for pair in learnt["merges"]],
-        byte_fallback=True,
-        fuse_unk=True,
-        unk_token="<unk>",
-    )
+    numbers = {token: number for number, token in enumerate(tokens)}
+    merges, unknown = [tuple(pair) for pair in learnt["merges"]], {"unk_token": "<unk>"}
+    core.model = models.BPE(numbers, merges, byte_fallback=True, fuse_unk=True, **unknown)
 
 
 def _fast(core: Tokenizer, special: tuple[str, ...], **named: str) -> PreTrainedTokenizerFast:
     others = [token for token in special if token not in named.values()]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        additional_special_tokens=others,
-        clean_up_tokenization_spaces=False,
-        **named,
-    )
+    named |= {"additional_special_tokens": others, "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=core, **named)
 
 
 def _begins_with(tokenizer: PreTrainedTokenizerFast, token: str) -> None:
@@ -257,7 +184,3 @@ def _begins_with(tokenizer: PreTrainedTokenizerFast, token: str) -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[pair]
     )
-
-
-def _trl(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text()

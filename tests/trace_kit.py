@@ -21,18 +21,11 @@ WORDS = (
 ENDS = ("terminated", "max_turns", "token_budget", "env_error")
 # What a page must show as text and never obey.
 HOSTILE = [
-    "</script><script>alert('script')</script>",
-    "<img src=x onerror=alert('image')>",
-    "\"><svg onload=alert('svg')>",
-    "{{data}}{{script}}",
-    "</style><!--",
-    "\u202eturned around\u2066",
-    "\x00\x01\x1b[31m\x7f\x85",
-    "\u2028\u2029\ufeff",
-    "\ud83d",
-    "👩\u200d💻👨\u200d👩\u200d👧",
-    "a" * 100_000,
-]
+    "</script><script>alert('script')</script>", "<img src=x onerror=alert('image')>",
+    "\"><svg onload=alert('svg')>", "{{data}}{{script}}", "</style><!--",
+    "\u202eturned around\u2066", "\x00\x01\x1b[31m\x7f\x85", "\u2028\u2029\ufeff", "\ud83d",
+    "👩\u200d💻👨\u200d👩\u200d👧", "a" * 100_000,
+]  # fmt: skip
 
 
 def figures(draw: random.Random, spans: list[tuple[int, int]], length: int) -> dict[str, Any]:

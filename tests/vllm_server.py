@@ -58,25 +58,17 @@ class ModelSampler:
 class CompletionsServer:
     """Answers `/v1/completions` as vLLM does.
 
-    Args:
-        sample: makes the completions.
-
-    Attributes:
-        requests: all that have been asked, as dicts.
-        answers: all that have been given: (prompt ids, sampled ids, logprobs).
-        faults: for the next requests: a status, "drop", which closes the connection, "garbage", or a
-            function that changes the right answer; None for none.
-        weights: what they are called; "default" is that of a server that has just been started.
-        joined: how often a trainer has met it.
-        resets: how often it was to forget prefixes, those of running turns too.
+    A fault of the next request is a status, "drop", which closes the connection, "garbage", or a function
+    that changes the right answer. The weights of a server that has just been started are "default".
     """
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
         self.requests: list[dict[str, Any]] = []
-        self.answers: list[tuple[list[int], list[int], list[float]]] = []
+        self.answers: list[tuple[list[int], list[int], list[float]]] = []  # prompt, ids, logprobs
         self.faults: list[str | Callable[[dict[str, Any]], Any] | None] = []
-        self.weights, self.joined, self.resets = "default", 0, 0
+        self.weights = "default"
+        self.joined = self.resets = 0  # trainers that came, and prefixes that were to be forgotten
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -84,17 +76,15 @@ class CompletionsServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/v1/completions":
+                    server.answer(self, body)
+                    return
                 if self.path == "/update_weight_version":
                     server.weights = body["new_version"]
-                    server.reply(self, 200, {"success": True})
-                    return
-                if self.path.startswith("/reset_prefix_cache"):
-                    assert self.path.endswith("?reset_running_requests=true")
+                else:
+                    assert self.path == "/reset_prefix_cache?reset_running_requests=true"
                     server.resets += 1
-                    server.reply(self, 200, {"success": True})
-                    return
-                assert self.path == "/v1/completions"
-                server.answer(self, body)
+                server.reply(self, 200, {"success": True})
 
             def do_GET(self) -> None:
                 assert self.path == "/weight_info"
@@ -118,11 +108,8 @@ class CompletionsServer:
         elif isinstance(fault, str):
             self.reply(handler, int(fault), {"error": "out of memory"})
         else:
-            choices = [
-                self._choice(prompt, request)
-                for prompt in request["prompt"]
-                for _ in range(request["n"])
-            ]
+            prompts = [prompt for prompt in request["prompt"] for _ in range(request["n"])]
+            choices = [self._choice(prompt, request) for prompt in prompts]
             for choice in choices if callable(fault) else ():
                 fault(choice)
             self.reply(handler, 200, {"choices": choices})
@@ -164,8 +151,9 @@ class Response:
 class Session:
     """In place of `requests.Session`."""
 
-    def post(self, url: str, json: dict[str, Any]) -> Response:
-        return self._answer(urllib.request.Request(url, data=_encoded(json)))
+    def post(self, url: str, **body: dict[str, Any]) -> Response:
+        data = json.dumps(body["json"]).encode()
+        return self._answer(urllib.request.Request(url, data=data))
 
     def get(self, url: str) -> Response:
         if url.endswith("/metrics"):
@@ -181,17 +169,8 @@ class Session:
             return Response(error.code, error.read().decode())
 
 
-def _encoded(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode()
-
-
 class LocalClient(VLLMClient):
-    """Upstream's client without start-up; weights are copied into the server's model.
-
-    Args:
-        url: of the server.
-        server: itself, where weights are to be sent.
-    """
+    """Upstream's client without start-up; weights are copied into the server's model."""
 
     def __init__(self, url: str, server: CompletionsServer | None = None) -> None:
         self.base_url, self.model, self.session = url, "policy", Session()
@@ -234,9 +213,7 @@ class ServerGeneration(VLLMGeneration):
 def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient | None:
     """Let a trainer that was built without vLLM generate on the server, as with `use_vllm=True`.
 
-    Args:
-        trainer: gets what GRPOTrainer's constructor would have made.
-        server: on the main process; None on others.
+    It gets what GRPOTrainer's constructor would have made. On other processes there is no server.
     """
     client = None if server is None else LocalClient(server.url, server)
     trainer.use_vllm, trainer.vllm_mode = True, "server"

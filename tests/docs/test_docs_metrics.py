@@ -1,7 +1,5 @@
 """docs/watching.md has every figure that training logs, and no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,14 @@ from tests.script_kit import AGENT
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 
 SMALL = {
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 2,
-    "max_steps": 2,
-    "max_turns": 2,
-    "max_turn_tokens": 4,
-    "max_completion_length": 24,
-    "logging_steps": 1,
-    "target_kl": 10.0,
-    "stabilizers": ["winners", "share"],
-    "use_cpu": True,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "save_strategy": "no",
-    "report_to": "none",
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 2,
+    "max_turns": 2, "max_turn_tokens": 4, "max_completion_length": 24, "logging_steps": 1,
+    "target_kl": 10.0, "stabilizers": ["winners", "share"], "use_cpu": True, "bf16": False,
+    "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
     "disable_tqdm": True,
-}
+}  # fmt: skip
 # What needs a mixture of experts, tools, or vLLM; and what is logged at the end of a run.
-ELSEWHERE = (
-    *("aux_loss", "tools/", "sampling/importance_sampling_ratio/"),
-    "sampling/asked_again",
-)
+ELSEWHERE = (*("aux_loss", "tools/", "sampling/importance_sampling_ratio/"), "sampling/asked_again")
 
 
 class Room:
@@ -60,25 +45,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names in the logs of two short runs with everything switched on."""
     names: set[str] = set()
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": "go"}]}] * 8)
-    for kind, config in (
-        (STPPOTrainer, STPPOConfig(str(tmp_path_factory.mktemp("a")), **SMALL, beta=0.1)),
-        (
-            STGRPOTrainer,
-            STGRPOConfig(
-                str(tmp_path_factory.mktemp("b")),
-                **{**SMALL, "stabilizers": ["share"]},
-                num_generations=2,
-            ),
-        ),
+    groups = {**SMALL, "stabilizers": ["share"], "num_generations": 2}
+    for kind, make, settings in (
+        (STPPOTrainer, STPPOConfig, {**SMALL, "beta": 0.1}),
+        (STGRPOTrainer, STGRPOConfig, groups),
     ):
-        trainer = kind(
-            AGENT,
-            [polite],
-            config,
-            rows,
-            environment_factory=Room,
-            turn_reward_funcs=[polite] if kind is STPPOTrainer else None,
-        )
+        config = make(str(tmp_path_factory.mktemp("run")), **settings)
+        paid = {"turn_reward_funcs": [polite] if kind is STPPOTrainer else None}
+        trainer = kind(AGENT, [polite], config, rows, environment_factory=Room, **paid)
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
         names |= {name for line in trainer.state.log_history for name in line} - {"step"}
@@ -87,10 +61,8 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def documented() -> set[str]:
     """Names in the tables, in the last paragraph, and of the reasons for which episodes end."""
-    page, ends = (
-        DOCS / "watching.md",
-        table_rows(DOCS / "environments.md", "Limits and stop reasons"),
-    )
+    page = DOCS / "watching.md"
+    ends = table_rows(DOCS / "environments.md", "Limits and stop reasons")
     rows = {name for row in table_rows(page, "Figures") for name in CODE.findall(row[0])}
     last = prose(page).strip().split("\n\n")[-1]
     return rows | set(CODE.findall(last)) | {f"stop_reason/{row[0].strip('`')}" for row in ends}

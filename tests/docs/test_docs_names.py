@@ -1,6 +1,4 @@
-"""Metrics, options, functions and tests that the documentation names exist; no metric is missing there."""
-
-from __future__ import annotations
+"""Options, functions and tests that the documentation names exist."""
 
 import ast
 import dataclasses
@@ -11,81 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_kit import CODE, DOCS, PAGES, ROOT, quoted, table_rows
+from tests.docs_kit import DOCS, PAGES, ROOT, quoted, table_rows
 
-PREFIXES = (
-    *("policy", "clip_bias", "value", "advantage", "turns", "episode", "stop_reason", "guard"),
-    *("perf", "sampling", "objective", "rewards", "completions", "tools"),
-)
-METRIC = re.compile(rf"(?:eval_)?(?:{'|'.join(PREFIXES)})/[\w<>*/{{}}.]+")
 SOURCES = [
     path
     for folder in ("trl_stppo", "scripts", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-# transformers' own figures, and those of single functions' names.
-METRICS_OF_OTHERS = {"loss", "grad_norm", "learning_rate", "epoch"}
-
-
-def documented_metrics() -> set[str]:
-    """The names of the first columns of the figures of docs/watching.md."""
-    rows = table_rows(DOCS / "watching.md", "Figures")
-    names = {name for row in rows for name in CODE.findall(row[0])}
-    return names | METRICS_OF_OTHERS
-
-
-def is_documented(metric: str, names: set[str]) -> bool:
-    """Whether it is one of the names, `*` and `<function>` standing for anything."""
-    if metric.endswith("/*"):
-        return any(name.startswith(metric[:-1]) for name in names)
-    patterns = (re.sub(r"\\\*|<\w+>", "[^/]+", re.escape(name)) for name in names)
-    return any(re.fullmatch(pattern, metric) for pattern in patterns)
-
-
-@cache
-def evaluation_figures() -> frozenset[str]:
-    """What docs/evaluation.md lists, with the endings that it abbreviates."""
-    names = set()
-    for row in table_rows(DOCS / "evaluation.md", "Figures"):
-        found = CODE.findall(row[0])
-        for name in found:
-            names |= {name, *(f"{found[0]}{end}" for end in found if end.startswith("_"))}
-    return frozenset(names)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_metrics_that_are_named_are_documented(page):
-    names = documented_metrics() | evaluation_figures()
-    for name in quoted(page):
-        if METRIC.fullmatch(name):
-            bare = re.sub(r"^eval_(\w+_)?(?=episode)", "", name).removeprefix("eval_")
-            assert is_documented(bare, names), f"{page.name}: {name}"
-
-
-def test_metrics_in_the_code_are_documented():
-    names = documented_metrics() | evaluation_figures()
-    found = set()
-    for path in SOURCES:
-        if path.is_relative_to(ROOT / "trl_stppo" / "trainer"):
-            found |= set(re.findall(rf"\"({METRIC.pattern})\"", path.read_text()))
-    assert len(found) > 40
-    for name in found:
-        shown = re.sub(r"\{\w+(\.\w+)?\}", "x", name)
-        assert "{" in name or is_documented(shown, names), name
-
-
-def test_a_metric_that_does_not_exist_is_noticed():
-    assert not is_documented("policy/clip_rate", documented_metrics())
-    assert is_documented("rewards/exact_match_reward/mean", documented_metrics())
-
-
-def test_every_metric_says_what_is_healthy_and_what_to_do():
-    for row in table_rows(DOCS / "watching.md", "Figures"):
-        assert len(row) == 4, row
-        assert row[1], row
-
-
-# ---------------------------------------------------------------------------- options
 
 
 @cache
@@ -129,30 +59,6 @@ FOREIGN = {
 }  # fmt: skip
 
 
-ADVICE = [
-    *(("reliability", under) for under in ("The run does not learn", "The run breaks")),
-    *(("reliability", under) for under in ("Episodes", "Memory and time")),
-    ("watching", "Figures"),
-]
-
-
-@pytest.mark.parametrize(("name", "under"), ADVICE)
-def test_options_in_advice_exist(name, under):
-    metrics = documented_metrics() | evaluation_figures()
-    for text in quoted(DOCS / f"{name}.md", under):
-        option = re.fullmatch(r"([a-z]+(?:_[a-z0-9]+)+)(=.*)?", text)
-        if option and option[1] not in metrics | KNOWN_WORDS:
-            assert option[1] in fields(), f"{name}.md: {text}"
-
-
-# Not options: functions, columns and files that advice names.
-KNOWN_WORDS = {
-    *("check_env", "output_dir", "stop_reason", "py_spy", "paged_adamw_8bit", "rollout_func"),
-    *("train_runtime", "train_loss", "train_samples_per_second", "train_steps_per_second"),
-    *("total_flos", "aux_loss", "num_tokens", "chat_template"),
-}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_in_backticks_exist(page):
     """`name=value` anywhere is an option, or at least a name of the code."""
@@ -167,9 +73,6 @@ def test_words_with_underscores_are_names_of_the_code(name):
     for text in quoted(DOCS / f"{name}.md"):
         if re.fullmatch(r"[a-z]{2,}(_[a-z0-9]+)+", text):
             assert text in fields() | identifiers(), f"{name}.md: {text}"
-
-
-# ------------------------------------------------------------------- algorithm and paths
 
 
 def test_functions_and_tests_of_the_algorithm_exist():
@@ -189,11 +92,6 @@ def resolve(dotted: str) -> object:
     except ModuleNotFoundError:
         module, _, name = dotted.rpartition(".")
         return getattr(importlib.import_module(module), name)
-
-
-def test_an_equation_without_a_function_is_noticed():
-    with pytest.raises((AttributeError, ModuleNotFoundError)):
-        resolve("trl_stppo.core.ratios.no_such_ratio")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

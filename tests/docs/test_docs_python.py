@@ -1,7 +1,5 @@
 """Python blocks of every page run, in order, on this machine; those that cannot are few and compile."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import sys
@@ -10,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.docs_kit import DOCS, PAGES, ROOT, blocks
-from tests.docs_offline import SHORTER, make_short, run_block
+from tests.docs_kit import PAGES, ROOT, blocks
+from tests.docs_offline import make_short, run_block
 
 PYTHON = {page: [b for b in blocks(page) if b.language in ("python", "py")] for page in PAGES}
 WITH_CODE = [page for page, found in PYTHON.items() if any(not b.not_run for b in found)]
@@ -54,12 +52,6 @@ def test_blocks_that_are_not_run_are_python_and_few(page):
     for block in left_out:
         ast.parse(block.code)
     assert len(left_out) == NOT_RUN.get(page.name, 0), [block.where for block in left_out]
-
-
-@pytest.mark.parametrize("name", SHORTER)
-def test_what_is_shortened_is_there(name):
-    for long in SHORTER[name]:
-        assert (DOCS / name).read_text().count(long) == 1
 
 
 def test_a_block_with_an_old_name_is_noticed(tmp_path, monkeypatch):

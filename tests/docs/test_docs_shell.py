@@ -1,7 +1,5 @@
 """Commands in shell blocks exist with the flags and files that the pages give them; YAML is read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -32,20 +30,15 @@ def check_all(code):
         docs_scripts.check(words)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "make no-such-target",
-        "trl-stppo train --no_such_flag 3",
-        "accelerate launch --no_such_flag scripts/train_stppo.py",
-        "accelerate launch scripts/train_stppo.py --response_lenght 3",
-        "python scripts/search/build_index.py bm25 a b --no_such_flag",
-        "python scripts/no_such_script.py",
-        "pip install 'trl-stppo[no-such-extra]'",
-        "for i in 1 2; do\n  python scripts/train_stppo.py --config scripts/configs/none.yaml\ndone",
-        "frobnicate --all",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "make no-such-target", "trl-stppo train --no_such_flag 3",
+    "accelerate launch --no_such_flag scripts/train_stppo.py",
+    "accelerate launch scripts/train_stppo.py --response_lenght 3",
+    "python scripts/search/build_index.py bm25 a b --no_such_flag",
+    "python scripts/no_such_script.py", "pip install 'trl-stppo[no-such-extra]'",
+    "for i in 1 2; do\n  python scripts/train_stppo.py --config scripts/configs/none.yaml\ndone",
+    "frobnicate --all",
+])  # fmt: skip
 def test_a_wrong_command_is_noticed(code):
     with pytest.raises(AssertionError):
         check_all(code)

@@ -1,7 +1,5 @@
 """`scripts/first_gpu_run.sh` gets to its report, in small and without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -21,14 +19,9 @@ FLAGS = {
 def test_it_ends_with_a_report_that_names_no_path(tmp_path: Path) -> None:
     flags = [part for name, value in FLAGS.items() for part in (f"--{name}", str(value))]
     own = {"VENV": sys.prefix, "FOLDER": str(tmp_path / "run"), "GPU_CHECK": "--quick --only ddp"}
-    done = subprocess.run(
-        ["bash", "scripts/first_gpu_run.sh", *flags],
-        cwd=ROOT,
-        env={**os.environ, **own, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command, env = ["bash", "scripts/first_gpu_run.sh", *flags], {**os.environ, **own}
+    options = {"cwd": ROOT, "env": {**env, "PYTHONPATH": str(ROOT)}, "timeout": 600}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     text = (tmp_path / "run" / "report.json").read_text()
     report = json.loads(text)

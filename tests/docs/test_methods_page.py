@@ -1,7 +1,5 @@
 """The page of methods names every variant, and says of each what the code does."""
 
-from __future__ import annotations
-
 import itertools
 import re
 
@@ -34,10 +32,3 @@ def test_the_parts_of_a_name_mean_what_the_page_says(variant):
     assert ({**VARIANTS, **GROUP_VARIANTS})[variant] == PREFIXES[prefix]
     assert f"| `{last}` |" in PAGE
     assert f"| {f'`{prefix}`' if prefix else 'none'} |" in PAGE
-
-
-def test_other_pages_leave_the_list_to_it():
-    for name in ("configuration", "tutorial", "index"):
-        text = (ROOT / "docs" / f"{name}.md").read_text()
-        assert "| `turn-ppo` |" not in text
-        assert name == "index" or "methods.md" in text

@@ -1,15 +1,11 @@
 """Every YAML in scripts/configs parses, fits its card, and docs/one_gpu.md says what is computed."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from tests.script_kit import ROOT
@@ -22,8 +18,6 @@ from trl_stppo.models.memory import FITS, GIB, estimate
 CONFIGS = sorted((ROOT / "scripts" / "configs").glob("*.yaml"))
 SINGLE_GPU = [path for path in CONFIGS if path.stem.startswith("single_gpu")]
 DOCS = (ROOT / "docs" / "one_gpu.md").read_text()
-# Keys that the configuration turns into others.
-RESOLVED = {"gradient_accumulation_steps", "total_episodes", "use_cpu", "report_to"}
 
 
 def parse(path: Path, folder: Path) -> tuple[Any, STPPOConfig, ModelConfig]:
@@ -40,19 +34,6 @@ def card(path: Path) -> int:
 
 def test_there_is_a_file_for_each_card():
     assert [card(path) for path in SINGLE_GPU] == [16, 24, 48, 80]
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_key_arrives(path, tmp_path):
-    parsed = parse(path, tmp_path)
-    for key, value in yaml.safe_load(path.read_text()).items():
-        owners = [part for part in parsed if key in {f.name for f in fields(part)}]
-        assert owners, key
-        if key in RESOLVED | {"output_dir"}:
-            continue
-        found = getattr(owners[0], key)
-        found = getattr(found, "value", found)
-        assert found == value or found == [value], key
 
 
 @pytest.mark.parametrize("path", SINGLE_GPU, ids=lambda path: path.stem)

@@ -106,13 +106,8 @@ def echo(monkeypatch):
 def test_texts_go_in_and_out(echo) -> None:
     env = echo()
     assert env.reset(seed=3) == ("Talk.\nseed 3", {})
-    assert env.step("<action>hi</action>") == (
-        "heard hi",
-        0.0,
-        False,
-        False,
-        {"valid_action": True},
-    )
+    heard = env.step("<action>hi</action>")
+    assert heard == ("heard hi", 0.0, False, False, {"valid_action": True})
     env.step("a")
     assert env.step("b")[1:] == (1.0, True, False, {"valid_action": True, "success": False})
     with pytest.raises(RuntimeError, match="call reset before step"):

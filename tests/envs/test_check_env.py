@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from check_env_cases import (
-    ONE,
-    Clean,
-    CleanAsync,
-    CleanTools,
-    OldForm,
-    env_with,
-    returning,
-    smell,
-)
+from check_env_cases import ONE, Clean, CleanAsync, CleanTools, OldForm, env_with, returning, smell
 from trl_stppo.envs import check, check_env
 from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.recipes.search import SearchEnv
@@ -49,10 +40,9 @@ def test_a_running_event_loop_is_no_obstacle() -> None:
     assert asyncio.run(inside()) == []
 
 
-REWARDS = ["1", None, float("nan"), float("inf"), b"1", 1j, np.complex128(1), [1.0], np.ones(2)]
-
-
-FLAGS = [None, 0, 1, 0.0, "no", np.ones(2, dtype=bool), []]
+REWARDS = ["1", None, float("nan"), 1j, [1.0], np.ones(2)]
+FLAGS = [None, 0, "no", np.ones(2, dtype=bool)]
+NUMBERS = [True, np.float64(1), torch.tensor(0.5), Decimal(1)]
 
 
 @pytest.mark.parametrize(
@@ -61,13 +51,11 @@ FLAGS = [None, 0, 1, 0.0, "no", np.ones(2, dtype=bool), []]
         *((returning(reward, at=1), r"Faulty\.step returned the reward") for reward in REWARDS),
         *((returning(flag, at=2), r"step returned terminated = ") for flag in FLAGS),
         (returning(None, at=3), r"step returned truncated = None"),
-        *((returning(text, at=0), "step returned the observation") for text in (None, 1, b"x")),
-        *((returning(info, at=4), "step returned the info") for info in (None, [], "x")),
+        (returning(b"x", at=0), "step returned the observation"),
+        (returning([], at=4), "step returned the info"),
         (returning({"valid_action": "yes"}, at=4), r"info\['valid_action'\] = 'yes'"),
         (returning({"success": 1.0}, at=4), r"info\['success'\] = 1.0"),
-        (returning(None), r"step returned NoneType: None; allowed: \(observation"),
         (returning(("x", 0.0, False)), "step returned a tuple of 3"),
-        (returning(["x", 0.0, False, False, {}]), "step returned list"),
         (returning(("x", 0.0, "no", {})), "step returned done = 'no'"),
         (lambda self: None, r"step\('hello'\) raised TypeError"),
         (lambda self, action: int(action), r"Faulty\.step\('hello'\) raised ValueError"),
@@ -80,15 +68,11 @@ def test_faulty_steps(faulty, message) -> None:
 
 
 @pytest.mark.parametrize(
-    "reward", [True, np.float64(1), np.int64(1), torch.tensor(0.5), Decimal(1)]
+    ("value", "at"),
+    [*((reward, 1) for reward in NUMBERS), (np.False_, 3), (torch.tensor(False), 3)],
 )
-def test_whatever_is_a_number_is_a_reward(reward) -> None:
-    assert check_env(env_with(step=returning(reward, at=1))()) == []
-
-
-@pytest.mark.parametrize("flag", [np.False_, torch.tensor(False)])
-def test_whatever_is_a_bool_is_a_flag(flag) -> None:
-    assert check_env(env_with(step=returning(flag, at=3))()) == []
+def test_whatever_is_a_number_is_a_reward_and_a_bool_a_flag(value, at) -> None:
+    assert check_env(env_with(step=returning(value, at=at))()) == []
 
 
 @pytest.mark.parametrize(
@@ -97,9 +81,6 @@ def test_whatever_is_a_bool_is_a_flag(flag) -> None:
         (lambda self, prompt: "x", r"reset\(prompt=.* raised TypeError: .* 'seed'"),
         (lambda self, task, **row: "x", "reset.* raised TypeError: .*'task'"),
         (lambda self, **row: 3, "reset returned 3"),
-        (lambda self, **row: ["x"], r"reset returned \['x'\]"),
-        (lambda self, **row: ("x", {}, 1), "reset returned"),
-        (lambda self, **row: (3, {}), "reset returned 3"),
         (lambda self, **row: ("x", None), "reset returned the info None"),
         (lambda self, **row: row["answers"], r"reset\(.* raised KeyError: 'answers'"),
         (lambda self, **row: asyncio.sleep(0), "Faulty.reset returned .* `async def`"),
@@ -117,16 +98,6 @@ def test_every_form_of_opening_is_accepted(opening) -> None:
         return opening
 
     assert check_env(env_with(reset=reset)()) == []
-
-
-def test_an_odd_text_may_not_raise_even_if_the_given_actions_are_read() -> None:
-    def step(self, action):
-        if "\x00" in action:
-            raise ValueError("null")
-        return Clean.step(self, action)
-
-    with pytest.raises(EnvironmentContractError, match=r"step\('\\x00'\) raised ValueError: null"):
-        check_env(env_with(step=step), actions=["fine"])
 
 
 def test_warnings_are_issued_too() -> None:
@@ -196,16 +167,6 @@ def test_state_of_the_old_episode_in_the_opening_is_a_smell() -> None:
             return f"{super().reset()[0]} {self.episodes}", {}
 
     assert "reset opens the same row differently" in smell(Counting())
-
-
-def test_state_of_the_old_episode_in_the_answers_is_a_smell() -> None:
-    class Remembering(Clean):
-        def step(self, action):
-            self.heard = [*getattr(self, "heard", []), action]
-            _, *rest = super().step(action)
-            return f"{len(self.heard)}", *rest
-
-    assert "step answers the same actions" in smell(Remembering())
 
 
 def test_unseeded_randomness_is_a_smell_not_an_error() -> None:
@@ -283,22 +244,6 @@ def test_an_opening_that_another_instance_changes_is_shared() -> None:
         check_env(lambda: Shared(next(names)))
 
 
-def test_rows_reach_the_instances() -> None:
-    class Shared(Clean):
-        def reset(self, **row):
-            Shared.task = row["task"]
-            super().reset()
-            return "x"
-
-        def step(self, action):
-            _, *rest = super().step(action)
-            return Shared.task, *rest
-
-    check_env(Shared, [{"task": "a"}])
-    with pytest.raises(EnvironmentContractError, match="change each other"):
-        check_env(Shared, [{"task": "a"}, {"task": "b"}])
-
-
 def test_only_the_first_rows_are_played() -> None:
     seen: list[int] = []
 
@@ -346,12 +291,6 @@ def test_what_was_made_is_closed_and_an_instance_of_the_caller_is_not() -> None:
     assert Closing.opened - 1 == Closing.closed > 1
 
 
-@pytest.mark.parametrize("env", [Clean, CleanTools, CleanAsync, SearchEnv])
-def test_the_kinds_are_told_apart(env) -> None:
-    instance = env()
-    assert check.is_text_environment(instance) == (env not in (CleanTools,))
-
-
 def asking_a_database(**options):
     """Clean, with a database that reset opens and step reads."""
 
@@ -376,11 +315,7 @@ def test_calls_come_from_different_threads_as_in_a_training() -> None:
 
 def test_a_tool_that_needs_the_main_thread_gets_it_and_a_step_does_not() -> None:
     def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: the place.
-        """
+        """Look.\n\nArgs:\n    where: the place."""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return where
 

@@ -6,16 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from trl_stppo.generation.cached import CachedBackend
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
@@ -34,16 +25,14 @@ def tiny_model(kind: str = "gpt2", attention: str = "sdpa", vocabulary: int = VO
     rotary |= {"num_attention_heads": 4, "max_position_embeddings": 256, **common}
     torch.manual_seed(0)
     if kind == "gpt2":
-        model = GPT2LMHeadModel(
-            GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=256, **common)
-        )
+        config = GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=256, **common)
     elif kind == "llama":
-        model = LlamaForCausalLM(LlamaConfig(num_key_value_heads=2, **rotary))
+        config = LlamaConfig(num_key_value_heads=2, **rotary)
     elif kind == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(num_key_value_heads=2, head_dim=4, **rotary))
+        config = Qwen3Config(num_key_value_heads=2, head_dim=4, **rotary)
     else:
-        model = Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=4, **rotary))
-    return exact_norms(model.double().eval())
+        config = Qwen2Config(num_key_value_heads=4, **rotary)
+    return exact_norms(AutoModelForCausalLM.from_config(config).double().eval())
 
 
 def exact_norms(model):
@@ -99,15 +88,11 @@ def episodes(count: int = 9, turns: int = 3, seed: int = 0, limit: int = 9) -> l
     def some(low: int, high: int) -> list[int]:
         return [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(low, high))]
 
-    return [
-        Episode(
-            key,
-            some(1, 30),
-            [some(0, 12) for _ in range(turns - 1)],
-            [rng.randint(1, limit) for _ in range(turns)],
-        )
-        for key in range(count)
-    ]
+    def made(key: int) -> Episode:
+        prompt, observations = some(1, 30), [some(0, 12) for _ in range(turns - 1)]
+        return Episode(key, prompt, observations, [rng.randint(1, limit) for _ in range(turns)])
+
+    return [made(key) for key in range(count)]
 
 
 def play(backend, todo: list[Episode], seed: int | None = None) -> dict[int, list[TurnResult]]:
@@ -147,14 +132,9 @@ def generated(model, ids: list[int], limit: int, ends=ENDS) -> list[int]:
     """One greedy turn of one episode by `generate`."""
     row = torch.tensor([ids])
     with torch.no_grad():
-        out = model.generate(
-            input_ids=row,
-            attention_mask=torch.ones_like(row),
-            do_sample=False,
-            max_new_tokens=limit,
-            eos_token_id=list(ends),
-            pad_token_id=0,
-        )
+        options = {"do_sample": False, "max_new_tokens": limit, "eos_token_id": list(ends)}
+        mask = torch.ones_like(row)
+        out = model.generate(input_ids=row, attention_mask=mask, pad_token_id=0, **options)
     return out[0, len(ids) :].tolist()
 
 

@@ -1,7 +1,5 @@
 """The backend over a function that samples whole batches."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_stppo.generation.batched import BatchedBackend
@@ -32,12 +30,6 @@ def test_all_that_is_queued_is_one_batch_cut_to_each_limit() -> None:
     assert turns == [TurnResult(2, [5], [-0.5]), TurnResult(4, [2] * 3, [-0.5] * 3)]
     assert generate.calls == [([[5], [1, 2]], 3, [(0, 2), (0, 4)])], "in the order of the episodes"
     assert not backend.busy
-
-
-def test_without_logprobs() -> None:
-    backend = BatchedBackend(Echo(logprobs=False))
-    backend.add(TurnRequest(0, [7], 2, (0,)))
-    assert backend.step() == [TurnResult(0, [7, 7], None)]
 
 
 def test_released_requests_are_not_sent() -> None:

@@ -1,19 +1,9 @@
 """Requests, slots and what is left in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from tests.generation.driving import (
-    ENDS,
-    backend_of,
-    episodes,
-    generated,
-    ids_of,
-    play,
-    tiny_model,
-)
+from tests.generation.driving import ENDS, backend_of, episodes, generated, ids_of, play, tiny_model
 from trl_stppo.generation.protocol import TurnRequest
 from trl_stppo.generation.sampling import SamplingSettings
 
@@ -38,21 +28,6 @@ def poison(backend) -> None:
     for tensor in backend._cache._tensors():
         tensor.data[free, :, : backend._cache.used] = torch.nan
         tensor.data[-1] = torch.nan
-
-
-def test_one_token() -> None:
-    model = tiny_model()
-    backend = backend_of(model)
-    prompts = [e.prompt for e in episodes()]
-    with backend.running():
-        for key, prompt in enumerate(prompts):
-            backend.add(request(key, prompt, 1))
-        turns = backend.step()
-        assert not backend.busy
-        assert {t.key: t.ids for t in turns} == {
-            key: generated(model, prompt, 1) for key, prompt in enumerate(prompts)
-        }
-        assert [len(t.logprobs) for t in turns] == [1] * len(prompts)
 
 
 def test_an_immediate_end() -> None:

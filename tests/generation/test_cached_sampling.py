@@ -1,7 +1,5 @@
 """Draws follow the distribution and belong to the turn, not to the batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -55,24 +53,6 @@ def test_draws_follow_the_warped_distribution(settings: SamplingSettings) -> Non
     assert chi_square(counts, warped(settings, ids, logits)[0]) < 6
     tempered = (logits[0] / settings.temperature).log_softmax(-1)
     assert torch.allclose(logprobs, tempered[tokens], atol=1e-12)
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_turns_follow_the_model(settings: SamplingSettings) -> None:
-    model, count, prompt = tiny_model("gpt2", vocabulary=5), 3000, [3, 4, 3]
-    backend = backend_of(model, settings, ends=[])
-    with backend.running():
-        for key in range(count):
-            backend.add(TurnRequest(key, prompt, 2, (5, key)))
-        turns = backend.step()
-    with torch.no_grad():
-        for prefix in [[], *([token] for token in range(5))]:
-            row = torch.tensor([prompt + prefix])
-            drawn = [t.ids[len(prefix)] for t in turns if t.ids[: len(prefix)] == prefix]
-            if len(drawn) > 50:
-                want = warped(settings, row, model(row).logits[:, -1])[0]
-                counts = torch.tensor(drawn).bincount(minlength=5)
-                assert chi_square(counts, want) < 6
 
 
 def test_a_turn_does_not_depend_on_its_company() -> None:

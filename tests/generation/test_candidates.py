@@ -1,7 +1,5 @@
 """Several turns are sampled where one is asked for, and the best is the answer."""
 
-from __future__ import annotations
-
 from trl_stppo.generation.candidates import CandidatesBackend
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
 
@@ -45,11 +43,7 @@ def test_the_best_is_played_and_the_others_are_forgotten() -> None:
     backend = CandidatesBackend(inner, 3, highest)
     backend.add(TurnRequest(4, [1], 9, (7, 4)))
     assert backend.busy
-    assert [(r.key, r.seed) for r in inner.asked] == [
-        (12, (7, 4, 0)),
-        (13, (7, 4, 1)),
-        (14, (7, 4, 2)),
-    ]
+    assert [(r.key, r.seed) for r in inner.asked] == [(12 + i, (7, 4, i)) for i in range(3)]
     assert {(tuple(r.ids), r.max_new_tokens) for r in inner.asked} == {((1,), 9)}
     assert backend.step() == [TurnResult(4, [1], [-0.5])]
     assert inner.released == [12, 14], "their rows do not go on"

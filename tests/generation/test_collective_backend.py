@@ -1,7 +1,5 @@
 """The batch backend whose rounds all processes make together, without any process."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_stppo.generation.collective import CollectiveBackend
@@ -52,16 +50,6 @@ def test_a_process_with_fewer_turns_fills_up_to_the_most_and_to_the_largest_limi
     assert [r.logprobs for r in results] == [[-20.0, 0.0, -1.0], [-25.0, 0.0, -1.0, -2.0]]
 
 
-def test_the_process_with_the_most_turns_adds_nothing():
-    others = Others([(1, 9, 0)])
-    backend = others.backend()
-    for key in range(3):
-        backend.add(request(key))
-    assert [r.key for r in backend.step()] == [0, 1, 2]
-    assert len(others.calls[0][0]) == 3
-    assert others.calls[0][1] == 9
-
-
 def test_a_process_without_a_turn_still_takes_part():
     others = Others([(2, 5, 0)])
     backend = others.backend()
@@ -87,12 +75,6 @@ def test_finishing_goes_on_until_all_have_finished():
     assert others.rounds == []
 
 
-def test_one_of_two_others_keeps_it_waiting():
-    others = Others([(0, 0, 1), (1, 2, 0)], [(0, 0, 1), (0, 0, 1)])
-    others.backend().finish()
-    assert len(others.calls) == 1
-
-
 def test_a_process_alone_needs_no_filler_and_finishes_at_once():
     others = Others([], [])
     backend = others.backend()
@@ -101,25 +83,6 @@ def test_a_process_alone_needs_no_filler_and_finishes_at_once():
     assert others.calls[0][0] == [[10, 20]]
     backend.finish()
     assert others.said == [(1, 3, 0), (0, 0, 1)]
-
-
-def test_a_released_episode_is_not_counted():
-    others = Others([(0, 0, 0)])
-    backend = others.backend(capacity=1)
-    backend.add(request(0))
-    backend.release(0)
-    assert backend.step() == []
-    backend.add(request(1))  # there is room again
-    assert others.said == [(0, 0, 0)]
-
-
-def test_logprobs_may_be_missing():
-    others = Others([(2, 3, 0)])
-    backend = CollectiveBackend(
-        lambda rows, limit, seeds: ([[1]] * len(rows), None), others.exchange, FILLER
-    )
-    backend.add(request(0))
-    assert backend.step()[0].logprobs is None
 
 
 @pytest.mark.parametrize("surplus", [-1, 1])
@@ -131,10 +94,3 @@ def test_a_wrong_number_of_completions_raises(surplus):
     backend.add(request(0))
     with pytest.raises(RuntimeError, match=f"3 turns were to be sampled; {3 + surplus} came back"):
         backend.step()
-
-
-def test_a_wrong_number_raises_while_finishing_too():
-    others = Others([(2, 3, 0)])
-    backend = CollectiveBackend(lambda *args: ([], None), others.exchange, FILLER)
-    with pytest.raises(RuntimeError, match="2 turns were to be sampled; 0 came back"):
-        backend.finish()

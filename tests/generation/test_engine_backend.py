@@ -1,7 +1,5 @@
 """The backend over an engine that batches by itself, with a stand-in for vLLM's `LLMEngine`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -37,15 +35,9 @@ class Engine:
             done = len(ids) == limit
             logprobs = [{i: SimpleNamespace(logprob=-float(i)), 0: None} for i in ids]
             turn = SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs)
-            outputs.append(
-                SimpleNamespace(
-                    request_id=name,
-                    finished=done,
-                    outputs=[turn],
-                    prompt_token_ids=row,
-                    num_cached_tokens=len(row) - 1,
-                )
-            )
+            said = {"request_id": name, "finished": done, "outputs": [turn]}
+            known = {"prompt_token_ids": row, "num_cached_tokens": len(row) - 1}
+            outputs.append(SimpleNamespace(**said, **known))
             if done:
                 del self.requests[name]
         return outputs

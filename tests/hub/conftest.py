@@ -21,21 +21,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     """An empty Hub; the client is logged in, has a cache of its own, and waits for nothing."""
     server = LocalHub()
     cache = str(tmp_path / "cache")
-    for name, value in {
-        "ENDPOINT": server.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_OFFLINE": False,
-        "HF_HUB_DISABLE_XET": True,  # a storage of its own, in compiled code
-        "HF_HUB_CACHE": cache,
-    }.items():
+    # Xet is a storage of its own, in compiled code.
+    known = {"ENDPOINT": server.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+    resolve = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    known |= {"HUGGINGFACE_CO_URL_TEMPLATE": resolve, "HF_HUB_CACHE": cache}
+    for name, value in known.items():
         monkeypatch.setattr(constants, name, value)
-    for name, value in {
-        "HF_ENDPOINT": server.url,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_CACHE": cache,
-        "HF_TOKEN": TOKEN,
-    }.items():
+    variables = {"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    for name, value in {**variables, "HF_HUB_CACHE": cache, "HF_TOKEN": TOKEN}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(hf_api.api, "endpoint", server.url)
     monkeypatch.setattr(transformers_hub, "_hf_api", None)

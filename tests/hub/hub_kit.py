@@ -35,12 +35,8 @@ def letters(count: int = 8) -> Any:
 def run(folder: Path, trainer_class: type = STPPOTrainer, **options: Any) -> Any:
     """A trainer on `CountEnv` that evaluates greedily; `arguments` as in `build`."""
     arguments = {**TEXT, "train_dataset": letters(), **options.pop("arguments", {})}
-    settings = {
-        **LIMITS,
-        "eval_generation_kwargs": {"temperature": 0.0},
-        "hub_model_id": REPO,
-        "max_turn_tokens": 4,
-    }
+    settings = {**LIMITS, "hub_model_id": REPO, "max_turn_tokens": 4}
+    settings |= {"eval_generation_kwargs": {"temperature": 0.0}}
     return build(folder, trainer_class, arguments=arguments, **{**settings, **options})
 
 

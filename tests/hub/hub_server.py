@@ -47,12 +47,7 @@ class Repo:
 class Fault:
     """What goes wrong with requests whose line ("PUT /lfs/...") matches.
 
-    Attributes:
-        pattern: of method and path.
-        status: answered in place of the truth; None drops the connection.
-        times: how often.
-        headers: of the answer.
-        after: bytes of the body, sent or received, before a connection is dropped.
+    A status is answered in place of the truth; None drops the connection after so many bytes.
     """
 
     pattern: str
@@ -63,29 +58,19 @@ class Fault:
 
 
 class LocalHub:
-    """A server with repositories, faults, and a list of the requests that it got.
-
-    Attributes:
-        repos: by "user/name".
-        large: contents by sha256.
-        faults: tried in order.
-        requests: "METHOD path" of each.
-        before: called with each request before it is answered.
-    """
+    """A server with repositories, faults, and a list of the requests that it got."""
 
     def __init__(self) -> None:
-        self.repos: dict[str, Repo] = {}
-        self.large: dict[str, bytes] = {}
+        self.repos: dict[str, Repo] = {}  # by "user/name"
+        self.large: dict[str, bytes] = {}  # by sha256
         self.faults: list[Fault] = []
-        self.requests: list[str] = []
+        self.requests: list[str] = []  # "METHOD path" of each
         self.before: Callable[[str], None] = lambda line: None
         self.lock = threading.RLock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("", (Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        ).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -94,9 +79,6 @@ class LocalHub:
     def fail(self, pattern: str, status: int | None, times: int = 10**9, **how: Any) -> None:
         """Let requests go wrong from now on."""
         self.faults.append(Fault(pattern, status, times, **how))
-
-    def heal(self) -> None:
-        self.faults.clear()
 
     def fault(self, line: str) -> Fault | None:
         with self.lock:
@@ -110,32 +92,26 @@ class LocalHub:
         return sum(bool(re.search(pattern, line)) for line in self.requests)
 
 
-def git_id(content: bytes) -> str:
-    """The id of a blob in git."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+def is_large(path: str, size: int) -> bool:
+    return path.endswith(BINARY) or size > LARGE
 
 
-def is_large(path: str, content_size: int) -> bool:
-    return path.endswith(BINARY) or content_size > LARGE
+def oid(path: str, content: bytes | None) -> str | None:
+    """The id of a file: by sha256, or as a blob in git."""
+    if content is None:
+        return None
+    blob = b"blob %d\0" % len(content) + content
+    large = is_large(path, len(content))
+    return (hashlib.sha256(content) if large else hashlib.sha1(blob)).hexdigest()
 
 
-def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    return Handler
-
-
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # head and body are two writes: 40 ms between them
     hub: LocalHub
 
     def log_message(self, *args: Any) -> None:
         pass
-
-    # ------------------------------------------------------------------ the frame
 
     def _serve(self) -> None:
         path = unquote(urlparse(self.path).path)
@@ -145,9 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._drop_after: int | None = None
         fault = self.hub.fault(line)
         if fault is not None and fault.status is None and self.command in ("PUT", "POST"):
-            self.rfile.read(
-                min(fault.after, int(self.headers.get("Content-Length") or fault.after))
-            )
+            sent = int(self.headers.get("Content-Length") or fault.after)
+            self.rfile.read(min(fault.after, sent))
             return self._drop()
         body = self._body()
         if fault is not None and fault.status is not None:
@@ -179,9 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        headers = headers or {}
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
@@ -194,8 +168,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str) -> None:
         self._answer(status, {"error": code}, {"X-Error-Code": code, "X-Error-Message": code})
-
-    # ------------------------------------------------------------------ the routes
 
     def _route(self, path: str, body: bytes) -> None:
         authorised = self.headers.get("Authorization") == f"Bearer {TOKEN}"
@@ -223,9 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(404, "NoRoute")
 
     def _whoami(self) -> None:
-        self._answer(
-            200, {"type": "user", "name": "me", "auth": {"accessToken": {"role": "write"}}}
-        )
+        auth = {"accessToken": {"role": "write"}}
+        self._answer(200, {"type": "user", "name": "me", "auth": auth})
 
     def _create(self) -> None:
         asked = json.loads(self._content)
@@ -241,23 +212,13 @@ class _Handler(BaseHTTPRequestHandler):
         repo = self._repo(name)
         if repo is None:
             return
-        files = [
-            {
-                "path": f["path"],
-                "uploadMode": "lfs" if is_large(f["path"], f["size"]) else "regular",
-                "shouldIgnore": False,
-                "oid": self._oid(f["path"], repo.files.get(f["path"])),
-            }
-            for f in json.loads(self._content)["files"]
-        ]
+        files = []
+        for asked in json.loads(self._content)["files"]:
+            path = asked["path"]
+            mode = "lfs" if is_large(path, asked["size"]) else "regular"
+            known = {"oid": oid(path, repo.files.get(path)), "shouldIgnore": False}
+            files.append({"path": path, "uploadMode": mode, **known})
         self._answer(200, {"files": files})
-
-    @staticmethod
-    def _oid(path: str, content: bytes | None) -> str | None:
-        if content is None:
-            return None
-        large = is_large(path, len(content))
-        return hashlib.sha256(content).hexdigest() if large else git_id(content)
 
     def _batch(self, name: str) -> None:
         if self._repo(name) is None:
@@ -269,10 +230,10 @@ class _Handler(BaseHTTPRequestHandler):
             objects.append(entry if known else {**entry, "actions": {"upload": {"href": href}}})
         self._answer(200, {"transfer": "basic", "objects": objects})
 
-    def _store(self, oid: str) -> None:
-        if hashlib.sha256(self._content).hexdigest() != oid:
+    def _store(self, digest: str) -> None:
+        if hashlib.sha256(self._content).hexdigest() != digest:
             return self._refuse(400, "Checksum")
-        self.hub.large[oid] = self._content
+        self.hub.large[digest] = self._content
         self._answer(200)
 
     def _commit(self, name: str, revision: str) -> None:
@@ -311,11 +272,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, entries)
 
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
-        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content)}
-        entry["oid"] = git_id(content)
+        entry = {"type": "file", "path": path, "size": len(content), "oid": oid(path, content)}
         if is_large(path, len(content)):
-            oid = hashlib.sha256(content).hexdigest()
-            entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 130}
+            entry["lfs"] = {**entry, "pointerSize": 130}
         return entry
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
@@ -328,7 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
             code = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
             return self._answer(404, b"", {**head, **code})
         content = files[path]
-        head["ETag"] = f'"{self._oid(path, content)}"'
+        head["ETag"] = f'"{oid(path, content)}"'
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
         if wanted and self.command == "GET":
             start = int(wanted[1])

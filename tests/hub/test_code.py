@@ -1,7 +1,5 @@
 """No code of a repository is run unless the caller says so, and nobody is asked either."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -84,33 +82,29 @@ def adapter(tmp_path, coded):
     return str(tmp_path / "lora")
 
 
+# What a name, or an adapter, is loaded by; `c` is a configuration.
 LOADS = {
-    "agent": lambda name, adapter, folder: Agent.from_pretrained(name),
-    "agent, adapter": lambda name, adapter, folder: Agent.from_pretrained(adapter),
-    "tokenizer": lambda name, adapter, folder: load_tokenizer(name),
-    "tokenizer, adapter": lambda name, adapter, folder: load_tokenizer(adapter),
-    "critic": lambda name, adapter, folder: critic_from_checkpoint(name),
-    "critic of a run": lambda name, adapter, folder: critic_from_checkpoint(
-        name, **continuing.loading_options(quick_config(folder))
+    "agent": lambda name, lora, c: Agent.from_pretrained(name),
+    "agent, adapter": lambda name, lora, c: Agent.from_pretrained(lora),
+    "tokenizer": lambda name, lora, c: load_tokenizer(name),
+    "tokenizer, adapter": lambda name, lora, c: load_tokenizer(lora),
+    "critic": lambda name, lora, c: critic_from_checkpoint(name, **continuing.loading_options(c)),
+    "policy to go on with": lambda name, lora, c: continuing.policy_to_go_on_with(
+        lora, None, c, None
     ),
-    "policy to go on with": lambda name, adapter, folder: continuing.policy_to_go_on_with(
-        adapter, None, quick_config(folder), None
+    "reward model": lambda name, lora, c: build(c.output_dir, arguments={"reward_funcs": [name]}),
+    "turn reward model": lambda name, lora, c: build(
+        c.output_dir, arguments={"turn_reward_funcs": [name]}
     ),
-    "reward model": lambda name, adapter, folder: build(folder, arguments={"reward_funcs": [name]}),
-    "turn reward model": lambda name, adapter, folder: build(
-        folder, arguments={"turn_reward_funcs": [name]}
-    ),
-    "command line": lambda name, adapter, folder: check_agent(Path(name), "models", False),
-    "evaluated adapter": lambda name, adapter, folder: load_agent(
-        Path(adapter), quick_config(folder), ModelConfig()
-    ),
+    "command line": lambda name, lora, c: check_agent(Path(name), "models", False),
+    "evaluated adapter": lambda name, lora, c: load_agent(Path(lora), c, ModelConfig()),
 }
 
 
 @pytest.mark.parametrize("load", list(LOADS))
 def test_code_is_not_run_and_nobody_is_asked(load, coded, adapter, marker, tmp_path):
     with pytest.raises((ValueError, OSError)):
-        LOADS[load](coded, adapter, tmp_path / "run")
+        LOADS[load](coded, adapter, quick_config(tmp_path / "run"))
     assert not marker.exists()
 
 

@@ -1,7 +1,5 @@
 """The model card: what it says, and that words of others stay words."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math
@@ -16,7 +14,7 @@ from tests.hub.hub_kit import REPO, letters, run
 from trl_stppo import PPOTrainer, STGRPOTrainer
 from trl_stppo.hub import card as cards
 from trl_stppo.hub.description import Description, Environment
-from trl_stppo.hub.markdown import code, escaped, fenced, plain, table
+from trl_stppo.hub.markdown import code, escaped, fenced
 from trl_stppo.hub.results import last_evaluations, results_table
 
 HOSTILE = (
@@ -44,8 +42,9 @@ class HostileEnv(CountEnv):
 HostileEnv.__name__ = HostileEnv.__qualname__ = "Evil`](x) <b>"
 
 
-@pytest.mark.parametrize("form", [escaped, code])
-@pytest.mark.parametrize("before", ["", "- ", "1. ", "text ", "> "])
+@pytest.mark.parametrize(
+    ("form", "before"), [(escaped, ""), (code, "- "), (escaped, "1. "), (code, ""), (escaped, "> ")]
+)
 def test_no_words_become_markup(form, before):
     allowed = {"<p>", "</p>", "<span>", "</span>", "<code>", "</code>"}
     html = rendered(form(before + HOSTILE))
@@ -66,13 +65,6 @@ def test_a_block_of_code_ends_where_it_should():
     assert html.count("<pre>") == 1
     assert "<b>" not in html
     assert "<p>after</p>" in html
-
-
-def test_a_table_keeps_its_cells():
-    html = rendered(table(["a|z", "b"], [[code("x|y`|"), escaped("p|q\nr")]]))
-    assert html.count("<td>") == 2
-    assert "x|y`|" in html
-    assert plain("a\n\tb  c", 4) == "a b…"
 
 
 @pytest.mark.parametrize("name", [None, "a/folder/of/rows", "owner/name"])
@@ -96,17 +88,12 @@ class OfferingEnv(CountEnv):
 
 
 def test_a_card_survives_names_docstrings_and_rows_of_others(tmp_path):
-    rows = letters().map(
-        lambda row: {"prompt": [{"role": "system", "content": HOSTILE}, *row["prompt"]]}
-    )
-    trainer = run(
-        tmp_path / "odd `]( <b> name",
-        arguments={"environment_factory": HostileEnv, "train_dataset": rows},
-        hub_model_id=None,
-    )
+    folder, system = tmp_path / "odd `]( <b> name", {"role": "system", "content": HOSTILE}
+    rows = letters().map(lambda row: {"prompt": [system, *row["prompt"]]})
+    arguments = {"environment_factory": HostileEnv, "train_dataset": rows}
+    trainer = run(folder, arguments=arguments, hub_model_id=None)
     trainer.create_model_card(model_name=HOSTILE, dataset_name=HOSTILE, tags=["a\nb: c"])
-    text = (tmp_path / "odd `]( <b> name" / "README.md").read_text()
-    card = ModelCard(text)
+    card = ModelCard((folder / "README.md").read_text())
     assert "evil" not in card.data.tags
     assert "a b: c" in card.data.tags
     html = rendered(card.text)
@@ -127,14 +114,6 @@ def test_the_other_trainers_have_cards_of_their_own(tmp_path, trainer_class, tag
     card = card_of(run(tmp_path / "run", trainer_class, **options))
     assert {tag, "trl", "reinforcement-learning", "multi-turn"} <= set(card.data.tags)
     assert absent not in card.text.split("## Citations")[0].lower()
-
-
-def test_save_model_writes_the_card_and_keeps_an_older_one_where_others_save(tmp_path):
-    trainer = run(tmp_path / "run")
-    trainer.save_model(str(tmp_path / "elsewhere"))
-    assert not (tmp_path / "run" / "README.md").exists()
-    trainer.save_model()
-    assert "## Agent" in (tmp_path / "run" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -179,20 +158,6 @@ def test_an_adapters_card_goes_on_being_the_runs(hub, tmp_path, caplog):
     trainer.push_to_hub()
     sent = ModelCard(hub.repos[REPO].files["README.md"].decode())
     assert {cards.GENERATED, "lora", "trl"} <= set(sent.data.tags)
-
-
-def test_a_card_from_which_peft_has_taken_the_tag_is_still_the_runs(tmp_path):
-    """As runs of earlier versions have it; a card from which its user has taken the tag is the user's."""
-    lora = {"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}
-    trainer = run(tmp_path / "run", arguments=lora)
-    trainer.save_model()
-    folder, path = tmp_path / "run", tmp_path / "run" / "README.md"
-    written = path.read_text()
-    trainer.model.create_or_update_model_card(str(folder))
-    assert cards.GENERATED not in ModelCard.load(path).data.tags
-    assert cards.may_be_written(folder)
-    path.write_text(written.replace(f"- {cards.GENERATED}\n", ""))
-    assert not cards.may_be_written(folder)
 
 
 def test_a_form_counts_as_no_card_until_somebody_fills_it_in(tmp_path):
@@ -262,12 +227,9 @@ def test_an_episode_is_shown_if_the_environment_itself_offers_its_row(
 
 
 def test_a_card_describes_the_run(tmp_path):
-    trainer = run(
-        tmp_path / "run",
-        arguments={"eval_dataset": {"easy": letters(2), "hard": letters(3)}},
-        max_steps=1,
-        variant="s-ppo",
-    )
+    held = {"easy": letters(2), "hard": letters(3)}
+    options = {"max_steps": 1, "variant": "s-ppo"}
+    trainer = run(tmp_path / "run", arguments={"eval_dataset": held}, **options)
     trainer.train()
     trainer.evaluate()
     card = card_of(trainer)

@@ -1,7 +1,5 @@
 """Push, load, run and go on training, all through a Hub on this machine and the real client."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -96,11 +94,8 @@ def test_push_load_run_and_train_on(hub, tmp_path, capsys):
     assert not [path for path in files if "checkpoint" in path or path.startswith(("_", "trace"))]
 
     # Training goes on from the repository, with its critic.
-    onward = run(
-        tmp_path / "onward",
-        arguments={"model": REPO, "value_model": REPO, "processing_class": agent.tokenizer},
-        hub_model_id=None,
-    )
+    arguments = {"model": REPO, "value_model": REPO, "processing_class": agent.tokenizer}
+    onward = run(tmp_path / "onward", arguments=arguments, hub_model_id=None)
     torch.testing.assert_close(values(onward), said, rtol=0, atol=0)
     assert torch.equal(logits(onward.model), logits(trainer.model))
     onward.train()
@@ -110,12 +105,8 @@ def test_push_load_run_and_train_on(hub, tmp_path, capsys):
 def test_an_adapter_with_its_shared_critic(hub, tmp_path):
     base = saved_base(tmp_path / "base", seed=3)
     rows = letters()
-    trainer = run(
-        tmp_path / "run",
-        arguments={"model": base, "peft_config": LoraConfig(**LORA), "eval_dataset": rows},
-        critic_lora_r=2,
-        max_steps=4,
-    )
+    arguments = {"model": base, "peft_config": LoraConfig(**LORA), "eval_dataset": rows}
+    trainer = run(tmp_path / "run", arguments=arguments, critic_lora_r=2, max_steps=4)
     trainer.train()
     expected, said = played(trainer, rows), values(trainer)
     trainer.push_to_hub()
@@ -142,11 +133,8 @@ def test_an_adapter_with_its_shared_critic(hub, tmp_path):
     assert code_of(card.text)
     assert "lora" in card.data.tags
 
-    onward = run(
-        tmp_path / "onward",
-        arguments={"model": REPO, "value_model": REPO, "processing_class": None},
-        hub_model_id=None,
-    )
+    arguments = {"model": REPO, "value_model": REPO, "processing_class": None}
+    onward = run(tmp_path / "onward", arguments=arguments, hub_model_id=None)
     assert isinstance(onward.critic, SharedCritic)
     assert onward.model.peft_config["critic"].r == 2
     torch.testing.assert_close(values(onward), said, rtol=0, atol=0)
@@ -168,21 +156,14 @@ def test_a_critic_that_transformers_has_no_class_for(hub, tmp_path):
     settings = tiny_config(char_tokenizer()).to_dict()
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id", "eos_token_id")
     torch.manual_seed(0)
-    model = Cohere2ForCausalLM(
-        Cohere2Config(
-            **{name: settings[name] for name in sizes},
-            intermediate_size=32,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-        )
-    )
+    heads = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = Cohere2ForCausalLM(Cohere2Config(**{n: settings[n] for n in sizes}, **heads))
     trainer = run(tmp_path / "run", arguments={"model": model})
     torch.nn.init.normal_(trainer.critic.model.score.weight)
     trainer.train()
     trainer.push_to_hub()
-    onward = run(
-        tmp_path / "onward", arguments={"model": REPO, "value_model": REPO}, hub_model_id=None
-    )
+    arguments = {"model": REPO, "value_model": REPO}
+    onward = run(tmp_path / "onward", arguments=arguments, hub_model_id=None)
     assert values(onward).abs().max() > 0
     torch.testing.assert_close(values(onward), values(trainer), rtol=0, atol=0)
 

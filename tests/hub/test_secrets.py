@@ -1,7 +1,5 @@
 """Secrets in every field that can hold one: in no byte that is written, pushed or printed."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import logging
@@ -69,21 +67,12 @@ def settings(tmp_path):
         LeakyEnv, api_key=KEY, url=ADDRESS, headers={"Authorization": HEADER}, note=PLANTED[1]
     )
     return {
-        "arguments": {
-            "model": saved_base(tmp_path / "base"),
-            "environment_factory": environment,
-        },
+        "arguments": {"model": saved_base(tmp_path / "base"), "environment_factory": environment},
         "model_init_kwargs": {"token": TOKEN, "dtype": "float32"},
         "chat_template_kwargs": {"nested": [{"password": PASSWORD}]},
-        "vllm_server_base_url": ADDRESS,
-        "reward_model_path": ADDRESS,
-        "hub_token": TOKEN,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "max_steps": 4,
-        "trace_episodes": 8,
-        "run_name": f"run {PLANTED[1]}",
-        "project": f"api_key={KEY}",
+        **{"vllm_server_base_url": ADDRESS, "reward_model_path": ADDRESS, "hub_token": TOKEN},
+        **{"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "trace_episodes": 8},
+        **{"run_name": f"run {PLANTED[1]}", "project": f"api_key={KEY}"},
     }
 
 

@@ -1,6 +1,6 @@
 """The best of several turns is played, by whoever judges them."""
 
-from __future__ import annotations
+import math
 
 import pytest
 import torch
@@ -59,15 +59,12 @@ def test_the_candidate_that_is_scored_best_is_played(saved):
             assert len(candidates) == 3
             best = max(candidates, key=lambda c: c[0])  # of equal ones the first
             assert best[1] == [message]
-            start, end = episode.turn_spans[played_before(episode, at)]
+            before = sum(m["role"] == "assistant" for m in episode.messages[:at])
+            start, end = episode.turn_spans[before]
             assert episode.ids[start:end] == best[2]
             played += 1
     assert played >= 4
     assert {key for *_, columns in asked for key in columns} == set(ROWS[0]) - {"prompt"}
-
-
-def played_before(episode, at):
-    return sum(m["role"] == "assistant" for m in episode.messages[:at])
 
 
 def test_the_agents_critic_says_what_it_would_in_training(saved):
@@ -91,8 +88,7 @@ def test_the_agents_critic_says_what_it_would_in_training(saved):
         row = torch.tensor([turn.before + turn.ids])
         with torch.no_grad(), trainer.critic.active():
             values = trainer.critic.values(row, torch.ones_like(row), len(turn.ids))
-        at = max(0, len(turn.ids) - 1)
-        at = 1 if len(turn.ids) == 1 else at
+        at = max(1, len(turn.ids) - 1)
         assert value == pytest.approx(values[0, at].item(), abs=1e-4)
 
 
@@ -120,15 +116,11 @@ def test_by_a_models_name(saved, tmp_path):
     ("options", "match"),
     [
         ({"candidates": 2}, "`candidates=2` with `verifier=None`"),
-        ({"candidates": 0}, "`candidates=0`"),
         ({"verifier": capitals}, "`candidates=1` with `verifier="),
         ({"candidates": 2, "verifier": capitals, "greedy": True}, "would be the same turn"),
         ({"candidates": 2, "verifier": 3}, "`verifier` is 3; allowed are 'critic'"),
         ({"candidates": 2, "verifier": lambda prompts: [1]}, r"does not take .*`completions`"),
-        (
-            {"candidates": 2, "verifier": lambda prompts, **rest: [float("nan")] * len(prompts)},
-            "a reward must be a finite number",
-        ),
+        ({"candidates": 2, "verifier": lambda turn, **_: [math.nan] * len(turn)}, "finite number"),
         ({"candidates": 2, "verifier": lambda **all_of_it: [1.0]}, "returned 1 rewards for"),
     ],
 )

@@ -1,22 +1,11 @@
 """What releases of transformers before 5.23 leave out, and this package therefore does itself."""
 
-from __future__ import annotations
-
-import ast
-from pathlib import Path
-
 import torch
 from peft import LoraConfig
 from transformers import Trainer
 
 from tests.scripted import LEARNS, scripted_trainer, weights
 
-ROOT = Path(__file__).resolve().parents[2]
-# Fields of TrainingArguments that 5.13 lacks. TRL 1.16 has a `gradient_checkpointing` of its own.
-NEWER = {
-    *("activation_checkpointing", "activation_checkpointing_kwargs"),
-    *("dataloader_in_order", "dataloader_multiprocessing_context"),
-}
 LORA = LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM")
 
 
@@ -42,16 +31,3 @@ def test_the_policys_adapter_is_resumed_though_the_critics_lies_in_a_subfolder(
     for name, value in saved.items():
         assert torch.equal(recorder.before[name], value), name
     assert again.model.active_adapter == "default"
-
-
-def test_configurations_are_made_with_names_that_the_oldest_version_knows():
-    found = []
-    for folder in ("trl_stppo", "scripts", "benchmarks"):
-        for path in (ROOT / folder).rglob("*.py"):
-            calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-            made = [
-                call for call in calls if ast.unparse(call.func).endswith(("Config", "Arguments"))
-            ]
-            words = {word.arg for call in made for word in call.keywords}
-            found += [(path.name, word) for word in words & NEWER]
-    assert found == []

@@ -1,7 +1,5 @@
 """The built wheel holds the whole package and nothing else, and works in an environment without anything."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -14,16 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "trl_stppo"
 COPIED = ("trl_stppo", "tests", "scripts", "docs", "benchmarks")
-FILES = (
-    "setup.cfg",
-    "pyproject.toml",
-    "MANIFEST.in",
-    "README.md",
-    "LICENSE",
-    "CHANGELOG.md",
+FILES = ("setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+FILES += (
     "Makefile",
+    "constraints.txt",
+    "constraints-oldest.txt",
+    "constraints-vllm.txt",
+    "ruff.toml",
 )
-FILES += ("constraints.txt", "constraints-oldest.txt", "constraints-vllm.txt", "ruff.toml")
 
 pytestmark = pytest.mark.slow
 
@@ -93,12 +89,3 @@ def test_a_clean_environment_imports_it_and_has_the_command(wheel, tmp_path):
     assert wheel.name.startswith(f"trl_stppo-{version}-")
     assert str(tmp_path) in path
     assert version in run(tmp_path / "venv" / "bin" / "trl-stppo", "--version", cwd=tmp_path)
-
-
-def test_a_file_without_a_pattern_would_be_noticed(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        data = [
-            n for n in archive.namelist() if n.startswith("trl_stppo/") and not n.endswith(".py")
-        ]
-    assert "trl_stppo/py.typed" in data
-    assert any(name.endswith(".yaml") for name in data)

@@ -18,14 +18,12 @@ class PausingEnv(StdlibSearchEnv):
     """From the reset of episode `PAUSE_EPISODE` on, a step waits for the file `PAUSE_FOLDER`/go."""
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Count."""
         global _resets
         with _lock:
             _resets += 1
         return super().reset(**row)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Say that it is time, and wait."""
         folder = Path(os.environ["PAUSE_FOLDER"])
         if _resets >= int(os.environ["PAUSE_EPISODE"]) and not (folder / "go").exists():
             (folder / "paused").touch()

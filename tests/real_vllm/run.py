@@ -34,18 +34,11 @@ from trl_stppo.trainer.training_loop import TrainingLoop
 
 # Three rollouts of 32 episodes, four optimizer steps after each.
 FLAGS = {
-    "config": "scripts/configs/demo.yaml",
-    "gradient_accumulation_steps": 4,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 2,
-    "total_episodes": 96,
-    "eval_episodes": 0,
-    "trace_episodes": 0,
-    "logging_steps": 1,
-    "use_vllm": True,
-    "vllm_gpu_memory_utilization": 0.05,
+    "config": "scripts/configs/demo.yaml", "gradient_accumulation_steps": 4, "num_mini_batches": 2,
+    "num_ppo_epochs": 2, "total_episodes": 96, "eval_episodes": 0, "trace_episodes": 0,
+    "logging_steps": 1, "use_vllm": True, "vllm_gpu_memory_utilization": 0.05,
     "vllm_max_model_length": 1024,
-}
+}  # fmt: skip
 # Tokens whose log-probabilities tell which weights an engine has.
 SEQUENCE = [*range(10, 42)]
 
@@ -81,17 +74,12 @@ class Observer(TrainerCallback):
         self.probes: list[dict[str, Any]] = []
 
     def add_rollout(self, rollout: Any) -> None:
-        """All of it has been sampled."""
-        self.rollouts.append(
-            [
-                {"stop_reason": e.stop_reason, "turns": e.num_turns, "error": e.error}
-                for e in rollout.episodes
-            ]
-        )
+        about = [(e.stop_reason, e.num_turns, e.error) for e in rollout.episodes]
+        names = ("stop_reason", "turns", "error")
+        self.rollouts.append([dict(zip(names, each, strict=True)) for each in about])
         self._probe("rollout")
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """The trainer's weights have moved."""
         self._probe("step")
 
     def _probe(self, when: str) -> None:
@@ -151,7 +139,6 @@ def record_names(llm: Any) -> None:
 
 
 def build(settings: dict[str, Any], folder: Path) -> tuple[Any, Observer]:
-    """The trainer, and who watches it."""
     flags = {**FLAGS, "output_dir": folder / "run", **settings.get("flags", {})}
     engine = {"enforce_eager": True, **settings.get("engine", {})}
     vllm_generation.VLLMClient = FileClient

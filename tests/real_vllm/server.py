@@ -15,19 +15,13 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "scripts" / "assets" / "search-agent"
-SURROUNDINGS = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "PYTHONPATH": str(ROOT),
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+SURROUNDINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+SURROUNDINGS |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 # A start imports for twenty seconds of an idle core.
 START_SECONDS = 400.0
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -35,19 +29,13 @@ def free_port() -> int:
 
 
 def answers(url: str) -> bool:
-    """Whether the server there is up."""
     with contextlib.suppress(OSError):
         return urllib.request.urlopen(f"{url}/health", timeout=10).status == 200
     return False
 
 
 class Server:
-    """vLLM's own server with the shipped agent, in float32.
-
-    Args:
-        log: file that gets what it prints.
-        options: further words of its command line.
-    """
+    """vLLM's own server with the shipped agent, in float32."""
 
     def __init__(self, log: Path, *options: str) -> None:
         self.log, self._options, self.port = log, options, free_port()

@@ -18,16 +18,9 @@ SECONDS = 900.0
 
 
 class Training:
-    """One training in processes of its own.
+    """One training in processes of its own; in process, vLLM would take over the threads of torch.
 
-    In process, vLLM leaves a process group behind and takes over the threads of torch.
-
-    Args:
-        folder: gets the settings, what is printed, and the results.
-        processes: how many trainers.
-        engine: settings of a colocated engine.
-        variables: of the environment, besides those that it needs.
-        **flags: of `trl-stppo train`.
+    The folder gets the settings, what is printed, and the results; `flags` are of `trl-stppo train`.
     """
 
     def __init__(
@@ -54,7 +47,6 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
         return self._process.poll() is not None
 
     def results(self) -> list[dict[str, Any]]:
@@ -68,11 +60,9 @@ class Training:
         return [json.loads(path.read_text("utf-8")) for path in ranks]
 
     def said(self) -> str:
-        """The end of what it has printed."""
         return (self._folder / "log").read_text("utf-8", "replace")[-6000:]
 
     def kill(self) -> None:
-        """End it; one that has ended is fine."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

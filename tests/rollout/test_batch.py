@@ -1,7 +1,5 @@
 """From episodes to padded tensors."""
 
-from __future__ import annotations
-
 import torch
 
 from trl_stppo.rollout.episode import Episode

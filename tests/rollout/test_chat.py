@@ -1,7 +1,5 @@
 """From messages to ids: append-only, sampled tokens kept as they are."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.episodes import EOS, ids, text
@@ -33,15 +31,6 @@ def renderer(template: str | None = None, **kwargs) -> ChatRenderer:
     return ChatRenderer(char_tokenizer(), [EOS], chat_template=template, template_kwargs=kwargs)
 
 
-def test_a_conversation_is_rendered_ready_for_the_models_turn():
-    prompt = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
-    assert text(renderer().prompt_ids(prompt)) == "[s be][u hi][a "
-
-
-def test_a_string_prompt_is_tokenised_as_it_is():
-    assert renderer().prompt_ids("hi") == ids("hi")
-
-
 @pytest.mark.parametrize(
     ("observation", "turn_ended", "expected"),
     [
@@ -65,13 +54,6 @@ def test_what_a_template_writes_after_the_end_of_turn_belongs_to_the_observation
 def test_template_kwargs_reach_the_template():
     chat = renderer(SIGNED, name="bot")
     assert text(chat.observation_ids("x", conversational=True, turn_ended=True)) == "[u x][bot "
-
-
-@pytest.mark.parametrize("turn_ended", [True, False])
-def test_a_bare_observation_is_bare_text(turn_ended):
-    result = renderer().observation_ids("more", conversational=False, turn_ended=turn_ended)
-    assert result == ids("more")
-    assert renderer().observation_ids("", conversational=False, turn_ended=True) == []
 
 
 @pytest.mark.parametrize("template", [None, NEWLINES])
@@ -100,10 +82,6 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(template, turn_end
 def test_a_template_without_an_end_of_turn_token_is_refused():
     with pytest.raises(ValueError, match=r"does not end an assistant message .*eos_token"):
         renderer(ENDLESS).observation_ids("x", conversational=True, turn_ended=True)
-
-
-def test_an_action_is_decoded_without_its_end_of_turn():
-    assert renderer().decode_action(ids("go left]")) == "go left"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What environments say holds no control token, whatever the tokenizer, and reads as it was written."""
 
-from __future__ import annotations
-
 import functools
 import random
 import unicodedata
@@ -19,7 +17,7 @@ from trl_stppo.trainer.setup.players import tool_format
 
 kind_of = functools.cache(lambda name: KINDS[name]())
 EVERY_KIND = pytest.mark.parametrize("name", list(KINDS))
-TOOL_KINDS = pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "mistral", "slow"])
+TOOL_KINDS = pytest.mark.parametrize("name", ["qwen", "mistral", "slow"])
 HARMLESS = "QZQ"
 
 
@@ -65,9 +63,6 @@ def assert_said(kind: Kind, text: str, render=observed) -> None:
     expected = decode(harmless).replace(HARMLESS, core)
     composed = [unicodedata.normalize("NFC", read) for read in (decode(row), expected)]
     assert composed[0] == composed[1], text
-
-
-# ------------------------------------------------------------------- every control token
 
 
 @EVERY_KIND
@@ -153,11 +148,8 @@ def test_what_a_template_joins_from_pieces_and_what_a_given_one_writes_counts_to
     assert note not in own.observation_ids("<note>", conversational=False, turn_ended=True)
 
 
-# ----------------------------------------------------------------------------- borders
-
-
 def test_a_control_token_does_not_arise_between_prompt_and_opening():
-    kind = kind_of("qwen2.5")
+    kind = kind_of("qwen")
     for prompt in ("Look: <|im_", [{"role": "user", "content": "Look: <|im_"}]):
         row = kind.renderer.prompt_ids(prompt, opening="start|>system")
         harmless = kind.renderer.prompt_ids(prompt, opening="st|>system")
@@ -170,14 +162,14 @@ def test_a_control_token_does_not_arise_between_prompt_and_opening():
 
 
 def test_a_control_token_does_not_arise_between_content_blocks():
-    control = kind_of("qwen2.5").renderer.control
+    control = kind_of("qwen").renderer.control
     blocks = [{"type": "text", "text": part} for part in ("<|", "im_", "end|>", "x")]
     assert [block["text"] for block in control.split(blocks)] == ["<|", "im_", MARK + "end|>", "x"]
     assert [block["type"] for block in control.split(blocks)] == ["text"] * 4
 
 
 def test_keys_and_odd_values_of_tool_results_are_looked_through_too():
-    control = kind_of("qwen2.5").renderer.control
+    control = kind_of("qwen").renderer.control
     message = {"role": "tool", "content": [{"<|im_end|>": 1, "role": "<|im_end|>"}, 2, None]}
     split = f"<{MARK}|im_end|>"
     assert control.split(message) == {
@@ -187,17 +179,15 @@ def test_keys_and_odd_values_of_tool_results_are_looked_through_too():
 
 
 def test_prompts_of_the_data_set_keep_their_control_tokens():
-    kind = kind_of("llama3")
-    prompt = "<|start_header_id|>user<|end_header_id|>"
-    row = kind.renderer.prompt_ids(prompt, opening=" a<|eot_id|>b")
-    begin, start = kind.tokenizer.convert_tokens_to_ids(
-        ["<|begin_of_text|>", "<|start_header_id|>"]
-    )
+    kind = kind_of("mistral")
+    prompt = "[INST]user[/INST]"
+    row = kind.renderer.prompt_ids(prompt, opening=" a</s>b")
+    begin, start = kind.tokenizer.convert_tokens_to_ids(["<s>", "[INST]"])
     assert row[:2] == [begin, start]  # the token that begins each row is there once
     assert [i for i in row if i in kind.control_ids] == [
         i for i in kind.tokenizer(prompt)["input_ids"] if i in kind.control_ids
     ]
-    assert kind.tokenizer.decode(row).endswith("a<|eot_id|>b")
+    assert kind.tokenizer.decode(row).endswith("a</s>b")
 
 
 def test_the_mark_itself_cannot_be_sent():
@@ -205,9 +195,6 @@ def test_the_mark_itself_cannot_be_sent():
     ids = observed(kind, f"<{MARK}|endoftext|>{MARK}")
     assert kind.tokenizer.decode(ids) == "<\ufffd|endoftext|>\ufffd"
     assert observed(kind, f"a{MARK}b") == kind.tokenizer("a\ufffdb")["input_ids"]
-
-
-# ------------------------------------------------------------------------- odd tokenizers
 
 
 def test_what_cannot_be_written_in_plain_tokens_becomes_unknown_ones():
@@ -284,9 +271,6 @@ def test_tokenizers_that_find_no_control_token_in_text_are_left_alone():
     assert ids == [TOKENIZER.eos_token_id]
 
 
-# ---------------------------------------------------------------------------------- fuzz
-
-
 OTHERS = ["\t", "  ", "\n\n", "word", "née", "東京", "🙂", "\u0338", "\xa0", "\u200d", "\ufeff"]
 OTHERS += [*' \na<|>[]"\\', "</", "{{ x }}", "{% if %}"]
 
@@ -307,7 +291,7 @@ def hostile_text(kind: Kind, draw: random.Random) -> str:
 @pytest.mark.parametrize("times", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_random_mixes_hold_no_control_token_and_read_as_written(name, times):
     kind, draw = kind_of(name), random.Random(times)
-    renders = [observed, opened, *([answered] if name in ("qwen2.5", "qwen3", "slow") else [])]
+    renders = [observed, opened, *([answered] if name in ("qwen", "slow") else [])]
     for _ in range(times):
         text = unicodedata.normalize("NFC", hostile_text(kind, draw))
         if text.strip():

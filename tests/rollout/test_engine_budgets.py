@@ -28,11 +28,7 @@ class Tools:
         return None
 
     def e(self, x: str) -> str:
-        """Say it again.
-
-        Args:
-            x: what.
-        """
+        """Say it again.\n\nArgs:\n    x: what."""
         return x
 
 
@@ -64,11 +60,7 @@ class Long(Tools):
     length = 1_000_000
 
     def e(self, x: str) -> str:
-        """Say a lot.
-
-        Args:
-            x: what.
-        """
+        """Say a lot.\n\nArgs:\n    x: what."""
         return x * self.length
 
 
@@ -120,7 +112,6 @@ def test_opening_words_that_fill_the_context_cost_only_their_episode():
     assert "prompt of row 0 has 108 tokens" in played.record.errors[0]
     assert shown(played.episodes[0]) == "[u q][a |]"
     assert played.episodes[0].action_mask == [False]
-    engine.close()
 
 
 def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
@@ -141,7 +132,6 @@ def test_ten_megabytes_of_opening_words_are_refused_without_being_tokenised():
         assert "has at least 80" in error
         assert "the model's context has 1000" in error
     assert shown(played.episodes[0]) == "[u q][a |]"
-    engine.close()
 
 
 class Greeting(Tools):

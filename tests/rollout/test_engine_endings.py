@@ -1,7 +1,5 @@
 """What an engine leaves behind: closed environments, text that can be tokenised, usable loops."""
 
-from __future__ import annotations
-
 import threading
 import time
 
@@ -90,11 +88,8 @@ def test_an_async_reset_that_blocks_its_loop_costs_only_that_batch():
 
     engine = build(Blocking, env_timeout_seconds=0.3)
     script = says(*[["a]"]] * 4)
-    try:
-        play(engine, script, [{"blocks": True}, {}, {}, {}])
-        time.sleep(0.6)  # what the loop is given to answer
-        played = play(engine, script, [{}] * 4)
-        assert played.reasons == ["terminated"] * 4
-    finally:
-        release.set()
-        engine.close()
+    play(engine, script, [{"blocks": True}, {}, {}, {}])
+    time.sleep(0.6)  # what the loop is given to answer
+    played = play(engine, script, [{}] * 4)
+    release.set()
+    assert played.reasons == ["terminated"] * 4

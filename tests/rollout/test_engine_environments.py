@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import re
 import time
 
 import pytest
 
 from tests.episodes import ScriptedEnv, done, going
 from tests.rollout_kit import build, play, play_once, says, shown
-from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.rollout.record import StopReason
 
 
@@ -46,11 +44,7 @@ class Tools:
         return f" {self.resets}"
 
     def e(self, x: str) -> str:
-        """Say it again.
-
-        Args:
-            x: what.
-        """
+        """Say it again.\n\nArgs:\n    x: what."""
         return x
 
 
@@ -74,7 +68,6 @@ def test_methods_may_be_asynchronous_or_not(kind):
         assert [e.env.rows[-1] for e in played.episodes] == rows
         assert [e.env.actions for e in played.episodes] == [["a", "b"], ["c", "d"]]
         assert played.record.errors == [None, None]
-    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +77,6 @@ def test_methods_may_be_asynchronous_or_not(kind):
         (("x", 1.0, False, True, {}), StopReason.TRUNCATED, None),
         (("x", 1.0, True, {}), StopReason.TERMINATED, None),
         (("x", 1.0, True, {"TimeLimit.truncated": True}), StopReason.TRUNCATED, None),
-        (("x", 1.0, True, {"TimeLimit.truncated": False}), StopReason.TERMINATED, None),
         (("x", 1.0, False, {"TimeLimit.truncated": True}), StopReason.MAX_TURNS, None),
         (("x", 1.0, False, {}), StopReason.MAX_TURNS, None),
         (("x", 1, 1, 0, {"success": 1}), StopReason.TERMINATED, True),
@@ -99,45 +91,36 @@ def test_a_step_returns_four_or_five_things(step, reason, success):
     assert isinstance(played.record.turn_rewards[0][0], float)
 
 
-@pytest.mark.parametrize("kind", [ScriptedEnv, AsyncStep])
 @pytest.mark.parametrize(
-    ("result", "message"),
+    ("kind", "result", "message"),
     [
-        (
-            "done",
-            r"(ScriptedEnv|AsyncStep)\.step returned str: 'done'; allowed: \(observation, reward",
-        ),
-        (("x", 1.0, True), r"\.step returned a tuple of 3: \('x', 1.0, True\)"),
-        (("x", 1.0, True, False, {}, 1), r"\.step returned"),
-        (["x", 1.0, True, False, {}], r"\.step returned list: \['x'"),
-        (None, r"\.step returned NoneType"),
-        ((b"x", 1.0, False, False, {}), r"returned the observation b'x'"),
-        (("x", 1.0, False, False, None), r"returned the info None"),
-        (("x", 1.0, False, False), r"returned the info False; allowed: a dict"),
-        (("x", math.nan, False, False, {}), r"\.step returned the reward nan"),
-        (("x", math.inf, False, {}), r"\.step returned the reward inf"),
-        (("x", None, False, False, {}), r"\.step returned the reward None"),
-        (("x", "1", False, False, {}), r"\.step returned the reward '1'"),
+        (ScriptedEnv, "done", "ScriptedEnv.step returned str: 'done'"),
+        (AsyncStep, ("x", 1.0, True), "AsyncStep.step returned a tuple of 3: "),
+        (ScriptedEnv, ("x", 1.0, True, False, {}, 1), ".step returned"),
+        (ScriptedEnv, ["x", 1.0, True, False, {}], ".step returned list: ['x'"),
+        (ScriptedEnv, None, ".step returned NoneType"),
+        (ScriptedEnv, (b"x", 1.0, False, False, {}), "returned the observation b'x'"),
+        (AsyncStep, ("x", 1.0, False, False), "returned the info False"),
+        (ScriptedEnv, ("x", math.nan, False, False, {}), ".step returned the reward nan"),
+        (AsyncStep, ("x", "1", False, {}), ".step returned the reward '1'"),
     ],
 )
 def test_what_a_step_must_not_return_ends_only_that_episode(kind, result, message):
     engine = build({"bad": lambda: kind(going("x", 2.0), result), "good": scripted(done(1.0))})
-    played = play(
-        engine,
-        says(["a]", "b]"], ["c]"]),
-        [{"environment": "bad"}, {"environment": "good"}],
-    )
+    rows = [{"environment": "bad"}, {"environment": "good"}]
+    played = play(engine, says(["a]", "b]"], ["c]"]), rows)
     assert played.reasons == ["env_error", "terminated"]
     error = played.record.errors[0]
     assert error.startswith(("EnvironmentContractError: ", "ValueError: "))
-    assert re.search(message, error)
+    assert message in error
     assert played.record.turn_rewards == [[2.0, 0.0], [1.0]]
     assert played.record.trains == [False, True]
-    engine.close()
 
 
-@pytest.mark.parametrize("kind", [ScriptedEnv, AsyncReset])
-@pytest.mark.parametrize("opening", [3, ["hi"], ("hi",), ("hi", {}, 1), (3, {}), b"hi"])
+@pytest.mark.parametrize(
+    ("kind", "opening"),
+    [(ScriptedEnv, 3), (AsyncReset, ["hi"]), (ScriptedEnv, ("hi", {}, 1)), (AsyncReset, (3, {}))],
+)
 def test_what_reset_must_not_return(kind, opening):
     played = play_once(lambda: kind(done(), opening=opening), says([]))
     assert played.reasons == ["env_error"]
@@ -148,28 +131,10 @@ def test_what_reset_must_not_return(kind, opening):
     assert played.record.turn_rewards == [[]]
 
 
-@pytest.mark.parametrize("opening", ["hi", ("hi", {}), ("hi", None)])
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ([{"role": "user", "content": "q"}], "[u qhi][a |a]"),
-        ("q ", "q hi|a]"),
-        (
-            [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
-            "[s s][u qhi][a |a]",
-        ),
-    ],
-)
-def test_opening_words_join_the_last_message(opening, prompt, expected):
-    before = str(prompt)
-    played = play_once(scripted(done(), opening=opening), says(["a]"]), prompts=[prompt])
-    assert shown(played.only) == expected
-    assert str(prompt) == before
-
-
-@pytest.mark.parametrize("opening", [None, "", ("", {}), (None, {})])
-def test_reset_may_have_nothing_to_say(opening):
-    assert shown(play_once(scripted(done(), opening=opening), says(["a]"])).only) == "[u q][a |a]"
+@pytest.mark.parametrize("opening", ["hi", ("hi", {}), ("hi", None), None, "", (None, {})])
+def test_opening_words_join_the_last_message(opening):
+    played = play_once(scripted(done(), opening=opening), says(["a]"]))
+    assert shown(played.only) == ("[u qhi][a |a]" if "hi" in str(opening) else "[u q][a |a]")
 
 
 def test_a_prompt_of_content_blocks_gets_another_block():
@@ -193,10 +158,6 @@ def test_a_tool_environment_may_open_with_blocks_but_with_nothing_else():
     assert played.episodes[0].prompt[0]["content"] == [{"type": "text", "text": "q"}, *blocks]
     assert "Blocks.reset returned a tuple; allowed are a str" in played.record.errors[3]
     assert "the type `image`, and images are not supported" in played.record.errors[5]
-    engine.close()
-
-
-# ------------------------------------------------------------------ what reaches reset
 
 
 def test_reset_gets_the_columns_that_it_names():
@@ -213,7 +174,6 @@ def test_reset_gets_the_columns_that_it_names():
     play(engine, says(["a]"]), [{"letter": "c", "other": "x", "seed": 3}])
     assert seen == [("b", "none"), ("c", "x")]
     assert play(engine, says([]), [{"answer": 42}]).reasons == ["env_error"]
-    engine.close()
 
 
 def seeds_of(engine, seed=(0,), first_row=0, rows=4, columns=None):
@@ -241,16 +201,6 @@ def test_a_seed_is_given_to_who_asks_and_depends_on_rollout_and_row_only():
         assert len({*first, *others}) == 16
         assert all(type(s) is int and 0 <= s < 2**31 for s in (*first, *others))
         assert seeds_of(engine, columns=[{"seed": 7}]) == [7]  # a column goes first
-        engine.close()
-
-
-def test_no_seed_is_given_to_who_takes_anything():
-    engine = build(scripted(done()))
-    assert play(engine, says(["a]"]), [{"n": 1}]).only.env.rows == [{"n": 1}]
-    engine.close()
-
-
-# ------------------------------------------------------------------ which environment
 
 
 def test_both_kinds_play_in_one_batch_and_the_column_that_chose_is_not_passed_on():
@@ -260,31 +210,20 @@ def test_both_kinds_play_in_one_batch_and_the_column_that_chose_is_not_passed_on
     rows = [{"environment": name, "n": i} for i, name in enumerate(names)]
     script = {"text": ["a]", "b]"], "tools": ["!e y]", "c]"], "more": ["d]"]}
     played = play(engine, lambda row, turn: script[names[row]][turn], rows)
-    assert [shown(e) for e in played.episodes] == [
-        "[u q 1][a |!e y][t y][a c]",
-        "[u q][a |a][u x][a b]",
-        "[u q 1][a |d]",
-        "[u q][a |a][u x][a b]",
-        "[u q 1][a |!e y][t y][a c]",
-    ]
+    tools, text = "[u q 1][a |!e y][t y][a c]", "[u q][a |a][u x][a b]"
+    assert [shown(e) for e in played.episodes] == [tools, text, "[u q 1][a |d]", text, tools]
     assert played.record.env_types == ["Tools", "ScriptedEnv", "AsyncTools", "ScriptedEnv", "Tools"]
     assert played.record.turn_rewards == [[0, 0], [0, 2.0], [0], [0, 2.0], [0, 0]]
     assert played.record.pays_turns == [False, True, False, True, False]
     assert [e.columns for e in played.episodes] == [{"n": i} for i in range(5)]
-    assert [e.env.row for e in played.episodes if hasattr(e.env, "row")] == [
-        {"n": 0},
-        {"n": 2},
-        {"n": 4},
-    ]
+    assert [played.episodes[i].env.row["n"] for i in (0, 2, 4)] == [0, 2, 4]
     assert len({id(e.env) for e in played.episodes}) == 5
-    engine.close()
 
 
 def test_a_single_environment_sees_an_environment_column_as_data():
     engine = build(scripted(done()))
     played = play(engine, says(["a]"]), [{"environment": "north"}])
     assert played.only.env.rows == [{"environment": "north"}]
-    engine.close()
 
 
 @pytest.mark.parametrize("row", [{"environment": "unknown"}, {"environment": None}, {}])
@@ -292,7 +231,6 @@ def test_a_row_that_names_no_known_environment_is_refused(row):
     engine = build({"a": scripted(done()), "b": Tools})
     with pytest.raises(ValueError, match=r"`environment=.*allowed are \['a', 'b'\]"):
         play(engine, says([]), [{"environment": "a"}, row])
-    engine.close()
 
 
 def test_tools_need_a_conversation():
@@ -301,7 +239,6 @@ def test_tools_need_a_conversation():
     kinds = {"text": scripted(done()), "tools": Tools}
     engine = build(kinds)
     assert play(engine, says(["a"]), [{"environment": "text"}], ["go"]).reasons == ["terminated"]
-    engine.close()
 
 
 def test_the_nth_episode_of_a_name_gets_the_nth_instance_whatever_the_timing():
@@ -336,7 +273,6 @@ def test_the_nth_episode_of_a_name_gets_the_nth_instance_whatever_the_timing():
             assert before.setdefault(name, instances) == instances
     assert {name: len(envs) for name, envs in made.items()} == {"a": 6, "b": 3}
     assert all(len(env.played) == 3 for envs in made.values() for env in envs)
-    engine.close()
 
 
 def test_actions_are_shown_without_markers_and_info_is_recorded():
@@ -359,7 +295,3 @@ def test_time_in_environments_and_in_generation_is_measured():
     assert 0.1 <= record.env_seconds < took
     assert 0.09 <= record.wait_seconds < took
     assert 0.0 < record.generation_seconds < took - 0.1
-
-
-def test_a_contract_error_is_a_type_error():
-    assert issubclass(EnvironmentContractError, TypeError)

@@ -1,7 +1,5 @@
 """Environments that fail in every way at random: nothing but their own episodes is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -20,7 +18,6 @@ from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import FAILURES, StopReason
 
-BATCH = 200
 MODES = ("mask", "penalise", "drop")
 TIMEOUT = fault_envs.HANG_SECONDS / 5
 
@@ -36,21 +33,8 @@ def resident_megabytes():
 
 def told(episode):
     """Everything about an episode that must not depend on the others."""
-    return {
-        "prompt": episode.prompt,
-        "prompt_ids": episode.prompt_ids,
-        "ids": episode.ids,
-        "action_mask": episode.action_mask,
-        "logprobs": episode.logprobs,
-        "messages": episode.messages,
-        "turn_spans": episode.turn_spans,
-        "turn_rewards": episode.turn_rewards,
-        "final_reward": episode.final_reward,
-        "valid_actions": episode.valid_actions,
-        "stop_reason": episode.stop_reason,
-        "tool_calls": episode.tool_calls,
-        "tool_failures": episode.tool_failures,
-    }
+    times = ("env", "seconds", "deadline")
+    return {k: v for k, v in vars(episode).items() if not k.startswith(("_", *times))}
 
 
 def play_batch(engine, rows):
@@ -97,30 +81,20 @@ def check_record(record, episodes, rows, mode):
 
 
 @pytest.mark.parametrize(("batches", "size"), quick([(3, 90), (4, 200), (12, 200)], (3, 90)))
-def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog, record_property):
+def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog):
     caplog.set_level(logging.ERROR)
     fault_envs.MISUSED.clear()
     threads = set(threading.enumerate())
-    engines = {
-        mode: build(
-            FACTORIES,
-            workers=32,
-            max_completion_tokens=400,
-            max_context_tokens=800,
-            env_timeout_seconds=TIMEOUT,
-            on_env_error=mode,
-            env_error_penalty=2.5,
-        )
-        for mode in MODES
-    }
-    healthy = build(FACTORIES, workers=32, max_completion_tokens=400, max_context_tokens=800)
-    seconds, memory, faults, ends = 0.0, [], 0, set()
+    limits = {"workers": 32, "max_completion_tokens": 400, "max_context_tokens": 800}
+    options = {"env_timeout_seconds": TIMEOUT, "env_error_penalty": 2.5, **limits}
+    engines = {mode: build(FACTORIES, on_env_error=mode, **options) for mode in MODES}
+    healthy = build(FACTORIES, **limits)
+    memory, faults, ends = [], 0, set()
     for batch in range(batches):
         mode = MODES[batch % len(MODES)]
         rows = [draw(n) for n in range(batch * size, (batch + 1) * size)]
         played, took = play_batch(engines[mode], rows)
         without, _ = play_batch(healthy, [{**row, "fault": None} for row in rows])
-        seconds += took
         assert [episode.row for episode in played.episodes] == list(range(size))
         for row, episode, fine in zip(rows, played.episodes, without.episodes, strict=True):
             check_row(episode, row)
@@ -140,19 +114,20 @@ def test_hundreds_and_thousands_of_episodes_with_faults(batches, size, caplog, r
     assert memory[-1] - memory[2] < 40, memory
     assert wait_until(lambda: not environment_threads())
     assert wait_until(lambda: set(threading.enumerate()) <= threads)
-    record_property(
-        "figures", f"{faults} faults, {seconds:.1f} s, {memory[0]:.0f} to {memory[-1]:.0f} MB"
-    )
-    print(f"{size * batches} episodes, {faults} faults in {seconds:.1f} s;", end=" ")
-    print("resident MB:", *(f"{m:.0f}" for m in memory))
 
 
 def one_row(kind, fault, when, turns=2):
     return {"environment": kind, "kind": kind, "n": 0, "turns": turns, "fault": fault, "when": when}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("when", ["reset", "turn", "score"])
+@pytest.mark.parametrize(
+    ("mode", "when"),
+    [
+        *(("penalise", when) for when in ("reset", "turn", "score")),
+        ("mask", "turn"),
+        ("drop", "turn"),
+    ],
+)
 def test_what_a_failed_episode_teaches(mode, when, caplog):
     engine = build(FACTORIES, on_env_error=mode, env_error_penalty=2.5)
     kind = "tools" if when == "score" else "text"
@@ -169,12 +144,9 @@ def test_what_a_failed_episode_teaches(mode, when, caplog):
     assert (record.terminated, record.truncated) == ([True], [False])
     assert record.stop_reasons == [StopReason.ENV_ERROR]
     [error] = record.errors
-    assert re.fullmatch(r"SystemExit: 3 \(fault_envs\.py:\d+\)", error), (
-        "and where, for whoever wrote it"
-    )
+    assert re.fullmatch(r"SystemExit: 3 \(fault_envs\.py:\d+\)", error)
     assert record.final_rewards == [None]
     assert f"1 of 1 episodes ended in a failure of their environment: {error} (1x)" in caplog.text
-    engine.close()
 
 
 def test_a_penalty_is_paid_by_environments_that_pay_nothing_else():
@@ -190,7 +162,6 @@ def test_a_penalty_is_paid_by_environments_that_pay_nothing_else():
     played = play(engine, lambda row, turn: "!e]")
     assert played.record.turn_rewards == [[-1.0]]
     assert (played.record.pays_turns, played.record.trains) == ([True], [True])
-    engine.close()
 
 
 class Unreadable(Exception):
@@ -215,10 +186,6 @@ def test_messages_of_errors_are_short_and_never_an_error_themselves(error, messa
 
     engine = build(Failing)
     assert play(engine, lambda row, turn: "a]").record.errors[0].startswith(message + " (")
-    engine.close()
-
-
-# ---------------------------------------------------------------- nothing but failures
 
 
 class Sometimes:
@@ -246,7 +213,6 @@ def test_failures_for_long_end_the_run_saying_what_happened(caplog):
     )
     with pytest.raises(RuntimeError, match=expected):
         outcomes(engine, False)
-    engine.close()
 
 
 def test_a_single_success_begins_the_count_anew():
@@ -256,7 +222,6 @@ def test_a_single_success_begins_the_count_anew():
     outcomes(engine, *[False] * 62)
     with pytest.raises(RuntimeError, match="The last 64 episodes"):
         outcomes(engine, False)
-    engine.close()
 
 
 def test_a_large_batch_fails_as_a_whole_or_goes_on():
@@ -265,4 +230,3 @@ def test_a_large_batch_fails_as_a_whole_or_goes_on():
     assert outcomes(engine, True, *[False] * 99)[0] == "terminated"
     with pytest.raises(RuntimeError, match="The last 199 episodes"):
         outcomes(engine, *[False] * 100)
-    engine.close()

@@ -1,15 +1,15 @@
 """Episodes of both kinds, token by token: ids, action masks, turn indices and spans by hand.
 
 `[` and `]` are the chat template's markers; `]` ends a turn. After a finished turn an observation "x"
-reads "[u x][a ", that of a tool "[t x][a ". In the turn index "." stands for no turn.
+reads "[u x][a ", that of a tool "[t x][a ". In a mask the digit is the number of the turn, "." no turn.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.episodes import ScriptedEnv, digits, done, going, text
-from tests.rollout_kit import ScriptedBackend, build, indices, play, play_once, says, shown
+from tests.episodes import ScriptedEnv, done, going, text
+from tests.rollout_kit import indices, play_once, says
 from trl_stppo.core.turns import turn_index_from_spans
 from trl_stppo.rollout.record import StopReason
 
@@ -21,11 +21,7 @@ class Tools:
         return None
 
     def e(self, x: str) -> str:
-        """Say it again.
-
-        Args:
-            x: what.
-        """
+        """Say it again.\n\nArgs:\n    x: what."""
         return x
 
     def n(self) -> str:
@@ -38,245 +34,89 @@ def texts(*steps):
 
 
 BARE = "go "
-# (factory, prompt, turns, limits) -> (ids, mask, turn index, spans, stop reason)
+# (factory, prompt, turns, limits) -> (ids, turn index, stop reason)
 EPISODES = {
     "text: three turns, the last one terminates": (
         (texts(going("x"), going("yz"), done()), None, ["ab]", "c]", "def]"], {}),
-        "ab][u x][a c][u yz][a def]",
-        "111 00000000 11 000000000 1111",
-        "000 ........ 11 ......... 2222",
-        [(0, 3), (11, 13), (22, 26)],
-        StopReason.TERMINATED,
+        "ab][u x][a c][u yz][a def]", "000 ........ 11 ......... 2222", StopReason.TERMINATED,
     ),
     "bare: three turns, observations as they are": (
         (texts(going(" x "), going("yz"), done()), BARE, ["ab", "c", "def"], {}),
-        "ab x cyzdef",
-        "11 000 1 00 111",
-        "00 ... 1 .. 222",
-        [(0, 2), (5, 6), (8, 11)],
-        StopReason.TERMINATED,
+        "ab x cyzdef", "00 ... 1 .. 222", StopReason.TERMINATED,
     ),
     "tools: three turns, the last one calls none": (
         (Tools, None, ["!e x]", "!e y;e z]", "end]"], {}),
         "!e x][t x][a !e y;e z][t y][t z][a end]",
-        "11111 00000000 111111111 0000000000000 1111",
-        "00000 ........ 111111111 ............. 2222",
-        [(0, 5), (13, 22), (35, 39)],
-        StopReason.NO_ACTION,
-    ),
-    "text: an empty observation still lies between two turns": (
-        (texts(going(""), going("x"), done()), None, ["a]", "b]", "c]"], {}),
-        "a][u ][a b][u x][a c]",
-        "11 0000000 11 00000000 11",
-        "00 ....... 11 ........ 22",
-        [(0, 2), (9, 11), (19, 21)],
-        StopReason.TERMINATED,
+        "00000 ........ 111111111 ............. 2222", StopReason.NO_ACTION,
     ),
     "bare: adjacent turns without any token between them stay turns": (
         (texts(going(""), going(""), done()), BARE, ["ab", "c", "d"], {}),
-        "abcd",
-        "11 1 1",
-        "00 1 2",
-        [(0, 2), (2, 3), (3, 4)],
-        StopReason.TERMINATED,
-    ),
-    "tools: an empty observation": (
-        (Tools, None, ["!n]", "!n]", "c]"], {}),
-        "!n][t ][a !n][t ][a c]",
-        "111 0000000 111 0000000 11",
-        "000 ....... 111 ....... 22",
-        [(0, 3), (10, 13), (20, 22)],
-        StopReason.NO_ACTION,
+        "abcd", "00 1 2", StopReason.TERMINATED,
     ),
     "text: a turn cut by its limit, the end of turn belongs to the observation": (
-        (
-            texts(going("x"), going("y"), done()),
-            None,
-            ["abcdef]", "g]", "hij]"],
-            {"max_turn_tokens": 3},
-        ),
-        "abc][u x][a g][u y][a hij",
-        "111 000000000 11 00000000 111",
-        "000 ......... 11 ........ 222",
-        [(0, 3), (12, 14), (22, 25)],
-        StopReason.TERMINATED,
-    ),
-    "bare: a turn cut by its limit": (
-        (texts(going("-"), done()), BARE, ["abcdef", "ghi"], {"max_turn_tokens": 2}),
-        "ab-gh",
-        "11 0 11",
-        "00 . 11",
-        [(0, 2), (3, 5)],
-        StopReason.TERMINATED,
-    ),
-    "tools: a turn cut by its limit, the end of turn belongs to the observation": (
-        (Tools, None, ["!e xyz]", "end]"], {"max_turn_tokens": 4}),
-        "!e x][t x][a end]",
-        "1111 000000000 1111",
-        "0000 ......... 1111",
-        [(0, 4), (13, 17)],
-        StopReason.NO_ACTION,
+        (texts(going("x"), done()), None, ["abcdef]", "hij]"], {"max_turn_tokens": 3}),
+        "abc][u x][a hij", "000 ......... 111", StopReason.TERMINATED,
     ),
     "tools: a last word that was cut is no last word": (
         (Tools, None, ["!n]", "ending]"], {"max_turn_tokens": 3}),
-        "!n][t ][a end",
-        "111 0000000 111",
-        "000 ....... 111",
-        [(0, 3), (10, 13)],
-        StopReason.TOKEN_BUDGET,
+        "!n][t ][a end", "000 ....... 111", StopReason.TOKEN_BUDGET,
     ),
     "text: a turn cut by the budget, and the environment goes on": (
         (texts(going("x"), going("y")), None, ["ab]", "cdefg]"], {"max_completion_tokens": 14}),
-        "ab][u x][a cde",
-        "111 00000000 111",
-        "000 ........ 111",
-        [(0, 3), (11, 14)],
-        StopReason.TOKEN_BUDGET,
-    ),
-    "text: a turn that uses the last token of the budget, whole": (
-        (texts(going("x"), going("y")), None, ["ab]", "cd]"], {"max_completion_tokens": 14}),
-        "ab][u x][a cd]",
-        "111 00000000 111",
-        "000 ........ 111",
-        [(0, 3), (11, 14)],
-        StopReason.TOKEN_BUDGET,
+        "ab][u x][a cde", "000 ........ 111", StopReason.TOKEN_BUDGET,
     ),
     "text: terminating on the last token of the budget is terminating": (
         (texts(done()), None, ["abcdef"], {"max_completion_tokens": 4, "max_turns": 1}),
-        "abcd",
-        "1111",
-        "0000",
-        [(0, 4)],
-        StopReason.TERMINATED,
+        "abcd", "0000", StopReason.TERMINATED,
     ),
     "text: the budget ends inside an observation": (
         (texts(going("x"), done()), None, ["ab]"], {"max_completion_tokens": 7}),
-        "ab][u x",
-        "111 0000",
-        "000 ....",
-        [(0, 3)],
-        StopReason.TOKEN_BUDGET,
-    ),
-    "text: an observation that leaves no room": (
-        (texts(going("x"), done()), None, ["ab]"], {"max_completion_tokens": 11}),
-        "ab][u x][a ",
-        "111 00000000",
-        "000 ........",
-        [(0, 3)],
-        StopReason.TOKEN_BUDGET,
-    ),
-    "text: an observation that leaves room for one token": (
-        (texts(going("x"), going("y")), None, ["ab]", "c]"], {"max_completion_tokens": 12}),
-        "ab][u x][a c",
-        "111 00000000 1",
-        "000 ........ 1",
-        [(0, 3), (11, 12)],
-        StopReason.TOKEN_BUDGET,
-    ),
-    "bare: the budget ends inside an observation": (
-        (texts(going("wxyz"), done()), BARE, ["ab"], {"max_completion_tokens": 4}),
-        "abwx",
-        "11 00",
-        "00 ..",
-        [(0, 2)],
-        StopReason.TOKEN_BUDGET,
+        "ab][u x", "000 ....", StopReason.TOKEN_BUDGET,
     ),
     "tools: the budget ends inside an observation": (
         (Tools, None, ["!e xyz]", "b]"], {"max_completion_tokens": 12}),
-        "!e xyz][t xy",
-        "1111111 00000",
-        "0000000 .....",
-        [(0, 7)],
-        StopReason.TOKEN_BUDGET,
+        "!e xyz][t xy", "0000000 .....", StopReason.TOKEN_BUDGET,
     ),
     "tools: a call on the last token of the budget is still carried out": (
         (Tools, None, ["!e x]"], {"max_completion_tokens": 5}),
-        "!e x]",
-        "11111",
-        "00000",
-        [(0, 5)],
-        StopReason.TOKEN_BUDGET,
+        "!e x]", "00000", StopReason.TOKEN_BUDGET,
     ),
     # The prompt "[u q][a " has 8 tokens.
     "text: the model's context ends in a turn": (
         (texts(going("x"), going("y")), None, ["ab]", "cdef]"], {"max_context_tokens": 21}),
-        "ab][u x][a cd",
-        "111 00000000 11",
-        "000 ........ 11",
-        [(0, 3), (11, 13)],
-        StopReason.TOKEN_BUDGET,
+        "ab][u x][a cd", "000 ........ 11", StopReason.TOKEN_BUDGET,
     ),
     "text: the model's context ends in an observation": (
         (texts(going("x"), going("y")), None, ["ab]"], {"max_context_tokens": 16}),
-        "ab][u x]",
-        "111 00000",
-        "000 .....",
-        [(0, 3)],
-        StopReason.TOKEN_BUDGET,
+        "ab][u x]", "000 .....", StopReason.TOKEN_BUDGET,
     ),
     "text: the limit on turns": (
         (texts(going("x"), going("y")), None, ["a]", "b]"], {"max_turns": 2}),
-        "a][u x][a b]",
-        "11 00000000 11",
-        "00 ........ 11",
-        [(0, 2), (10, 12)],
-        StopReason.MAX_TURNS,
+        "a][u x][a b]", "00 ........ 11", StopReason.MAX_TURNS,
     ),
     "text: a limit on tool calls does not concern it": (
         (texts(going("x"), done()), None, ["a]", "b]"], {"max_tool_rounds": 0}),
-        "a][u x][a b]",
-        "11 00000000 11",
-        "00 ........ 11",
-        [(0, 2), (10, 12)],
-        StopReason.TERMINATED,
-    ),
-    "tools: the limit on turns": (
-        (Tools, None, ["!n]", "!n]", "b]"], {"max_turns": 2}),
-        "!n][t ][a !n]",
-        "111 0000000 111",
-        "000 ....... 111",
-        [(0, 3), (10, 13)],
-        StopReason.MAX_TURNS,
+        "a][u x][a b]", "00 ........ 11", StopReason.TERMINATED,
     ),
     "tools: the limit on rounds allows one more turn": (
         (Tools, None, ["!n]", "!n]", "!n]"], {"max_tool_rounds": 1}),
-        "!n][t ][a !n]",
-        "111 0000000 111",
-        "000 ....... 111",
-        [(0, 3), (10, 13)],
-        StopReason.MAX_TURNS,
+        "!n][t ][a !n]", "000 ....... 111", StopReason.MAX_TURNS,
     ),
     "tools: no round at all": (
         (Tools, None, ["!n]", "b]"], {"max_tool_rounds": 0}),
-        "!n]",
-        "111",
-        "000",
-        [(0, 3)],
-        StopReason.MAX_TURNS,
+        "!n]", "000", StopReason.MAX_TURNS,
     ),
     "tools: saying the last word on the last turn": (
         (Tools, None, ["!n]", "b]"], {"max_turns": 2, "max_tool_rounds": 1}),
-        "!n][t ][a b]",
-        "111 0000000 11",
-        "000 ....... 11",
-        [(0, 3), (10, 12)],
-        StopReason.NO_ACTION,
+        "!n][t ][a b]", "000 ....... 11", StopReason.NO_ACTION,
     ),
     "text: the environment cuts the episode": (
         (texts(going("x"), ("y", 0.0, False, True, {})), None, ["a]", "b]"], {}),
-        "a][u x][a b]",
-        "11 00000000 11",
-        "00 ........ 11",
-        [(0, 2), (10, 12)],
-        StopReason.TRUNCATED,
+        "a][u x][a b]", "00 ........ 11", StopReason.TRUNCATED,
     ),
     "text: an end that is both is the task's own": (
         (texts(("y", 0.0, True, True, {})), None, ["a]"], {"max_turns": 1}),
-        "a]",
-        "11",
-        "00",
-        [(0, 2)],
-        StopReason.TERMINATED,
+        "a]", "00", StopReason.TERMINATED,
     ),
     "text: unreadable actions, not in a row": (
         (
@@ -289,74 +129,42 @@ EPISODES = {
             ["a]", "b]", "c]", "d]"],
             {"max_malformed_actions": 2, "max_turns": 3},
         ),
-        "a][u ][a b][u ][a c]",
-        "11 0000000 11 0000000 11",
-        "00 ....... 11 ....... 22",
-        [(0, 2), (9, 11), (18, 20)],
-        StopReason.MALFORMED_LIMIT,
+        "a][u ][a b][u ][a c]", "00 ....... 11 ....... 22", StopReason.MALFORMED_LIMIT,
     ),
     "tools: unreadable calls": (
         (Tools, None, ["!e x]", "!n x]", "b]"], {"max_malformed_actions": 1}),
-        "!e x][t x][a !n x]",
-        "11111 00000000 11111",
-        "00000 ........ 11111",
-        [(0, 5), (13, 18)],
-        StopReason.MALFORMED_LIMIT,
+        "!e x][t x][a !n x]", "00000 ........ 11111", StopReason.MALFORMED_LIMIT,
     ),
-}
+}  # fmt: skip
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT)
 
 
 @pytest.mark.parametrize("case", EPISODES)
 def test_an_episode_is_recorded_token_by_token(case):
-    (factory, prompt, turns, limits), tokens, mask, index, spans, reason = EPISODES[case]
+    (factory, prompt, turns, limits), tokens, marks, reason = EPISODES[case]
     played = play_once(factory, says(turns), prompts=prompt and [prompt], **limits)
     episode, record = played.only, played.record
+    index = indices(marks)
+    mask = [turn >= 0 for turn in index]
     assert text(episode.ids) == tokens
-    assert episode.action_mask == digits(mask)
-    turn_index = turn_index_from_spans([episode.turn_spans], len(episode.ids))
-    assert turn_index.tolist() == [indices(index)]
-    assert record.turn_spans == [spans]
+    assert episode.action_mask == mask
+    assert turn_index_from_spans([episode.turn_spans], len(episode.ids)).tolist() == [index]
     assert record.stop_reasons == [reason]
     assert record.terminated == [reason in FINAL]
-    assert record.truncated == [reason not in FINAL]
     assert record.errors == [None]
     assert text(episode.prompt_ids) == (prompt or "[u q][a ")
     assert played.result == {
         "prompt_ids": [episode.prompt_ids],
         "completion_ids": [episode.ids],
         "logprobs": None,
-        "env_mask": [digits(mask)],
+        "env_mask": [mask],
     }
-
-
-def test_rows_only_grow_at_their_end():
-    steps = [going("x"), going(""), done()]
-    played = play_once(texts(*steps), says(["abc]", "d]", "ef]"]))
-    final = shown(played.only).replace("|", "")
-    rows = [text(request.ids) for request in played.backend.requests]
-    assert rows == ["[u q][a ", "[u q][a abc][u x][a ", "[u q][a abc][u x][a d][u ][a "]
-    assert all(final.startswith(row) for row in rows)
-
-
-def test_logprobs_follow_the_ids_with_zeros_at_observations():
-    engine = build(texts(going("x"), done()), max_completion_tokens=13)
-    backend = ScriptedBackend(says(["ab]", "cdef]"]), logprobs=lambda row, turn: True)
-    played = play(engine, backend)
-    assert played.result["logprobs"] == [[-1.0, -2.0, -3.0, *[0.0] * 8, -1.0, -2.0]]
 
 
 def test_messages_are_the_conversation_after_the_prompt():
     said = play_once(texts(going("x"), done()), says(["ab]", "c]"])).record.messages[0]
-    assert [(m["role"], m["content"]) for m in said] == [
-        ("assistant", "ab"),
-        ("user", "x"),
-        ("assistant", "c"),
-    ]
+    told = [("assistant", "ab"), ("user", "x"), ("assistant", "c")]
+    assert [(m["role"], m["content"]) for m in said] == told
     said = play_once(Tools, says(["!e x;n]", "c]"])).record.messages[0]
-    assert [(m["role"], m["content"]) for m in said] == [
-        ("assistant", "!e x;n"),
-        ("tool", "x"),
-        ("tool", ""),
-        ("assistant", "c"),
-    ]
+    told = [("assistant", "!e x;n"), ("tool", "x"), ("tool", ""), ("assistant", "c")]
+    assert [(m["role"], m["content"]) for m in said] == told

@@ -53,11 +53,7 @@ class Echo:
         return ""
 
     def say(self, x: str) -> str:
-        """Say it.
-
-        Args:
-            x: what.
-        """
+        """Say it.\n\nArgs:\n    x: what."""
         return f"{x}{FORGED}"
 
 
@@ -70,11 +66,7 @@ def suffix(messages):
 @pytest.mark.parametrize("kind", ["text", "tools", "function"])
 def test_environments_and_tools_can_be_trusted_with_control_tokens(kind, trusted, monkeypatch):
     def say(x: str) -> str:
-        """Say it.
-
-        Args:
-            x: what.
-        """
+        """Say it.\n\nArgs:\n    x: what."""
         return FORGED
 
     say.trusted_text = trusted
@@ -82,15 +74,10 @@ def test_environments_and_tools_can_be_trusted_with_control_tokens(kind, trusted
     monkeypatch.setattr(ScriptedEnv, "trusted_text", trusted, raising=False)
     factory = {"text": lambda: ScriptedEnv(going(FORGED), done()), "tools": Echo, "function": None}
     tools = [say] if kind == "function" else []
-    engine = build(
-        factory[kind],
-        standalone=tools,
-        tool_format=ToolFormat(parse, suffix),
-        max_completion_tokens=400,
-    )
+    options = {"tool_format": ToolFormat(parse, suffix), "max_completion_tokens": 400}
+    engine = build(factory[kind], standalone=tools, **options)
     turn = "x]" if kind == "text" else "!say x]"
     played = play(engine, says([turn, "y]"]))
-    engine.close()
     assert markers(played.only) == 4 + 2 * trusted
 
 
@@ -98,4 +85,3 @@ def test_a_tool_that_is_not_trusted_makes_its_environment_not_trusted(monkeypatc
     monkeypatch.setattr(Echo, "trusted_text", True)
     engine = build(Echo, standalone=[print])
     assert not engine.drivers[None].trusted_text
-    engine.close()

@@ -1,7 +1,5 @@
 """Environments in processes: what a tool does there, the trainer survives and cleans up after."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -35,9 +33,6 @@ def env(monkeypatch):
     one.kill()
 
 
-# --- Used like the object -------------------------------------------------------------------------
-
-
 def test_methods_run_in_the_child(env):
     assert env.reset(prompt="p", n=1) == ('{"prompt": "p", "n": 1}', {})
     assert env.step("go") == ("GO", 0.5, False, False, {"valid_action": True})
@@ -69,11 +64,6 @@ def test_names_and_dunder_names(env):
         assert not hasattr(env, name)
 
 
-def test_async_methods_share_one_loop(env):
-    assert env.search("a") == "a True"
-    assert env.search("b") == "b True"
-
-
 def test_large_messages(env):
     text = "ä" * 1_000_000
     assert env.size(text) == (len(text), text)
@@ -85,9 +75,6 @@ def test_the_child_sees_the_folder_and_variables_of_its_start(monkeypatch, tmp_p
     env = IsolatedEnvironment(Env)
     assert env.where() == (str(tmp_path), "set later than the server")
     env.kill()
-
-
-# --- Factories ------------------------------------------------------------------------------------
 
 
 def test_lambdas_closures_and_local_classes():
@@ -185,9 +172,6 @@ def test_a_factory_that_hangs():
     assert wait_until(lambda: descendants() <= before)
 
 
-# --- Failures in the child ------------------------------------------------------------------------
-
-
 def test_exceptions_keep_type_message_and_traceback(env):
     with pytest.raises(KeyError, match="gone") as caught:
         env.raises(KeyError, "gone")
@@ -246,13 +230,6 @@ def test_a_child_that_dies_names_its_end(env, method, argument, message):
         env.step("a")
     with pytest.raises(EnvironmentDied):
         env.get("name")
-
-
-def test_killed_from_outside_between_calls(env):
-    os.kill(env.pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(env.pid))
-    with pytest.raises(EnvironmentDied, match="signal 9"):
-        env.step("a")
 
 
 def test_ctrl_c_belongs_to_the_trainer(env):

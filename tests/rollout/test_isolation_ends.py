@@ -1,7 +1,5 @@
 """Environments in processes: how they end, and that nothing of them stays."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import multiprocessing
@@ -23,7 +21,6 @@ from tests.isolation_kit import (
     is_running,
     run_script,
 )
-from tests.tiers import quick
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import isolation
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
@@ -43,9 +40,6 @@ def env():
     one = IsolatedEnvironment(Env)
     yield one
     one.kill()
-
-
-# --- Kill and close -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "args"), [("hangs", ()), ("sleeps", (1000,))])
@@ -78,11 +72,6 @@ def test_subprocesses_of_a_child_that_exits_end_with_it(env, tmp_path):
 def test_one_call_at_a_time(env):
     results = [in_thread(lambda: env.overlaps(0.05)) for _ in range(4)]
     assert [result() for result in results] == [1, 1, 1, 1]
-
-
-def test_answers_reach_the_thread_that_asked(env):
-    results = [in_thread(lambda i=i: [env.step(f"x{i}")[0] for _ in range(20)]) for i in range(4)]
-    assert [set(result()) for result in results] == [{f"X{i}"} for i in range(4)]
 
 
 def test_close_calls_close_and_ends_the_child(tmp_path):
@@ -143,19 +132,6 @@ def test_an_interrupted_call_cannot_answer_the_next_one(env):
         env.step("a")
 
 
-# --- Nothing stays --------------------------------------------------------------------------------
-
-
-def test_looking_for_processes_bears_that_some_have_just_ended():
-    """What other tests look with, at whatever a library starts and ends meanwhile."""
-    busy = subprocess.Popen(["sh", "-c", "while :; do (exit 0); done"])
-    try:
-        assert all(busy.pid in descendants() for _ in range(5000))
-    finally:
-        busy.kill()
-        busy.wait()
-
-
 def test_cycles_leave_neither_descriptors_nor_children():
     def cycle(i):
         env = IsolatedEnvironment(Env)
@@ -183,17 +159,6 @@ def test_a_child_holds_no_descriptors_of_others(env):
     assert {one.sockets() for one in (env, *others)} == {3}
     for one in others:
         one.kill()
-
-
-def test_many_at_once():
-    before = descendants()
-    made = [in_thread(lambda: IsolatedEnvironment(Env)) for _ in range(16)]
-    envs = [result() for result in made]
-    assert len({env.pid for env in envs}) == 16
-    assert {env.step("a")[0] for env in envs} == {"A"}
-    for env in envs:
-        env.kill()
-    assert wait_until(lambda: descendants() <= before)
 
 
 def test_a_fork_of_the_caller_neither_kills_nor_keeps_the_child(env):
@@ -262,9 +227,7 @@ isolation._CODE = isolation._CODE.replace("isolation._guard", "sys.platform = 'o
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "head"), [(signal.SIGKILL, ""), (signal.SIGTERM, ""), (signal.SIGKILL, ELSEWHERE)]
-)
+@pytest.mark.parametrize(("number", "head"), [(signal.SIGKILL, ""), (signal.SIGTERM, ELSEWHERE)])
 def test_no_child_outlives_a_killed_caller(number, head):
     process = run_script(head + HANGING + "time.sleep(1000)")
     pids = [int(pid) for pid in process.stdout.readline().split()]
@@ -276,10 +239,9 @@ def test_no_child_outlives_a_killed_caller(number, head):
     assert wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("head", quick(["", ELSEWHERE], ELSEWHERE))
-def test_no_child_outlives_a_killed_caller_whose_fork_lives_on(head):
+def test_no_child_outlives_a_killed_caller_whose_fork_lives_on():
     fork = "if not (pid := os.fork()):\n    time.sleep(1000)\nprint(pid, flush=True)\n"
-    process = run_script(head + HANGING + fork + "time.sleep(1000)")
+    process = run_script(ELSEWHERE + HANGING + fork + "time.sleep(1000)")
     pids = [int(pid) for pid in process.stdout.readline().split()]
     holder = int(process.stdout.readline())
     try:

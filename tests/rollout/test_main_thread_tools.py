@@ -12,11 +12,7 @@ MAIN = threading.main_thread()
 
 
 def alarmed(x: str) -> str:
-    """Answer within a second.
-
-    Args:
-        x: what.
-    """
+    """Answer within a second.\n\nArgs:\n    x: what."""
     before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, before)
     return f"{x} on the main thread: {threading.current_thread() is MAIN}"
@@ -24,11 +20,7 @@ def alarmed(x: str) -> str:
 
 def alarmed_for(seconds):
     def slow(x: str) -> str:
-        """Take a while.
-
-        Args:
-            x: what.
-        """
+        """Take a while.\n\nArgs:\n    x: what."""
         alarmed(x)
         time.sleep(seconds)
         return x
@@ -37,11 +29,7 @@ def alarmed_for(seconds):
 
 
 def plain(x: str) -> str:
-    """Say it.
-
-    Args:
-        x: what.
-    """
+    """Say it.\n\nArgs:\n    x: what."""
     return f"{x} on the main thread: {threading.current_thread() is MAIN}"
 
 
@@ -52,10 +40,8 @@ def answers(played) -> list[str]:
 def test_a_tool_that_sets_signal_handlers_works_and_the_others_stay_off_the_main_thread():
     script = says(["!alarmed a;plain b]", "!alarmed c]", "end]"])
     played = play_once(None, script, standalone=[alarmed, plain])
-    said = [
-        f"{x} on the main thread: {main}" for x, main in (("a", True), ("b", False), ("c", True))
-    ]
-    assert answers(played) == said
+    told = [("a", True), ("b", False), ("c", True)]
+    assert answers(played) == [f"{x} on the main thread: {main}" for x, main in told]
     assert played.only.tool_failures == 0
 
 
@@ -67,11 +53,7 @@ def test_its_first_failure_is_remembered():
             begun.clear()
 
         def move(self, x: str) -> str:
-            """Move.
-
-            Args:
-                x: where.
-            """
+            """Move.\n\nArgs:\n    x: where."""
             begun.append(threading.current_thread() is MAIN)
             return alarmed(x)
 
@@ -81,11 +63,7 @@ def test_its_first_failure_is_remembered():
 
 def test_what_it_raises_is_its_answer():
     def broken(x: str) -> str:
-        """Break.
-
-        Args:
-            x: what.
-        """
+        """Break.\n\nArgs:\n    x: what."""
         signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         raise LookupError(x)
 
@@ -95,12 +73,9 @@ def test_what_it_raises_is_its_answer():
 
 def test_the_wait_for_the_main_thread_is_not_the_tools_time():
     engine = build(None, standalone=[alarmed_for(0.2)], env_timeout_seconds=1.0)
-    try:
-        played = play(engine, says(*[["!slow a]", "end]"]] * 8), rows=[{}] * 8)
-        assert not [reason for reason in played.reasons if "timeout" in str(reason)]
-        assert played.record.tool_failures == 0
-    finally:
-        engine.close()
+    played = play(engine, says(*[["!slow a]", "end]"]] * 8), rows=[{}] * 8)
+    assert not [reason for reason in played.reasons if "timeout" in str(reason)]
+    assert played.record.tool_failures == 0
 
 
 def test_a_tool_that_takes_too_long_on_the_main_thread_has_timed_out():
@@ -113,22 +88,13 @@ def test_a_call_whose_episode_has_run_out_of_time_is_not_begun():
     asked = []
 
     def slow(x: str) -> str:
-        """Keep the main thread busy.
-
-        Args:
-            x: what.
-        """
+        """Keep the main thread busy.\n\nArgs:\n    x: what."""
         alarmed(x)
         asked.append(x)
         time.sleep(1.3)
         return x
 
     engine = build(None, standalone=[slow], episode_timeout_seconds=1.0)
-    try:
-        played = play(engine, says(["!slow a]", "end]"], ["!slow b]", "end]"]), rows=({}, {}))
-        assert [str(reason) for reason in played.reasons] == ["episode_timeout"] * 2
-        assert len(asked) == 1
-        assert engine.calls.poll() == []
-        assert len(asked) == 1
-    finally:
-        engine.close()
+    played = play(engine, says(["!slow a]", "end]"], ["!slow b]", "end]"]), rows=({}, {}))
+    assert [str(reason) for reason in played.reasons] == ["episode_timeout"] * 2
+    assert (engine.calls.poll(), len(asked)) == ([], 1)

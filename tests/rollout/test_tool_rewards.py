@@ -17,11 +17,7 @@ class Tools:
         return None
 
     def look(self, x: str) -> str:
-        """Look.
-
-        Args:
-            x: where.
-        """
+        """Look.\n\nArgs:\n    x: where."""
         return x
 
 
@@ -35,30 +31,18 @@ class Paying(Tools):
         self.late = []
 
     def pay(self, x: str) -> str:
-        """Earn.
-
-        Args:
-            x: rewards, separated by commas.
-        """
+        """Earn.\n\nArgs:\n    x: rewards, separated by commas."""
         self.turn_rewards += [float(number) for number in x.split(",")]
         return "ok"
 
     def set(self, x: str) -> str:
-        """Write to the list as one should not.
-
-        Args:
-            x: what.
-        """
+        """Write to the list as one should not.\n\nArgs:\n    x: what."""
         strange = {"shrink": self.turn_rewards[:-1], "tuple": (1.0,), "none": [None], "str": ["1"]}
         self.turn_rewards = strange[x] if x in strange else [*self.turn_rewards, float(x)]
         return "ok"
 
     def owe(self, x: str) -> str:
-        """Earn at the end.
-
-        Args:
-            x: how much.
-        """
+        """Earn at the end.\n\nArgs:\n    x: how much."""
         self.late.append(float(x))
         return "ok"
 
@@ -161,11 +145,7 @@ def test_environments_without_the_attribute_pay_no_turn():
 
     class LaterOnly(Tools):
         def look(self, x: str) -> str:
-            """Look.
-
-            Args:
-                x: where.
-            """
+            """Look.\n\nArgs:\n    x: where."""
             self.turn_rewards = [5.0]
             return x
 
@@ -177,4 +157,3 @@ def test_environments_without_the_attribute_pay_no_turn():
     assert played.record.turn_rewards == [[0, 0], [0, 0], [0, 0], [5.0, 0]]
     alone = play(engine, says(["end]"]), [{"environment": "score"}])
     assert alone.record.turn_rewards is None
-    engine.close()

@@ -1,7 +1,5 @@
 """Calls into environments: results, time limits, and threads that come and go."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -11,35 +9,10 @@ import time
 
 import pytest
 
-from tests.rollout_kit import environment_threads
+from tests.rollout_kit import collect, environment_threads
 from tests.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import workers
 from trl_stppo.rollout.workers import EnvironmentCalls
-
-
-@pytest.fixture
-def calls():
-    pool = EnvironmentCalls(4)
-    yield pool
-    pool.close()
-
-
-def collect(calls, count):
-    results, until = {}, time.monotonic() + PATIENCE
-    while len(results) < count and time.monotonic() < until:
-        for result in calls.poll(0.2):
-            assert result.key not in results
-            results[result.key] = result
-    assert len(results) == count
-    return results
-
-
-def test_results_carry_their_key_value_and_time(calls):
-    for key in range(20):
-        calls.submit(key, lambda key=key: key * key, None)
-    results = collect(calls, 20)
-    assert {key: result.value for key, result in results.items()} == {k: k * k for k in range(20)}
-    assert all(not r.timed_out and r.error is None and r.seconds >= 0 for r in results.values())
 
 
 def test_coroutine_functions_run_together_on_one_loop(calls):
@@ -75,10 +48,12 @@ def test_synchronous_calls_run_side_by_side_up_to_the_number_of_workers(calls):
     assert most[0] == 4
 
 
+ERRORS = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), TimeoutError()]
+
+
 @pytest.mark.parametrize(
-    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=type
+    ("error", "asynchronous"), [*((error, True) for error in ERRORS), (ERRORS[1], False)]
 )
-@pytest.mark.parametrize("asynchronous", [False, True])
 def test_whatever_a_call_raises_is_its_result(calls, error, asynchronous):
     def fail():
         raise error
@@ -94,20 +69,6 @@ def test_whatever_a_call_raises_is_its_result(calls, error, asynchronous):
     assert collect(calls, 1)[2].value == "alive"
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_environments_own_timeout_error_is_an_error(calls, asynchronous):
-    def fail():
-        raise TimeoutError("mine")
-
-    async def fail_async():
-        raise TimeoutError("mine")
-
-    calls.submit(1, fail_async if asynchronous else fail, PATIENCE)
-    result = collect(calls, 1)[1]
-    assert isinstance(result.error, TimeoutError)
-    assert not result.timed_out
-
-
 def test_an_overdue_call_is_abandoned_and_its_thread_replaced(calls):
     release = threading.Event()
     for key in range(4):  # every worker
@@ -121,8 +82,9 @@ def test_an_overdue_call_is_abandoned_and_its_thread_replaced(calls):
     assert calls.poll(0.05) == []  # what the abandoned ones return is thrown away
 
 
-@pytest.mark.parametrize("error", [None, ValueError("no")])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("error", "asynchronous"), [(None, True), (ValueError("no"), True), (None, False)]
+)
 def test_an_overdue_call_that_ends_before_anybody_polls_is_overdue_all_the_same(
     calls, asynchronous, error
 ):
@@ -171,41 +133,6 @@ def test_a_cooperative_coroutine_is_cancelled_and_the_loop_stays(calls, monkeypa
     assert seen == ["cancelled"]
     calls.submit(2, loop, None)
     assert collect(calls, 1)[2].value == before
-
-
-def test_a_coroutine_that_blocks_the_loop_costs_only_itself_a_new_loop(calls):
-    release = threading.Event()
-
-    async def blocking():
-        release.wait()
-
-    async def fine():
-        await asyncio.sleep(0.01)
-        return "fine"
-
-    calls.submit(1, blocking, 0.1)
-    assert collect(calls, 1)[1].timed_out
-    calls.submit(2, fine, PATIENCE)
-    assert collect(calls, 1)[2].value == "fine"
-    release.set()
-
-
-def test_calls_stuck_behind_a_blocked_loop_go_to_the_new_one(calls):
-    release = threading.Event()
-
-    async def blocking():
-        release.wait()
-
-    async def fine():
-        return id(asyncio.get_running_loop())
-
-    calls.submit(1, blocking, 0.1)
-    calls.submit(2, fine, 0.4)  # never gets its turn on the blocked loop
-    results = collect(calls, 2)
-    assert results[1].timed_out
-    calls.submit(3, fine, None)
-    assert collect(calls, 1)[3].value == results[2].value
-    release.set()
 
 
 def test_a_cancelled_call_leaves_no_result_and_frees_its_place(calls):
@@ -261,28 +188,6 @@ def test_idle_threads_leave_by_themselves(monkeypatch):
     calls.submit(1, lambda: "again", None)
     assert collect(calls, 1)[1].value == "again"
     calls.close()
-
-
-def test_closing_lets_threads_and_loop_go():
-    calls = EnvironmentCalls(2)
-
-    async def quick():
-        return 1
-
-    calls.submit(1, quick, None)
-    calls.submit(2, lambda: 2, None)
-    collect(calls, 2)
-    calls.close()
-    assert wait_until(lambda: not environment_threads())
-
-
-def test_a_worker_thread_can_wait_for_a_coroutine(calls):
-    async def answer():
-        await asyncio.sleep(0.01)
-        return 42
-
-    calls.submit(1, lambda: calls.run_async(answer()), PATIENCE)
-    assert collect(calls, 1)[1].value == 42
 
 
 def test_a_thread_that_waits_too_long_for_a_coroutine_is_replaced_and_the_coroutine_cancelled():

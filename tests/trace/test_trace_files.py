@@ -1,7 +1,5 @@
 """Trace files: what is written is read, whatever was killed, damaged or done again meanwhile."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -32,10 +30,8 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     made_up_run(tmp_path, updates=10, per_update=2)
     episodes = list(read_trace(tmp_path))
     keys = [e.key for e in episodes]
-    assert keys == [f"train-{u}-{r}" for u in range(1, 11) for r in (0, 1)] + [
-        "eval-80-0.0",
-        "eval-80-1.0",
-    ]
+    trained = [f"train-{u}-{r}" for u in range(1, 11) for r in (0, 1)]
+    assert keys == [*trained, "eval-80-0.0", "eval-80-1.0"]
     assert list(read_trace(tmp_path / "trace")) == episodes
     first = episodes[0]
     assert first.roles[: first.prompt_tokens] == ["prompt"] * first.prompt_tokens
@@ -54,12 +50,6 @@ def test_hostile_text_and_odd_numbers_come_back(tmp_path):
     assert math.isnan(next(iter(read.rewards.values())))
     assert read.advantages == pytest.approx(made.advantages, rel=1e-5)
     assert read.clipped == made.clipped
-
-
-def test_a_rewritten_update_replaces_the_earlier_one(tmp_path):
-    write(tmp_path, update(1), score=1.0)
-    write(tmp_path, update(1), score=2.0)
-    assert [e.score for e in read_trace(tmp_path)] == [2.0]
 
 
 def test_a_resumed_run_leaves_nothing_of_what_it_does_again(tmp_path):

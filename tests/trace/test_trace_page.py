@@ -1,7 +1,5 @@
 """The page as a file: complete, closed to the outside, and with nothing of an episode in its markup."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import gzip
@@ -51,20 +49,10 @@ def test_it_holds_every_episode(run, html):
 
 
 def test_the_list_tells_question_and_answer_without_tags(tmp_path):
-    said = [
-        "<|user|>",
-        "Be brief. ",
-        "Which?",
-        "<|end|>",
-        "<answer>",
-        " this\n",
-        "</answer>",
-        "<|end|>",
-    ]
-    prompt = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Which?\nOne."},
-    ]
+    said = ["<|user|>", "Be brief. ", "Which?", "<|end|>"]
+    said += ["<answer>", " this\n", "</answer>", "<|end|>"]
+    asked = {"role": "user", "content": "Which?\nOne."}
+    prompt = [{"role": "system", "content": "Be brief."}, asked]
     update = TracedUpdate("train", "train", 1, 0, episodes=2)
     made = [
         TracedEpisode(update, row, pieces=said, token_ids=[0] * 8, prompt_tokens=4,

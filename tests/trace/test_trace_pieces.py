@@ -1,7 +1,5 @@
 """Pieces of tokens add up to the text, whatever the tokenizer makes of bytes and spaces."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -67,12 +65,6 @@ def test_what_a_decoder_takes_back_costs_the_tokens_beside_it_alone():
     tokenizer = fallback_tokenizer()
     ids = [256, ord("x"), 200, 256, 257, 256]
     assert cut(ids, tokenizer.decode, tokenizer) == ["a", "", "", "\ufffd\ufffd a", "b", " a"]
-
-
-def test_without_a_backend_a_character_goes_to_the_token_behind_it():
-    tokenizer = byte_tokenizer()
-    pieces = cut(tokenizer.encode("naïve").ids, tokenizer.decode, None)
-    assert pieces == ["n", "a", "", "", "ïv", "e"]
 
 
 def test_a_decoder_that_rewrites_its_past_still_adds_up():

@@ -1,7 +1,5 @@
 """What a training records is what it computed, and recording leaves no trace in the training."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -28,15 +26,9 @@ from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 # Two micro-batches for each of two mini-batches, two epochs: four steps per update.
-UPDATE = {
-    "variant": "st-ppo",
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 4,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 2,
-    "max_steps": 4,
-    "staleness": 0.0,  # in its place:
-}
+UPDATE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
+UPDATE |= {"variant": "st-ppo", "num_mini_batches": 2, "num_ppo_epochs": 2}
+UPDATE["staleness"] = 0.0  # in its place:
 
 
 class StaleLoop(TrainingLoop):
@@ -215,11 +207,8 @@ def test_environments_evaluations_and_no_critic(tmp_path):
     played = [e for e in read_trace(tmp_path) if e.update.phase == "train"]
     assert [e.key for e in played] == [f"train-{u}-{r}" for u in (1, 2) for r in range(5)]
     for e in (*held, *played):
-        assert (e.environment, e.stop_reason, e.observations) == (
-            "CountEnv",
-            "terminated",
-            "environment",
-        )
+        about = (e.environment, e.stop_reason, e.observations)
+        assert about == ("CountEnv", "terminated", "environment")
         assert (e.terminated, e.truncated, len(e.turn_rewards)) == (True, False, 2)
         assert e.success is not None
         assert [m["role"] for m in e.messages] == ["assistant", "user", "assistant"]

@@ -119,23 +119,8 @@ def test_bm25s_opens_it(small) -> None:
     assert index.get_scores(["heap"]).argmax() == 0
 
 
-def test_equal_scores_keep_the_order_of_the_corpus(tmp_path) -> None:
-    build_bm25([Passage(f"t{i}", "same" + " pad" * (i % 3)) for i in range(900)], tmp_path / "x")
-    found = BM25Index(tmp_path / "x").search("same same", 800)
-    shorter_first = sorted(range(900), key=lambda i: (i % 3, i))
-    assert [p.title for p in found] == [f"t{i}" for i in shorter_first[:800]]
-
-
 @pytest.mark.parametrize(
-    ("query", "number"),
-    [
-        ("HEAP?", 0),
-        ("beyonce", 1),
-        ("Beyonce\u0301", 1),
-        ("BEYONCÉ", 1),
-        ("東京", 2),
-        ("singer in houston, root", 1),
-    ],
+    ("query", "number"), [("HEAP?", 0), ("beyonce", 1), ("Beyonce\u0301", 1), ("東京", 2)]
 )
 def test_words_of_any_script_are_found(small, query: str, number: int) -> None:
     assert BM25Index(small).search(query, 1) == [PASSAGES[number]]
@@ -179,12 +164,10 @@ def test_nothing_is_read_into_memory(large) -> None:
     [
         lambda f: (f / "index.json").unlink(),
         lambda f: (f / "index.json").write_text("{"),
-        lambda f: (f / "index.json").write_text("[]"),
         lambda f: (f / "data.csc.index.npy").unlink(),
         lambda f: os.truncate(f / "passages.jsonl", 20),
-        lambda f: os.truncate(f / "vocab.index.json", 5),
         lambda f: (f / "index.json").write_text(
-            json.dumps({**json.loads((f / "index.json").read_text()), "kind": "dense"})
+            (f / "index.json").read_text().replace('"bm25"', '"dense"')
         ),
         lambda f: shutil.rmtree(f),
     ],
@@ -203,22 +186,6 @@ def test_a_failed_build_leaves_nothing(tmp_path) -> None:
     with pytest.raises(OSError, match="on fire"):
         build_bm25(failing(), tmp_path / "x")
     assert os.listdir(tmp_path) == []
-
-
-def test_a_killed_build_is_recognised(tmp_path) -> None:
-    code = (
-        "import os, sys; from trl_stppo.recipes.search.retrieval import Passage\n"
-        "from trl_stppo.recipes.search.retrievers import bm25_build\n"
-        "bm25_build.write_manifest = lambda *a: os._exit(9)\n"
-        "bm25_build.build_bm25([Passage('a', 'b c d')], sys.argv[1])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
-    assert done.returncode == 9
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".x.building-")
-    for folder in (left, left / "new"):
-        with pytest.raises(IndexFolderError, match="interrupted"):
-            BM25Index(folder)
 
 
 def test_an_index_is_not_replaced(small) -> None:
@@ -273,21 +240,14 @@ def test_a_corpus_without_words_is_refused(tmp_path, passages) -> None:
 
 def test_corpus_files_of_both_forms(tmp_path) -> None:
     lines = [
-        '{"id": "0", "contents": "\\"Title\\"\\ntext\\nmore"}',
-        '{"contents": "one line"}',
-        "",
-        '{"title": "A \\"B\\" C", "text": "t"}',
-        '{"text": "t", "title": null}',
-    ]
+        '{"id": "0", "contents": "\\"Title\\"\\ntext\\nmore"}', '{"contents": "one line"}', "",
+        '{"title": "A \\"B\\" C", "text": "t"}', '{"text": "t", "title": null}',
+    ]  # fmt: skip
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write("\n".join(lines))
-    expected = [
-        Passage("Title", "text\nmore"),
-        Passage("", "one line"),
-        Passage('A "B" C', "t"),
-        Passage("", "t"),
-    ]
+    expected = [Passage("Title", "text\nmore"), Passage("", "one line")]
+    expected += [Passage('A "B" C', "t"), Passage("", "t")]
     assert list(read_corpus(tmp_path / "c.jsonl")) == expected
     assert list(read_corpus(tmp_path / "c.jsonl.gz")) == expected
 
@@ -340,7 +300,3 @@ def test_the_script_builds_what_the_environment_opens(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert "5 passages in " in done.stdout
     assert BM25Index(tmp_path / "i").search("capital", 1) == [PASSAGES[2]]
-    again = subprocess.run([*command, tmp_path / "i"], capture_output=True, text=True, check=False)
-    assert again.returncode == 1
-    assert "build_index: " in again.stderr
-    assert "Traceback" not in again.stderr

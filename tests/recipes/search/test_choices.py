@@ -10,41 +10,15 @@ CHOICES = {"A": "E. coli", "B": "Vitamin C deficiency", "C": "Nitrofurantoin", "
 TEXTS = list(CHOICES.values())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "B",
-        "b",
-        " (B) ",
-        "[b]",
-        "B.",
-        "B)",
-        "**B**",
-        "$B$",
-        r"\boxed{B}",
-        r"\boxed{\text{B}}",
-        "B) text",
-        "(B) text",
-        "B: text",
-        "**B.** Because of this.",
-        "answer: B",
-        "Answer: **B**",
-        "**Answer:** B",
-        "answer: b",
-        "The answer is (B)",
-        "The correct answer is B.",
-        "The correct option is: B",
-        "the answer is B because of the dose",
-        "B. No other drug works.",
-        "The answer is B, which is not wrong",
-        "The answer is B. Not because of the dose.",
-        r"The answer is \boxed{B}",
-        "option B",
-        "I would take (B), I think",
-        "The answer is B.\nThis is sure.",
-        "Let me see.\nB) text",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "B", "b", " (B) ", "[b]", "B.", "B)", "**B**", "$B$", r"\boxed{B}", r"\boxed{\text{B}}",
+    "B) text", "(B) text", "B: text", "**B.** Because of this.", "answer: B", "Answer: **B**",
+    "**Answer:** B", "answer: b", "The answer is (B)", "The correct answer is B.",
+    "The correct option is: B", "the answer is B because of the dose", "B. No other drug works.",
+    "The answer is B, which is not wrong", "The answer is B. Not because of the dose.",
+    r"The answer is \boxed{B}", "option B", "I would take (B), I think",
+    "The answer is B.\nThis is sure.", "Let me see.\nB) text",
+])  # fmt: skip
 def test_reads_a_letter(text: str) -> None:
     assert letter_of(text) == "B"
     assert letter_of(text, ["one", "two", "three"]) == "B"
@@ -68,45 +42,15 @@ def test_reads_the_text_of_a_choice(text: str, letter: str) -> None:
     assert letter_of(text, TEXTS) == letter
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "  ",
-        "no idea",
-        "A or B",
-        "A, B",
-        "B/C",
-        "A) or B)",
-        "Answer: A or B",
-        "(A) and (B)",
-        "A) this\nB) that",
-        "The answer is (A). The answer is (B).",
-        "The answer is not (B)",
-        "It isn't (B)",
-        "It is (A), not (B)",
-        "A cat",
-        "The answer is a cat",
-        "Answer: I think so",
-        "Z",
-        "F",
-        "Banana",
-        "B) Nitrofurantoin",  # the text of C
-        "The answer is B: Nitrofurantoin",
-        "Vitamin C",
-        "(A) is wrong, so (B)",
-        "A) is incorrect",
-        "(A) is not correct; (B) is",
-        "A: wrong",
-        "A) No, B",
-        "(A)? No.",
-        "I think (A) can't be",
-        "(A) is clearly ruled out",
-        "The answer is A? No.",
-        "\u212a",  # the Kelvin sign, whose small letter is k
-        "x" * 5_000 + " (B)",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "  ", "no idea", "A or B", "A, B", "B/C", "A) or B)", "Answer: A or B", "(A) and (B)",
+    "A) this\nB) that", "The answer is (A). The answer is (B).", "The answer is not (B)",
+    "It isn't (B)", "It is (A), not (B)", "A cat", "The answer is a cat", "Answer: I think so",
+    "Z", "F", "Banana", "B) Nitrofurantoin", "The answer is B: Nitrofurantoin", "Vitamin C",
+    "(A) is wrong, so (B)", "A) is incorrect", "(A) is not correct; (B) is", "A: wrong",
+    "A) No, B", "(A)? No.", "I think (A) can't be", "(A) is clearly ruled out",
+    "The answer is A? No.", "\u212a", "x" * 5_000 + " (B)",
+])  # fmt: skip
 def test_ambiguous_is_none(text: str) -> None:
     assert letter_of(text, CHOICES) is None
 
@@ -118,37 +62,29 @@ def test_a_reason_tells_the_letter_from_the_article(reason: str) -> None:
         assert letter_of(f"Answer: a {reason}", choices) == "A"
 
 
-def test_choices_that_deny() -> None:
-    """What reads as a denial may be the text of the choice."""
-    assert letter_of("B) no", ["yes", "no", "maybe"]) == "B"
-    assert letter_of("I take (B) no.", ["yes", "no", "maybe"]) == "B"
-    assert letter_of("A) Not indicated, as it harms", ["Not indicated", "Once"]) == "A"
-    assert (
-        letter_of("A) no", ["yes", "no", "maybe"]) is None
-    )  # the label of one, the text of another
-    assert letter_of("A. fumigatus", ["C. albicans", "A. fumigatus"]) == "B"
+ANSWERS, BLOOD = ["yes", "no", "maybe"], {"A": "B", "B": "AB", "C": "A", "D": "0"}
 
 
-def test_a_name_is_no_label() -> None:
-    assert letter_of("E. coli infection", ["v", "w", "x", "y", "z"]) is None
-    assert letter_of("e. coli", {"A": "one", "E": "E. coli"}) == "E"
-
-
-def test_a_bare_letter_wins_over_a_choice_of_that_text() -> None:
-    blood = {"A": "B", "B": "AB", "C": "A", "D": "0"}
-    assert letter_of("A", blood) == "A"
-    assert letter_of("AB", blood) == "B"
-
-
-def test_equal_choices_are_ambiguous_by_text() -> None:
-    assert letter_of("same", ["same", "Same!"]) is None
-    assert letter_of("A", ["same", "Same!"]) == "A"
-
-
-def test_missing_choices_are_none() -> None:
-    """A data set fills a column of dictionaries up with None."""
-    assert letter_of("E", {"A": "x", "B": "y", "E": None}) is None
-    assert letter_of("none", {"A": "x", "B": "None", "E": None}) == "B"
+@pytest.mark.parametrize(
+    ("text", "choices", "letter"),
+    [
+        ("B) no", ANSWERS, "B"),  # what reads as a denial may be the text of the choice
+        ("I take (B) no.", ANSWERS, "B"),
+        ("A) Not indicated, as it harms", ["Not indicated", "Once"], "A"),
+        ("A) no", ANSWERS, None),  # the label of one, the text of another
+        ("A. fumigatus", ["C. albicans", "A. fumigatus"], "B"),
+        ("E. coli infection", ["v", "w", "x", "y", "z"], None),  # a name is no label
+        ("e. coli", {"A": "one", "E": "E. coli"}, "E"),
+        ("A", BLOOD, "A"),  # a bare letter wins over a choice of that text
+        ("AB", BLOOD, "B"),
+        ("same", ["same", "Same!"], None),
+        ("A", ["same", "Same!"], "A"),
+        ("E", {"A": "x", "B": "y", "E": None}, None),  # as a data set fills its columns up
+        ("none", {"A": "x", "B": "None", "E": None}, "B"),
+    ],
+)
+def test_letters_and_texts_in_conflict(text: str, choices, letter: str | None) -> None:
+    assert letter_of(text, choices) == letter
 
 
 def test_match_against_letters_and_texts() -> None:

@@ -4,7 +4,6 @@ import hashlib
 import os
 import pickle
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,14 +78,6 @@ def test_nothing_asked_nothing_found(folder) -> None:
         index.search("tree", 0)
 
 
-def test_threads_get_the_same(folder) -> None:
-    index = DenseIndex(folder, encode=HashEncoder())
-    asked = ["tree", "queue first", "same text"] * 20
-    alone = [index.search(query, 2) for query in asked]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda query: index.search(query, 2), asked)) == alone
-
-
 def test_another_encoder_is_refused(folder) -> None:
     with pytest.raises(IndexFolderError, match=r"vector of 32 numbers .* gave 64"):
         DenseIndex(folder, encode=HashEncoder(32))
@@ -107,15 +98,8 @@ def test_a_damaged_or_other_folder_is_refused(folder) -> None:
 def test_an_index_that_learns_gets_its_vectors_first(tmp_path) -> None:
     pytest.importorskip("faiss")
     passages = [Passage(f"t{i}", f"word{i} word{i + 1} word{i * 7}") for i in range(300)]
-    built = build_dense(
-        passages,
-        tmp_path / "x",
-        SETTINGS,
-        encode=HashEncoder(),
-        factory="IVF4,Flat",
-        batch_size=32,
-        train_passages=200,
-    )
+    learning = {"factory": "IVF4,Flat", "batch_size": 32, "train_passages": 200}
+    built = build_dense(passages, tmp_path / "x", SETTINGS, encode=HashEncoder(), **learning)
     assert built == 300
     index = DenseIndex(tmp_path / "x", encode=HashEncoder())
     hits = sum(index.search(f"{p.title} {p.text}", 1) == [p] for p in passages)
@@ -131,14 +115,6 @@ def test_an_encoder_that_returns_no_vectors_is_refused(tmp_path, result) -> None
     with pytest.raises(ValueError):
         build_dense(PASSAGES[:2], tmp_path / "x", SETTINGS, encode=lambda texts: result)
     assert os.listdir(tmp_path) == []
-
-
-def test_settings_are_checked(tmp_path) -> None:
-    pytest.importorskip("faiss")
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        build_dense(PASSAGES, tmp_path / "x", SETTINGS, encode=HashEncoder(), batch_size=0)
-    with pytest.raises(ValueError, match="no passages"):
-        build_dense([], tmp_path / "x", SETTINGS, encode=HashEncoder())
 
 
 def test_an_encoder_of_ones_own_stays_in_its_process(folder) -> None:
@@ -176,13 +152,8 @@ def test_a_real_sentence_transformers_model(tmp_path) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(vocabulary), intermediate_size=16, **sizes)
     BertModel(config).save_pretrained(tmp_path / "bert")
     fast.save_pretrained(tmp_path / "bert")
     name = str(tmp_path / "model")

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -52,14 +51,6 @@ def test_after_the_last_retry_the_error_says_what_happened(fault) -> None:
         assert len(server.requests) == 3
 
 
-def test_nobody_listening_is_such_a_failure() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and never listens
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(RetrievalError, match="ConnectError"):
-            HttpRetriever(url, backoff=0.01, retries=1).search("q", 1)
-
-
 @pytest.mark.parametrize("status", ["400", "404", "422", "302"])
 def test_a_refusal_is_not_repeated_and_not_kept(status) -> None:
     with faulty_server(status) as server:
@@ -68,14 +59,6 @@ def test_a_refusal_is_not_repeated_and_not_kept(status) -> None:
             retriever.search("q", 2)
         assert len(server.requests) == 1
         assert retriever.search("q", 2) == HITS
-
-
-def test_connections_are_kept() -> None:
-    with faulty_server() as server:
-        retriever = client(server)
-        for number in range(20):
-            retriever.search(f"q{number}", 1)
-        assert server.connections == 1
 
 
 def test_answers_are_kept_and_callers_cannot_change_them() -> None:

@@ -13,8 +13,6 @@ from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICE
 with scripts() as _module:
     _module("search_rows")
     from search_rows import prepare, save
-    from search_rows.prompts import user_text
-    from search_rows.readers import Question
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +66,6 @@ def test_nothing_of_the_evaluation_is_trained_on_and_all_is_counted(copies):
     assert prepared.report["eval"]["popqa"]["kept"] == 1
 
 
-def test_only_the_named_evaluation_sets_count(copies):
-    trained = questions(prepare(["nq"], ["popqa"], local=copies).rows["train"])
-    assert "where is the tower" in trained
-    assert "what year" in trained
-
-
 def test_a_cut_evaluation_still_keeps_all_its_questions_out(copies):
     prepared = prepare(TRAIN, EVAL, local=copies, max_eval_rows=1)
     assert [row["dataset"] for row in prepared.rows["eval"]] == EVAL
@@ -111,13 +103,8 @@ def test_rows_as_the_trainer_takes_them(copies, tmp_path):
     assert system["content"] in SEARCH_PROMPT
     assert "<search>" in system["content"]
     assert user == {"role": "user", "content": "who wrote it"}
-    assert row == {
-        "answers": ["Bo"],
-        "choices": [],
-        "dataset": "nq",
-        "id": "train_7",
-        "question": "who wrote it",
-    }
+    about = {"dataset": "nq", "id": "train_7", "question": "who wrote it"}
+    assert row == {"answers": ["Bo"], "choices": [], **about}
     medqa, pubmedqa = prepared.rows["eval"]
     assert medqa["prompt"][0]["content"] in SEARCH_PROMPT_CHOICES
     assert medqa["prompt"][1]["content"].splitlines() == [
@@ -138,12 +125,6 @@ def test_exam_questions_with_other_choices_are_no_duplicates(copies):
     # But a question that is evaluated on is not trained on, whatever its choices.
     report = prepare(["medmcqa"], ["medmcqa"], local=copies).report["train"]["medmcqa"]
     assert report["kept"] == 0
-
-
-def test_a_question_without_choices_has_no_letters():
-    question = Question("why?", ("x",), context="Once.")
-    assert user_text(question) == "Context: Once.\n\nQuestion: why?"
-    assert user_text(question, context=False) == "why?"
 
 
 def test_load_dataset_reads_what_is_written(copies, tmp_path):

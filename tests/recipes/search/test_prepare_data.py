@@ -13,16 +13,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    return subprocess.run(
-        [sys.executable, "scripts/search/prepare_data.py", *flags],
-        cwd=ROOT,
-        env={**os.environ, **cache},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    command = [sys.executable, "scripts/search/prepare_data.py", *flags]
+    env = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    options = {"cwd": ROOT, "env": env, "timeout": 900, "check": False}
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):
@@ -40,13 +34,6 @@ def test_two_sets_become_a_dataset_with_two_splits(tmp_path, monkeypatch):
     assert {name: len(split) for name, split in rows.items()} == {"train": 3, "test": 2}
     assert rows["test"]["dataset"] == ["nq", "bamboogle"]
     assert "question 3" not in rows["train"]["question"]
-
-
-def test_a_mistake_is_one_line(tmp_path):
-    result = run(tmp_path, "--train", "nqq", "--output", str(tmp_path / "out"))
-    assert result.returncode == 1
-    assert result.stderr.strip().startswith("ValueError: There is no data set 'nqq'; known are nq,")
-    assert result.stderr.count("\n") == 1
 
 
 def test_a_folder_that_is_there_is_refused_before_anything_is_loaded(tmp_path):

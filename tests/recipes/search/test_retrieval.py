@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage, Retriever, words
+from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage, words
 
 PASSAGES = [
     Passage("merge", "merge is a function in module heapq. Merge sorted inputs."),
@@ -20,33 +20,17 @@ def retriever() -> BM25Retriever:
 
 
 def test_words_keep_identifiers_and_split_dots() -> None:
-    assert words("heapq.merge, DictReader(x) split_all!") == [
-        "heapq",
-        "merge",
-        "dictreader",
-        "x",
-        "split_all",
-    ]
+    found = words("heapq.merge, DictReader(x) split_all!")
+    assert found == ["heapq", "merge", "dictreader", "x", "split_all"]
     assert words("¿ — ?") == []
 
 
 @pytest.mark.parametrize(
     ("query", "title"),
-    [
-        ("merge", "merge"),
-        ("heapq.merge", "merge"),
-        ("dictreader", "DictReader"),
-        ("What is DictReader?", "DictReader"),
-        ("splitdrive", "splitdrive"),
-        ("split_all", "split_all"),
-    ],
+    [("heapq.merge", "merge"), ("What is DictReader?", "DictReader"), ("split_all", "split_all")],
 )
 def test_finds_the_passage_about_the_name(retriever: BM25Retriever, query: str, title: str) -> None:
     assert retriever.search(query, 2)[0].title == title
-
-
-def test_is_a_retriever(retriever: BM25Retriever) -> None:
-    assert isinstance(retriever, Retriever)
 
 
 @pytest.mark.parametrize("query", ["zebra", "split", "", "   ", "?!"])
@@ -54,22 +38,11 @@ def test_nothing_known_finds_nothing(retriever: BM25Retriever, query: str) -> No
     assert retriever.search(query, 3) == []
 
 
-def test_only_passages_that_share_a_word_are_returned(retriever: BM25Retriever) -> None:
-    assert [passage.title for passage in retriever.search("csv zebra", 4)] == ["DictReader"]
-
-
 def test_top_k_limits_and_is_checked(retriever: BM25Retriever) -> None:
     assert len(retriever.search("function", 2)) == 2
     assert len(retriever.search("function", 50)) == 3
     with pytest.raises(ValueError, match="top_k is 0"):
         retriever.search("merge", 0)
-
-
-def test_equal_scores_keep_the_order_of_the_passages() -> None:
-    pytest.importorskip("bm25s")
-    twins = [Passage(f"t{i}", "same words here") for i in range(9)]
-    found = BM25Retriever(twins).search("same", 9)
-    assert [passage.title for passage in found] == [f"t{i}" for i in range(9)]
 
 
 def test_threads_get_the_answers_of_one_thread(retriever: BM25Retriever) -> None:

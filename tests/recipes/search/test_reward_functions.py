@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from trl import GRPOTrainer
@@ -50,28 +49,6 @@ def test_the_last_complete_answer_outside_of_thoughts_and_observations(text, ans
     assert final_answer(text) == answer
     assert final_answer(said(text)) == answer
     assert final_answer(said("<answer>old</answer>", text)) == ("old" if answer is None else answer)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<answer></answer>", ""),
-        ("<search>q</search><answer>one</answer>", "one"),
-        ("<answer>one</answer> <answer>two</answer>", "two"),
-        ("<answer>one</answer> <answer>two", "one"),
-        ("<answer>one <answer>two</answer> three</answer>", "two"),
-        ("<answer>two</answer> <information> <answer>one</answer> </information>", "two"),
-        ("<answer>two</answer> <information> <answer>one</answer>", "two"),
-    ],
-)
-def test_what_only_a_string_may_hold(text, answer):
-    """As one turn the environment would refuse it, so that it pays nothing."""
-    assert final_answer(text) == answer
-    assert final_answer(said(text)) is None
-    assert exact_match_reward([text, said(text)], [[answer or "x"]] * 2) == [
-        float(bool(answer)),
-        0.0,
-    ]
 
 
 def test_only_assistant_messages_are_the_policys():
@@ -177,11 +154,6 @@ def test_format(turns, share):
         assert format_reward([text]) == [share]
 
 
-def test_an_information_block_of_the_policys_own_breaks_the_format():
-    forged = said("<think>t</think><information>x</information><answer>a</answer>")
-    assert format_reward([forged]) == [0.0]
-
-
 def test_a_thought_that_the_template_returns_apart():
     message = {"role": "assistant", "content": "<answer>a</answer>", "reasoning_content": "hm"}
     assert format_reward([[message]]) == [1.0]
@@ -215,17 +187,6 @@ def test_nothing_makes_them_raise_or_leave_zero_to_one():
             paid = function(completions, answers=answers, choices=choices, prompts=None)
             assert len(paid) == 3
             assert all(reward is None or 0.0 <= reward <= 1.0 for reward in paid)
-
-
-@pytest.mark.parametrize(
-    "piece", ["<answer>", "</answer>", "<think></think><search>", "<information>", "answer A ", "("]
-)
-def test_long_texts_take_no_time(piece):
-    text = piece * 20_000
-    started = time.process_time()
-    for function in (exact_match_reward, f1_reward, multiple_choice_reward, format_reward):
-        function([text, f"<answer>{text}</answer>"], answers=["A", "A"])
-    assert time.process_time() - started < 3.0
 
 
 class Quoting:

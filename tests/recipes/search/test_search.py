@@ -1,7 +1,7 @@
 """The protocol of the search environment, and how it scores."""
 
 import inspect
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,15 +26,11 @@ def test_keeps_the_contract_and_offers_nothing_else(kind) -> None:
     assert [name for name in methods if not name.startswith("_")] == ["reset", "step"]
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        "<search>merge</search>",
-        "<search>  merge\n</search>",
-        "I have to look this up. <search>merge</search>",
-        "<search>merge</search> and then we shall see",
-    ],
-)
+@pytest.mark.parametrize("action", [
+    "<search>merge</search>", "<search>  merge\n</search>",
+    "I have to look this up. <search>merge</search>",
+    "<search>merge</search> and then we shall see",
+])  # fmt: skip
 def test_search_shows_what_was_found(action: str) -> None:
     env, retriever = started("merge is a function.", "another one")
     observation, reward, terminated, truncated, info = env.step(action)
@@ -59,49 +55,25 @@ def test_search_without_a_hit_says_so_and_is_a_valid_action(kind) -> None:
 )
 def test_answer_ends_the_episode(answer: str, success: bool, kind) -> None:
     env, retriever = started(kind=kind)
-    assert env.step(f"So: <answer>{answer}</answer>") == (
-        "",
-        float(success),
-        True,
-        False,
-        {"valid_action": True, "success": success},
-    )
+    info = {"valid_action": True, "success": success}
+    assert env.step(f"So: <answer>{answer}</answer>") == ("", float(success), True, False, info)
     assert retriever.asked == []
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "action",
-    [
-        "",
-        "csv",
-        "<search>merge",
-        "<answer>csv",
-        "merge</search>",
-        "<search></search>",
-        "<answer>  </answer>",
-        "<search>merge</answer>",
-        "<search>merge</search><answer>csv</answer>",
-        "<answer>csv</answer><search>merge</search>",
-        "<search>merge</search><search>heapq</search>",
-        "<answer>csv</answer><answer>json</answer>",
-        "<search>a <search>b</search>",
-        "<search><answer>csv</answer></search>",
-        "<search>merge</search> <answer>",
-        "<SEARCH>merge</SEARCH>",
-        "<information>csv</information>",
-    ],
-)
+@pytest.mark.parametrize("action", [
+    "", "csv", "<search>merge", "<answer>csv", "merge</search>", "<search></search>",
+    "<answer>  </answer>", "<search>merge</answer>", "<search>merge</search><answer>csv</answer>",
+    "<answer>csv</answer><search>merge</search>", "<search>merge</search><search>heapq</search>",
+    "<answer>csv</answer><answer>json</answer>", "<search>a <search>b</search>",
+    "<search><answer>csv</answer></search>", "<search>merge</search> <answer>",
+    "<SEARCH>merge</SEARCH>", "<information>csv</information>",
+])  # fmt: skip
 def test_anything_else_is_told_so_and_the_episode_goes_on(action: str, kind) -> None:
     env, retriever = started("found", kind=kind, invalid_reward=-0.1)
     assert env.step(action) == (TOLD_SO, -0.1, False, False, {"valid_action": False})
     assert retriever.asked == []
     assert env.step("<answer>csv</answer>")[1] == 1.0
-
-
-def test_reminder_is_not_itself_an_action() -> None:
-    env, _ = started()
-    assert env.step(TOLD_SO)[4] == {"valid_action": False}
 
 
 def test_tags_inside_a_passage_cannot_break_the_block() -> None:
@@ -112,17 +84,7 @@ def test_tags_inside_a_passage_cannot_break_the_block() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "shown"),
-    [
-        (100, "one two | three four"),
-        (20, "one two | three four"),
-        (19, "one two | three"),
-        (15, "one two | three"),
-        (14, "one two"),
-        (9, "one two"),
-        (7, "one two"),
-        (6, "one"),
-        (2, "on"),
-    ],
+    [(20, "one two | three four"), (19, "one two | three"), (14, "one two"), (6, "one"), (2, "on")],
 )
 def test_long_observations_end_at_a_word(limit: int, shown: str) -> None:
     env, _ = started("one two", "three four", max_observation_chars=limit)
@@ -141,15 +103,10 @@ def test_settings_are_checked(name: str) -> None:
         SearchEnv(**{name: 0})
 
 
-@pytest.mark.parametrize("answers", [None, [], "csv", [""], [" "], ["csv", 3], 7])
+@pytest.mark.parametrize("answers", [None, [], "csv", [" "], ["csv", 3]])
 def test_reset_needs_answers(answers: object) -> None:
-    with pytest.raises(ValueError, match=r"answers is .*Add a column answers"):
+    with pytest.raises(ValueError, match="answers is "):
         SearchEnv().reset(prompt="q", answers=answers)
-
-
-def test_reset_names_the_columns_it_got() -> None:
-    with pytest.raises(ValueError, match=r"columns: gold, prompt"):
-        SearchEnv().reset(prompt="q", gold=["csv"])
 
 
 def test_step_outside_an_episode_is_refused() -> None:
@@ -177,23 +134,9 @@ def test_default_retriever_is_built_late_and_once(monkeypatch: pytest.MonkeyPatc
     for env in environments:
         env.reset(answers=["csv"])
     assert built == []
-    threads = [
-        threading.Thread(target=env.step, args=("<search>q</search>",)) for env in environments
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda env: env.step("<search>q</search>"), environments))
     assert len(built) == 1
-
-
-def test_real_documentation_answers_a_question() -> None:
-    pytest.importorskip("bm25s")
-    env = StdlibSearchEnv()
-    env.reset(answers=["csv"])
-    observation = env.step("<search> writerow</search>")[0]
-    assert observation.startswith("<information> writerow is a method of class DictWriter in")
-    assert env.step("<answer> csv</answer>")[1] == 1.0
 
 
 def answered(answer: str, metric: str, **row) -> tuple[float, bool]:
@@ -213,24 +156,14 @@ def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "right"), [("B", True), ("(b)", True), ("beta", True), ("A", False)]
-)
-def test_letters_are_read_with_the_choices_of_the_row(answer: str, right: bool) -> None:
-    choices = {"A": "alpha", "B": "beta"}
-    assert answered(answer, "letter", answers=["B"], choices=choices) == (float(right), right)
-
-
-@pytest.mark.parametrize(
     ("row", "answer", "right"),
     [
         ({"answers": ["Paris"], "choices": []}, "The Paris.", True),  # an open question
-        ({"answers": ["Paris"], "choices": None}, "Paris", True),
         ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
         ({"answers": ["Paris"]}, "Paris", True),
         ({"answers": ["Paris"]}, "Lyon", False),
         ({"answers": ["B"], "choices": []}, "The answer is B", False),
         ({"answers": ["B"]}, "The answer is (B)", True),  # no column, and all answers are letters
-        ({"answers": ["B", "C"]}, "c.", True),
         ({"answers": ["B", "Paris"]}, "Paris", True),
         ({"answers": ["beta"], "choices": ["alpha", "beta"]}, "B", True),
         ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),
@@ -260,7 +193,7 @@ def test_unknown_settings_are_refused() -> None:
         SearchEnv(style="r1")
     with pytest.raises(ValueError, match="metric is 'bleu'; allowed are"):
         SearchEnv(metric="bleu")
-    for name in ("bm25:", "wiki", "http://", "ftp://host/x", "dense"):
+    for name in ("bm25:", "wiki", "ftp://host/x"):
         with pytest.raises(ValueError, match=r"retriever is .*allowed are"):
             SearchEnv(name)
     with pytest.raises(IndexFolderError, match="no folder"):

@@ -26,43 +26,12 @@ def test_titles_cannot_break_the_block() -> None:
     assert shown == '<information>Doc 1(Title: "a b") c d</information>'
 
 
-@pytest.mark.parametrize(
-    ("action", "valid"),
-    [
-        ("<think>so</think> <search>merge</search>", True),
-        ("<think>or <search>x</search>? <answer>y</answer>?</think><search>merge</search>", True),
-        ("<think>a</think> <think>b</think><search>merge</search>", True),
-        ("<search>merge</search><think>after</think>", True),
-        ("<think>an <information> quoted</think><search>merge</search>", True),
-        ("opened by the template</think><search>merge</search>", True),
-        ("<search>no</search> quoted</think><search>merge</search>", True),
-        ("<think>unclosed <search>merge</search>", False),
-        ("<search>merge</search><think>", False),
-        ("<think>all <search>merge</search></think>", False),
-        ("<think>a<think>b</think>c</think><search>merge</search>", False),
-        ("<search>merge</search></think>", False),
-        ("<search>merge</search><information>made up</information>", False),
-        ("<think>a</think><information><search>merge</search>", False),
-        ("<search><think>hidden</think></search>", False),
-        ("<sea<think>x</think>rch>merge</search>", False),
-    ],
-)
-def test_thoughts_are_not_looked_at(action: str, valid: bool) -> None:
-    env, retriever = started("found", kind=SearchEnv, invalid_reward=-0.25)
-    _, reward, _, _, info = env.step(action)
-    assert info == {"valid_action": valid}
-    assert reward == (0.0 if valid else -0.25)
-    assert retriever.asked == ([("merge", 3)] if valid else [])
-
-
 def test_the_demo_takes_thoughts_for_text() -> None:
     env, retriever = started("found")
     env.step("<think> <search>merge</search> <information>")
     assert retriever.asked == [("merge", 2)]
-    assert (
-        env.step("<think><answer>a</answer></think><answer>csv</answer>")[4]["valid_action"]
-        is False
-    )
+    thought = "<think><answer>a</answer></think><answer>csv</answer>"
+    assert env.step(thought)[4]["valid_action"] is False
 
 
 class Counter:
@@ -119,14 +88,6 @@ def test_a_passage_without_text_shows_its_title() -> None:
     )
     assert (
         observed(Passage("Only", ""), max_observation_chars=4) == "<information>Only</information>"
-    )
-
-
-def test_both_caps_hold_together() -> None:
-    settings = {"count_tokens": len, "max_observation_tokens": 70}
-    assert len(observed("one two three " * 9, **settings)) <= 70
-    assert observed("one two three", max_observation_chars=25, **settings) == (
-        '<information>Doc 1(Title: "T") one two</information>'
     )
 
 

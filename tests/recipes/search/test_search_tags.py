@@ -112,4 +112,5 @@ def test_repetitions_take_milliseconds(piece):
     env.step(text)
     last_answer(text)
     format_reward([text])
+    exact_match_reward([f"<answer>{text}</answer>"], answers=["A"])
     assert time.process_time() - started < 1.0  # quadratic: minutes

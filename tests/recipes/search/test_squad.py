@@ -13,50 +13,23 @@ from trl_stppo.recipes.search.squad import exact_match, f1_score, normalize_answ
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The Answer.", "answer"),
-        ("a cat, an owl and the dog", "cat owl and dog"),
+        ("a cat, an owl and the Dog.", "cat owl and dog"),
         ("  two \n\t words ", "two words"),
         ("theatre", "theatre"),  # an article inside a word stays
         ("A", ""),
-        ("", ""),
-        ("os.path", "ospath"),
-        ("_abc", "abc"),
-        ("__init__", "init"),
-        ("Café ÉCOLE", "café école"),
-        ("“quoted”", "“quoted”"),  # only ASCII punctuation goes, as in the SQuAD script
-        ("3.11", "311"),
+        ("os.path __init__", "ospath init"),
+        ("“quoted” École", "“quoted” école"),  # only ASCII punctuation goes, as in the SQuAD script
     ],
 )
 def test_normalisation_by_hand(text: str, expected: str) -> None:
     assert normalize_answer(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("prediction", "answers", "expected"),
-    [
-        ("csv", ["csv"], True),
-        (" The CSV! ", ["csv"], True),
-        ("csv module", ["csv"], False),
-        ("os.path", ["os.path", "posixpath"], True),
-        ("posixpath", ["os.path", "posixpath"], True),
-        ("ntpath", ["os.path", "posixpath"], False),
-        ("_Printable", ["_Printable"], True),
-        ("csv", [], False),
-        ("", ["csv"], False),
-        ("...", ["csv"], False),
-    ],
-)
-def test_match_against_any_gold(prediction: str, answers: list[str], expected: bool) -> None:
-    assert exact_match(prediction, answers) is expected
-
-
 def test_answers_made_of_articles_or_punctuation_match_only_themselves() -> None:
     assert exact_match("A", ["a"])
-    assert not exact_match("the", ["a"])
-    assert not exact_match("", ["a"])
     assert exact_match("+", ["+"])
-    assert not exact_match("-", ["+"])
-    assert not exact_match("", [""])
+    for prediction, gold in (("the", "a"), ("", "a"), ("-", "+"), ("", "")):
+        assert not exact_match(prediction, [gold])
 
 
 DECOMPOSED = unicodedata.normalize("NFD", "Café à la Noël")
@@ -67,11 +40,6 @@ def test_the_same_text_in_another_unicode_form_is_the_same() -> None:
     assert normalize_answer(DECOMPOSED) == "café à la noël"  # the "a" of "à" is no article
     assert exact_match(DECOMPOSED, ["Café à la Noël"])
     assert f1_score("Café", [unicodedata.normalize("NFD", "Café")]) == 1.0
-
-
-@pytest.mark.parametrize("text", ["Cafe", "Ｃａｆé", "CAFÉ‽"])
-def test_accents_width_and_other_punctuation_stay_as_in_the_script(text: str) -> None:
-    assert not exact_match(text, ["Café"])
 
 
 @pytest.mark.parametrize(

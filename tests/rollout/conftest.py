@@ -1,0 +1,20 @@
+"""Closes what a test has built."""
+
+import pytest
+
+from tests.rollout_kit import BUILT
+from trl_stppo.rollout.workers import EnvironmentCalls
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    while BUILT:
+        BUILT.pop().close()
+
+
+@pytest.fixture
+def calls():
+    pool = EnvironmentCalls(4)
+    yield pool
+    pool.close()

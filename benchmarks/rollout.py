@@ -163,7 +163,7 @@ class _StoppingPlayer(EpisodePlayer):
 class _StoppingOurs(PPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._player.__class__ = _StoppingPlayer
+        self._loop.source._player.__class__ = _StoppingPlayer
 
 
 SETTINGS: dict[str, Any] = {

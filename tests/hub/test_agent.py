@@ -257,7 +257,7 @@ def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
     expected = logits(trainer.model)
     (tmp_path / "base").rename(tmp_path / "moved")
     folder = trainer.args.output_dir
-    with pytest.raises(ValueError, match="Pass the base model's name or folder as `base_model`"):
+    with pytest.raises(ValueError, match="could not be loaded.*`base_model`"):
         Agent.from_pretrained(folder)
     agent = Agent.from_pretrained(folder, base_model=str(tmp_path / "moved"))
     assert torch.equal(logits(agent.model), expected)
@@ -350,7 +350,5 @@ def test_values_of_other_types_are_refused_by_name(name, values):
 
 def test_a_quantization_that_cannot_be_is_refused_by_name():
     settings = AgentSettings(quantization={"load_in_4bit": "yes"})
-    with pytest.raises(
-        ValueError, match=r"`quantization=\{'load_in_4bit': 'yes'\}` of the agent's"
-    ):
+    with pytest.raises(ValueError, match=r"`quantization=\{'load_in_4bit': 'yes'\}`"):
         _quantization(settings, None)

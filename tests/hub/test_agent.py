@@ -257,7 +257,7 @@ def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
     expected = logits(trainer.model)
     (tmp_path / "base").rename(tmp_path / "moved")
     folder = trainer.args.output_dir
-    with pytest.raises(ValueError, match="could not be loaded.*`base_model`"):
+    with pytest.raises(ValueError, match=r"could not be loaded.*`base_model`"):
         Agent.from_pretrained(folder)
     agent = Agent.from_pretrained(folder, base_model=str(tmp_path / "moved"))
     assert torch.equal(logits(agent.model), expected)

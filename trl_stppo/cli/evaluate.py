@@ -70,7 +70,7 @@ def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str
     """Return the agents by label."""
     models = args.models or [model_args.model_name_or_path]
     if models == [None]:
-        raise UsageError("No agent is named. Set models, or model_name_or_path.")
+        raise UsageError("There is no agent: set models, or model_name_or_path.")
     labels = args.labels or [Path(name).name or name for name in models]
     if args.labels is None and len(set(labels)) < len(models):
         labels = list(models)

@@ -34,7 +34,7 @@ def with_config(words: Sequence[str]) -> tuple[list[str], str | None, dict[str, 
     parser.add_argument("--config", action="append", default=[])
     found, flags = parser.parse_known_args(words)
     if len(found.config) > 1:
-        raise UsageError("`--config` is given twice. Put everything into one file.")
+        raise UsageError("`--config` is set twice; must be one file.")
     if not found.config:
         return flags, None, {}
     return flags, found.config[0], settings_in(found.config[0])

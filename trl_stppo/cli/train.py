@@ -71,10 +71,10 @@ def make_trainer(
     agent_models.check_value_model(args, training_args, model_args, trainer_class)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
-    train.info.dataset_name = args.rows_name  # metrics.jsonl names it
+    train.info.dataset_name = args.rows_name  # for metrics.jsonl
     if held_out is not None and args.eval_episodes:
         held_out = agents.drawn(held_out, args.eval_episodes)
-        held_out.info.dataset_name = args.rows_name  # the card asks whose they are
+        held_out.info.dataset_name = args.rows_name  # for the model card
     training_args.model_init_kwargs = agent_models.model_options(
         model_args, training_args.model_init_kwargs
     )

@@ -98,7 +98,7 @@ class _Check:
         self.source = env_or_factory
         self.made: list[Any] = []
         self.found: list[str] = []
-        # Two threads that live on: a new thread may get the number of an ended one.
+        # Two permanent threads: a new thread may get the number of an ended one.
         self.threads = itertools.cycle([ThreadPoolExecutor(1), ThreadPoolExecutor(1)])
         self.seconds: dict[str, list[float]] = {}
 
@@ -120,7 +120,7 @@ class _Check:
                 raise
             self.close()
         for name, (first, *later) in self.seconds.items():
-            # The first call of all may load what the whole process shares from then on.
+            # The first call may load data that the process shares.
             if (seconds := max(later, default=first)) > SLOW_SECONDS:
                 self.warn(f"{name} took {seconds:.1f} s at its slowest; each turn waits for it.")
         return self.found

@@ -111,7 +111,7 @@ class AgentSettings:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of an annotation; true and false are not numbers."""
+    """Return whether a value has the type of an annotation; a bool is not a number."""
     if parts := [part for part in typing.get_args(hint) if typing.get_origin(hint) is not dict]:
         if typing.get_origin(hint) is list:
             return isinstance(value, list) and all(_is_a(entry, parts[0]) for entry in value)

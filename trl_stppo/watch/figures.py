@@ -33,8 +33,8 @@ def duration(seconds: float | None) -> str:
     """Format seconds as "42 s", "3:05" or "2:10:00"."""
     if seconds is None:
         return NOTHING
-    whole = round(max(0.0, seconds))
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes, left = whole // 3600, whole // 60 % 60, whole % 60
+    minutes, left = divmod(round(max(0.0, seconds)), 60)
+    if not minutes:
+        return f"{left} s"
+    hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

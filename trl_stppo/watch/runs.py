@@ -83,10 +83,10 @@ def _read_file(file: Path, folder: Path) -> Run:
     dicts = [entry for entry in history if isinstance(entry, dict)]
     # The last entry of transformers, for example, has no step.
     steps = [entry for entry in dicts if "step" in entry]
-    whole = [entry for entry in steps if number(entry["step"]) is not None]
-    if odd := len(history) - len(dicts) + len(steps) - len(whole):
+    valid = [entry for entry in steps if number(entry["step"]) is not None]
+    if odd := len(history) - len(dicts) + len(steps) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
-    return Run(folder, whole, settings, file)
+    return Run(folder, valid, settings, file)
 
 
 def _read_lines(file: Path) -> tuple[Any, list[Any]]:

@@ -22,7 +22,7 @@ class Turn:
 
 
 class _Tag(NamedTuple):
-    name: str  # "thought" for a whole one, from its opening to its end
+    name: str  # "thought" for a complete one, from its opening to its end
     closing: bool
     start: int
     end: int

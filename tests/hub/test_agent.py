@@ -111,7 +111,7 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
 def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
     with pytest.raises(ValueError, match="cannot be imported"):
         agent.run("tests.fakes:NoSuchEnv", ROW)
-    with pytest.raises(ValueError, match="nothing to play"):
+    with pytest.raises(ValueError, match="`factory` and `tools`"):
         agent.run(None, ROW)
     (saved / "modeling_evil.py").write_text("raise SystemExit('code was run')")
     (saved / "custom_generate.py").write_text("raise SystemExit('code was run')")
@@ -124,7 +124,7 @@ def test_one_leads_the_conversation_oneself(agent):
     assert agent.act(messages) == episode.turns[0]
     assert agent.act("plain text") != ""
     assert len({agent.act(messages, seed=s, greedy=False) for s in range(5)}) > 1
-    with pytest.raises(ValueError, match=r"has \d+ tokens and leaves none to sample.*has 512"):
+    with pytest.raises(ValueError, match=r"has \d+ tokens.*512"):
         agent.act("x" * 600)
 
 

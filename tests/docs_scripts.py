@@ -147,24 +147,24 @@ def launcher_flags() -> set[str]:
 
 def argument_classes() -> list[type]:
     """The dataclasses from which our commands read flags."""
-    from trl_stppo.cli.arguments import ARGUMENTS
     from trl_stppo.cli.flags import types_of
+    from trl_stppo.cli.main import TRAINERS
 
-    return [kind for command in ARGUMENTS for kind in types_of(command)]
+    return [kind for command in TRAINERS for kind in types_of(command)]
 
 
 @cache
 def flags_of_command(name: str) -> set[str]:
     """All flags of a command of `trl-stppo`, with dashes."""
     from trl_stppo.cli.flags import types_of
-    from trl_stppo.cli.main import MODULES, TRAINERS
+    from trl_stppo.cli.main import MODULES, TRAINERS, documented
 
     if name not in TRAINERS:
         parser = argparse.ArgumentParser()
         importlib.import_module(f"trl_stppo.{MODULES[name]}").add_arguments(parser)
         return set(parser._option_string_actions)
     fields = [f.name for kind in types_of(name) for f in dataclasses.fields(kind)]
-    return {f"--{field}" for field in [*fields, "config"]}
+    return {f"--{field}" for field in [*fields, "config"]} | {*FLAG.findall(documented(name)[1])}
 
 
 @cache

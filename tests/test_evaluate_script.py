@@ -293,9 +293,9 @@ def test_rows_without_the_column_are_one_data_set(words, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--dataset_test_split", "dev"], "has no split 'dev'"),
-        (["--labels", "a", "b"], "for 1 models"),
-        (["--models", "a", "b", "--labels", "c", "c"], "all different"),
+        (["--dataset_test_split", "dev"], "`dataset_test_split='dev'`"),
+        (["--labels", "a", "b"], "`labels="),
+        (["--models", "a", "b", "--labels", "c", "c"], "`labels="),
         (["--max_rows", "0"], "`max_rows=0`"),
         (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
         (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),

@@ -1,4 +1,4 @@
-"""A trained policy at work: loaded from the Hub or a folder, on environments or in one's own loop."""
+"""Load a trained policy from the Hub or a folder, and play environments or single turns with it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ EVALUATION = 1  # evaluations of a run draw their random numbers from (seed, 1, 
 
 
 class Agent:
-    """Plays episodes with a trained policy, as the run that trained it did in evaluation.
+    """A trained policy that plays episodes with the settings of its run's evaluation.
 
     Args:
         model: a causal language model, on its device.
         tokenizer: its tokenizer.
-        settings: limits, sampling and the like; default those of `AgentSettings`.
+        settings: limits and sampling; default those of `AgentSettings`.
         generation_kwargs: of `generate`, besides the settings' sampling.
-        published: name, revision and token of where it was loaded from; its critic may be there, too.
+        published: name, revision and token of its repository or folder, which may have its critic.
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class Agent:
     ) -> Agent:
         """Load a policy, full or an adapter, with its tokenizer and the settings of its run.
 
-        No code of the repository is run or even downloaded, and nobody is asked, unless
-        `model_init_kwargs` have `trust_remote_code=True`. Environments are yours to pass.
+        Code of the repository is neither run nor downloaded, unless `model_init_kwargs` has
+        `trust_remote_code=True`.
 
         Args:
-            name_or_folder: of a repository on the Hub, or a folder that a trainer has saved.
+            name_or_folder: a repository on the Hub, or a folder that a trainer has saved.
             revision: of the repository.
             token: for a repository that is not public.
             quantization_config: of an adapter's base model; default as in training, False for none.
-            device: default the GPU where there is one.
+            device: default the GPU, if any.
             dtype: of the weights; default as in training.
-            base_model: of an adapter, where it is not what the adapter names.
+            base_model: of an adapter, in place of the one that it names.
             model_init_kwargs: further arguments of the model's `from_pretrained`.
-            **settings: fields of `AgentSettings` that are to differ from the run's.
+            **settings: fields of `AgentSettings` that differ from the run's.
 
         Raises:
-            HubError: the repository cannot be reached, or is not there.
+            HubError: the repository cannot be reached, or does not exist.
             TypeError: a setting that does not exist.
             ValueError: `agent.json` is damaged, or a base model is missing.
         """
@@ -99,8 +99,7 @@ class Agent:
             base_model=base_model,
             model_init_kwargs=model_init_kwargs,
         )
-        # Else 4-bit weights on the CPU are rounded otherwise than in training.
-        keep_trainable(model)
+        keep_trainable(model)  # or 4-bit weights on the CPU would be rounded differently
         tokenizer = load_tokenizer(folder, trust_remote_code=trust)
         published = (str(name_or_folder), revision, token)
         return cls(model, tokenizer, known, published=published)
@@ -121,14 +120,14 @@ class Agent:
         """Play one episode.
 
         Args:
-            env: an environment, its class, a factory, a dict of factories, or a path
-                "module:Class" of something installed; None with tools alone.
-            row: columns that `reset` gets, `prompt` among them unless the environment has the task.
-            tools: that belong to no environment.
+            env: an environment, its class, a factory, a dict of factories, or an importable path
+                "module:Class"; None with tools alone.
+            row: columns for `reset`, with `prompt` unless the environment has the task.
+            tools: functions without an environment.
             seed: of the random numbers.
-            greedy: as in `run_many`, as the next two.
-            candidates: likewise.
-            verifier: likewise.
+            greedy: see `run_many`, as for the next two.
+            candidates: see `run_many`.
+            verifier: see `run_many`.
         """
         options: dict[str, Any] = {"greedy": greedy, "candidates": candidates, "verifier": verifier}
         return self.run_many(env, [row or {}], tools=tools, seed=seed, **options)[0]
@@ -152,32 +151,30 @@ class Agent:
         Args:
             factory: as `env` of `run`; a single instance plays the rows one after the other.
             rows: a dataset, or a list of dicts.
-            tools: that belong to no environment.
+            tools: functions without an environment.
             seed: of the random numbers.
-            greedy: take the likeliest token; otherwise draw as the run's evaluation did. Default True
-                for one candidate.
-            parallel: episodes at once; None for all of them.
-            candidates: turns that are drawn in each state; the best of them is played.
-            verifier: who says which that is: a function in the form of `turn_reward_funcs`, "critic"
-                for the one that was saved with the agent, or the name of a causal language model, which
-                becomes a `LabelTokenScorer`.
+            greedy: take the likeliest token, else sample as in the run's evaluation. Default True for one
+                candidate.
+            parallel: episodes at once; None for all.
+            candidates: sampled turns in each state; the best of them is played.
+            verifier: picks the best: a function in the form of `turn_reward_funcs`, "critic" for the one
+                that was saved with the agent, or the name of a causal language model, for a
+                `LabelTokenScorer`.
 
         Returns:
             The episodes, in the order of the rows.
 
         Raises:
             FileNotFoundError: no critic was saved with the agent.
-            ValueError: candidates without a verifier, or the other way round, or all the same.
+            ValueError: candidates without a verifier, or the other way round, or equal candidates.
         """
         if factory is None and not tools:
-            raise ValueError(
-                "`factory` and `tools` are both missing, so there is nothing to play. Pass one."
-            )
+            raise ValueError("`factory` and `tools` are both None. Set one.")
         every, episodes = [dict(row) for row in rows], []
         sampling = self.sampling(candidates == 1 if greedy is None else greedy)
         chosen = self.selection(candidates, verifier, sampling)
         with self.player(factory, tools=tools, selection=chosen) as (player, shared):
-            # Each episode of a batch has an instance of its own, and a single instance one at a time.
+            # Each episode of a batch needs an instance.
             size = 1 if shared else parallel or max(1, len(every))
             for start in range(0, len(every), size):
                 part = every[start : start + size]
@@ -190,15 +187,12 @@ class Agent:
     def player(
         self, factory: Any, *, tools: list[Any] | None = None, **options: Any
     ) -> Iterator[tuple[Player, bool]]:
-        """Who plays episodes with the agent: for `run_many`, and for evaluation.
+        """Yield the player of `run_many`, and whether episodes share an instance, which the caller closes.
 
         Args:
             factory: as `env` of `run`.
-            tools: that belong to no environment.
+            tools: functions without an environment.
             **options: of `trainer.setup.players.assemble`.
-
-        Yields:
-            The player, and whether all episodes share one instance, which is the caller's to close.
         """
         from .trainer.play import Player
 
@@ -220,23 +214,23 @@ class Agent:
     def selection(
         self, candidates: int, verifier: Verifier | None, sampling: SamplingSettings
     ) -> Selection | None:
-        """What plays the best of several turns, None where there is but one; see `run_many`."""
+        """Return the selection among several turns, None for one candidate; see `run_many`."""
         from .trainer.verifiers import published_critic, selection
 
         if verifier == "critic" and candidates > 1:
             if self._published is None:
                 raise FileNotFoundError(
-                    "`verifier='critic'`: the agent was not loaded by `Agent.from_pretrained`, so nobody "
-                    "knows where its critic is. Load it so, or name another verifier."
+                    "`verifier='critic'` needs an agent of `Agent.from_pretrained`; allowed here are a "
+                    "function and the name of a model."
                 )
             name, revision, token = self._published
-            if self._critic is None:  # which may put an adapter onto the policy, once
+            if self._critic is None:  # once: it may add an adapter to the policy
                 self._critic = published_critic(name, self.model, revision, token)
             verifier = self._critic
         return selection(candidates, verifier, sampling)
 
     def sampling(self, greedy: bool) -> SamplingSettings:
-        """How tokens are drawn: the likeliest, or as the run's evaluation did."""
+        """Return settings for the likeliest tokens, or those of the run's evaluation."""
         from .generation.sampling import SamplingSettings
 
         known = {k: v for k, v in self.settings.sampling.items() if k in SAMPLING}
@@ -254,31 +248,32 @@ class Agent:
         greedy: bool = True,
         trusted_text: bool = False,
     ) -> str:
-        """The agent's next turn in a conversation that is led elsewhere.
+        """Return the agent's next turn of a conversation.
 
         Args:
-            messages: so far, the last one not the agent's; or plain text to go on from, whose control
-                tokens are such.
-            tools: whose schemas the template shows.
+            messages: the conversation, without the agent's turn; or plain text, in which control tokens
+                count.
+            tools: functions whose schemas the template shows.
             seed: of the random numbers.
-            greedy: take the likeliest token; otherwise draw as the run's evaluation did.
-            trusted_text: let control tokens in messages be such. Otherwise they are plain text, but for
-                those in the system's messages.
+            greedy: take the likeliest token, else sample as in the run's evaluation.
+            trusted_text: parse control tokens in messages. Otherwise they are plain text, except in
+                system messages.
 
         Raises:
-            ValueError: the conversation leaves no token to sample, or the template knows no tools.
+            ValueError: the conversation fills the context, or the template has no tools.
         """
         from .rollout.chat import ChatRenderer
         from .trainer.play import prompt_template
 
         ends, kwargs = self._speaker.eos_token_ids, self.settings.chat_template_kwargs
-        uses_tools = bool(tools) or self._trained_with_tools()
+        kinds = [entry.get("kind") for entry in self.settings.environments]
+        uses_tools = bool(tools) or bool(self.settings.tools) or "tools" in kinds
         template, _ = prompt_template(self._speaker, kwargs, uses_tools=uses_tools)
         renderer = ChatRenderer(
             self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
         )
         if not (trusted_text or isinstance(messages, str)):
-            messages = _of_others(messages, renderer)
+            messages = _without_control_tokens(messages, renderer)
         ids = renderer.prompt_ids(messages, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
@@ -286,14 +281,14 @@ class Agent:
             room = min(room, limits.max_context_tokens - len(ids))
         if room < 1:
             raise ValueError(
-                f"The conversation has {len(ids)} tokens and leaves none to sample: the model's context "
-                f"has {limits.max_context_tokens}. Shorten it."
+                f"The conversation has {len(ids)} tokens; must be below the model's context of "
+                f"{limits.max_context_tokens}."
             )
-        said = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
-        turn = self._speaker.turn(ids, room, self.sampling(greedy), (seed, EVALUATION, 0, 0, said))
+        before = 0 if isinstance(messages, str) else sum(m["role"] == "assistant" for m in messages)
+        turn = self._speaker.turn(
+            ids, room, self.sampling(greedy), (seed, EVALUATION, 0, 0, before)
+        )
         return renderer.decode_action(turn)
-
-    # ---------------------------------------------------------------------- inside
 
     def _limits(self) -> Any:
         from .rollout.episode import Limits
@@ -311,26 +306,20 @@ class Agent:
             episode_timeout_seconds=settings.episode_timeout_seconds,
         )
 
-    def _trained_with_tools(self) -> bool:
-        kinds = [entry.get("kind") for entry in self.settings.environments]
-        return bool(self.settings.tools) or "tools" in kinds
 
-
-def _of_others(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, Any]]:
-    """Messages whose control tokens are plain text."""
+def _without_control_tokens(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, Any]]:
+    """Return messages whose control tokens are plain text."""
     from .rollout.control_tokens import ControlTokens
 
-    # Tags such as `<think>` are the agent's own tokens; special ones are never decoded with a turn.
+    # Tags such as `<think>` are the agent's tokens; its turns are decoded without special ones.
     by_role = {"assistant": ControlTokens(renderer.tokenizer, written=False), "system": None}
-    said = [(message, by_role.get(message["role"], renderer.control)) for message in messages]
-    return [message if control is None else control.split(message) for message, control in said]
+    controls = [by_role.get(message["role"], renderer.control) for message in messages]
+    pairs = zip(messages, controls, strict=True)
+    return [message if control is None else control.split(message) for message, control in pairs]
 
 
 def _imported(path: str) -> Any:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{path!r} cannot be imported: {error}. Write it as module:Class, of a package that is "
-            f"installed here."
-        ) from error
+        raise ValueError(f"{path!r} cannot be imported: {error}. Must be module:Class.") from error

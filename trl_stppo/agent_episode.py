@@ -1,4 +1,4 @@
-"""What an agent's episode came to, for whoever let it play."""
+"""The result of an agent's episode."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AgentEpisode:
-    """What came of one episode.
+    """The result of one episode.
 
     Attributes:
-        messages: the conversation, prompt included where that was messages.
-        turns: what the agent has said in each turn.
-        rewards: what the environment has paid for each turn.
-        final_reward: what it has paid for the episode at its end (`get_reward`), None for nothing.
-        success: whether the task was solved, None where the environment does not say.
-        stop_reason: why the episode ended, as in docs/environments.md.
-        error: what went wrong in the environment, None for nothing.
-        prompt: as given, with the environment's opening words.
-        prompt_ids: its tokens.
+        messages: the conversation, with the prompt if that was messages.
+        turns: text of each turn.
+        rewards: of each turn, by the environment.
+        final_reward: of the episode at its end (`get_reward`), None without one.
+        success: whether the task was solved, None if the environment does not return it.
+        stop_reason: the reason of the end, as in docs/environments.md.
+        error: of the environment.
+        prompt: with the first observation.
+        prompt_ids: tokens of the prompt.
         ids: tokens after the prompt.
-        turn_spans: where the turns are in `ids`.
-        logprobs: of `ids` when they were sampled, nats; 0 of what the environment has written, and
-            everywhere with a model that keeps nothing between turns (docs/many_gpus.md).
+        turn_spans: half-open spans of the turns in `ids`.
+        logprobs: of `ids` at sampling, nats; 0 for observations, and everywhere with a model that has
+            no cache between turns (docs/many_gpus.md).
     """
 
     messages: list[dict[str, Any]]
@@ -45,13 +45,13 @@ class AgentEpisode:
 
     @property
     def score(self) -> float:
-        """All that the environment has paid."""
+        """Return the sum of all rewards of the environment."""
         return sum(self.rewards) + (self.final_reward or 0.0)
 
     @classmethod
     def of(cls, episode: Episode, decode: Callable[..., str]) -> AgentEpisode:
-        """What is told of an episode that has been played."""
-        assert episode.stop_reason is not None, "it is over"
+        """Make the result of a finished episode."""
+        assert episode.stop_reason is not None
         before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
         return cls(
             messages=[*before, *episode.messages],

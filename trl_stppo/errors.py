@@ -1,4 +1,4 @@
-"""The package's own exceptions. Each is also the standard type a caller would catch anyway."""
+"""The package's exceptions. Each is also the usual standard type."""
 
 
 class TurnSpanError(ValueError):
@@ -6,44 +6,44 @@ class TurnSpanError(ValueError):
 
 
 class EnvironmentContractError(TypeError):
-    """An environment whose `reset` or `step` does not keep the contract the rollout relies on."""
+    """An environment whose `reset` or `step` breaks the contract."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be resumed from: incomplete, damaged, or of another kind of run."""
+    """A checkpoint that cannot be resumed: incomplete, damaged, or of another kind of run."""
 
 
 class CheckpointWriteError(RuntimeError):
-    """A checkpoint that could not be written; nothing half-written is left, older ones remain."""
+    """A checkpoint that could not be written; it is removed, and older ones remain."""
 
 
 class RunLockError(RuntimeError):
-    """An output directory that belongs to another run, which goes on; nothing there is changed."""
+    """An output directory of another run that is going on; it is left unchanged."""
 
 
 class NonFiniteError(RuntimeError):
-    """Weights that are not finite, or losses and gradients, too often in a row to go on."""
+    """Weights that are not finite, or too many losses and gradients in a row that are not."""
 
 
 class EnvironmentFailureError(RuntimeError):
-    """Environments that fail so often that nothing can be learned from them."""
+    """Environments that fail too often."""
 
 
 class ThreadStartError(RuntimeError):
-    """A thread that does not run, in most cases because memory is limited."""
+    """A thread that does not run, usually because of a memory limit."""
 
 
 class IndexFolderError(ValueError):
-    """A folder that holds no complete search index, or one of another kind or other settings."""
+    """A folder without a complete search index of the right kind and settings."""
 
 
 class RetrievalError(RuntimeError):
-    """A search that a retrieval server did not answer, or refused."""
+    """A search that failed on a retrieval server."""
 
 
 class TraceError(ValueError):
-    """A folder without recorded episodes, or with some that this version cannot read."""
+    """A folder without recorded episodes, or with episodes of a newer version."""
 
 
 class HubError(RuntimeError):
-    """Something that the Hub did not take or give; what lies on this disk is untouched."""
+    """A failed upload or download of the Hub; files on this disk are unchanged."""

@@ -1,7 +1,7 @@
-"""What a secret looks like, and what stands in its place in all that is printed, saved or pushed.
+"""Replace secrets in everything that is printed, saved or pushed.
 
-Known by its name (`hub_token`, `api_key`, `Authorization`, in dictionaries of any depth, in JSON, in
-flags, in the query of an address), or by its looks (`hf_...`, `sk-...`, `http://user:password@host`).
+A secret has a telling name (`hub_token`, `api_key`, `Authorization`, in dictionaries of any depth, in
+JSON, in flags, in the query of a URL), or form (`hf_...`, `sk-...`, `http://user:password@host`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 HIDDEN = "***"
 
-# The last word of a name that holds a secret, wherever it stands ...
+# Last words of a secret's name, alone ...
 _SECRETS = {
     *("password", "passwords", "passwd", "passphrase", "pwd", "pass", "auth", "authorization"),
     *("secret", "secrets", "credential", "credentials", "cookie", "cookies", "jwt", "bearer"),
     *("apikey", "authkey", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken"),
 }
-# ... behind one of these ("api_keys", "hf_tokens") ...
+# ... or "keys" and "tokens" after one of these ("api_keys", "hf_tokens").
 _OWNERS = {
     *("api", "access", "account", "app", "auth", "authorization", "bearer", "client", "csrf"),
     *("encryption", "github", "hf", "hub", "id", "identity", "license", "login", "master"),
     *("oauth", "openai", "anthropic", "private", "refresh", "secret", "security", "service"),
     *("session", "shared", "signing", "ssh", "subscription", "user", "wandb"),
 }
-# ... and before which "token" is a word of a language.
+# After one of these, "token" is a token of text.
 _OF_TEXT = {
     *("additional", "audio", "begin", "bos", "cls", "decoder", "delimiter", "each", "end"),
     *("eos", "eot", "extra", "first", "image", "last", "mask", "max", "new", "next", "pad"),
@@ -36,19 +36,19 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LOOKS = re.compile(
     r"""
     hf_[A-Za-z0-9]{20,}
-  | (?<![\w-])(?:sk|pk|rk)-(?=[\w-]{0,200}\d)[\w-]{20,}         # OpenAI, Anthropic and their like
+  | (?<![\w-])(?:sk|pk|rk)-(?=[\w-]{0,200}\d)[\w-]{20,}         # OpenAI, Anthropic and others
   | gh[a-z]_[A-Za-z0-9]{20,} | github_pat_\w{20,} | glpat-[\w-]{20,}
   | (?<![A-Z0-9])(?:AKIA|ASIA)[A-Z0-9]{16} | AIza[\w-]{35} | xox[a-z]-[\w-]{10,}
   | (?<![\w-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*                 # a JSON web token
   | (?<=\bBearer\ )[^\s"'`]{6,} | (?<=\bbearer\ )[^\s"'`]{6,}
   | (?<=^Basic\ )[^\s"'`]{6,}$
-  | (?<=://)[^\s/?\#@"'`]+(?=@)                                  # user and password of an address
+  | (?<=://)[^\s/?\#@"'`]+(?=@)                                  # user and password of a URL
   | (?<=:/)[^\s/?\#@"'`:]+:[^\s/?\#@"'`]+(?=@)                   # ... that went through a `Path`
   | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
     """,
     re.VERBOSE | re.DOTALL,
 )
-# `name=`, `"name": `, `name: `, `--name `, and what may stand behind.
+# `name=`, `"name": `, `name: `, `--name `, and the value after it.
 _NAME = re.compile(
     r"""(?<![\w-])(?:--(?P<flag>[A-Za-z][\w-]*)\s+|(?P<name>(?:--)?[A-Za-z_][\w-]*)\\*(?P<joint>["']?\s?[=:]\s*))"""
 )
@@ -58,7 +58,7 @@ _VALUE = re.compile(
 
 
 def is_secret(name: object) -> bool:
-    """Whether what goes by this name is nobody else's business."""
+    """Return whether a setting of this name holds a secret."""
     if not isinstance(name, str):
         return False
     words = [word.lower() for word in _WORD.findall(name)] or [""]
@@ -70,17 +70,15 @@ def is_secret(name: object) -> bool:
 
 
 def redacted(value: Any, *, blank: Any = HIDDEN) -> Any:
-    """The value without what is secret in it; the very same object where nothing is.
+    """Return text or plain data of any depth without secrets; the same object if it has none.
 
-    Args:
-        value: text, or plain data of any depth; other objects are not looked into.
-        blank: in place of what a dictionary has under the name of a secret.
+    `blank` replaces a dictionary's value under the name of a secret.
     """
     if isinstance(value, str):
         return _text(value)
     if type(value) is dict:
         found = {
-            name: blank if is_secret(name) and _tells(part) else redacted(part, blank=blank)
+            name: blank if is_secret(name) and _has_value(part) else redacted(part, blank=blank)
             for name, part in value.items()
         }
         return value if all(found[name] is value[name] for name in value) else found
@@ -91,8 +89,8 @@ def redacted(value: Any, *, blank: Any = HIDDEN) -> Any:
     return value
 
 
-def _tells(value: Any) -> bool:
-    """Whether there is anything to hide: neither nothing, nor a switch, nor a special token."""
+def _has_value(value: Any) -> bool:
+    """Return whether a value can be secret: not empty, not a bool, not a special token."""
     if isinstance(value, str):
         return bool(value) and not re.fullmatch(r"<[^<>]*>|\[[A-Z]+\]", value)
     return value is not None and not isinstance(value, bool)
@@ -112,7 +110,7 @@ def _text(text: str) -> str:
 
 
 def _without_named(text: str) -> str:
-    """The text without values that stand behind the name of a secret."""
+    """Replace values after the name of a secret."""
     parts, at = [], 0
     for match in _NAME.finditer(text):
         if match.start() < at or not is_secret(match["flag"] or match["name"]):
@@ -120,16 +118,16 @@ def _without_named(text: str) -> str:
         value = _VALUE.match(text, match.end())
         if value is None:
             continue
-        said = value[0].strip("\\\"'")
-        quoted = said != value[0]
-        if not _tells(said) or said in ("None", "null", "True", "true", "False", "false"):
+        secret = value[0].strip("\\\"'")
+        quoted = secret != value[0]
+        if not _has_value(secret) or secret in ("None", "null", "True", "true", "False", "false"):
             continue
-        if match["flag"] and said.startswith("--"):
+        if match["flag"] and secret.startswith("--"):
             continue
         sentence = (match["joint"] or "").lstrip()[:1] == ":" and not quoted
-        if sentence and re.fullmatch(r"[A-Za-z]+[.!?]?", said):  # as in "the token: try again"
+        if sentence and re.fullmatch(r"[A-Za-z]+[.!?]?", secret):  # as in "the token: try again"
             continue
-        start = value.start() + value[0].find(said)
+        start = value.start() + value[0].find(secret)
         parts.append(text[at:start] + HIDDEN)
-        at = start + len(said)
+        at = start + len(secret)
     return "".join(parts) + text[at:]

@@ -1,7 +1,6 @@
-"""Small statistics for evaluation: 95 % intervals of rates and means, for clustered trials too.
+"""95 % intervals of rates and means for evaluation, also of clustered trials.
 
-Several episodes of one dataset row are no independent trials: a hard row stays hard. Where rows have
-several, the row is the unit that was drawn; `docs/evaluation.md` gives the formulas.
+Several episodes of one dataset row are not independent; the row is the cluster (docs/evaluation.md).
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-# Beyond so many degrees of freedom the series of Student's distribution becomes its expansion.
+# Degrees of freedom above which Student's distribution is expanded.
 LARGE = 400
 
 
 def wilson_interval(
     successes: float, trials: float, z: float = 1.959963984540054
 ) -> tuple[float, float]:
-    """Wilson score interval of a proportion.
+    """Return the Wilson score interval of a proportion.
 
     Args:
         successes: number of successes, 0 <= successes <= trials.
-        trials: number of trials, >= 1; a fraction where it is an effective number.
+        trials: (effective) number of trials, >= 1.
         z: normal quantile; the default gives 95 %.
 
     Returns:
@@ -43,12 +42,12 @@ def wilson_interval(
 
 
 def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> float:
-    """How many independent trials tell as much about a rate as these clusters of trials do.
+    """Return the number of independent trials with the information of these clusters of trials.
 
     The trials of n clusters with success counts s and sizes m have the rate R = sum(s) / sum(m), whose
     variance is sum((s - R m)^2) / sum(m)^2; a binomial with as much variance has
     sum(m)^2 R (1 - R) / sum((s - R m)^2) trials. With one trial per cluster that is n, and with
-    clusters that agree within themselves it is n too. Where nothing varies, every cluster counts once.
+    clusters that agree within themselves it is n too. Without any variance it is n as well.
 
     Args:
         successes: per cluster; those of clusters without a trial are ignored.
@@ -65,7 +64,7 @@ def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> flo
     """
     clusters = [(s, m) for s, m in zip(successes, trials, strict=True) if m > 0]
     if not clusters:
-        raise ValueError("`trials` has no trial; there is no rate.")
+        raise ValueError("`trials` has no trial.")
     total = math.fsum(m for _, m in clusters)
     rate = math.fsum(s for s, _ in clusters) / total
     spread = math.fsum((s - rate * m) ** 2 for s, m in clusters)
@@ -75,7 +74,7 @@ def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> flo
 
 
 def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of a success rate over clusters of trials: Wilson's, on effective trials.
+    """Return the 95 % interval of a success rate over clusters of trials: Wilson's, on effective trials.
 
     Args:
         successes: per cluster (a dataset row).
@@ -89,7 +88,7 @@ def rate_interval(successes: Sequence[float], trials: Sequence[float]) -> tuple[
 def mean_interval(
     totals: Sequence[float], counts: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float] | None:
-    """Student's interval of a mean over clusters of values.
+    """Return Student's interval of a mean over clusters of values.
 
     The mean M = sum(totals) / sum(counts) of n clusters has the half width
     t(n - 1) sqrt(n / (n - 1) sum((total - M count)^2)) / sum(counts). With one value per cluster, or
@@ -115,7 +114,7 @@ def mean_interval(
 
 
 def student_quantile(confidence: float, degrees: int) -> float:
-    """The t with P(-t < T < t) = confidence, T of Student's distribution.
+    """Return the t with P(-t < T < t) = confidence, T of Student's distribution.
 
     Args:
         confidence: 0 < confidence < 1.
@@ -138,7 +137,7 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 
 def _student_mass(angle: float, degrees: int) -> float:
-    """P(-t < T < t) where t = tan(angle) sqrt(degrees)."""
+    """Return P(-t < T < t) for t = tan(angle) sqrt(degrees)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     if degrees == 1:

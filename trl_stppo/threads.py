@@ -1,7 +1,6 @@
 """Daemon threads whose start cannot hang.
 
-Under a memory limit a thread can die while it starts, and Python's own `Thread.start` waits for it without
-a bound.
+Under a memory limit a thread can die while it starts, and Python's `Thread.start` then never returns.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ START_SECONDS = 60.0
 
 
 class _Begun(threading.Event):
-    """Set by a thread as soon as it runs; `Thread.start` waits for it."""
+    """The event of a running thread, on which `Thread.start` waits."""
 
     def wait(self, timeout: float | None = None) -> bool:
         if not super().wait(START_SECONDS if timeout is None else timeout):
@@ -25,22 +24,18 @@ class _Begun(threading.Event):
 
 
 class DaemonThread(threading.Thread):
-    """A thread that runs `target(*args)` and does not keep the process from its end."""
+    """A thread that runs `target(*args)` and does not keep the process alive."""
 
     def __init__(self, target: Callable[..., Any], name: str, *args: Any) -> None:
         super().__init__(target=target, name=name, args=args, daemon=True)
         self._started = _Begun()
 
     def start(self) -> None:
-        """Start it.
-
-        Raises:
-            ThreadStartError: it does not run.
-        """
+        """Start the thread; raise `ThreadStartError` if it does not run."""
         try:
             super().start()
         except (RuntimeError, MemoryError) as error:
             raise ThreadStartError(
-                f"The thread {self.name!r} could not be started ({error}). In most cases memory or the "
-                f"number of threads is limited: raise that limit (`ulimit -v`, `ulimit -u`, the container's)."
+                f"The thread {self.name!r} could not be started ({error}). Raise the limit of memory or of "
+                f"threads (`ulimit -v`, `ulimit -u`, the container's)."
             ) from error

@@ -78,8 +78,8 @@ def test_warnings_fail_on_request(check):
     assert check("Garden", *words, "--strict")[0] == 1
     code, shown = check("Garden", "--action", "up")
     assert code == 2
-    assert "`--action up`: Garden has no `step`" in shown
-    assert "'up': dig" in shown
+    assert "`--action up`: " in shown
+    assert "dig" in shown
     assert check("Clean", "--strict")[0] == 0
 
 

@@ -94,6 +94,6 @@ def test_short_flags_stand_for_those_of_a_training():
         ["--model=a/b", "--length", "9", "--card=24gb", "--seed", "1", "--lora"]
     )
     assert card == 24
-    assert words[:4] == ["--model_name_or_path", "a/b", "--max_completion_length", "9"]
+    assert words[:4] == ["--max_completion_length", "9", "--model_name_or_path", "a/b"]
     assert words[4:6] == ["--use_peft", "true"]
     assert words[-2:] == ["--seed", "1"], "behind, where they beat what short ones stand for"

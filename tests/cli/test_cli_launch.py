@@ -26,7 +26,7 @@ NEEDED = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", 
 @pytest.fixture
 def told(monkeypatch):
     """What accelerate's launcher is given instead of starting anything, by `main`'s words."""
-    for name in launch.TOLD:
+    for name in launch.LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     seen = []
     monkeypatch.setattr(accelerate.commands.launch, "launch_command", seen.append)

@@ -13,7 +13,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.script_kit import AGENT
-from trl_stppo.cli import agents, arguments, evaluate, objects, train
+from trl_stppo.cli import agents, arguments, evaluate, objects
 from trl_stppo.cli.main import main
 from trl_stppo.cli.usage import UsageError
 
@@ -146,7 +146,7 @@ def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, ca
     )
     words = ["evaluate", "--config", path, "--output", str(tmp_path / "table.json")]
     assert main(words) == 0
-    assert "`reward_model_name_or_path`: not asked here" in caplog.text
+    assert "`reward_model_name_or_path`: not" in caplog.text
     (figures,) = json.loads((tmp_path / "table.json").read_text())["results"].values()
     parts = figures["a"]
     assert parts["score"] == pytest.approx(2.0 * parts["long_answers"])
@@ -190,7 +190,7 @@ def test_a_mixture_streams(tmp_path):
     rows, _ = agents.load_splits(args)
     assert len(list(rows)) == 8
     config = type("C", (), {"eval_strategy": "no", "max_steps": -1})
-    with pytest.raises(UsageError, match=r"`streaming=True` leaves the length .* open. Set max_st"):
+    with pytest.raises(UsageError, match=r"`streaming=True`: .* Set max_st"):
         agents.check_splits(args, config, rows, None)
 
 
@@ -201,9 +201,9 @@ def test_a_mixture_streams(tmp_path):
         ({"datasets": [{"name": "x"}]}, r"`datasets`: .*'path'"),
         ({"datasets": "rows.jsonl"}, "`datasets`: "),
         ({"datasets": [{"path": "./nowhere"}]}, "`datasets: ./nowhere`|`datasets=./nowhere` is no"),
-        ({"streaming": True, "test_split_size": 2}, "`test_split_size=2` .*streaming"),
+        ({"streaming": True, "test_split_size": 2}, "`test_split_size=2`: .*streaming"),
         ({"datasets": [{"path": "a", "fraction": 0.5}], "streaming": True}, "`fraction`"),
-        ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: a has 'train'"),
+        ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: .*'train'"),
     ],
 )
 def test_a_mixture_that_makes_no_sense_is_refused(settings, message, tmp_path, monkeypatch):
@@ -237,4 +237,4 @@ def test_a_plain_run_without_rewards_says_what_to_name(file, tmp_path, capsys):
     args = parsed[0]
     with pytest.raises(UsageError, match="`reward_funcs`"):
         evaluate.evaluate(Path(AGENT), args, parsed[1], parsed[2], {})
-    assert train.load_rewards(args) == []
+    assert agents.load_rewards(args) == []

@@ -88,7 +88,7 @@ def test_what_each_kind_of_reward_pays(game, reward, expected) -> None:
 @pytest.mark.parametrize("most", [0, float("inf")])
 def test_there_is_no_share_of_no_points_or_endless_ones(game, most) -> None:
     game[0].most = most
-    with pytest.raises(ValueError, match=r"no shares of that\. Take reward='score'"):
+    with pytest.raises(ValueError, match=r"reward is 'dense'.*'score'"):
         TextWorldEnv(game[1], reward="dense").reset()
 
 
@@ -170,7 +170,7 @@ def test_games_are_read_one_at_a_time(game, monkeypatch) -> None:
 
 @pytest.mark.parametrize("path", [None, "nowhere.z8", __file__])
 def test_a_file_that_is_no_game_is_refused(game, path) -> None:
-    with pytest.raises(ValueError, match=r"path of a \.z8 file that exists"):
+    with pytest.raises(ValueError, match=r"game is .*path of a \.z8 file"):
         TextWorldEnv().reset(game=path)
 
 

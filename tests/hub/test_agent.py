@@ -105,7 +105,7 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
 def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
     with pytest.raises(ValueError, match="cannot be imported"):
         agent.run("tests.fakes:NoSuchEnv", ROW)
-    with pytest.raises(ValueError, match="nothing to play"):
+    with pytest.raises(ValueError, match="`factory` and `tools`"):
         agent.run(None, ROW)
     (saved / "modeling_evil.py").write_text("raise SystemExit('code was run')")
     (saved / "custom_generate.py").write_text("raise SystemExit('code was run')")
@@ -118,7 +118,7 @@ def test_one_leads_the_conversation_oneself(agent):
     assert agent.act(messages) == episode.turns[0]
     assert agent.act("plain text") != ""
     assert len({agent.act(messages, seed=s, greedy=False) for s in range(5)}) > 1
-    with pytest.raises(ValueError, match=r"has \d+ tokens and leaves none to sample.*has 512"):
+    with pytest.raises(ValueError, match=r"has \d+ tokens.*512"):
         agent.act("x" * 600)
 
 
@@ -219,7 +219,7 @@ def test_a_lost_base_model_is_named_and_can_be_given(tmp_path):
     expected = logits(trainer.model)
     (tmp_path / "base").rename(tmp_path / "moved")
     folder = trainer.args.output_dir
-    with pytest.raises(ValueError, match="Pass the base model's name or folder as `base_model`"):
+    with pytest.raises(ValueError, match=r"could not be loaded.*`base_model`"):
         Agent.from_pretrained(folder)
     agent = Agent.from_pretrained(folder, base_model=str(tmp_path / "moved"))
     assert torch.equal(logits(agent.model), expected)
@@ -285,5 +285,5 @@ def test_values_of_other_types_are_refused_by_name():
         with pytest.raises(ValueError, match=f"`{name}="):
             AgentSettings(**{name: value})
     settings = AgentSettings(quantization={"load_in_4bit": "yes"})
-    with pytest.raises(ValueError, match="`quantization="):
+    with pytest.raises(ValueError, match=r"`quantization=\{'load_in_4bit': 'yes'\}`"):
         _quantization(settings, None)

@@ -86,5 +86,5 @@ def test_a_damaged_file_is_named(name, text, message, tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere` does not exist\. Name the output_dir"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere` does not exist; .*output_dir"):
         read_run(tmp_path / "nowhere")

@@ -1,7 +1,4 @@
-"""The console script `trl-stppo`; `docs/configuration.md` lists the commands.
-
-Nothing heavy is imported until a command needs it, so that `--help` answers at once.
-"""
+"""The console script `trl-stppo`. Heavy imports are inside the commands, so that `--help` is fast."""
 
 from .main import main
 

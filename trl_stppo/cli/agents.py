@@ -1,8 +1,4 @@
-"""What commands share: flags of an agent's task, and what they stand for.
-
-The trainer follows from `variant`, environments and reward functions are named as `module:name`, data
-is the environment's, a file of rows, a folder of such, a dataset of the Hub, or a mixture.
-"""
+"""The objects that an agent's flags name: trainer class, environments, reward functions, rows."""
 
 from __future__ import annotations
 
@@ -22,38 +18,29 @@ from .usage import ROWS, UsageError, check_name
 
 logger = logging.getLogger(__name__)
 
-# ------------------------------------------------------------------ flags and trainers
 
-
-def trainer_of(config: type) -> type:
-    """The trainer that a configuration is for."""
+def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
+    """Return script arguments, the trainer's configuration, the model's, and the trainer's class."""
     from ..trainer.stgrpo_trainer import STGRPOTrainer
     from ..trainer.stppo_trainer import STPPOTrainer
 
-    return STGRPOTrainer if config is STGRPOConfig else STPPOTrainer
-
-
-def parse_flags(arguments: type, words: Sequence[str]) -> tuple[Any, Any, ModelConfig, type]:
-    """Script arguments, the trainer's configuration, the model's, and the trainer's class."""
     types = flag_types(arguments, words)
     args, training_args, model_args = read_flags(types, words)
-    return args, training_args, model_args, trainer_of(types[1])
-
-
-# --------------------------------------------------------------- objects that flags name
+    trainer_class = STGRPOTrainer if types[1] is STGRPOConfig else STPPOTrainer
+    return args, training_args, model_args, trainer_class
 
 
 def load_environment(
     args: AgentArguments, count_tokens: Callable[[str], int] | None = None
 ) -> Callable[[], Any] | None:
-    """The environment factory that the flags name, with its arguments bound."""
+    """Return the environment factory that the flags name, with its arguments bound."""
     return factory_of(args.environment, args.environment_kwargs, count_tokens)
 
 
 def load_eval_environment(
     args: AgentArguments, count_tokens: Callable[[str], int] | None = None
 ) -> Callable[[], Any] | None:
-    """The one of evaluation; None for that of training."""
+    """Return the environment factory of evaluation; None if it is that of training."""
     path, arguments = args.eval_environment, args.eval_environment_kwargs
     if path is None and arguments is None:
         return None
@@ -62,44 +49,41 @@ def load_eval_environment(
 
 
 def load_rewards(args: AgentArguments) -> list[Any]:
-    """The reward model's name, if there is one, and the reward functions; TRL weighs them in this order."""
+    """Return the reward model's name, if any, then the reward functions: TRL's order of weights."""
     check_name("reward_model_name_or_path", args.reward_model_name_or_path)
     models = [args.reward_model_name_or_path] if args.reward_model_name_or_path else []
     return [*models, *(load_reward(path, "reward_funcs") for path in args.reward_funcs or [])]
 
 
-# ----------------------------------------------------------------------------- data
-
-
 def rows_are_here(args: AgentArguments) -> bool:
-    """Whether nothing has to be fetched for them, as far as can be told."""
-    own = offered_by(args.environment, "datasets") or {}
-    return all(name in own or Path(name).exists() for name in args.row_sources)
+    """Return whether the rows load without a download."""
+    offered = offered_by(args.environment, "datasets") or {}
+    return all(name in offered or Path(name).exists() for name in args.row_sources)
 
 
 def load_splits(args: AgentArguments) -> tuple[Any, Any]:
-    """Training rows, and held-out rows where the data has them; streams where flags ask for one."""
-    own = offered_by(args.environment, "datasets") or {}
+    """Return training rows, and held-out rows or None; both are streams if the flags set it."""
+    offered = offered_by(args.environment, "datasets") or {}
     if args.dataset_name is None and not args.datasets:
-        args.dataset_name = next(iter(own), None)
+        args.dataset_name = next(iter(offered), None)
     if args.datasets:
         loaded = mixed(args)
     elif args.dataset_name is None:
         raise UsageError(f"`dataset_name` is not set; environment={args.environment} has no rows.")
-    elif args.dataset_name in own:
-        return own[args.dataset_name]("train"), own[args.dataset_name]("test")
+    elif rows := offered.get(args.dataset_name):
+        return rows("train"), rows("test")
     else:
         loaded = loaded_dataset(args)
     if args.dataset_train_split not in loaded:
         raise UsageError(
-            f"`dataset_train_split={args.dataset_train_split!r}`: {args.rows_name} has "
-            f"{', '.join(map(repr, loaded))}. Name one of them."
+            f"`dataset_train_split={args.dataset_train_split!r}`: must be one of "
+            f"{', '.join(map(repr, loaded))}, the splits of {args.rows_name}."
         )
     return loaded[args.dataset_train_split], loaded.get(args.dataset_test_split)
 
 
 def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -> None:
-    """Refuse rows with which a training could not be evaluated, or would not end."""
+    """Reject rows without a split that evaluation needs, and streams without a number of steps."""
     strategy = str(getattr(config.eval_strategy, "value", config.eval_strategy))
     for name, value, off in (
         ("eval_episodes", args.eval_episodes, 0),
@@ -112,13 +96,11 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
             )
     if not hasattr(train, "__len__") and config.max_steps <= 0:
         name = "streaming" if args.datasets else "dataset_streaming"
-        raise UsageError(
-            f"`{name}=True` leaves the length of the training open. Set max_steps or total_episodes."
-        )
+        raise UsageError(f"`{name}=True`: a stream has no length. Set max_steps or total_episodes.")
 
 
 def drawn(rows: Any, number: int) -> Any:
-    """So many rows, drawn with a fixed seed, of a stream out of its first; all as they are if no more."""
+    """Draw rows with a fixed seed, from a stream among its first ones; all rows if there are no more."""
     if hasattr(rows, "__len__") and len(rows) <= number:
         return rows
     few = rows.shuffle(seed=0).take(number)
@@ -126,21 +108,21 @@ def drawn(rows: Any, number: int) -> Any:
 
 
 def mixed(args: AgentArguments) -> Any:
-    """The mixture that `datasets` describes, as TRL makes it."""
+    """Load the mixture that `datasets` describes, with TRL."""
     if args.dataset_name is not None:
         logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
-        args.dataset_name = None  # and named nowhere
+        args.dataset_name = None  # lines and tables do not show it
     for name in args.row_sources:
         check_name("datasets", name)
     if args.streaming and args.test_split_size is not None:
         raise UsageError(
-            f"`test_split_size={args.test_split_size}` cannot be cut off a stream. Set streaming to false."
+            f"`test_split_size={args.test_split_size}`: must be unset with streaming=True."
         )
     return get_dataset(args)
 
 
 def loaded_dataset(args: AgentArguments) -> Any:
-    """What `load_dataset` finds: in a file, in a folder, or on the Hub."""
+    """Load the data set from a file, a folder, or the Hub."""
     name, streaming = str(args.dataset_name), args.dataset_streaming
     check_name("dataset_name", name)
     path = Path(name)

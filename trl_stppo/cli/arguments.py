@@ -1,4 +1,4 @@
-"""Flags of the commands that the configurations of trainer and model do not have; quick to import."""
+"""Flags of the commands besides those of the trainer's and the model's configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .usage import UsageError
 
 @dataclass
 class AgentArguments(DatasetMixtureConfig, ScriptArguments):
-    """An agent's task, and how to look at it."""
+    """An agent's task and its evaluation."""
 
     dataset_name: str | None = option(
         None,
@@ -37,7 +37,7 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
     eval_episodes: int = option(
         0,
         "Held-out rows to evaluate on, before and after; 0 for none. eval_generation_kwargs "
-        "says how they are sampled.",
+        "holds settings of their sampling.",
     )
     eval_environment: str | None = option(
         None, "module:factory of evaluation; default environment."
@@ -47,7 +47,7 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.reward_funcs, str):  # of a file
+        if isinstance(self.reward_funcs, str):  # from a file
             self.reward_funcs = [self.reward_funcs]
         (kind,) = get_args(get_type_hints(DatasetMixtureConfig)["datasets"])
         try:
@@ -62,69 +62,38 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
 
     @property
     def row_sources(self) -> list[str]:
-        """Names of what the rows are from: data sets, files, folders."""
+        """Return the sources of the rows: names of data sets, files, folders."""
         return [part.path for part in self.datasets] or [str(self.dataset_name)]
 
     @property
     def rows_name(self) -> str:
-        """What lines and tables call the rows."""
+        """Return the name of the rows in lines and tables."""
         return "+".join(Path(name).name for name in self.row_sources)
 
 
 @dataclass
 class TrainArguments(AgentArguments):
-    """What to train on, and whether only to look."""
+    """A training's own flags."""
 
+    value_model_lora_r: int | None = option(
+        None,
+        "Train a separate critic through adapters of this rank, on value_model_name_or_path "
+        "or else a copy of the policy's checkpoint: if a second fully trained model does not fit "
+        "beside a fully trained policy. Default fully trained.",
+    )
     dry_run: bool = option(
-        False, "Check everything but the weights, show what would run, and stop."
+        False, "Check everything but the weights, show the plan of the run, and stop."
     )
 
 
 @dataclass
 class EvaluateArguments(AgentArguments):
-    """What to evaluate, and where to write it."""
+    """An evaluation's own flags; `cli.evaluate` explains them."""
 
-    models: list[str] | None = option(
-        None, "Agents: checkpoints, Hub ids, adapter folders; default model_name_or_path alone."
-    )
-    labels: list[str] | None = option(None, "Names in the tables; default their folders' names.")
-    output: str | None = option(None, "JSON file to write, with figures and settings.")
-    max_rows: int | None = option(None, "Most rows of each data set, drawn with a fixed seed.")
-    figures: list[str] | None = option(
-        None,
-        "Reward functions to report without counting them in the score; 'none' for none; default the "
-        "environment's.",
-    )
-    candidates: int = option(1, "Candidate turns to sample in each state; the best is played.")
-    verifier: str | None = option(
-        None,
-        "Who picks the best: 'critic' for the one saved with the agent, a function as module:name, or a "
-        "causal language model by name, which is asked whether the turn helps.",
-    )
-
-
-@dataclass
-class EstimateArguments:
-    """Short names of what decides over memory.
-
-    `model`, `length` and `rows` stand for one flag of `train` each (`cli.estimate`).
-    """
-
-    model: str | None = option(None, "The model; short for --model_name_or_path.")
-    length: int | None = option(None, "Tokens of an episode; short for --max_completion_length.")
-    rows: int | None = option(
-        None, "Episodes per micro-batch; short for --per_device_train_batch_size."
-    )
-    lora: bool = option(False, "Adapters on 16-bit weights; without lora and qlora all is trained.")
-    qlora: bool = option(False, "Adapters on 4-bit weights.")
-    card: str | None = option(
-        None, "A GPU's memory in GB: says whether the run fits, and what would make it smaller."
-    )
-
-
-# Command -> the dataclass of its own flags.
-ARGUMENTS: dict[str, type] = {
-    "train": TrainArguments,
-    "evaluate": EvaluateArguments,
-    "estimate": EstimateArguments,
-}
+    models: list[str] | None = None
+    labels: list[str] | None = None
+    output: str | None = None
+    max_rows: int | None = None
+    figures: list[str] | None = None
+    candidates: int = 1
+    verifier: str | None = None

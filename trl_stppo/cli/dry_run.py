@@ -1,4 +1,4 @@
-"""What `train --dry_run` does: decide what a training decides before it loads a model, and show it."""
+"""`train --dry_run`: check and show the settings of a run before a model loads."""
 
 from __future__ import annotations
 
@@ -15,39 +15,24 @@ from rich.table import Table
 from ..envs.check import check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted
-from ..trainer.planning import plan
-from ..trainer.planning.rewards import check_reward_weights
-from .agent_models import TokenCounter, check_policy
-from .agents import (
-    check_splits,
-    load_environment,
-    load_eval_environment,
-    load_rewards,
-    load_splits,
-    rows_are_here,
-)
+from ..trainer.setup import plan
+from ..trainer.setup.rewards import check_reward_weights
+from . import agents
+from . import planned as plans
+from .agent_models import TokenCounter, check_policy, check_value_model
 from .launch import launched_as, planned_launch
-from .planned import (
-    Plan,
-    local_tokenizer,
-    longest_prompt,
-    memory_line,
-    planned,
-    planned_setup,
-    resolved,
-)
-from .usage import UsageError, check_name, looks_like_path
+from .usage import UsageError, looks_like_path
 
 
 class Findings:
-    """What would stop the run, and what could not be looked at."""
+    """Problems that would stop the run, and notes on what could not be checked."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.notes: list[str] = []
 
     def check(self, call: Callable[..., Any], *args: Any) -> Any:
-        """The call's result; what it raises is a problem, and gives None."""
+        """Return the call's result; an error becomes a problem and gives None."""
         try:
             return call(*args)
         except Exception as error:
@@ -55,18 +40,14 @@ class Findings:
 
 
 def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
-    """Print the plan of a run; 0 if it would start, 1 if not.
-
-    Raises:
-        UsageError: the words make no sense.
-    """
+    """Print the plan of a run; return 0 if it would start, 1 if not."""
     found, launch = Findings(), planned_launch(launch_words)
     with launched_as(launch):
-        run = planned(words, launch)
+        run = plans.planned(words, launch)
         look(run, found)
-        rows = resolved(run)
+        rows = plans.resolved(run)
         try:
-            rows["memory"] = memory_line(planned_setup(run))
+            rows["memory"] = plans.memory_line(plans.planned_setup(run))
         except ValueError as error:
             rows["memory"] = str(error)
     if os.environ.get("RANK", "0") != "0":
@@ -82,42 +63,42 @@ def dry_run(words: Sequence[str], launch_words: Sequence[str] = ()) -> int:
     return int(bool(found.problems))
 
 
-def look(run: Plan, found: Findings) -> None:
-    """Make all but the weights, by the functions that a training calls."""
+def look(run: plans.Plan, found: Findings) -> None:
+    """Build everything but the weights, with the functions of a training."""
     args, config, model_args = run.args, run.config, run.model_args
     found.check(check_policy, model_args)
-    found.check(check_name, "value_model_name_or_path", config.value_model_name_or_path)
-    rewards = found.check(load_rewards, args) or []
+    found.check(check_value_model, args, config, model_args, run.trainer_class)
+    rewards = found.check(agents.load_rewards, args) or []
     found.check(check_reward_weights, config, len(rewards))
     held_out = None
     try:
-        run.train, held_out = load_splits(args)
-    except Exception as error:  # of the Hub's rows nothing is known here
+        run.train, held_out = agents.load_splits(args)
+    except Exception as error:  # rows of the Hub are not downloaded
         wrong = isinstance(error, UsageError) or any(map(looks_like_path, args.row_sources))
-        (found.problems if wrong or rows_are_here(args) else found.notes).append(str(error))
+        (found.problems if wrong or agents.rows_are_here(args) else found.notes).append(str(error))
     if run.train is not None:
-        found.check(check_splits, args, config, run.train, held_out)
+        found.check(agents.check_splits, args, config, run.train, held_out)
     counter: Any = TokenCounter(str(model_args.model_name_or_path), model_args.model_revision)
-    if local_tokenizer(run) is None:
-        counter = len  # of characters, which are no fewer
-    factory = found.check(load_environment, args, counter)
-    run.prompt = longest_prompt(run)
+    if plans.local_tokenizer(run) is None:
+        counter = len  # characters: at least as many
+    factory = found.check(agents.load_environment, args, counter)
+    run.prompt = plans.longest_prompt(run)
     if factory is None and args.environment not in (None, "none"):
         return
-    found.check(load_eval_environment, args, counter)
+    found.check(agents.load_eval_environment, args, counter)
     rollout = found.check(plan.plan_rollout, config, factory, None, None)
     if rollout is None:
         return
     if not rollout.pays and not rewards:
-        found.problems.append("Nothing pays a reward: set `environment` or `reward_funcs`.")
+        found.problems.append("There is no reward: set `environment` or `reward_funcs`.")
     if run.train is not None:
         found.check(plan.check_dataset, run.train, config, rollout)
     if factory is not None and run.train is not None:
         found.check(_play, factory, run, found)
 
 
-def _play(factory: Any, run: Plan, found: Findings) -> None:
-    """Play two rows as `env check` does; a server that is not reached from here is a note."""
+def _play(factory: Any, run: plans.Plan, found: Findings) -> None:
+    """Play two rows as `env check` does; a server that cannot be reached is a note."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,9 +1,8 @@
 """Test an environment for errors and common mistakes.
 
-Makes the environment, plays a few rows and looks for what breaks the contract (an error) or is allowed
-but usually a mistake (a warning): rewards that are no numbers, state that two instances share, seeds that
-change the world, and more (docs/environments.md). Without --rows and --row the rows are those that the
-class offers, or one that is made up.
+Makes the environment, plays a few rows, and reports broken rules of the contract (errors) and usual mistakes
+(warnings): rewards that are not numbers, state that two instances share, seeds that change nothing, and more
+(docs/environments.md). Without --rows and --row the rows are those of the class, or one made-up row.
 
 Examples:
     trl-stppo env check my_env:MyEnv --rows rows.jsonl
@@ -13,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import warnings
 from typing import Any
 
@@ -24,7 +24,7 @@ from .usage import UsageError, parsed_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     add = parser.add_argument
     add(
         "environment", metavar="MODULE:CLASS", help="The environment, or a function that makes one."
@@ -39,14 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check and report; 0 where nothing is wrong, 1 where something is."""
+    """Check and report; return 1 for warnings with --strict, else 0."""
     factory = named_factory(options.environment, options.arguments)
     rows = rows_for(options.environment, options.rows, options.row)
-    probe = _probe(factory)
+    probe = None
+    with contextlib.suppress(Exception):  # `check_env` reports it
+        probe = factory()
     text = is_text_environment(probe)
-    # Without an instance the check says what is wrong with the factory.
-    given = [] if probe is None else options.action or []
-    actions = [word if text else _call(probe, word) for word in given] or None
+    words = [] if probe is None else options.action or []
+    actions = [word if text else _call(probe, word) for word in words] or None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check_env(factory, rows, actions=actions, steps=options.steps, seed=options.seed)
@@ -61,21 +62,12 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(found) and options.strict)
 
 
-def _probe(factory: Any) -> Any:
-    """One instance to look at; None where the check will say why there is none."""
-    try:
-        return factory()
-    except Exception:
-        return None
-
-
 def _call(env: Any, word: str) -> tuple[str, Any]:
-    """A call of a tool, from its name and arguments."""
+    """Parse a tool call, `name {arguments}`."""
     name, _, arguments = word.strip().partition(" ")
     tools = tool_names(env)
     if name not in tools:
         raise UsageError(
-            f"`--action {word}`: {type(env).__name__} has no `step`, and none of its tools is called "
-            f"{name!r}: {', '.join(tools) or 'it has none'}."
+            f"`--action {word}`: must begin with one of the tools {', '.join(tools) or '(none)'}."
         )
     return name, parsed_json(arguments or "{}", "action")

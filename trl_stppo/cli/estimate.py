@@ -1,14 +1,13 @@
 """Predict a run's GPU memory.
 
-Adds up what a run would take of each GPU, phase by phase, from flags and files as `train` takes them, or from
-a model's name alone. Computed from shapes and settings: no weights are loaded, and no GPU is needed.
-docs/lab/measurements.md says how far off it may be.
+Computes the memory of each phase of a run on each GPU, from the flags and files of `train`, or from a model's
+name alone. It needs only shapes and settings, no weights and no GPU. docs/lab/measurements.md has its error.
 
     --model NAME      the model; short for --model_name_or_path
     --length N        tokens of an episode; short for --max_completion_length
     --rows N          episodes per micro-batch; short for --per_device_train_batch_size
-    --lora, --qlora   adapters on 16-bit or 4-bit weights; without them all is trained
-    --card GB         a GPU's memory: says whether the run fits, and what would make it smaller
+    --lora, --qlora   adapters on 16-bit or 4-bit weights; without them all weights are trained
+    --card GB         a GPU's memory: show if the run fits, and settings that make it smaller
 
 --help_all lists all flags.
 
@@ -30,13 +29,13 @@ from ..models.memory import FITS, GIB, Estimate, estimate
 from ..models.memory_of_runs import hints
 from .agent_models import check_policy
 from .agents import load_splits, rows_are_here
-from .arguments import EstimateArguments, TrainArguments
-from .flags import FlagParser, divided, flag_types
+from .arguments import TrainArguments
+from .flags import divided, flag_types
 from .launch import as_words, launch_flags, launched_as, planned_launch
 from .planned import Plan, how_trained, longest_prompt, memory_line, planned, planned_setup
-from .usage import UsageError, check_name
+from .usage import Parser, UsageError, check_name
 
-# Short flags -> those of `train` that they stand for.
+# Short flag -> the flag of `train`.
 SHORT = {
     "model": "--model_name_or_path",
     "length": "--max_completion_length",
@@ -47,16 +46,16 @@ FOUR_BITS = "--load_in_4bit true --use_bnb_nested_quant true"
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the table; 0 where it fits the card that is named, or none is, else 1."""
+    """Print the table; return 1 if the run does not fit the card, else 0."""
     words, card = translated(words)
-    own, rest, filed = divided(flag_types(TrainArguments, words), words, launch_flags())
-    launch = planned_launch([*as_words(filed), *rest])
+    flags, rest, settings = divided(flag_types(TrainArguments, words), words, launch_flags())
+    launch = planned_launch([*as_words(settings), *rest])
     with launched_as(launch):
-        plan = planned(own, launch)
+        plan = planned(flags, launch)
         check_policy(plan.model_args)
         check_name("value_model_name_or_path", plan.config.value_model_name_or_path)
         with contextlib.suppress(Exception):
-            if rows_are_here(plan.args):  # nothing is fetched for the length of the prompts
+            if rows_are_here(plan.args):  # rows are not downloaded for the length of the prompts
                 plan.train = load_splits(plan.args)[0]
         plan.prompt = longest_prompt(plan)
         setup = planned_setup(plan, fetch=True)
@@ -75,29 +74,28 @@ def run(words: Sequence[str]) -> int:
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], float | None]:
-    """The words with short flags replaced, and the card's size in GB."""
-    short: EstimateArguments
-    short, rest = FlagParser([EstimateArguments]).parse_args_into_dataclasses(
-        words, return_remaining_strings=True, look_for_args_file=False
-    )
-    given = {flag: getattr(short, name) for name, flag in SHORT.items()}
-    found = [
-        word for flag, value in given.items() if value is not None for word in (flag, str(value))
-    ]
-    found += ADAPTERS.split() if short.lora or short.qlora else []
-    found += FOUR_BITS.split() if short.qlora else []
-    return [*found, *rest], None if short.card is None else _size(short.card)
-
-
-def _size(said: str) -> float:
+    """Replace the short flags by those of `train`; return the words, and the card's size in GB."""
+    parser = Parser(add_help=False)
+    for name in (*SHORT, "card"):
+        parser.add_argument(f"--{name}")
+    for name in ("lora", "qlora"):
+        parser.add_argument(f"--{name}", action="store_true")
+    short, rest = parser.parse_known_args(words)
+    preset = f"{ADAPTERS} {FOUR_BITS if short.qlora else ''}" if short.lora or short.qlora else ""
+    rest = [*preset.split(), *rest]  # flags of `train` come last and win
+    for name, flag in SHORT.items():
+        if getattr(short, name) is not None:
+            rest = [flag, getattr(short, name), *rest]
+    if short.card is None:
+        return rest, None
     with contextlib.suppress(ValueError):
-        if (size := float(said.upper().removesuffix("GB"))) > 0:
-            return size
-    raise UsageError(f"`--card {said}`: write its memory in GB, as in --card 24.")
+        if (size := float(short.card.upper().removesuffix("GB"))) > 0:
+            return rest, size
+    raise UsageError(f"`--card {short.card}`: must be its memory in GB, as in --card 24.")
 
 
 def table(plan: Plan, expected: Estimate) -> Table:
-    """What is alive in each phase."""
+    """Return the table of the memory in each phase."""
     config, launch = plan.config, plan.launch
     title = f"{plan.model_args.model_name_or_path}: {how_trained(plan)}"
     per = "per process" if launch.processes == 1 else f"each of {launch.processes} processes"

@@ -1,16 +1,18 @@
 """Compare agents on held-out rows.
 
-Plays every held-out row once per agent and prints success with its interval, per data set and averaged. Flags
-and files are those of `train`, of which the task, the limits of an episode and the eval_* settings count. An
-agent takes the memory of its weights and of its rollout: no critic, reference or optimizer is loaded.
+Plays every held-out row once per agent and prints success with its interval, per data set and averaged. It
+accepts the flags and files of `train`, and uses the task, the limits of an episode and the eval_* settings.
+Critic, reference and optimizer are not loaded.
 
     --models NAME ...     agents: checkpoints, Hub ids, adapter folders; default model_name_or_path
     --labels NAME ...     their names in the table; default their folders' names
     --output FILE         JSON file to write, with figures and settings
     --max_rows N          most rows of each data set, drawn with a fixed seed
-    --figures NAME ...    reward functions to report without counting them in the score; 'none' for none
+    --figures NAME ...    reward functions to report without counting them in the score; 'none' for none;
+                          default the environment's
     --candidates N        candidate turns to sample in each state; the best is played (1)
-    --verifier NAME       who picks the best: 'critic', module:function, or a causal language model
+    --verifier NAME       picks the best: 'critic' for the agent's own, module:function, or the name of a
+                          causal language model, which rates whether the turn helps
 
 --help_all lists all flags.
 
@@ -48,20 +50,14 @@ from ..trainer.sharding.runtime import unpartitioned
 from .agent_models import TokenCounter, model_options
 from .agents import drawn, load_environment, load_eval_environment, load_splits, parse_flags
 from .arguments import EvaluateArguments
-from .evaluation_tables import (
-    Figures,
-    Results,
-    figures_of,
-    print_table,
-    with_averages,
-)
+from .evaluation_tables import Figures, Results, figures_of, print_table, with_averages
 from .objects import load_reward, offered_by
 from .usage import UsageError, check_name
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-ELSEWHERE = ("use_vllm", "use_transformers_continuous_batching")
+UNUSED = ("use_vllm", "use_transformers_continuous_batching")
 # Field of the configuration -> the agent's setting.
 LIMITS = {
     **{name: name for name in ("max_turns", "max_turn_tokens", "max_malformed_actions")},
@@ -71,27 +67,25 @@ LIMITS = {
 
 
 def agents_of(args: EvaluateArguments, model_args: ModelConfig) -> dict[str, str]:
-    """Label -> agent."""
+    """Return the agents by label."""
     models = args.models or [model_args.model_name_or_path]
     if models == [None]:
-        raise UsageError("No agent is named. Set models, or model_name_or_path.")
+        raise UsageError("There is no agent: set models, or model_name_or_path.")
     labels = args.labels or [Path(name).name or name for name in models]
     if args.labels is None and len(set(labels)) < len(models):
         labels = list(models)
     if len(labels) != len(models) or len(set(labels)) < len(labels):
-        raise UsageError(
-            f"`labels={labels}` for {len(models)} models: there must be as many, all different."
-        )
+        raise UsageError(f"`labels={labels}`: must be {len(models)} different names.")
     return dict(zip(labels, models, strict=True))
 
 
 def check_agent(folder: Path, flag: str, trust: bool) -> None:
-    """Refuse an agent that cannot be loaded, before hours have been spent on others."""
+    """Reject an agent that cannot be loaded, before others are played."""
     base = adapter_base(folder)
     if base is None and not any(any(folder.glob(w)) for w in WEIGHTS):
         raise FileNotFoundError(
-            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Name the "
-            f"folder of a saved model, or a checkpoint-<step> in it."
+            f"`{flag}`: {folder} holds neither weights ({' or '.join(WEIGHTS)}) nor an adapter. Set "
+            f"the folder of a saved model, or its checkpoint-<step>."
         )
     try:
         load_tokenizer(folder, trust_remote_code=trust)
@@ -101,23 +95,21 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
 
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
-    """Held-out rows by data set: the column `dataset`, or all in one where there is none."""
+    """Return the held-out rows by data set: the column `dataset`, or one data set without it."""
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(
-            f"{args.rows_name} has no split {args.dataset_test_split!r} to evaluate on. Set "
-            f"dataset_test_split to one that it has (a file of rows is the split 'train'), or name a folder "
-            f"with train.jsonl and test.jsonl."
+            f"`dataset_test_split={args.dataset_test_split!r}`: {args.rows_name} has no such split. A file "
+            f"of rows is the split 'train'; a folder may have train.jsonl and test.jsonl."
         )
     if not hasattr(rows, "__len__"):
-        rows = Dataset.from_list(list(rows))  # all of them are played anyway
+        rows = Dataset.from_list(list(rows))  # a stream: all rows are played
     parts = {args.rows_name: rows}
     if "dataset" in rows.column_names:
-        names = rows["dataset"]
-        where: dict[str, list[int]] = {}
-        for index, name in enumerate(names):
-            where.setdefault(str(name), []).append(index)
-        parts = {name: rows.select(indices) for name, indices in where.items()}
+        indices: dict[str, list[int]] = {}
+        for index, name in enumerate(rows["dataset"]):
+            indices.setdefault(str(name), []).append(index)
+        parts = {name: rows.select(part) for name, part in indices.items()}
     if args.max_rows is None:
         return parts
     if args.max_rows < 1:
@@ -126,7 +118,7 @@ def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
 
 
 def reported_functions(args: EvaluateArguments) -> list[str]:
-    """Reward functions besides those that make the score."""
+    """Return the reward functions that are reported but do not count in the score."""
     wanted = args.figures
     if wanted is None:
         offers = offered_by(args.eval_environment or args.environment, "figures") or []
@@ -136,24 +128,19 @@ def reported_functions(args: EvaluateArguments) -> list[str]:
 
 
 def titles_of(evaluation: Evaluation) -> dict[str, str]:
-    """Reward function -> its column: its attribute `title`, or its name."""
+    """Return each reward function's column: its attribute `title`, or its name."""
     named = zip(evaluation.names, evaluation.reward_funcs, strict=True)
     return {name: getattr(function, "title", name) for name, function in named}
 
 
 def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "") -> Agent:
-    """The agent, to be played as a trainer with these flags would.
+    """Load an agent so that it plays as a trainer with these flags would.
 
-    Args:
-        folder: with the policy.
-        config: of the trainer.
-        model_args: flags of models.
-        name: that has led to the folder, and may lead to a critic, too; default the folder's.
+    `name` is the path or Hub id of the agent, from which a critic is loaded; default the folder.
     """
-    # `model_revision` is the agent's; a base model has the one that its adapter names.
-    options = model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
-    options.setdefault("trust_remote_code", config.trust_remote_code)
-    options.setdefault("dtype", "float32")  # as TRL loads it
+    # `model_revision` is the agent's. A base model has the revision that its adapter names.
+    options = {"trust_remote_code": config.trust_remote_code, "dtype": "float32"}  # as TRL loads it
+    options |= model_options(replace(model_args, model_revision=None), config.model_init_kwargs)
     if config.bf16_full_eval or config.fp16_full_eval:
         options["dtype"] = "bfloat16" if config.bf16_full_eval else "float16"
     with unpartitioned():
@@ -166,34 +153,30 @@ def load_agent(folder: Path, config: Any, model_args: ModelConfig, name: str = "
                 "max_completion_length", config.max_completion_length
             ),
             chat_template_kwargs=config.chat_template_kwargs or {},
-            sampling=sampling_of(config),
+            sampling=_sampling_of(config),
             **{setting: getattr(config, name) for name, setting in LIMITS.items()},
         )
     model, tokenizer, ends = agent.model, agent.tokenizer, []
     if config.stop_token_id is not None:
         ends = [*Speaker(model, tokenizer).eos_token_ids, config.stop_token_id]
-    if config.bf16 or config.fp16:  # as accelerate has a trainer's model compute
+    if config.bf16 or config.fp16:  # as accelerate casts a trainer's model
         half = torch.bfloat16 if config.bf16 else torch.float16
         model.forward = torch.autocast(config.device.type, half)(model.forward)
-    settings = agent.settings.changed(eos_token_ids=ends)
-    published = (name or str(folder), model_args.model_revision, None)
-    more = {"generation_kwargs": config.generation_kwargs, "published": published}
-    return Agent(model, tokenizer, settings, **more)
+    return Agent(
+        model,
+        tokenizer,
+        agent.settings.changed(eos_token_ids=ends),
+        generation_kwargs=config.generation_kwargs,
+        published=(name or str(folder), model_args.model_revision, None),
+    )
 
 
-def sampling_of(config: Any) -> dict[str, Any]:
-    """How evaluation draws."""
-    given = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
-    told = config.eval_settings
-    if told.get("temperature") != 0.0:  # which is greedy
-        given |= {name: told[name] for name in told if name in SAMPLING}
-    return {name: given[name] for name in SAMPLING}
-
-
-def verifier_of(args: EvaluateArguments) -> Any:
-    """What the flag names: a function where it is written as one, otherwise 'critic' or a model."""
-    path = args.verifier
-    return load_reward(path, "verifier") if path is not None and ":" in path else path
+def _sampling_of(config: Any) -> dict[str, Any]:
+    """Return the sampling settings of evaluation, for turns that are not greedy."""
+    settings = {name: getattr(config, name) for name in SAMPLING} | (config.generation_kwargs or {})
+    if config.eval_settings.get("temperature") != 0.0:
+        settings |= config.eval_settings
+    return {name: settings[name] for name in SAMPLING}
 
 
 def evaluate(
@@ -204,7 +187,7 @@ def evaluate(
     sets: dict[str, Dataset],
     name: str = "",
 ) -> dict[str, Figures]:
-    """Figures of one agent by data set; `folder` is where its `name` has led to."""
+    """Return the metrics of one agent by data set. `folder` holds the agent; for `name` see `load_agent`."""
     agent = load_agent(folder, config, model_args, name)
     counter = TokenCounter(str(folder))
     factory = load_eval_environment(args, counter) or load_environment(args, counter)
@@ -218,7 +201,10 @@ def evaluate(
     on_env_error, price = failure_price(config.on_env_error)
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
     options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
-    options["selection"] = agent.selection(args.candidates, verifier_of(args), sampling)
+    verifier: Any = args.verifier
+    if verifier is not None and ":" in verifier:
+        verifier = load_reward(verifier, "verifier")
+    options["selection"] = agent.selection(args.candidates, verifier, sampling)
     parts = {}
     with agent.player(factory, env_workers=config.env_workers, **options) as (player, _):
         evaluation = Evaluation(
@@ -232,20 +218,22 @@ def evaluate(
             parallel=min(size, config.generation_slots or size),
         )
         for data, rows in sets.items():
-            set_seed(config.seed + config.process_index)  # of what draws from everybody's numbers
+            set_seed(
+                config.seed + config.process_index
+            )  # for code that draws from the global generators
             parts[data] = figures_of(evaluation.figures(rows), titles_of(evaluation))
     return with_averages(parts)
 
 
 def run(words: Sequence[str]) -> int:
-    """Evaluate, print, write; the exit code."""
-    disable_progress_bar()  # of loading
+    """Evaluate, print, write; return the exit code."""
+    disable_progress_bar()  # while models load
     compare(words)
     return 0
 
 
 def compare(words: Sequence[str]) -> Results:
-    """Evaluate, print, write; the figures by agent and data set."""
+    """Evaluate, print, write; return the metrics by agent and data set."""
     args, config, model_args, _ = parse_flags(EvaluateArguments, words)
     agents, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
     for name in agents.values():
@@ -253,15 +241,15 @@ def compare(words: Sequence[str]) -> Results:
     models = 0 if args.reward_model_name_or_path is None else 1
     check_reward_weights(config, models + len(args.reward_funcs or []))
     if models:  # docs/migration.md
-        logger.warning("`reward_model_name_or_path`: not asked here, so no part of the score.")
+        logger.warning("`reward_model_name_or_path`: not evaluated here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
     folders = {k: policy_folder(name, revision, code=trust) for k, name in agents.items()}
     for folder in folders.values():
         check_agent(folder, flag, trust)
-    for name in ELSEWHERE:
+    for name in UNUSED:
         if getattr(config, name):
-            logger.warning("`%s`: not used here; the agent's own weights sample its turns.", name)
+            logger.warning("`%s`: not used here; turns are sampled from the agent's weights.", name)
     results: Results = {}
     is_main = config.process_index == 0
     try:
@@ -270,7 +258,7 @@ def compare(words: Sequence[str]) -> Results:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    finally:  # what there is of a run that fails half-way
+    finally:  # also the agents before one that fails
         if is_main and results:
             print_table(results)
             if args.output is not None:
@@ -279,14 +267,14 @@ def compare(words: Sequence[str]) -> Results:
 
 
 def write(path: Path, results: Results, settings: dict[str, Any]) -> None:
-    """Write figures and settings as JSON."""
+    """Write metrics and settings as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"settings": settings, "results": results}, indent=1) + "\n")
     print(f"written: {path}")
 
 
 def settings_of(args: EvaluateArguments, config: Any, agents: dict[str, str]) -> dict[str, Any]:
-    """What the figures depend on besides the agents' weights."""
+    """Return the settings that change the metrics."""
     names = (
         *("seed", "temperature", "top_p", "top_k", "eval_generation_kwargs"),
         *("max_turns", "max_turn_tokens", "max_completion_length", "bf16"),

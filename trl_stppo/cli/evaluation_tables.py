@@ -1,4 +1,4 @@
-"""Figures of evaluations: a table of agents and data sets, with averages."""
+"""Metrics of evaluations: a table of agents and data sets, with averages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 Figures = dict[str, float]
-# Label of an agent -> data set, or kind of average -> its figures.
+# Label of an agent -> data set or average -> metrics.
 Results = dict[str, dict[str, Figures]]
 MEAN, ALL_ROWS = "mean of data sets", "all rows"
-# Column -> name among the figures of an evaluation.
+# Column -> metric of an evaluation.
 MEASURES = {
     "success": "episode/success_rate",
     "score": "episode/score",
@@ -32,12 +32,9 @@ BOUNDS = {
 def figures_of(
     metrics: Mapping[str, float], functions: Mapping[str, str] | None = None, prefix: str = ""
 ) -> Figures:
-    """The columns of one data set; what is not known is left out.
+    """Return the columns of one data set, without unknown ones.
 
-    Args:
-        metrics: figures of an evaluation.
-        functions: names of reward functions that have a column of their own -> its title.
-        prefix: of the names in `metrics`.
+    `functions` are reward functions with their own column -> its title; `prefix` begins each metric's name.
     """
     names = MEASURES | {key: f"{MEASURES[c]}_{end}" for key, (c, end) in BOUNDS.items()}
     names |= {title: f"rewards/{name}/mean" for name, title in (functions or {}).items()}
@@ -46,10 +43,10 @@ def figures_of(
 
 
 def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
-    """The data sets, their mean, and the mean over all episodes.
+    """Add the mean of the data sets, and the mean over all episodes.
 
-    A column is averaged where all data sets have it. Intervals of the parts are combined as those of
-    independent estimates: the squares of the distances to each bound add up, times the squared weights
+    A column is averaged if all data sets have it. Intervals are combined as those of independent
+    estimates: the squares of the distances to each bound add up, times the squared weights
     (MOVER; Zou and Donner 2008, Statistics in Medicine 27, 1693-1702).
     """
     every, result = list(parts.values()), dict(parts)
@@ -60,7 +57,7 @@ def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
         averaged: Figures = {"episodes": sum(f["episodes"] for f in every)}
         for column in (c for c in common if c not in BOUNDS):
             counts = [1.0] * len(every)
-            if name == ALL_ROWS:  # the episodes that the column is a mean of
+            if name == ALL_ROWS:  # the number of episodes behind the column
                 judged = [f.get("judged", 1.0) if column == "success" else 1.0 for f in every]
                 counts = [f["episodes"] * share for f, share in zip(every, judged, strict=True)]
             weights = [count / sum(counts) for count in counts]
@@ -74,7 +71,7 @@ def with_averages(parts: dict[str, Figures]) -> dict[str, Figures]:
 
 
 def print_table(results: Results) -> None:
-    """A line per agent and data set, on the screen."""
+    """Print a line per agent and data set."""
     rows = [(label, name, f) for label, parts in results.items() for name, f in parts.items()]
     present = dict.fromkeys(column for *_, figures in rows for column in figures)
     shown = [c for c in [*MEASURES, *present] if c in present and c not in BOUNDS and c != "judged"]
@@ -88,7 +85,7 @@ def print_table(results: Results) -> None:
 
 
 def _cell(figures: Figures, column: str) -> str:
-    """A value, with its bounds behind it."""
+    """Return a value with its interval."""
     if column not in figures:
         return "-"
     text = f"{figures[column]:.0f}" if column == "episodes" else f"{figures[column]:.3f}"

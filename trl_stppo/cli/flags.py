@@ -1,4 +1,4 @@
-"""Flags and YAML files of `train`, `evaluate` and `estimate`: TRL's parser, and what it would pass over."""
+"""Parse flags and YAML files of `train`, `evaluate` and `estimate` with TRL's parser, strictly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from trl import ModelConfig, TrlParser
 
 from ..trainer.config.names import IGNORED, without_ignored
-from .arguments import ARGUMENTS, EvaluateArguments, TrainArguments
+from .arguments import EvaluateArguments, TrainArguments
 from .usage import Parser, UsageError, hint
 
 TRUE = ("yes", "true", "t", "y", "1")  # as the parser reads them, in any case
@@ -29,27 +29,19 @@ class FlagParser(Parser, TrlParser):
 
 
 def with_config(words: Sequence[str]) -> tuple[list[str], str | None, dict[str, Any]]:
-    """The words without `--config`, the file that it names, and what the file holds.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
+    """Return the words without `--config`, the file that it names, and the file's settings."""
     parser = Parser(add_help=False)
     parser.add_argument("--config", action="append", default=[])
     found, flags = parser.parse_known_args(words)
     if len(found.config) > 1:
-        raise UsageError("`--config` is given twice. Put everything into one file.")
+        raise UsageError("`--config` is set twice; must be one file.")
     if not found.config:
         return flags, None, {}
     return flags, found.config[0], settings_in(found.config[0])
 
 
 def settings_in(path: str) -> dict[str, Any]:
-    """The settings of a YAML file.
-
-    Raises:
-        UsageError: it cannot be read, names a setting twice, or holds a date or a number in base 60.
-    """
+    """Read the settings of a YAML file."""
     try:
         text = Path(path).read_text()
         _check_nodes(yaml.compose(text), path)
@@ -64,7 +56,7 @@ def settings_in(path: str) -> dict[str, Any]:
 
 
 def _check_nodes(node: Any, path: str) -> None:
-    """Refuse what YAML reads otherwise than it looks: 2024-01-01, 1:30, the first of two equal keys."""
+    """Reject dates, numbers in base 60 (1:30) and keys that appear twice."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _check_nodes(item, path)
@@ -91,7 +83,7 @@ def _check_nodes(node: Any, path: str) -> None:
 
 
 def peeked(words: Sequence[str], name: str, default: Any) -> Any:
-    """What a command line, or else its file, says of one flag, on which the rest depends."""
+    """Read one flag ahead of the others, from the command line or else from its file."""
     flags, _, settings = with_config(words)
     parser = Parser(add_help=False, argument_default=settings.get(name, default))
     parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=True)
@@ -99,12 +91,12 @@ def peeked(words: Sequence[str], name: str, default: Any) -> Any:
 
 
 def wants_dry_run(words: Sequence[str]) -> bool:
-    """Whether flags, or else their file, ask to look only."""
+    """Return whether the flags, or else their file, set `dry_run`."""
     return str(peeked(words, "dry_run", False)).lower() in TRUE
 
 
 def configs() -> dict[type, Mapping[str, Any]]:
-    """The trainers' configurations, each with the variants that it knows."""
+    """Return the trainers' configurations, each with its variants."""
     from ..trainer.stgrpo_config import GROUP_VARIANTS, STGRPOConfig
     from ..trainer.stppo_config import VARIANTS, STPPOConfig
 
@@ -112,11 +104,7 @@ def configs() -> dict[type, Mapping[str, Any]]:
 
 
 def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]:
-    """The dataclasses of task, trainer (by the variant) and model.
-
-    Raises:
-        UsageError: nobody knows the variant.
-    """
+    """Return the dataclasses of task, trainer (by the variant) and model."""
     variant = peeked(words, "variant", "st-ppo")
     for config, known in configs().items():
         if variant is None or variant in known:
@@ -126,30 +114,24 @@ def flag_types(arguments: type, words: Sequence[str]) -> tuple[type, type, type]
 
 
 def types_of(command: str, words: Sequence[str] = ()) -> list[type]:
-    """The dataclasses of all flags of a command."""
-    task = EvaluateArguments if command == "evaluate" else TrainArguments
-    return list(dict.fromkeys((ARGUMENTS[command], *flag_types(task, words))))
+    """Return the dataclasses of a command's flags."""
+    return list(flag_types(EvaluateArguments if command == "evaluate" else TrainArguments, words))
 
 
 def divided(
     types: Sequence[type], words: Sequence[str], others: Collection[str] = ()
 ) -> tuple[list[str], list[str], dict[str, Any]]:
-    """The command's words, those of others, and what the file says to others.
+    """Divide a command line between the command and `others`, the flags of the launcher.
 
-    Args:
-        types: dataclasses of the command's flags.
-        words: of the command line.
-        others: flags without dashes that are not the command's.
-
-    Raises:
-        UsageError: nobody knows one of them, or a value does not fit.
+    Returns:
+        The command's words, the others' words, and the others' settings of the file.
     """
     flags, path, settings = with_config(words)
     parser = FlagParser(types)
-    own = {action.dest for action in parser._actions}
+    flags_here = {action.dest for action in parser._actions}
     parser.set_defaults_with_config(**settings)
     rest = parser.parse_known_args(flags)[1]
-    known = own | set(others)
+    known = flags_here | set(others)
     if rest and not rest[0].startswith("-"):
         raise UsageError(f"`{rest[0]}` belongs to no flag.")
     for word in rest:
@@ -164,7 +146,7 @@ def divided(
     return (
         _without(words, rest),
         rest,
-        {k: v for k, v in settings.items() if k in others and k not in own},
+        {k: v for k, v in settings.items() if k in others and k not in flags_here},
     )
 
 
@@ -174,7 +156,7 @@ def _fields_of_commands() -> Iterator[str]:
 
 
 def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """The words less those of an ordered part of them."""
+    """Return the words without a subsequence of them."""
     rest, left = list(taken), []
     for word in words:
         if rest and word == rest[0]:
@@ -185,21 +167,17 @@ def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 
 def read_flags(types: Sequence[type], words: Sequence[str]) -> list[Any]:
-    """Instances of some dataclasses; a flag beats the file.
-
-    Raises:
-        UsageError: a name or a value is wrong.
-    """
+    """Parse flags and their file into instances of dataclasses; a flag beats the file."""
     from .launch import launch_flags
 
     words, rest, _ = divided(types, words, launch_flags())
     if rest:
         raise UsageError(f"`{' '.join(rest)}`: a launcher has started this process already.")
     flags, path, settings = with_config(words)
-    without_ignored(settings)  # warns of what TRL's PPO has and this trainer has not
-    given = flags if path is None else ["--config", path, *flags]
+    without_ignored(settings)  # warns of settings that only TRL's PPO has
+    parsed_words = flags if path is None else ["--config", path, *flags]
     try:
-        found = FlagParser(types).parse_args_and_config(given, return_remaining_strings=True)
-    except ValueError as error:  # what a configuration refuses are wrong words, too
+        found = FlagParser(types).parse_args_and_config(parsed_words, return_remaining_strings=True)
+    except ValueError as error:  # a configuration rejects a value
         raise UsageError(str(error)) from error
     return list(found[: len(types)])

@@ -1,7 +1,6 @@
-"""`trl-stppo train` and `evaluate` through accelerate's launcher, as TRL's own commands go.
+"""Launch `trl-stppo train` and `evaluate` with accelerate, as TRL launches its commands.
 
-Words that are no flags of the command are the launcher's. If there are none and accelerate would start one
-process, that is this one.
+Flags that the command does not have go to the launcher. Without any, a single process runs here.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from unittest.mock import patch
 from .usage import UsageError
 
 REFUSED = ("fsdp1",)  # TRL ships it; FSDP1 is not supported (docs/many_gpus.md)
-# What a launcher tells its processes.
-TOLD = ("LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")
-HIDDEN = (*TOLD, "RANK", "MASTER_ADDR", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
+# Variables that a launcher sets for its processes.
+LAUNCHED = ("LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")
+HIDDEN = (*LAUNCHED, "RANK", "MASTER_ADDR", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
 
 
-def told() -> bool:
-    """Whether a launcher has started this process."""
-    return any(name in os.environ for name in TOLD)
+def is_launched() -> bool:
+    """Return whether a launcher has started this process."""
+    return any(name in os.environ for name in LAUNCHED)
 
 
 # ------------------------------------------------------------------- accelerate's flags
@@ -38,7 +37,7 @@ def told() -> bool:
 
 @functools.cache
 def launch_parser() -> argparse.ArgumentParser:
-    """The parser of `accelerate launch`, which takes files by name as well."""
+    """Return the parser of `accelerate launch`, which also accepts the shipped files by name."""
     from accelerate.commands.launch import launch_command_parser
 
     parser = launch_command_parser()
@@ -47,13 +46,13 @@ def launch_parser() -> argparse.ArgumentParser:
 
 
 def launch_flags() -> set[str]:
-    """Flags that are handed to the launcher, without dashes."""
+    """Return the flags of the launcher, without dashes."""
     options = launch_parser()._option_string_actions
     return {name[2:] for name in options if name.startswith("--")} - {"help"}
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings of a file as words for the launcher."""
+    """Write settings of a file as flags of the launcher."""
     words = []
     for name, value in settings.items():
         if launch_parser()._option_string_actions[f"--{name}"].nargs != 0:
@@ -64,7 +63,7 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def launch_arguments(words: Sequence[str], program: Sequence[str] = ()) -> argparse.Namespace:
-    """What accelerate reads from words, for a command of ours and its words."""
+    """Parse flags of the launcher, for a command and its own flags."""
     arguments = launch_parser().parse_args([*words, "--module", "trl_stppo", *program])
     if arguments.training_script != "trl_stppo":  # a word behind a switch
         raise UsageError(f"`{arguments.training_script}` belongs to no flag.")
@@ -72,7 +71,7 @@ def launch_arguments(words: Sequence[str], program: Sequence[str] = ()) -> argpa
 
 
 def shipped() -> dict[str, Path]:
-    """Files for accelerate by name: TRL's that we can train with, and ours, which go before."""
+    """Return the files for accelerate by name: TRL's supported ones, and ours, which win."""
     upstream = importlib.util.find_spec("trl")
     packages = [upstream.origin, __file__] if upstream else [__file__]
     folders = [Path(str(file)).parent / "accelerate_configs" for file in packages]
@@ -81,7 +80,7 @@ def shipped() -> dict[str, Path]:
 
 
 def config_file(name: str) -> str:
-    """The file that `--accelerate_config` names."""
+    """Return the path of the file that `--accelerate_config` names."""
     known = shipped()
     if Path(name).is_file():
         return name
@@ -95,41 +94,35 @@ def config_file(name: str) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """How accelerate would start the run.
+    """The settings with which accelerate would start the run."""
 
-    Attributes:
-        engine: "none", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2".
-        processes: number of them.
-        mixed_precision: "no", "bf16", "fp16" or "fp8".
-    """
-
-    engine: str = "none"
+    engine: str = "none"  # or "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1", "FSDP2"
     processes: int = 1
-    mixed_precision: str = "no"
+    mixed_precision: str = "no"  # or "bf16", "fp16", "fp8"
 
 
 def planned_launch(words: Sequence[str]) -> Launch:
-    """The launch that accelerate reads from words; nothing is started."""
+    """Parse flags of the launcher into a launch, without starting anything."""
     if not words:
         return Launch(processes=int(os.environ.get("WORLD_SIZE", 1)))
     from accelerate.commands.launch import _validate_launch_command
 
-    given = _validate_launch_command(launch_arguments(words))[0]
-    engine, number = "none", given.num_processes or 1
-    if given.use_deepspeed:
-        file = given.deepspeed_config_file
-        own = json.loads(Path(file).read_text()).get("zero_optimization", {}) if file else {}
-        engine = f"ZeRO-{own.get('stage', 2 if given.zero_stage is None else given.zero_stage)}"
-    elif given.use_fsdp:
-        engine = f"FSDP{given.fsdp_version}"
-    elif given.multi_gpu or number > 1:
+    parsed = _validate_launch_command(launch_arguments(words))[0]
+    engine, number = "none", parsed.num_processes or 1
+    if parsed.use_deepspeed:
+        file = parsed.deepspeed_config_file
+        zero = json.loads(Path(file).read_text()).get("zero_optimization", {}) if file else {}
+        engine = f"ZeRO-{zero.get('stage', 2 if parsed.zero_stage is None else parsed.zero_stage)}"
+    elif parsed.use_fsdp:
+        engine = f"FSDP{parsed.fsdp_version}"
+    elif parsed.multi_gpu or number > 1:
         engine = "DDP"
-    return Launch(engine, number, str(given.mixed_precision or "no").lower())
+    return Launch(engine, number, str(parsed.mixed_precision or "no").lower())
 
 
 @contextmanager
 def launched_as(launch: Launch) -> Iterator[None]:
-    """Let configurations believe that they were launched so, and by no launcher that waits for others."""
+    """Make configurations read a planned launch in place of this process's own."""
     from transformers import TrainingArguments
 
     size = property(lambda self: launch.processes)
@@ -144,9 +137,7 @@ def launched_as(launch: Launch) -> Iterator[None]:
 
 
 def starts_one() -> bool:
-    """Whether accelerate, told nothing, would start one process and change nothing about it."""
-    if told():
-        return True
+    """Return whether accelerate, without flags, would start one process with default settings."""
     import torch
     from accelerate.commands.config.config_args import default_config_file
 
@@ -154,7 +145,7 @@ def starts_one() -> bool:
 
 
 def launched(words: Sequence[str], program: Sequence[str]) -> int:
-    """Let accelerate start the processes; the exit code, of the first that failed."""
+    """Start the processes with accelerate; return the exit code, of the first that failed."""
     from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -164,32 +155,32 @@ def launched(words: Sequence[str], program: Sequence[str]) -> int:
         with forwarded_signals():
             launch_command(arguments)
     except subprocess.CalledProcessError as error:
-        return exit_code(error.returncode)
+        return _exit_code(error.returncode)
     except ChildFailedError as error:
-        return exit_code(error.get_first_failure()[1].exitcode)
+        return _exit_code(error.get_first_failure()[1].exitcode)
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
 
 
-def exit_code(status: int) -> int:
-    """A shell's exit code for the status of a child, which is negative where a signal ended it."""
+def _exit_code(status: int) -> int:
+    """Return a shell's exit code; a child that a signal ended has a negative status."""
     return 128 - status if status < 0 else status
 
 
 @contextmanager
 def forwarded_signals() -> Iterator[None]:
-    """Send SIGTERM on to the processes that are waited for; Ctrl-C reaches them from the terminal."""
+    """Forward SIGTERM to the child processes; the terminal itself sends Ctrl-C to them."""
     import psutil
 
     def forward(number: int, frame: Any) -> None:
         for child in psutil.Process().children():
             child.send_signal(number)
 
-    handlers: Mapping[int, Any] = {signal.SIGTERM: forward, signal.SIGINT: lambda *given: None}
-    kept = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    handlers: Mapping[int, Any] = {signal.SIGTERM: forward, signal.SIGINT: lambda *_: None}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,13 +1,12 @@
-"""Finds the command, runs it, and turns what it raises into messages and exit codes.
+"""The console script: runs a command and turns its errors into messages and exit codes.
 
-0 success, 1 failure, 2 words that make no sense, 128 + n signal n.
+0 success, 1 failure, 2 wrong usage, 128 + n signal n.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import dis
 import importlib
 import logging
 import os
@@ -17,13 +16,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from ..errors import EnvironmentContractError
 from ..redaction import redacted
 from .usage import Parser, UsageError, hint
 
 PROGRAM = "trl-stppo"
-# Command -> its module in the package, whose docstring is the help.
+# Command -> its module. The module's docstring is the help.
 MODULES = {
     "train": "cli.train",
     "evaluate": "cli.evaluate",
@@ -33,7 +32,7 @@ MODULES = {
     "trace": "trace.command",
     "plot": "watch.plot_command",
 }
-# Those with TRL's flags, and `run(words)`; the others have `add_arguments(parser)` and `run(options)`.
+# Commands with TRL's flags, and `run(words)`; the others have `add_arguments(parser)` and `run(options)`.
 TRAINERS = ("train", "evaluate", "estimate")
 DEBUG = "TRL_STPPO_DEBUG"
 FIRST_STEPS = """\
@@ -44,17 +43,13 @@ first steps:
   trl-stppo train --config run.yaml
 
 trl-stppo COMMAND --help explains a command."""
-# Errors of these kinds that one of these packages raises on purpose need no traceback.
-TELLING = (ValueError, TypeError, RuntimeError, OSError, ImportError)
-TELLERS = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"}
+# Errors of these kinds need no traceback if a `raise` in one of these packages made them.
+READABLE = (ValueError, RuntimeError, OSError, ImportError, EnvironmentContractError)
+PACKAGES = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The console script; its exit code.
-
-    Args:
-        words: of the command line; default this process's.
-    """
+    """Run a command line, default this process's; return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
     debug = words[:1] == ["--debug"]
     return guarded(lambda: _dispatch(words[debug:]), debug=debug)
@@ -84,15 +79,11 @@ def _dispatch(words: list[str]) -> int:
 
 
 def documented(command: str) -> tuple[str, str, str]:
-    """Summary, description and examples from the docstring of a command's module, which is not imported."""
+    """Read a command's summary, description and examples from its module, without importing it."""
     path = Path(__file__).parents[1].joinpath(*MODULES[command].split("."))
     text = ast.get_docstring(ast.parse(path.with_suffix(".py").read_text())) or ""
     about, _, examples = text.partition("\n\nExamples:\n")
     return about.partition("\n")[0], about, f"examples:\n{examples}"
-
-
-def _module(command: str) -> Any:
-    return importlib.import_module(f"trl_stppo.{MODULES[command]}")
 
 
 def _run(command: str, words: list[str]) -> int:
@@ -102,31 +93,37 @@ def _run(command: str, words: list[str]) -> int:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     if {"--help_all", "--help-all"} & set(words):
-        print(FlagParser(types_of(command), prog=f"{PROGRAM} {command}").format_help())
+        about = documented(command)[1]
+        parser = FlagParser(types_of(command), prog=f"{PROGRAM} {command}", description=about)
+        print(parser.format_help())
         return 0
     dry = command == "train" and wants_dry_run(words)
     if dry:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the libraries read it
     elif command == "train" and os.environ.get("RANK", "0") == "0":
         print("loading libraries, model and data ...", file=sys.stderr, flush=True)
+    run = importlib.import_module(f"trl_stppo.{MODULES[command]}").run
     if command == "estimate":
-        return int(_module(command).run(words))
-    from .launch import as_words, launch_flags, launched, starts_one, told
+        return int(run(words))
+    from .launch import as_words, is_launched, launch_flags, launched, starts_one
 
-    own, rest, filed = divided(types_of(command, words), words, launch_flags())
-    launcher = [*as_words(filed), *rest]
+    flags, rest, settings = divided(types_of(command, words), words, launch_flags())
+    launcher = [*as_words(settings), *rest]
     if dry:
         from .dry_run import dry_run
 
-        return dry_run(own, launcher)
-    if told() or not (launcher or not starts_one()):
-        return int(_module(command).run(words if told() else own))
-    return launched(launcher, [command, *own])
+        return dry_run(flags, launcher)
+    if is_launched():
+        return int(run(words))
+    return (
+        launched(launcher, [command, *flags]) if launcher or not starts_one() else int(run(flags))
+    )
 
 
 def _run_parsed(command: str, words: Sequence[str]) -> int:
-    """A command whose own module adds its arguments to a parser."""
-    module, (_, about, examples) = _module(command), documented(command)
+    """Run a command whose module adds its arguments to a parser."""
+    module = importlib.import_module(f"trl_stppo.{MODULES[command]}")
+    _, about, examples = documented(command)
     parser = Parser(prog=f"{PROGRAM} {command}", description=about, epilog=examples)
     module.add_arguments(parser)
     options, unknown = parser.parse_known_args(words)
@@ -137,7 +134,7 @@ def _run_parsed(command: str, words: Sequence[str]) -> int:
 
 
 def _versions() -> str:
-    """Versions of what matters; nothing is imported for it."""
+    """Return the versions of the main packages, without importing them."""
     from importlib.metadata import PackageNotFoundError, version
 
     from ..version import __version__
@@ -153,45 +150,39 @@ def _versions() -> str:
 
 
 def guarded(call: Callable[[], int], *, debug: bool = False) -> int:
-    """The call's exit code; what it raises is one line, with a traceback where that says more."""
+    """Return the call's exit code; print its errors on one line, or as a traceback if that helps more."""
     debug = debug or os.environ.get(DEBUG, "").lower() not in ("", "0", "false", "no")
     try:
         return call()
     except SystemExit as ended:
         if isinstance(ended.code, str):
-            _tell(ended.code)
+            _print_error(ended.code)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
-        _tell(traceback.format_exc().rstrip() if debug else f"{PROGRAM}: interrupted")
+        _print_error(traceback.format_exc().rstrip() if debug else f"{PROGRAM}: interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # as by `| head`; what is left in the buffer has nowhere to go
+    except BrokenPipeError:  # as by `| head`; the rest of the buffer is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        if debug or not is_told(error):
-            _tell(traceback.format_exc().rstrip())
-        else:
-            _tell(f"{PROGRAM}: error: {error}\n{DEBUG}=1 shows where.")
+        readable = not debug and is_readable(error)
+        short = f"{PROGRAM}: error: {error}\n{DEBUG}=1 shows where."
+        _print_error(short if readable else traceback.format_exc().rstrip())
         return 2 if isinstance(error, UsageError) else 1
 
 
-def is_told(error: BaseException) -> bool:
-    """Whether an error was raised on purpose, with a message for people.
+def is_readable(error: BaseException) -> bool:
+    """Return whether the message alone explains an error: one of the listed packages raised it.
 
-    A ValueError out of an environment, or of torch, is not: there the traceback is what helps.
+    A ValueError of an environment or of torch needs its traceback.
     """
     if isinstance(error, UsageError):
         return True
-    last: Any = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or not isinstance(error, TELLING):
+    last = list(traceback.walk_tb(error.__traceback__))[-1:]
+    if not last or not isinstance(error, READABLE):
         return False
-    module = str(last.tb_frame.f_globals.get("__name__"))
-    instruction = last.tb_frame.f_code.co_code[last.tb_lasti]
-    on_purpose = isinstance(error, OSError) or instruction == dis.opmap["RAISE_VARARGS"]
-    return on_purpose and module.partition(".")[0] in TELLERS
+    return str(last[0][0].f_globals.get("__name__")).partition(".")[0] in PACKAGES
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     print(redacted(text), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Objects that flags name as `module:name`, rewards of TRL, factories of environments, rows in a file."""
+"""Load what flags name: objects as `module:name`, TRL's rewards, environment factories, rows of a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from .usage import UsageError, parsed_json
 
-# Names by which `trl grpo` knows reward functions -> arguments of those that it makes.
+# Reward functions of `trl grpo` by name -> arguments of those that are made by a call.
 TRL_REWARDS: dict[str, dict[str, int]] = {
     "accuracy_reward": {},
     "reasoning_accuracy_reward": {},
@@ -24,16 +24,10 @@ TRL_REWARDS: dict[str, dict[str, int]] = {
 
 
 def load_object(path: str) -> Any:
-    """The object behind `module:name` or `module.name`.
-
-    Modules in the current folder are found, as by `python -m`.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Import `module:name` or `module.name`, also from the current folder, as `python -m` does."""
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not name:
-        raise UsageError(f"`{path}` does not name an object; write it as module:name.")
+        raise UsageError(f"`{path}`: must be module:name.")
     here = os.getcwd()
     if not {here, ""} & set(sys.path):
         sys.path.insert(0, here)
@@ -41,9 +35,9 @@ def load_object(path: str) -> Any:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks something itself
+            raise  # an import inside the module failed
         raise UsageError(
-            f"`{path}`: there is no module {error.name}, neither in {here} nor installed."
+            f"`{path}`: the module {error.name} is neither in {here} nor installed."
         ) from error
     with contextlib.suppress(AttributeError):
         return getattr(loaded, name)
@@ -51,11 +45,7 @@ def load_object(path: str) -> Any:
 
 
 def load_reward(path: str, key: str) -> Any:
-    """The reward function behind one of TRL's names, or a path as `load_object` takes it.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Load a reward function by TRL's name, or by a path as in `load_object`."""
     if path in TRL_REWARDS:
         from trl import rewards
 
@@ -67,19 +57,8 @@ def load_reward(path: str, key: str) -> Any:
         raise UsageError(f"`{key}`: {error} TRL's are {', '.join(TRL_REWARDS)}.") from error
 
 
-# ---------------------------------------------------------------------------- environments
-
-
 def offered_by(path: str | None, name: str) -> Any:
-    """What an environment's class says of itself by an optional class method.
-
-    Args:
-        path: `module:Class`; None or "none" for none.
-        name: of the method: `datasets` or `figures` (docs/environments.md).
-
-    Returns:
-        what the method does; None where there is none.
-    """
+    """Call the class method `datasets` or `figures` of an environment; None if it has none."""
     if path in (None, "none"):
         return None
     method = getattr(load_object(str(path)), name, None)
@@ -87,14 +66,10 @@ def offered_by(path: str | None, name: str) -> Any:
 
 
 def named_factory(path: str, arguments: str | None) -> Any:
-    """`factory_of` for a command that needs an environment.
-
-    Raises:
-        UsageError: none is named.
-    """
+    """Return `factory_of` for a command that needs an environment."""
     factory = factory_of(path, arguments, flag="arguments")
     if factory is None:
-        raise UsageError("`none` is no environment. Name one as module:name.")
+        raise UsageError("`environment=none`: must be module:name.")
     return factory
 
 
@@ -105,13 +80,9 @@ def factory_of(
     *,
     flag: str = "environment_kwargs",
 ) -> Callable[[], Any] | None:
-    """The factory `module:factory`, with arguments bound that are written as a JSON object.
+    """Return the factory `path` with the JSON object `arguments` bound; None for None or "none".
 
-    Args:
-        path: of the factory; None or "none" for none.
-        arguments: the JSON object.
-        count_tokens: bound as well where the factory takes it and caps observations in tokens.
-        flag: that the JSON object comes from.
+    `count_tokens` is bound if the factory accepts it and limits observations in tokens.
     """
     if path in (None, "none"):
         return None
@@ -125,7 +96,7 @@ def factory_of(
 
 
 def _parameters_of(factory: Any) -> dict[str, Any]:
-    """Names and defaults of what can be given by name; none where nobody can tell."""
+    """Return keyword parameters and their defaults; empty without a signature."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
@@ -135,7 +106,7 @@ def _parameters_of(factory: Any) -> dict[str, Any]:
 
 
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
-    """Rows to play: of a file of JSON lines, one as JSON, those that the class offers, or None."""
+    """Return the rows to play: of a JSON lines file, of one JSON object, or of the class; else None."""
     if file is not None and (not file.endswith(".jsonl") or not Path(file).is_file()):
         raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
     if file is not None:
@@ -143,5 +114,5 @@ def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[s
         return [parsed_json(line, "rows") for line in lines if line.strip()]
     if row is not None:
         return [parsed_json(row, "row")]
-    own = offered_by(environment, "datasets") or {}
-    return next((list(rows("train")) for rows in own.values()), None)
+    offered = offered_by(environment, "datasets") or {}
+    return next((list(rows("train")) for rows in offered.values()), None)

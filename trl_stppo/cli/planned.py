@@ -1,4 +1,4 @@
-"""A run that is only planned: what its settings come to, and its memory, from models without weights."""
+"""A planned run: its resolved settings and its memory, from models without weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLED_ROWS = 16  # of the data, to find the longest prompt
 
 @dataclass
 class Plan:
-    """The run as far as it is known: flags, how it is launched, rows, tokens of the longest prompt."""
+    """A planned run: flags, launch, rows, tokens of the longest prompt (0 if not known)."""
 
     args: TrainArguments
     config: Any
@@ -39,14 +39,14 @@ class Plan:
 
 
 def planned(words: Sequence[str], launch: Launch) -> Plan:
-    """Flags as the run would read them, on a machine that may lack the accelerator."""
+    """Parse the flags of a run, also on a machine without its GPU."""
     if not torch.cuda.is_available() and peeked(words, "use_cpu", None) is None:
         words = [*words, "--use_cpu", "true"]
     return Plan(*parse_flags(TrainArguments, words), launch)
 
 
 def local_tokenizer(run: Plan) -> Any:
-    """The policy's tokenizer if it is on this machine, else None."""
+    """Return the policy's tokenizer if it is on this machine, else None."""
     try:
         name, revision = str(run.model_args.model_name_or_path), run.model_args.model_revision
         return load_tokenizer(name, revision, local_files_only=True)
@@ -55,7 +55,7 @@ def local_tokenizer(run: Plan) -> Any:
 
 
 def longest_prompt(run: Plan) -> int:
-    """Tokens of the longest prompt among a few rows; 0 if tokenizer or rows are not here."""
+    """Return the tokens of the longest prompt among a few rows; 0 if tokenizer or rows are not here."""
     try:
         tokenizer = local_tokenizer(run)
         rows = run.train.select(range(min(SAMPLED_ROWS, len(run.train))))
@@ -71,19 +71,8 @@ def _prompt_length(prompt: Any, tokenizer: Any) -> int:
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-# ---------------------------------------------------------------------------- memory
-
-
 def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
-    """The run as the memory model takes it.
-
-    Args:
-        run: as far as it is known.
-        fetch: have shapes that are not here from the Hub: a file of a few lines, and no weights.
-
-    Raises:
-        ValueError: it is not known, or the adapters do not fit the model.
-    """
+    """Return the input of the memory model; `fetch` downloads missing configurations, without weights."""
     config, model_args = run.config, run.model_args
     name, value_model = str(model_args.model_name_or_path), config.value_model_name_or_path
     shapes = {name: local_config(name, model_args.model_revision, fetch=fetch)}
@@ -98,9 +87,8 @@ def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
     four_bit, peft_config = model_args.load_in_4bit, get_peft_config(model_args)
     policy = policy_shape(shapes[name], dtype, peft_config, four_bit=four_bit)
     critic = _planned_critic(run, policy, shapes[value_model or name], dtype)
-    own_reference = peft_config is None and (config.kl_coef or config.beta)
-    settings = settings_of(config, run.prompt)
-    setup = read_setup(policy, critic, policy if own_reference else None, **settings)
+    reference = policy if peft_config is None and (config.kl_coef or config.beta) else None
+    setup = read_setup(policy, critic, reference, **settings_of(config, run.prompt))
     if four_bit and not model_args.use_bnb_nested_quant:
         weights = setup.geometry.four_bit_weights(setup.weight_bytes, double=False)
         setup = replace(setup, weights=weights)
@@ -108,8 +96,8 @@ def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
 
 
 def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
-    """The critic that the flags ask for, without weights."""
-    config = run.config
+    """Return the critic that the flags describe, without weights."""
+    config, rank = run.config, run.args.value_model_lora_r
     if not run.trainer_class.has_critic:
         return NoCritic()
     if run.model_args.use_peft and config.value_model_name_or_path is None:
@@ -117,17 +105,8 @@ def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
     return SeparateCritic(critic_shape(shape, dtype))
 
 
-def smallest_card(peak: int) -> str:
-    """The smallest common card that holds a peak."""
-    fitting = (f"{card} GB" for card in CARDS if peak <= FITS * card * GIB)
-    return next(fitting, "none of the common ones")
-
-
-# ----------------------------------------------------------------- what the settings come to
-
-
 def how_trained(run: Plan) -> str:
-    """`LoRA of rank 16 on 4-bit weights, bfloat16`."""
+    """Describe the training in words, as `LoRA of rank 16 on 4-bit weights, bfloat16`."""
     model_args = run.model_args
     how = f"LoRA of rank {model_args.lora_r}" if model_args.use_peft else "fully trained"
     if model_args.load_in_4bit or model_args.load_in_8bit:
@@ -137,7 +116,7 @@ def how_trained(run: Plan) -> str:
 
 
 def resolved(run: Plan) -> dict[str, str]:
-    """What the settings come to, by name."""
+    """Return the resolved settings as texts by name."""
     args, config, launch = run.args, run.config, run.launch
     episodes, group = config.generation_batch_size, config.num_generations
     each = config.num_mini_batches * config.num_iterations
@@ -147,8 +126,10 @@ def resolved(run: Plan) -> dict[str, str]:
         steps = math.ceil(config.num_train_epochs * batches) * each
     critic = "none"
     if run.trainer_class.has_critic:
-        own = config.value_model_name_or_path or not run.model_args.use_peft
-        critic = f"{'separate' if own else 'shared'}, learning rate {config.critic_learning_rate:g}"
+        separate = config.value_model_name_or_path or not run.model_args.use_peft
+        critic = (
+            f"{'separate' if separate else 'shared'}, learning rate {config.critic_learning_rate:g}"
+        )
     prompts = f"{episodes // group} prompts x {group}" if group > 1 else "one per prompt"
     optim = getattr(config.optim, "value", config.optim)
     ratio = ", ".join([f"{config.importance_sampling_level} ratio", *config.stabilizers])
@@ -169,13 +150,14 @@ def resolved(run: Plan) -> dict[str, str]:
         f"{config.max_completion_length} tokens",
         "in all": f"{steps} optimizer steps, {math.ceil(steps / each)} rollout batches"
         if steps > 0
-        else "not known: neither max_steps nor the number of rows is",
+        else "not known: max_steps and the number of rows are not set",
     }
 
 
 def memory_line(setup: Setup) -> str:
-    """The peak, its phase, and the smallest card that holds it."""
+    """Describe the peak, its phase, and the smallest common card that holds it."""
     expected = estimate(setup)
-    card = smallest_card(expected.peak)
+    fitting = (f"{card} GB" for card in CARDS if expected.peak <= FITS * card * GIB)
+    card = next(fitting, "none of the common ones")
     peak = f"peak: about {expected.peak / GIB:.1f} GiB, in the {expected.phase}"
     return f"{peak}; smallest common card: {card}"

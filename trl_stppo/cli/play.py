@@ -1,8 +1,7 @@
 """Play an environment yourself.
 
 One line is one turn; a backslash at its end continues it on the next line. `:q` or the end of the input
-stops. A call of a tool is written `name {"argument": "value"}`. Without --rows and --row the rows are those
-that the class offers.
+stops. A tool call is `name {"argument": "value"}`. Without --rows and --row the rows are those of the class.
 
 Examples:
     trl-stppo env play my_env:MyEnv --rows rows.jsonl --index 3
@@ -22,7 +21,7 @@ from .usage import UsageError, parsed_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
+    """Add the flags."""
     add = parser.add_argument
     add(
         "environment", metavar="MODULE:CLASS", help="The environment, or a function that makes one."
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
                 try:
                     tool = {known: getattr(env, known) for known in tool_names(env)}[name]
                     text = call(tool, **parsed_json(arguments or "{}", name))
-                except Exception as error:  # a failed call is an answer to the model, too
+                except Exception as error:  # the model sees the error as an observation
                     text = f"{type(error).__name__}: {error}"
                 total = sum(getattr(env, "turn_rewards", None) or [])
             print(
@@ -80,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_action() -> str | None:
-    """The next turn from the standard input; None at the end."""
+    """Read the next turn from the standard input; None at the end."""
     lines = [""]
     try:
         while not lines[0] or lines[-1].endswith("\\"):

@@ -1,7 +1,7 @@
 """Train an agent.
 
-With one of the variants of PPO and GRPO, over several turns in an environment. These are the settings that
-people set, as flags or keys of the YAML file; a flag beats the file.
+With one of the variants of PPO and GRPO, over several turns in an environment. These are the usual settings,
+as flags or keys of the YAML file; a flag beats the file.
 
   task
     --environment TEXT            module:factory of an environment; default none: plain prompts
@@ -9,7 +9,7 @@ people set, as flags or keys of the YAML file; a flag beats the file.
     --dataset_name TEXT           a file or folder of rows, or a Hub id; default the environment's own rows
     --reward_funcs TEXT ...       names that `trl grpo` knows, or module:function
     --eval_episodes N             held-out rows to evaluate on, before and after (0)
-    --dry_run                     check everything but the weights, show what would run, and stop
+    --dry_run                     check everything but the weights, show the plan of the run, and stop
   model
     --model_name_or_path TEXT     a checkpoint, or a model of the Hub
     --use_peft --lora_r N         train a LoRA adapter; --load_in_4bit for QLoRA
@@ -36,11 +36,11 @@ people set, as flags or keys of the YAML file; a flag beats the file.
     --eval_steps N, --save_steps N    optimizer steps between evaluations, and checkpoints (500)
     --seed N                      of weights, rows, sampling and environments (42)
 
---help_all lists all of TRL's and ours. Flags of `accelerate launch` (--num_processes, ...) start several
+--help_all lists all flags, also TRL's. Flags of `accelerate launch` (--num_processes, ...) start several
 processes; --accelerate_config takes its file, or multi_gpu, multi_node, zero1, zero2, zero3, fsdp2.
 
 Examples:
-    trl-stppo train --config run.yaml --dry_run           # check it, and see what it takes
+    trl-stppo train --config run.yaml --dry_run           # check it, and see its memory
     trl-stppo train --config run.yaml --variant ppo --output_dir runs/ppo
     trl-stppo train --config run.yaml --accelerate_config zero2 --num_processes 4
     trl-stppo train --config run.yaml --resume_from_checkpoint auto
@@ -58,20 +58,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..watch.lines import say
-from .agent_models import (
-    TokenCounter,
-    check_policy,
-    model_options,
-)
-from .agents import (
-    check_splits,
-    drawn,
-    load_environment,
-    load_eval_environment,
-    load_rewards,
-    load_splits,
-    parse_flags,
-)
+from . import agent_models, agents
 from .arguments import TrainArguments
 from .evaluation_tables import figures_of, print_table
 from .usage import check_name
@@ -80,38 +67,42 @@ from .usage import check_name
 def make_trainer(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> Any:
-    """The trainer that the flags describe."""
-    check_policy(model_args)
-    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
-    train, held_out = load_splits(args)
-    check_splits(args, training_args, train, held_out)
-    train.info.dataset_name = args.rows_name  # metrics.jsonl names it
+    """Make the trainer that the flags describe."""
+    agent_models.check_policy(model_args)
+    agent_models.check_value_model(args, training_args, model_args, trainer_class)
+    train, held_out = agents.load_splits(args)
+    agents.check_splits(args, training_args, train, held_out)
+    train.info.dataset_name = args.rows_name  # for metrics.jsonl
     if held_out is not None and args.eval_episodes:
-        held_out = drawn(held_out, args.eval_episodes)
-        held_out.info.dataset_name = args.rows_name  # the card asks whose they are
-    training_args.model_init_kwargs = model_options(model_args, training_args.model_init_kwargs)
-    counter = TokenCounter(model_args.model_name_or_path, model_args.model_revision)
+        held_out = agents.drawn(held_out, args.eval_episodes)
+        held_out.info.dataset_name = args.rows_name  # for the model card
+    training_args.model_init_kwargs = agent_models.model_options(
+        model_args, training_args.model_init_kwargs
+    )
+    counter = agent_models.TokenCounter(model_args.model_name_or_path, model_args.model_revision)
+    value_model = agent_models.load_value_model(args, training_args, model_args)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
-        reward_funcs=load_rewards(args) or None,
+        reward_funcs=agents.load_rewards(args) or None,
         train_dataset=train,
         eval_dataset=held_out,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
-        environment_factory=load_environment(args, counter),
-        eval_environment_factory=load_eval_environment(args, counter),
+        environment_factory=agents.load_environment(args, counter),
+        eval_environment_factory=agents.load_eval_environment(args, counter),
+        **({} if value_model is None else {"value_model": value_model}),
     )
 
 
 class FirstEvaluation(TrainerCallback):
-    """Has a run begin with an evaluation, which its log keeps at step 0; what is resumed has it there."""
+    """Begin a run with an evaluation, logged at step 0; a resumed run has it in its log."""
 
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upstream looks at the argument next."""
+        """Set `eval_on_start`, which transformers reads next."""
         args.eval_on_start = state.global_step == 0
         if args.eval_on_start and state.is_world_process_zero:
             say(f"evaluating {self._episodes} held-out rows before training ...")
@@ -120,21 +111,14 @@ class FirstEvaluation(TrainerCallback):
 def train(
     args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: type
 ) -> int:
-    """Train, with the evaluations that the flags ask for around it; the exit code.
-
-    Args:
-        args: of the task.
-        training_args: of the trainer.
-        model_args: of the model.
-        trainer_class: of the variant.
-    """
-    disable_progress_bar()  # of loading; what is trained prints lines
+    """Train, with evaluations before and after if the flags set them; return the exit code."""
+    disable_progress_bar()  # while models load; training prints lines
     trainer = make_trainer(args, training_args, model_args, trainer_class)
     output_dir = Path(training_args.output_dir)
     if args.eval_episodes:
         trainer.add_callback(FirstEvaluation(min(args.eval_episodes, len(trainer.eval_dataset))))
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    if trainer.stop_signal:  # there is a checkpoint; whoever sent it wants the machine
+    if trainer.stop_signal:  # a checkpoint is written
         return 128 + trainer.stop_signal
     found = {}
     if args.eval_episodes:
@@ -144,7 +128,7 @@ def train(
         if trainer.accelerator.is_main_process:
             say("evaluating the trained agent ...")
         found["after"] = trainer.evaluate()
-    # A push saves it once more, and uploads what is written in between.
+    # A push saves the model once more, and uploads the files written in between.
     trainer.save_model(_internal_call=training_args.push_to_hub)
     if trainer.accelerator.is_main_process:
         trainer.state.save_to_json(str(output_dir / "trainer_state.json"))
@@ -159,5 +143,5 @@ def train(
 
 
 def run(words: Sequence[str]) -> int:
-    """Train; the exit code."""
-    return train(*parse_flags(TrainArguments, words))
+    """Train; return the exit code."""
+    return train(*agents.parse_flags(TrainArguments, words))

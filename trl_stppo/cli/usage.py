@@ -1,4 +1,4 @@
-"""What all commands share: a parser that raises, the hint at a wrong name, paths, JSON."""
+"""Helpers of all commands: a parser that raises, hints at wrong names, paths, JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ROWS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 class UsageError(ValueError):
-    """Words, or keys of a file, that a command cannot make sense of."""
+    """A wrong flag, or a wrong key of a file."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser without abbreviations, which raises `UsageError` where argparse ends the process."""
+    """An argument parser without abbreviations that raises `UsageError` and does not exit."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -32,33 +32,25 @@ class Parser(argparse.ArgumentParser):
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """What an unknown flag or key may have been meant to be."""
+    """Return the closest known name to an unknown flag or key."""
     close = difflib.get_close_matches(name, known, 1)
-    return f"Did you mean `{close[0]}`?" if close else "--help_all lists all there are."
+    return f"Did you mean `{close[0]}`?" if close else "--help_all lists all flags."
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name can only be a path: `./agent`, `runs/agent`, `a/b/c`, `rows.jsonl`."""
+    """Return whether a name can only be a path: `./agent`, `runs/agent`, `a/b/c`, `rows.jsonl`."""
     is_path = name.startswith((".", "/", "~", "runs/")) or Path(name).suffix in ROWS
     return is_path or name.count("/") > 1
 
 
 def check_name(flag: str, name: str | None) -> None:
-    """Refuse a path that is not there, before the Hub is asked for it.
-
-    Args:
-        flag: that gives the name.
-        name: of a file, of a folder, or on the Hub.
-
-    Raises:
-        FileNotFoundError: it can only be a path, and nothing is there.
-    """
+    """Reject a path that does not exist, before it is looked up on the Hub."""
     if name is not None and looks_like_path(name) and not Path(name).exists():
-        raise FileNotFoundError(f"`{flag}={name}` is no file or folder, seen from {Path.cwd()}.")
+        raise FileNotFoundError(f"`{flag}={name}` is no file or folder (in {Path.cwd()}).")
 
 
 def parsed_json(text: str, flag: str, kind: type = dict) -> Any:
-    """The JSON that a flag gives: an object, or another kind."""
+    """Parse the JSON value of a flag, an object or another kind."""
     try:
         read = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Environments: their contract, a check of it, adapters. They know no tensors and no tokenizer."""
+"""Environments: contract, check, adapters. No tensors and no tokenizer."""
 
 from .base import TextEnv
 from .check import check_env

@@ -1,4 +1,4 @@
-"""What an environment may return, checked value by value; a training reads what it returns the same way."""
+"""Check the values that an environment returns; a training parses them with the same functions."""
 
 import math
 from decimal import Decimal
@@ -9,7 +9,7 @@ from trl_stppo.errors import EnvironmentContractError
 
 
 class Step(NamedTuple):
-    """A checked result of `step`, in its long form."""
+    """A checked result of `step`, with five values."""
 
     observation: str
     reward: float
@@ -19,52 +19,44 @@ class Step(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether the episode is over."""
+        """Return whether the episode is over."""
         return self.terminated or self.truncated
 
 
 def short(value: Any) -> str:
-    """A value as it can stand in a message."""
+    """Return a value for a message, cut if it is long."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _refused(what: str, value: Any, allowed: str) -> EnvironmentContractError:
+def _wrong(what: str, value: Any, allowed: str) -> EnvironmentContractError:
     return EnvironmentContractError(f"{what} {short(value)}; allowed: {allowed}.")
 
 
 def check_opening(name: str, result: Any, *, tools: bool) -> str:
-    """The text that `reset` returned."""
+    """Return the text that `reset` returned."""
     kinds: Any = str | list | None if tools else str | None
     if not tools and isinstance(result, tuple) and len(result) == 2:
         if not isinstance(result[1], dict):
-            raise _refused(f"{name} returned the info", result[1], "a dict")
+            raise _wrong(f"{name} returned the info", result[1], "a dict")
         result = result[0]
     if not isinstance(result, kinds):
         other = "a list of content blocks" if tools else "(observation, info)"
-        raise _refused(f"{name} returned", result, f"a str, None, or {other}")
+        raise _wrong(f"{name} returned", result, f"a str, None, or {other}")
     return result if isinstance(result, str) else str(result or "")
 
 
 def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
-    """The result of `step`, whatever its form.
-
-    Args:
-        name: of the method.
-        result: what it returned.
-        strict: refuse flags that are merely true or false; a training takes them as they are.
-    """
+    """Return the result of `step`, of four or five values; `strict` rejects flags that are not bool."""
     if not isinstance(result, tuple) or len(result) not in (4, 5):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         forms = "(observation, reward, terminated, truncated, info) or (observation, reward, done, info)"
-        raise _refused(f"{name} returned {got}:", result, forms)
+        raise _wrong(f"{name} returned {got}:", result, forms)
     observation, reward, *flags, info = result
     if not isinstance(observation, str):
-        raise _refused(f"{name} returned the observation", observation, 'a str, "" for nothing')
+        raise _wrong(f"{name} returned the observation", observation, 'a str, "" for nothing')
     if not isinstance(info, dict):
-        raise _refused(
-            f"{name} returned the info", info, "a dict, {} for nothing, as the last value"
-        )
+        raise _wrong(f"{name} returned the info", info, "a dict, {} for nothing, as the last value")
     number = check_number(f"{name} returned the reward", reward)
     if strict:
         names = ("terminated", "truncated") if len(flags) == 2 else ("done",)
@@ -74,15 +66,15 @@ def check_step(name: str, result: Any, *, strict: bool = True) -> Step:
             if info.get(key) is not None:
                 _check_flag(f"{name} returned info[{key!r}] =", info[key])
     terminated, truncated = bool(flags[0]), bool(flags[-1])
-    if len(flags) == 1:  # the older form marks a time limit in `info`
+    if len(flags) == 1:  # Gym's old form marks a time limit in `info`
         truncated = terminated and bool(info.get("TimeLimit.truncated"))
         terminated = terminated and not truncated
     return Step(observation, number, terminated, truncated, info)
 
 
 def check_number(what: str, value: Any) -> float:
-    """A reward as a float."""
-    # Arrays and tensors of one element are numbers to `float`; so are texts, which are not rewards.
+    """Return a reward as a float."""
+    # `float` accepts arrays and tensors of one element, but also texts, which are no rewards.
     number = math.nan
     is_scalar = hasattr(value, "item") and not isinstance(value, str | bytes | complex)
     if isinstance(value, Real | Decimal) or is_scalar:
@@ -91,11 +83,11 @@ def check_number(what: str, value: Any) -> float:
         except (TypeError, ValueError):
             number = math.nan
     if not math.isfinite(number):
-        raise _refused(what, value, "a finite number, 0.0 for nothing")
+        raise _wrong(what, value, "a finite number, 0.0 for nothing")
     return number
 
 
 def _check_flag(what: str, value: Any) -> None:
     is_array_bool = str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     if not (isinstance(value, bool) or (is_array_bool and getattr(value, "ndim", 0) == 0)):
-        raise _refused(what, value, "True or False, numpy's too")
+        raise _wrong(what, value, "True or False, numpy's too")

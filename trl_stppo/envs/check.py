@@ -1,7 +1,4 @@
-"""Checks an environment against the contract before a training run finds out.
-
-A violation raises; what is allowed but usually a mistake comes back as a list of warnings.
-"""
+"""Check an environment against the contract: violations raise, usual mistakes are warnings."""
 
 import asyncio
 import contextlib
@@ -22,7 +19,6 @@ MAX_ROWS = 8
 SLOW_SECONDS = 1.0
 LONG_OBSERVATION = 20_000
 ODD_ACTIONS = ("", " \n", "\x00", "<answer>", '{"name": ', "9" * 400, "no such thing \u2603")
-# Readable by nothing in particular; a caller who wants more of the game to be seen passes `actions`.
 DEFAULT_ACTIONS = ("hello", "1", "<answer>1</answer>", "<action>up</action>", "\\boxed{1}")
 
 Episode = tuple[str, list[Step]]
@@ -38,24 +34,24 @@ def check_env(
     steps: int = 20,
     seed: int = 0,
 ) -> list[str]:
-    """Play an environment and look for whatever would break or spoil a training run.
+    """Play an environment and look for violations of the contract and usual mistakes.
 
-    Works for text environments (`reset`, `step`) and for TRL's tool environments, synchronous or
-    not. Two calls in a row come from different threads, as those of a training may.
+    It works for text environments (`reset`, `step`) and for TRL's tool environments, synchronous or
+    not. Calls alternate between two threads, as in a training.
 
     Args:
-        env_or_factory: what `environment_factory` gets (a class, a function, a partial), or an
-            instance. Only with a factory can it be seen whether instances share state.
+        env_or_factory: a factory as in `environment_factory` (a class, a function, a partial), or an
+            instance. The check for shared state needs a factory.
         rows: rows of the data set, of which the first 8 are played; None for one row with `prompt`
             and `seed`.
-        actions: what is played, from the start again when it is used up: texts for a text
-            environment, `(tool, arguments)` for a tool environment. The more of a game they reach,
-            the more is seen. None plays a few texts, and calls no tool.
+        actions: turns to play, repeated from the start: texts for a text environment, `(tool, arguments)`
+            for a tool environment. Actions that reach more of a game check more. None plays a few
+            texts, and calls no tool.
         steps: turns of an episode at most.
-        seed: the column `seed` of the row that is made up if there are none.
+        seed: column `seed` of the made-up row.
 
     Returns:
-        The warnings, which are also issued as `UserWarning`; empty for a clean environment.
+        The warnings, which are also issued as `UserWarning`.
 
     Raises:
         EnvironmentContractError: the environment breaks the contract.
@@ -64,13 +60,13 @@ def check_env(
     made_up = [{"prompt": [{"role": "user", "content": ""}], "seed": seed}]
     played = list(itertools.islice(rows, MAX_ROWS)) if rows is not None else made_up
     if not played:
-        raise ValueError("rows is empty; pass at least one row, or None.")
+        raise ValueError("`rows` is empty: must be None, or have a row.")
     check = _Check(env_or_factory)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         found = check.run(played, actions, steps)
-    else:  # as in a notebook: the loop cannot be entered a second time
+    else:  # in a notebook: a running loop cannot start another one
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(check.run, played, actions, steps).result()
     columns = dict.fromkeys(column for row in played for column in row)
@@ -81,52 +77,50 @@ def check_env(
 
 
 def check_schema(name: str, tool: Callable[..., Any]) -> None:
-    """Raise unless transformers can describe the method to the model."""
+    """Raise an error if transformers cannot describe the method to the model."""
     from transformers.utils import get_json_schema
 
     try:
         get_json_schema(tool)
     except Exception as error:
         raise EnvironmentContractError(
-            f"{name} cannot be described to the model ({type(error).__name__}: {error}); a tool has a "
+            f"{name} cannot be described to the model ({type(error).__name__}: {error}); a tool needs a "
             f"docstring with `Args:`, and plain type hints."
         ) from error
 
 
 class _Check:
-    """One run of the checker: the instances that it made, and what it found."""
+    """One run of the checker: its instances and its warnings."""
 
     def __init__(self, env_or_factory: Any) -> None:
-        # A class has the attribute `reset` too, but is there to be called.
+        # A class has the attribute `reset` too.
         self.several = isinstance(env_or_factory, type) or not hasattr(env_or_factory, "reset")
         self.source = env_or_factory
         self.made: list[Any] = []
         self.found: list[str] = []
-        # A new thread may get the number of one that has ended, which then passes for the same.
+        # Two permanent threads: a new thread may get the number of an ended one.
         self.threads = itertools.cycle([ThreadPoolExecutor(1), ThreadPoolExecutor(1)])
         self.seconds: dict[str, list[float]] = {}
 
     def run(self, rows: Rows, actions: Sequence[Any] | None, steps: int) -> list[str]:
-        """Play, close, and look at what was slow."""
+        """Play, close, and warn of slow calls."""
         with asyncio.Runner() as self.runner:
             try:
                 env = self.make()
                 signature, name = inspect.signature(env.reset), type(env).__name__
                 if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-                    self.warn(
-                        f"{name}.reset{signature} has no **row, which takes any other column."
-                    )
+                    self.warn(f"{name}.reset{signature} has no **row for the other columns.")
                 if is_text_environment(env):
                     self.check_text(env, rows, actions or DEFAULT_ACTIONS, steps)
                 else:
                     self.check_tools(env, rows, actions or ())
             except BaseException:
-                with contextlib.suppress(Exception):  # the first error is the one to show
+                with contextlib.suppress(Exception):  # the first error is raised
                     self.close()
                 raise
             self.close()
         for name, (first, *later) in self.seconds.items():
-            # The first call of all may load what the whole process shares from then on.
+            # The first call may load data that the process shares.
             if (seconds := max(later, default=first)) > SLOW_SECONDS:
                 self.warn(f"{name} took {seconds:.1f} s at its slowest; each turn waits for it.")
         return self.found
@@ -137,7 +131,7 @@ class _Check:
             self.found.append(message)
 
     def make(self) -> Any:
-        """A new instance, or the caller's."""
+        """Return a new instance, or the caller's."""
         if not self.several:
             return self.source
         try:
@@ -147,23 +141,23 @@ class _Check:
             raise EnvironmentContractError(what) from error
         name = type(env).__name__
         if not callable(getattr(env, "reset", None)):
-            raise EnvironmentContractError(f"{name} has no method reset; an environment has one.")
+            raise EnvironmentContractError(f"{name} has no method `reset`.")
         if any(env is other for other in self.made):
             raise EnvironmentContractError(
-                f"The factory returned the same {name} twice; each call makes a new environment."
+                f"The factory returned the same {name} twice; each call must make a new one."
             )
         self.made.append(env)
         return env
 
     def close(self) -> None:
-        """Close what was made here."""
+        """Close the instances."""
         for env in self.made:
             # A tool environment's public methods are its tools.
             if is_text_environment(env) and hasattr(env, "close"):
                 self.call(env, "close")
 
     def play(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method in another thread than the last, and await it if it is declared `async`."""
+        """Call a method in the other thread, and await it if it is declared `async`."""
         name, function = f"{type(env).__name__}.{method}", getattr(env, method)
         started = time.perf_counter()
         try:
@@ -179,24 +173,23 @@ class _Check:
             if inspect.iscoroutine(result):
                 result.close()
             raise EnvironmentContractError(
-                f"{name} returned {short(result)}, which has to be awaited; declare it with `async def`."
+                f"{name} returned {short(result)}, an awaitable; declare it with `async def`."
             )
         return result
 
     def call(self, env: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As `play`, for methods that must not raise."""
+        """Call `play` for a method that must not raise."""
         try:
             return self.play(env, method, *args, **kwargs)
         except EnvironmentContractError:
             raise
         except Exception as error:
-            given = ", ".join([*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())])
-            what = f"{type(env).__name__}.{method}({given}) raised {type(error).__name__}: {error}"
+            values = [*map(short, args), *(f"{k}={short(v)}" for k, v in kwargs.items())]
+            call = f"{type(env).__name__}.{method}({', '.join(values)})"
+            what = f"{call} raised {type(error).__name__}: {error}"
             if "same thread" in str(error) or "main thread" in str(error):
-                what += (
-                    "; the calls of a training come from different threads: "
-                    'sqlite3.connect(..., check_same_thread=False), or env_isolation="process".'
-                )
+                what += "; a training calls from several threads. Set check_same_thread=False of "
+                what += "sqlite3.connect, or env_isolation='process'."
             raise EnvironmentContractError(what) from error
 
     def reset(self, env: Any, row: dict[str, Any]) -> str:
@@ -205,32 +198,32 @@ class _Check:
         return check_opening(name, self.call(env, "reset", **row), tools=tools)
 
     def step(self, env: Any, action: Any) -> Step:
-        """One turn of a text environment."""
+        """Play one turn of a text environment."""
         return check_step(f"{type(env).__name__}.step", self.call(env, "step", action))
 
     def turns(self, env: Any, actions: Sequence[str], most: int) -> list[Step]:
-        """The steps of an episode that has begun."""
+        """Play the turns of a begun episode."""
         played = list[Step]()
         while len(played) < most and not (played and played[-1].ended):
             played.append(self.step(env, actions[len(played) % len(actions)]))
         return played
 
     def episode(self, env: Any, row: dict[str, Any], actions: Sequence[str], most: int) -> Episode:
-        """A whole one."""
+        """Play an episode."""
         return self.reset(env, row), self.turns(env, actions, most)
 
     def check_text(self, env: Any, rows: Rows, actions: Sequence[str], steps: int) -> None:
-        """An environment with `reset` and `step`."""
+        """Check an environment with `reset` and `step`."""
         name, row = type(env).__name__, rows[0]
         episodes = [self.episode(env, row, actions, steps) for row in rows]
         for opening, played in episodes:
             self.check_episode(name, opening, played)
         first = episodes[0]
         self.reset(env, row)
-        self.step(env, actions[0])  # an episode that is given up, as budgets make them
+        self.step(env, actions[0])  # an abandoned episode
         again = self.episode(env, row, actions, len(first[1]))
         if again[1] and again[1][-1].ended:
-            with contextlib.suppress(Exception):  # refusing is the best answer
+            with contextlib.suppress(Exception):  # raising is correct
                 if not self.step(env, actions[0]).ended:
                     self.warn(f"{name}.step goes on after the end of the episode; raise there.")
         ended = True
@@ -239,19 +232,19 @@ class _Check:
                 self.reset(env, row)
             ended = self.step(env, action).ended
         if again[0] != first[0]:
-            self.warn(f"{name}.reset opens the same row differently another time.")
-        elif _said(again) != _said(first):
-            self.warn(f"{name}.step answers the same actions differently in another episode.")
+            self.warn(f"{name}.reset returns another text for the same row.")
+        elif _results(again) != _results(first):
+            self.warn(f"{name}.step returns other results for the same actions in another episode.")
         elif self.several:
             self.check_sharing(rows, actions, first)
 
     def check_episode(self, name: str, opening: str, played: list[Step]) -> None:
-        """What is allowed, and usually a mistake."""
+        """Warn of usual mistakes in an episode."""
         longest = max(map(len, [opening, *(step.observation for step in played)]))
         if longest > LONG_OBSERVATION:
-            self.warn(f"{name} says up to {longest:,} characters at once; a context is small.")
+            self.warn(f"{name} returns up to {longest:,} characters at once; a context is small.")
         if any("valid_action" not in step.info for step in played):
-            self.warn(f"{name}.step returns no info['valid_action'] (bool), which is counted.")
+            self.warn(f"{name}.step returns no info['valid_action'] (bool) for the metrics.")
         if played and played[-1].ended and played[-1].info.get("success") is None:
             self.warn(f"{name}.step ends an episode without info['success'] (bool).")
         if played and played[-1].terminated and played[-1].truncated:
@@ -261,26 +254,26 @@ class _Check:
         rewards = [step.reward for step in played]
         if len(set(rewards)) >= 3 and rewards in (sorted(rewards), sorted(rewards, reverse=True)):
             self.warn(
-                f"{name}.step returned rewards that only rise or only fall, as a running sum does: "
-                f"{[round(r, 4) for r in rewards[:6]]}; a reward belongs to its turn alone."
+                f"{name}.step returned rewards that only rise or only fall, as a running sum: "
+                f"{[round(r, 4) for r in rewards[:6]]}; a reward must be that of its turn alone."
             )
 
     def check_sharing(self, rows: Rows, actions: Sequence[str], alone: Episode) -> None:
-        """Two instances at once: each must behave as if it were alone."""
+        """Check that two instances at once behave as one alone."""
         one, other = self.make(), self.make()
         opening = self.reset(one, rows[0])
-        # Other actions than the first instance's, so that a shared state does not go unseen.
+        # Actions that differ from the first instance's reveal a shared state.
         self.episode(other, rows[-1], [*actions[1:], actions[0]], len(alone[1]))
         together = opening, self.turns(one, actions, len(alone[1]))
-        if _said(together) != _said(alone) or self.reset(one, rows[0]) != alone[0]:
+        if _results(together) != _results(alone) or self.reset(one, rows[0]) != alone[0]:
             raise _sharing(one)
 
     def check_tools(self, env: Any, rows: Rows, calls: Calls) -> None:
-        """An environment whose public methods are tools."""
+        """Check an environment whose public methods are tools."""
         name, names = type(env).__name__, tool_names(env)
         if not names:
             raise EnvironmentContractError(
-                f"{name} has neither `step` nor a public method of the class that could be a tool."
+                f"{name} has neither `step` nor a public method as a tool."
             )
         for tool in names:
             check_schema(f"{name}.{tool}", getattr(env, tool))
@@ -291,7 +284,7 @@ class _Check:
         if _turn_rewards(env):
             raise EnvironmentContractError(f"{name}.reset does not empty turn_rewards.")
         if again != openings[0]:
-            self.warn(f"{name}.reset opens the same row differently another time.")
+            self.warn(f"{name}.reset returns another text for the same row.")
         if self.several:
             other = self.make()
             self.tool_episode(other, rows[-1], calls)
@@ -302,12 +295,12 @@ class _Check:
                 raise _sharing(env)
 
     def tool_episode(self, env: Any, row: dict[str, Any], calls: Calls) -> str:
-        """Reset, call the tools, look at the rewards; the opening."""
+        """Reset, call the tools, check the rewards; return the text of `reset`."""
         name, opening = type(env).__name__, self.reset(env, row)
         for tool, arguments in calls:
             if tool not in tool_names(env):
                 raise ValueError(
-                    f"actions name {tool!r}; the tools of {name} are {', '.join(tool_names(env))}."
+                    f"`actions` has {tool!r}: must be one of {', '.join(tool_names(env))}."
                 )
             try:
                 result = self.play(env, tool, **arguments)
@@ -331,8 +324,8 @@ class _Check:
         return opening
 
 
-def _said(episode: Episode) -> list[Any]:
-    """What has to repeat itself if nothing is random."""
+def _results(episode: Episode) -> list[Any]:
+    """Return the results that a second run must repeat."""
     opening, played = episode
     return [opening, *((s.observation, s.reward, s.terminated) for s in played)]
 
@@ -348,6 +341,6 @@ def _turn_rewards(env: Any) -> list[Any] | None:
 
 def _sharing(env: Any) -> EnvironmentContractError:
     return EnvironmentContractError(
-        f"Two instances of {type(env).__name__} change each other: one answers differently while another "
-        f"is played; create the state in __init__ or reset."
+        f"Two instances of {type(env).__name__} share state: one changes while another is played. Create the "
+        f"state in __init__ or reset."
     )

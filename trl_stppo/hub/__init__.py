@@ -1,1 +1,1 @@
-"""What a run leaves on the Hub: the model card, `agent.json`, and finding it all again."""
+"""Publish runs on the Hub, with model card and `agent.json`, and load them."""

@@ -1,4 +1,4 @@
-"""The model card: TRL's, with a section about the agent in place of its stock example."""
+"""The model card: TRL's, with a section about the agent in place of the example."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .markdown import code, escaped, fenced, plain, table
 from .results import last_evaluations, model_index, results_table
 
 CARD = "README.md"
-GENERATED = "generated_from_trainer"  # upstream's tag on every card that it writes
-# What PEFT adds to the Hub's form for cards, which it leaves beside an adapter.
+GENERATED = "generated_from_trainer"  # transformers' tag on its cards
+# PEFT's additions to the Hub's template, which it saves beside an adapter ...
 ADDED_TO_FORM = re.compile(r"### Framework versions|- PEFT \S+")
-# ... and to a card of ours, from which it takes the tag.
+# ... and to our card, whose tag it removes.
 ADDED_TO_OURS = re.compile(r"^### Framework versions\n\n- PEFT \S+\n- trl-stppo: ", re.M)
-# Settings that the card shows; the critic's only if there is one.
+# Settings on the card.
 SETTINGS = (
     *("variant", "stabilizers", "learning_rate", "epsilon", "generation_batch_size"),
     *("num_iterations", "num_mini_batches", "kl_coef", "temperature", "seed"),
@@ -33,39 +33,35 @@ OF_CRITIC = ("critic_learning_rate", "gamma", "lam", "cliprange_value")
 
 
 def may_be_written(folder: Path) -> bool:
-    """Whether a folder has no card, or one that a program has written; any other is its user's."""
+    """Return whether a folder has no card, or a generated one; any other belongs to the user."""
     path = folder / CARD
     if not path.exists():
         return True
     try:
         header = metadata_load(path)
-        if not header:  # every program writes one
+        if not header:  # generated cards have one
             return False
         tags = header.get("tags")
         if isinstance(tags, list) and GENERATED in tags:
             return True
         text = ModelCard.load(path).text
-        return _is_blank(text) or ADDED_TO_OURS.search(text) is not None
-    except Exception:  # whatever is wrong with its header, somebody has written it
+        form = set(ModelCard.from_template(ModelCardData()).text.splitlines())
+        lines = [line for line in text.splitlines() if line.strip()]
+        blank = lines and all(line in form or ADDED_TO_FORM.fullmatch(line) for line in lines)
+        return bool(blank) or ADDED_TO_OURS.search(text) is not None
+    except Exception:  # a damaged header: a user's
         return False
-
-
-def _is_blank(text: str) -> bool:
-    """Whether a card is the form that nobody has filled in."""
-    form = set(ModelCard.from_template(ModelCardData()).text.splitlines())
-    lines = [line for line in text.splitlines() if line.strip()]
-    return bool(lines) and all(line in form or ADDED_TO_FORM.fullmatch(line) for line in lines)
 
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
-    """Give a card back its words and tags: PEFT changes both in any that is there when it saves."""
+    """Restore a card afterwards: PEFT changes text and tags of an existing card when it saves."""
     path = (folder / CARD).resolve()
     if not path.exists():
         yield
         return
-    aside = path.with_name(f"_{CARD}")  # upstream leaves out of an upload what begins like this
-    shutil.copy2(path, aside)  # now: there may be no room for it when saving has failed
+    aside = path.with_name(f"_{CARD}")  # uploads ignore this prefix
+    shutil.copy2(path, aside)  # before: a failed save may leave no space
     try:
         yield
     finally:
@@ -86,28 +82,20 @@ def improve(
 ) -> None:
     """Put the section about the agent into the card that TRL has just written.
 
-    Args:
-        folder: holds the card.
-        run: what was trained.
-        title: of the card.
-        repo: loads the agent.
-        base_model: id on the Hub; None if it has none there.
-        datasets: ids on the Hub.
-        tags: of the repository.
-        history: the run's log.
-        transcript: an episode as it was played; None if its row may not be shown.
+    `base_model` and `datasets` are ids on the Hub; `base_model` is None without one. `history` is the run's
+    log. `transcript` is an episode in text, None if its row may not be shown.
     """
     card, evaluations = ModelCard.load(folder / CARD), last_evaluations(history)
     base = escaped(base_model) if base_model else "a local model"
     heading = f"# {escaped(title, 120)}\n\nFine-tuned from {base}.\n\n"
-    own = section(run, repo, results_table(evaluations), transcript)
+    agent = section(run, repo, results_table(evaluations), transcript)
     parts = re.split(r"^(?=## )", card.text, flags=re.M)
-    kept_parts = [p for p in parts if p.startswith(("## Training procedure", "## Citations"))]
+    upstream = [p for p in parts if p.startswith(("## Training procedure", "## Citations"))]
     versions = "### Framework versions\n\n"
-    text = heading + own + "".join(kept_parts)
+    text = heading + agent + "".join(upstream)
     card.text = redacted(text.replace(versions, f"{versions}- trl-stppo: {__version__}\n"))
     data: Any = card.data
-    data.pop("licence")  # TRL's own word, which the Hub does not know
+    data.pop("licence")  # TRL's spelling, unknown to the Hub
     data.base_model, data.datasets = base_model, [plain(name) for name in datasets] or None
     data.library_name = "peft" if run.adapter else "transformers"
     data.pipeline_tag, data.model_name = "text-generation", plain(title)
@@ -119,7 +107,7 @@ def improve(
 
 
 def section(run: Description, repo: str, results: str, transcript: str | None) -> str:
-    """The section about an agent, in Markdown."""
+    """Return the section about an agent, in Markdown."""
     shown = [name for name in SETTINGS if run.settings.get(name)]
     shown += [name for name in OF_CRITIC if run.critic != "none" and run.settings.get(name)]
     rows = [(code(name), code(run.settings[name], 120)) for name in shown]

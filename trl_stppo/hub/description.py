@@ -1,6 +1,6 @@
-"""What a run is: one description behind its card, `agent.json`, checkpoints, log and dry run.
+"""The description of a run, used by its card, `agent.json`, checkpoints, log and dry run.
 
-`trainer/publishing/describe.py` builds it, of a trainer or of a run that is only planned.
+`trainer/publishing/describe.py` builds it from a trainer.
 """
 
 from __future__ import annotations
@@ -13,82 +13,53 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Environment:
-    """One environment of the run.
+    """One environment of the run."""
 
-    Attributes:
-        name: among several, None for the only one.
-        kind: "text" or "tools".
-        class_name: of its instances.
-        module: where the class is.
-        arguments: bound to the class, as "(largest=7)"; without secrets.
-        about: first paragraph of its docstring.
-        tools: name and first line of the docstring of each tool.
-    """
-
-    name: str | None
-    kind: str
+    name: str | None  # None if it is the only one
+    kind: str  # "text" or "tools"
     class_name: str
     module: str
-    arguments: str = ""
-    about: str = ""
-    tools: tuple[tuple[str, str], ...] = ()
+    arguments: str = ""  # bound to the class, as "(largest=7)"; without secrets
+    about: str = ""  # first paragraph of its docstring
+    tools: tuple[tuple[str, str], ...] = ()  # name and first line of the docstring
 
     @property
     def importable(self) -> bool:
-        """Whether `from module import class_name` is Python, and reaches it elsewhere too."""
+        """Return whether `from module import class_name` works in other programs."""
         names = [*self.module.split("."), self.class_name]
         return all(name.isidentifier() for name in names) and self.module != "__main__"
 
 
 @dataclass(frozen=True)
 class Description:
-    """A run: who trains what, where, on which rows, with which settings.
+    """A run: trainer, model, critic, environments, rows, settings."""
 
-    Attributes:
-        trainer: class that trains.
-        method: such as "ST-PPO".
-        paper: its number on arXiv.
-        variant: of the method, if it has any.
-        model: the policy's name on the Hub or path; its class where it has neither.
-        dtype: of its weights, such as "bfloat16".
-        adapter: `type`, rank `r` and `target_modules` of what is trained of it; None for all of it.
-        quantization: of bitsandbytes, None for none.
-        critic: "none", "shared" (an adapter on the policy's backbone) or "separate", the latter with
-            type and rank of its own adapter.
-        environments: that the run plays.
-        tools: name and first line of the docstring of those that belong to no environment.
-        player: name of the function that plays the episodes in place of the engine.
-        dataset: name of the rows, if they have one.
-        rows: how many, None for a stream.
-        settings: those that move weights, without secrets.
-    """
-
-    trainer: str
-    method: str
-    paper: str | None
+    trainer: str  # class
+    method: str  # such as "ST-PPO"
+    paper: str | None  # number on arXiv
     variant: str | None
-    model: str
-    dtype: str
-    adapter: Mapping[str, Any] | None
-    quantization: dict[str, Any] | None
-    critic: str
+    model: str  # the policy's name on the Hub or path, else its class
+    dtype: str  # of its weights, such as "bfloat16"
+    adapter: Mapping[str, Any] | None  # `type`, rank `r`, `target_modules`; None: fully trained
+    quantization: dict[str, Any] | None  # of bitsandbytes
+    critic: str  # "none", "shared" (an adapter on the policy), "separate" (and its adapter's type, rank)
     environments: tuple[Environment, ...]
-    tools: tuple[tuple[str, str], ...]
-    player: str | None
+    tools: tuple[tuple[str, str], ...]  # without an environment; as in `Environment`
+    player: str | None  # function that plays the episodes in place of the engine
     dataset: str | None
-    rows: int | None
-    settings: Mapping[str, Any]
+    rows: int | None  # None for a stream
+    settings: Mapping[str, Any]  # without secrets
 
     @property
     def environment(self) -> str:
-        """All that is played, by name; else whoever plays the episodes."""
+        """Return the names of environments and tools, else of the player."""
         names = [each.class_name.rpartition(".")[2] + each.arguments for each in self.environments]
         names += [f"tools {' '.join(name for name, _ in self.tools)}"] if self.tools else []
         return " + ".join(names) or self.player or "none"
 
     @property
     def training(self) -> str:
-        """How the policy is trained, in words."""
+        """Describe the training of the policy in words."""
         if self.adapter is None:
             return f"fully trained, {self.dtype}"
         stored = self.quantization or {}
@@ -97,7 +68,7 @@ class Description:
 
     @property
     def adapter_kind(self) -> str | None:
-        """As people write it."""
+        """Return the adapter's type in its usual spelling."""
         if self.adapter is None:
             return None
         kind = str(self.adapter["type"])
@@ -105,13 +76,10 @@ class Description:
 
     @property
     def task(self) -> dict[str, str]:
-        """Names of model, environment and data, by which runs of different tasks are told apart.
-
-        Without the folders that lead there, and without secrets.
-        """
+        """Return names of model, environment and data, which differ between tasks; without secrets."""
         size = "a stream" if self.rows is None else f"{self.rows} rows"
         return {
-            # Two parts, as on the Hub: of `runs/a/checkpoint-100` one would not tell.
+            # Two parts, as on the Hub: the last of `runs/a/checkpoint-100` is ambiguous.
             "model": "/".join(PurePath(self.model).parts[-2:]),
             "environment": self.environment,
             "dataset": size if self.dataset is None else f"{self.dataset}, {size}",

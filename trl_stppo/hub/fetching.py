@@ -1,4 +1,4 @@
-"""From a name to a folder: what of a repository is needed, and never code or pickles."""
+"""Find or download the folder of an agent, without code and pickles."""
 
 from __future__ import annotations
 
@@ -14,25 +14,18 @@ from ..redaction import redacted
 logger = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
-# What makes a policy and its tokenizer.
+# Files of a policy and its tokenizer.
 _PLAIN = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-# Folders besides it, a second copy of the weights in another format, what a checkpoint has besides.
+# Folders, a second copy of the weights in another format, other files of a checkpoint.
 _NOT = ("*/*", "consolidated*.safetensors", "trainer_state.json")
 
 
 def policy_folder(
     name: str, revision: str | None = None, token: str | bool | None = None, *, code: bool = False
 ) -> Path:
-    """A folder with a policy, its tokenizer and `agent.json`, downloaded if need be.
+    """Return the folder `name`, or download the policy, tokenizer and `agent.json` of that repository.
 
-    Args:
-        name: of a folder, or of a repository on the Hub.
-        revision: of the repository.
-        token: for a repository that is not public.
-        code: fetch its Python files as well, for a caller who trusts them.
-
-    Raises:
-        HubError: there is neither, or it cannot be reached.
+    `code` downloads Python files as well. A failed download raises `HubError`.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -47,28 +40,21 @@ def policy_folder(
 
 
 def unreachable(name: str, revision: str | None, error: Exception) -> HubError:
-    """The error for a repository that cannot be downloaded."""
+    """Return the error for a repository that cannot be downloaded."""
     at = f" at revision {revision!r}" if revision else ""
     return HubError(
-        f"{name!r}{at} is no folder here and could not be downloaded: {_first_line(error)} Check the "
-        f"name and the revision, log in with `hf auth login` if the repository is private, or pass the "
-        f"path of a folder. What has arrived is kept, and a second try goes on from there."
+        f"{name!r}{at} is no folder here and could not be downloaded: {_first_line(error)} Check name and "
+        f"revision; a private repository needs `hf auth login`. A second try continues the download."
     )
 
 
 def critic_folder(
     name: str, subfolder: str, revision: str | None = None, token: str | bool | None = None
 ) -> Path | None:
-    """The folder of the critic that was published with a policy; None where there is none.
-
-    Args:
-        name: of a folder or a repository.
-        subfolder: where a critic is in it.
-        revision: of the repository.
-        token: for a repository that is not public.
+    """Return the folder of the critic that was published with a policy; None without one.
 
     Raises:
-        HubError: the repository is there, but its critic could not be downloaded.
+        HubError: the repository exists, but its critic could not be downloaded.
     """
     if Path(name).is_dir():
         folder = Path(name) / subfolder
@@ -76,7 +62,7 @@ def critic_folder(
     try:
         wanted = [f"{subfolder}/*", "config.json", ADAPTER_CONFIG]  # a pattern must match something
         found = snapshot_download(name, revision=revision, token=token, allow_patterns=wanted)
-    except LocalEntryNotFoundError:  # offline, or no repository: whoever loads the model will say
+    except LocalEntryNotFoundError:  # offline, or no repository: loading the model raises
         return None
     except Exception as error:
         raise unreachable(name, revision, error) from error

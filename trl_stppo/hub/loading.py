@@ -1,4 +1,4 @@
-"""From a folder to a model: full or an adapter on its base, without running code from it."""
+"""Load models, full or as adapters on a base, and tokenizers, without running a repository's code."""
 
 from __future__ import annotations
 
@@ -9,34 +9,27 @@ from typing import Any
 from .fetching import ADAPTER_CONFIG
 from .settings import AgentSettings
 
-# Names that `agent.json` may have for a dtype; what else it says is not looked up in torch.
+# Dtypes that `agent.json` may name.
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _CODES = dict(zip(("F32", "F64", "F16", "BF16"), DTYPES, strict=True))  # in safetensors
-# Tokenizers that are all in their file.
+# Tokenizers that `tokenizer.json` defines completely.
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
 def adapter_base(name: str | Path) -> str | None:
-    """The base model of an adapter's folder; None where the folder holds no adapter."""
+    """Return the base model of an adapter's folder; None if the folder holds no adapter."""
     folder = Path(name)
     return base_of(folder)[0] if (folder / ADAPTER_CONFIG).is_file() else None
 
 
 def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any) -> Any:
-    """A policy's tokenizer, padded on the side that generation needs.
+    """Load a policy's tokenizer, padded on the left for generation.
 
-    Args:
-        name: of a folder, or on the Hub; an adapter's folder without a tokenizer has its base model's.
-        revision: on the Hub.
-        **options: further arguments of `from_pretrained`; no code of the repository is run unless they
-            have `trust_remote_code=True`.
-
-    Raises:
-        FileNotFoundError: there is no such folder, and the Hub gave none.
+    An adapter's folder without a tokenizer uses its base model's. `options` are those of `from_pretrained`.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    # Left unset, transformers asks in a terminal whether to run a repository's code.
+    # Unset, `trust_remote_code` makes transformers prompt in a terminal.
     options = {
         "padding_side": "left",
         "truncation_side": "left",
@@ -52,8 +45,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
     plain = (
         config.get("tokenizer_class") in PLAIN_TOKENIZERS and (folder / "tokenizer.json").is_file()
     )
-    # By itself transformers would take the class that usually goes with the model, and with it
-    # another way to split words.
+    # transformers would use the usual class of the model, which may split words differently.
     kind = PreTrainedTokenizerFast if plain else AutoTokenizer
     try:
         return kind.from_pretrained(str(name), revision=revision, **options)
@@ -61,8 +53,7 @@ def load_tokenizer(name: str | Path, revision: str | None = None, **options: Any
         if folder.exists():
             raise
         raise FileNotFoundError(
-            f"`{name}` is no folder here, and the Hub did not give a tokenizer of that name "
-            f"({type(error).__name__}). Check the name, and the network."
+            f"`{name}`: no folder here, and the Hub has no such tokenizer ({type(error).__name__})."
         ) from error
 
 
@@ -77,22 +68,7 @@ def load_model(
     base_model: str | None = None,
     model_init_kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """The policy in a folder, ready to generate.
-
-    Args:
-        folder: with the policy.
-        settings: of its run.
-        token: for a base model that is not public.
-        quantization_config: of the base model; None as in the run, False for none.
-        device: default the GPU where there is one.
-        dtype: default as in the run.
-        base_model: of an adapter, in place of what its configuration names.
-        model_init_kwargs: of `from_pretrained`; no code of the repository is run unless they have
-            `trust_remote_code=True`.
-
-    Raises:
-        ValueError: an adapter's base model is not to be had.
-    """
+    """Load the policy of a folder for generation; for the arguments see `Agent.from_pretrained`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -115,8 +91,8 @@ def load_model(
             )
         except OSError as error:
             raise ValueError(
-                f"The adapter in `{folder}` belongs on {base!r}, which could not be loaded: {error} Pass "
-                f"the base model's name or folder as `base_model`."
+                f"The base model {base!r} of the adapter in `{folder}` could not be loaded: {error} Set "
+                f"`base_model` to its name or folder."
             ) from error
         model = with_adapter(model, folder, trainable=False)
     else:
@@ -128,13 +104,13 @@ def load_model(
 
 
 def with_adapter(model: Any, folder: Path, *, trainable: bool) -> Any:
-    """A PEFT model of a base and the adapter at the root of a folder, in the precision it was saved in."""
+    """Put the adapter of a folder onto a base model, in the saved precision."""
     from peft import PeftModel
 
     loaded = PeftModel.from_pretrained(
         model, str(folder), is_trainable=trainable, autocast_adapter_dtype=False
     )
-    # On quantised layers PEFT makes adapters in float32, whatever was saved.
+    # On quantised layers PEFT makes float32 adapters.
     dtypes = _saved_dtypes(folder / "adapter_model.safetensors")
     for name, parameter in loaded.named_parameters():
         dtype = dtypes.get(name.replace(".default.", "."))
@@ -149,37 +125,28 @@ def _saved_dtypes(file: Path) -> dict[str, Any]:
 
     if not file.is_file():
         return {}
-    with safe_open(str(file), framework="pt") as tensors:  # its header alone is read
+    with safe_open(str(file), framework="pt") as tensors:  # reads the header only
         codes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
     return {name: getattr(torch, _CODES[code]) for name, code in codes.items() if code in _CODES}
 
 
 def base_of(folder: Path, base_model: str | None = None) -> tuple[str, str | None]:
-    """Name and revision of the model that an adapter belongs on.
-
-    Args:
-        folder: of the adapter.
-        base_model: to be taken in place of what the adapter names.
-
-    Raises:
-        ValueError: neither names one.
-    """
-    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    """Return name and revision of an adapter's base model, or `base_model` in its place."""
     if base_model is not None:
         return base_model, None
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     base = config.get("base_model_name_or_path")
     if not base:
         raise ValueError(
-            f"The adapter in `{folder}` does not name the model that it belongs on: that had no name "
-            f"when it was trained. Pass `base_model`."
+            f"The adapter in `{folder}` does not name its base model. Set `base_model`."
         )
     return base, config.get("revision")
 
 
-def _quantization(settings: AgentSettings, given: Any) -> Any:
-    """What to quantise the base with."""
-    if given is not None:
-        return given or None
+def _quantization(settings: AgentSettings, override: Any) -> Any:
+    """Return the quantization of the base model."""
+    if override is not None:
+        return override or None
     known = settings.quantization
     if not known or known.get("quant_method") not in (None, "bitsandbytes"):
         return None
@@ -189,6 +156,6 @@ def _quantization(settings: AgentSettings, given: Any) -> Any:
         return BitsAndBytesConfig.from_dict(known)
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"`quantization={known!r}` of the agent's settings is no configuration of bitsandbytes: "
-            f"{error} Pass your own as `quantization_config`, or False for none."
+            f"`quantization={known!r}` in agent.json is no configuration of bitsandbytes: {error} Set "
+            f"`quantization_config`, or False for none."
         ) from error

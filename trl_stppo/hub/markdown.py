@@ -1,4 +1,4 @@
-"""Words of others in Markdown: whatever a docstring or a row says stays text."""
+"""Escape untrusted text in Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
-# What opens a list, or underlines a heading, at the beginning of a line.
+# Beginnings of lists, and underlines of headings.
 _OPENING = re.compile(r"^(\d*)([-+=.)])")
 _BAR = re.compile(r"(?<!\\)\|")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -15,12 +15,7 @@ _URL = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
 
 
 def plain(text: object, limit: int | None = None) -> str:
-    """One line of printable characters: no control characters, no marks that turn the line around.
-
-    Args:
-        text: whatever it is.
-        limit: characters that are kept; what is cut off leaves an ellipsis.
-    """
+    """Return one line of printable characters, of at most `limit` with an ellipsis."""
     words = "".join(c if _printable(c) else " " for c in str(text))
     line = " ".join(words.split())
     if limit is not None and len(line) > limit:
@@ -29,13 +24,13 @@ def plain(text: object, limit: int | None = None) -> str:
 
 
 def _printable(character: str) -> bool:
-    # Cc control, Cf format (the bidirectional overrides among them), Cs lone surrogates, Co private.
-    # A joiner is kept: emoji and some scripts need it.
+    # Cc control, Cf format (with bidirectional overrides), Cs lone surrogates, Co private.
+    # Emoji and some scripts need the joiner.
     return character == "\u200d" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co")
 
 
 def escaped(text: object, limit: int | None = None) -> str:
-    """Text that Markdown shows as it is, links and HTML included."""
+    """Return text that Markdown shows literally, links and HTML included."""
     line = "".join(_ENTITIES.get(c, c) for c in plain(text, limit))
     line = _OPENING.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", line))
     # Bare addresses and names would become links.
@@ -43,7 +38,7 @@ def escaped(text: object, limit: int | None = None) -> str:
 
 
 def code(text: object, limit: int | None = None) -> str:
-    """Inline code."""
+    """Return inline code."""
     line = plain(text, limit)
     if not line:
         return ""
@@ -54,7 +49,7 @@ def code(text: object, limit: int | None = None) -> str:
 
 
 def fenced(text: str, language: str = "", limit: int | None = None) -> str:
-    """A block of code that nothing inside of it can end."""
+    """Return a block of code with a fence longer than any inside."""
     lines = ["".join(c for c in line if c == "\t" or _printable(c)) for line in text.split("\n")]
     body = "\n".join(lines)
     if limit is not None and len(body) > limit:
@@ -63,12 +58,8 @@ def fenced(text: str, language: str = "", limit: int | None = None) -> str:
     return f"{ticks}{language}\n{body}\n{ticks}"
 
 
-def cell(text: str) -> str:
-    """Markdown in a table, where a bar ends the cell, in code too."""
-    return _BAR.sub(r"\\|", text)
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already; empty without rows."""
-    first, *lines = ["| " + " | ".join(map(cell, row)) + " |" for row in (head, *rows)]
+    """Return a table of Markdown cells; empty without rows."""
+    cells = ([_BAR.sub(r"\\|", text) for text in row] for row in (head, *rows))
+    first, *lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join([first, "|" + "---|" * len(head), *lines]) if lines else ""

@@ -1,4 +1,4 @@
-"""What is said, and kept, when a push to the Hub fails."""
+"""Errors and warnings of failed pushes to the Hub."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..redaction import redacted
 
 logger = logging.getLogger(__name__)
 
-# What upstream leaves out of an upload of the output directory.
+# Files of the output directory that transformers does not upload ...
 LEFT_OUT = ("_*", "checkpoint-*")
-# ... and we: recorded episodes are whole training data, and are shown only on purpose; the log names
-# settings and data of this machine; a checkpoint that came from the Hub is there already.
+# ... and that we do not: recorded episodes contain training data; the log has settings and data of this
+# machine; a downloaded checkpoint is on the Hub.
 EPISODES = "episodes_*.pt"  # in checkpoints
 LEFT_OUT_TOO = (
     *("trace/*", "trace.html", EPISODES, "metrics*.jsonl", ".*.writing"),
@@ -25,17 +25,8 @@ LEFT_OUT_TOO = (
 )
 
 
-def push_command(repo: str, folder: Path, revision: str | None = None) -> str:
-    """The command that uploads what upstream would have."""
-    words = ["hf", "upload", repo, str(folder), "."]
-    words += ["--revision", revision] if revision else []
-    for pattern in (*LEFT_OUT, *LEFT_OUT_TOO):
-        words += ["--exclude", pattern]
-    return shlex.join(words)
-
-
 def reason(error: BaseException) -> str:
-    """The error on one line, without secrets."""
+    """Return the error on one line, without secrets."""
     text = redacted(" ".join(str(error).split()))[:300]
     return f"{type(error).__name__}: {text.rstrip('.')}."
 
@@ -43,39 +34,48 @@ def reason(error: BaseException) -> str:
 def failed_push(
     error: BaseException, repo: str, folder: Path, revision: str | None = None
 ) -> HubError:
-    """The error for a push at the end of a run."""
+    """Return the error for a push at the end of a run."""
+    words = [
+        "hf",
+        "upload",
+        repo,
+        str(folder),
+        ".",
+        *(["--revision", revision] if revision else []),
+    ]
+    for pattern in (*LEFT_OUT, *LEFT_OUT_TOO):
+        words += ["--exclude", pattern]
     return HubError(
-        f"The push to {repo!r} failed: {reason(error)} Nothing is lost: the model, its critic and its "
-        f"card lie in `{folder}`. Push again with `trainer.push_to_hub()`, or from a shell with "
-        f"`{push_command(repo, folder, revision)}`."
+        f"The push to {repo!r} failed: {reason(error)} Model, critic and card are in `{folder}`. Push again "
+        f"with `trainer.push_to_hub()`, or from a shell with `{shlex.join(words)}`."
     )
 
 
 def failed_creation(error: BaseException, repo: str) -> HubError:
-    """The error for a repository that can be neither made nor reached."""
+    """Return the error for a repository that can be neither created nor reached."""
     return HubError(
-        f"The repository {repo!r} could not be created or reached: {reason(error)} Set `hub_model_id` to "
-        f"a name of your own or of an organisation of yours, or `push_to_hub=False` to train without."
+        f"The repository {repo!r} could not be created or reached: {reason(error)} Set `hub_model_id` to a "
+        f"name in your account or organisation, or `push_to_hub=False`."
     )
 
 
 def warn_of_failed_push(error: BaseException, repo: str, folder: Path) -> None:
-    """Say that a push in the middle of a run failed; training goes on."""
+    """Warn of a failed push in the middle of a run; training goes on."""
     logger.warning(
-        "The push of `%s` to %r failed, and training goes on: %s The checkpoint is whole on this disk, "
-        "and the next push brings everything that has changed.",
+        "The push of `%s` to %r failed, and training goes on: %s The checkpoint on this disk is complete, "
+        "and the next push includes it.",
         folder,
         repo,
         reason(error),
     )
 
 
-def watch(job: Future[Any], told: Callable[[BaseException], None]) -> None:
-    """Call `told` with what an upload in the background has raised; upstream never looks."""
+def watch(job: Future[Any], on_error: Callable[[BaseException], None]) -> None:
+    """Call `on_error` with the error of an upload in the background, which transformers ignores."""
 
     def finished(done: Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()
         if error is not None:
-            told(error)
+            on_error(error)
 
     job.add_done_callback(finished)

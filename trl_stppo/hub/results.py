@@ -1,4 +1,4 @@
-"""The last evaluation of a run, out of its log, as a table and as the Hub's `model-index`."""
+"""The last evaluation in a run's log, as a table and as the Hub's `model-index`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..watch.figures import SCORE, SUCCESS, number
 from .markdown import escaped, table
 
 PREFIX = "eval_"
-# Figure of evaluation -> its name in the table; docs/evaluation.md explains them.
+# Metric of an evaluation -> its name in the table (docs/evaluation.md).
 FIGURES = {
     SUCCESS: "success rate",
     SCORE: "score",
@@ -20,20 +20,20 @@ FIGURES = {
     "turns/tokens_mean": "tokens per turn",
     "episodes": "episodes",
 }
-# What goes into the model-index, as its kind of metric.
+# Metric -> its type in the model-index.
 INDEXED = {SUCCESS: "success_rate", SCORE: "mean_reward"}
 
 
 class Evaluation(NamedTuple):
-    """The metrics of one evaluation dataset: finite, and by the names of docs/evaluation.md."""
+    """The finite metrics of one evaluation dataset, under the names of docs/evaluation.md."""
 
     name: str | None  # of the dataset among several
-    step: int  # optimizer steps that were done
+    step: int  # optimizer steps
     figures: Mapping[str, float]
 
 
 def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
-    """The evaluations at the last step at which there was one."""
+    """Return the evaluations of the last evaluated step."""
     found: dict[str, Evaluation] = {}
     for entry in history:
         step = int(entry.get("step", 0))
@@ -50,7 +50,7 @@ def last_evaluations(history: Sequence[Mapping[str, Any]]) -> list[Evaluation]:
 
 
 def results_table(evaluations: Sequence[Evaluation]) -> str:
-    """Metrics in rows with their 95 % intervals, evaluation datasets in columns."""
+    """Return a table of metrics (rows, with 95 % intervals) and evaluation datasets (columns)."""
     heads = [escaped(e.name, 60) if e.name else "held-out rows" for e in evaluations]
     rows = [
         [label, *(_shown(e.figures, name) for e in evaluations)] for name, label in FIGURES.items()
@@ -68,19 +68,14 @@ def _shown(figures: Mapping[str, float], name: str) -> str:
 
 
 def model_index(evaluations: Sequence[Evaluation], data: str) -> list[EvalResult]:
-    """The figures that compare across models, in the Hub's form.
-
-    Args:
-        evaluations: of the run.
-        data: what was played where a dataset has no name.
-    """
+    """Return the metrics that compare across models, in the Hub's form; `data` names unnamed datasets."""
     return [
         EvalResult(
             task_type="reinforcement-learning",
             task_name="Multi-turn agent",
             dataset_type="rollout",
             dataset_name=evaluation.name or data,
-            dataset_config=evaluation.name,  # or those of several would be taken for one
+            dataset_config=evaluation.name,  # keeps several datasets apart
             metric_type=kind,
             metric_name=FIGURES[figure],
             metric_value=round(evaluation.figures[figure], 6),

@@ -1,4 +1,4 @@
-"""`agent.json`: what one must know to play a trained policy as its run did; plain data, no code."""
+"""`agent.json`: the settings with which a run played its policy; plain data, no code."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ SAMPLING = ("temperature", "repetition_penalty", "top_p", "min_p", "top_k")
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """How a run played its episodes in evaluation, as `agent.json` beside the model keeps it.
+    """The settings of a run's evaluation episodes, saved as `agent.json` beside the model.
 
     Attributes:
-        max_completion_length: tokens of an episode after its prompt, observations included; None for no
-            limit but the model's, which only runs without environments can have.
+        max_completion_length: tokens of an episode after its prompt, observations included; None for the
+            model's limit (only runs without environments).
         max_turns: turns of an episode.
         max_turn_tokens: sampled tokens of a turn.
         max_tool_rounds: turns whose tools are called.
-        max_malformed_actions: turns that the environment cannot read until the episode ends.
-        env_timeout_seconds: of one call into the environment.
+        max_malformed_actions: invalid turns until the episode ends.
+        env_timeout_seconds: of one call of the environment.
         episode_timeout_seconds: of an episode, generation included.
-        sampling: temperature and the like, for turns that are drawn and not the likeliest.
+        sampling: temperature and other settings of turns that are not greedy.
         eos_token_ids: ids that end a turn; empty for the model's own.
         chat_template_kwargs: for `apply_chat_template`.
-        environments: of each its `name` among several, its `kind` ("text" or "tools"), its `class` and
-            where that is (`import`, "module:Class"). Nothing is imported from there by itself.
-        tools: names of the functions that belonged to no environment.
+        environments: `name` (among several), `kind` ("text" or "tools"), `class` and `import`
+            ("module:Class") of each. Nothing is imported from there.
+        tools: names of the functions without an environment.
         trainer: class that trained the policy.
         dtype: of the model's weights in the run.
-        quantization: of the model in the run, as a bitsandbytes configuration; None for none.
-        seed: of the run; with it an agent meets the random numbers of the run's evaluation.
+        quantization: of the model in the run, as a bitsandbytes configuration.
+        seed: of the run; it gives an agent the random numbers of the run's evaluation.
     """
 
     max_completion_length: int | None = DEFAULT_LENGTH
@@ -70,18 +70,13 @@ class AgentSettings:
                 raise ValueError(f"`{name}={shown}`: an agent's settings hold {hints[name]} there.")
 
     def changed(self, **changes: Any) -> AgentSettings:
-        """The same settings with some of them changed.
-
-        Raises:
-            TypeError: a name that no setting has.
-        """
+        """Return a copy with some settings changed."""
         known = [f.name for f in dataclasses.fields(self)]
         unknown = sorted(set(changes) - set(known))
         if unknown:
             raise TypeError(
                 f"An agent has no setting named {', '.join(map(repr, unknown))}; there are "
-                f"{', '.join(known)}. Arguments of the model's from_pretrained go into "
-                f"`model_init_kwargs`."
+                f"{', '.join(known)}. Arguments of from_pretrained go into `model_init_kwargs`."
             )
         return dataclasses.replace(self, **changes)
 
@@ -95,11 +90,7 @@ class AgentSettings:
 
     @classmethod
     def load(cls, folder: Path) -> AgentSettings | None:
-        """Read `agent.json`; None where there is none. Keys that are not known are passed over.
-
-        Raises:
-            ValueError: it is damaged, or of a later format.
-        """
+        """Read `agent.json`, without unknown keys; None if there is no file."""
         path = folder / AGENT_FILE
         if not path.is_file():
             return None
@@ -107,14 +98,10 @@ class AgentSettings:
             found = json.loads(path.read_text(encoding="utf-8"))
             version = found["format"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(
-                f"`{path}` is damaged ({type(error).__name__}: {error}). Get it again, or delete it and "
-                f"name the settings yourself."
-            ) from error
+            raise ValueError(f"`{path}` is damaged ({type(error).__name__}: {error}).") from error
         if not isinstance(version, int) or version > FORMAT:
             raise ValueError(
-                f"`{path}` has format {version!r}; this version reads up to {FORMAT}. Upgrade trl_stppo, "
-                f"which wrote it as {found.get('written_by')!r}."
+                f"`{path}`: format is {version!r}, must be <= {FORMAT}. Upgrade trl_stppo."
             )
         known = {f.name for f in dataclasses.fields(cls)}
         try:
@@ -124,7 +111,7 @@ class AgentSettings:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of an annotation; true and false are not numbers."""
+    """Return whether a value has the type of an annotation; a bool is not a number."""
     if parts := [part for part in typing.get_args(hint) if typing.get_origin(hint) is not dict]:
         if typing.get_origin(hint) is list:
             return isinstance(value, list) and all(_is_a(entry, parts[0]) for entry in value)

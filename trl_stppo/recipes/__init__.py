@@ -1,1 +1,1 @@
-"""Whole tasks, each in a folder of its own. Nothing outside imports them: leave one out, the rest runs."""
+"""Complete tasks, each in its own folder. No module outside imports them."""

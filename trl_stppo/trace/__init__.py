@@ -1,7 +1,6 @@
-"""Recorded episodes: the files that a training writes, and the page that shows them.
+"""Recorded episodes: the files of a training, and their page (docs/watching.md); without torch.
 
-`trl_stppo.trainer.recording.recorder` records; everything here works on plain data, without torch.
-`docs/watching.md` describes the page, `format.py` each field.
+`trl_stppo.trainer.recording.recorder` records them.
 """
 
 from .files import read_trace

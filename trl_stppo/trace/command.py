@@ -1,8 +1,7 @@
 """Write one HTML page of a run's recorded episodes.
 
-It needs no network and shows the episodes that the run has recorded (--trace_episodes of `train`), to
-filter and sort, with every token coloured by role, ratio, advantage, value, or whether it was clipped
-(docs/watching.md).
+The page needs no network. It filters and sorts the recorded episodes (--trace_episodes of `train`), and
+colours each token by role, ratio, advantage, value, or clipping (docs/watching.md).
 
 Examples:
     trl-stppo trace runs/demo --open
@@ -18,7 +17,7 @@ from .page import MAX_EPISODES, build_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the flags."""
     parser.add_argument("run", metavar="RUN", help="output_dir of a run, or the trace folder in it")
     parser.add_argument("--output", metavar="PAGE", help="the page; default RUN/trace.html")
     parser.add_argument(
@@ -32,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page; returns the exit code.
-
-    Raises:
-        TraceError: there is no trace to show.
-        OSError: the page cannot be written.
-    """
+    """Write the page; return the exit code."""
     folder = Path(options.run)
     output = Path(options.output) if options.output else folder / "trace.html"
     if output.is_dir():
@@ -45,9 +39,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         page = build_page(folder, output, max_episodes=options.max_episodes or None)
     except OSError as error:
-        raise OSError(
-            f"{output} cannot be written: {error}. Name another place with --output."
-        ) from error
+        raise OSError(f"`--output {output}` cannot be written: {error}.") from error
     of = f" of {page.recorded}" if page.episodes < page.recorded else ""
     size = page.path.stat().st_size / 2**20
     left_out = f"; {page.damage}" if page.damage else ""
@@ -60,5 +52,5 @@ def run(options: argparse.Namespace) -> int:
 def _count(text: str) -> int:
     number = int(text)
     if number < 0:
-        raise argparse.ArgumentTypeError("give a number of episodes, or 0 for all")
+        raise argparse.ArgumentTypeError("must be >= 0, 0 for all")
     return number

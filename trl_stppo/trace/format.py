@@ -1,7 +1,7 @@
-"""What is recorded of an episode and of the update that it belongs to, and its form as JSON.
+"""The records of an episode and its update, and their JSON.
 
-Per-token lists have one entry per token after the prompt; None where a figure does not exist. Numbers
-that are not finite are the strings "NaN", "Infinity" and "-Infinity", which JSON has no numbers for.
+Per-token lists have one entry per token after the prompt, None without a value. Numbers that are not
+finite are the strings "NaN", "Infinity" and "-Infinity" in JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 FORMAT = "trl-stppo-trace"
-# Raised when a reader of an older version would misread a file; new fields do not raise it.
+# Increased if older readers would misread a file; new fields do not increase it.
 VERSION = 1
 
 # Per-token figures of an episode.
@@ -21,7 +21,7 @@ FIGURES = (
     *("advantages", "values", "returns"),
 )
 PER_TOKEN = ("turn_index", "loss_mask", "clipped")
-# Digits of a recorded per-token figure; more would double the file and tell nobody anything.
+# Digits of a recorded per-token figure; more would double the file.
 DIGITS = 6
 
 Figures = list[float | None] | None
@@ -34,21 +34,20 @@ class TracedUpdate:
     Attributes:
         phase: "train" or "eval".
         name: "train", or the prefix of an evaluation's figures.
-        update: number of the rollout batch, from 1; in an evaluation, updates done so far.
-        global_step: optimizer steps taken when the episodes were played.
-        process, processes: who recorded, of how many.
-        start: number of the (perhaps resumed) training among all that were recorded in the folder,
-            from 1; 0 where that was not written down yet.
-        started: when it began, in seconds since 1970.
-        first_step: optimizer steps taken then; None for an evaluation outside of training.
+        update: number of the rollout batch, from 1; in an evaluation, number of past updates.
+        global_step: optimizer steps before the episodes.
+        process, processes: rank, and number of processes.
+        start: number of the (perhaps resumed) training in the folder, from 1; 0 if not recorded.
+        started: its start, in seconds since 1970.
+        first_step: optimizer steps before it; None for an evaluation outside of training.
         trainer, variant: of the run.
         level: of the importance ratio: "token", "turn" or "sequence".
-        clip_range: how far below and above 1 a ratio may go.
+        clip_range: distances of the clip bounds below and above 1.
         steps: optimizer steps of this update by outcome: "taken", "critic_only" (warm-up of the
-            critic), "target_kl", "not_finite" and "empty" (left out by a guard).
-        complete: whether the update came to its end.
-        episodes: how many are in the file.
-        figures: metrics of the whole batch by name, those of the last optimizer step among them.
+            critic), "target_kl", "not_finite" and "empty" (skipped by a guard).
+        complete: whether the update was finished.
+        episodes: number in the file.
+        figures: metrics of the batch by name, with those of the last optimizer step.
     """
 
     phase: str
@@ -70,18 +69,14 @@ class TracedUpdate:
     figures: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The first line of a file."""
+        """Return the first line of a file."""
         figures = {name: as_json(value) for name, value in self.figures.items()}
         numbers = {"clip_range": [as_json(bound) for bound in self.clip_range], "figures": figures}
         return {"format": FORMAT, "version": VERSION, **asdict(self), **numbers}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> TracedUpdate:
-        """Read `to_json` back; fields of a later version are passed over.
-
-        Raises:
-            ValueError, TypeError, AttributeError, OverflowError: some of it is none of ours.
-        """
+        """Read the result of `to_json`, without unknown fields."""
         known = _known(cls, line)
         known["start"] = int(known.get("start", 0))
         known["clip_range"] = tuple(map(float, known.get("clip_range", (0.2, 0.2))))
@@ -91,43 +86,43 @@ class TracedUpdate:
 
 @dataclass(frozen=True)
 class TracedEpisode:
-    """One episode with everything that the update made of it.
+    """One episode with its values in the update.
 
     Attributes:
-        update: where it belongs.
+        update: of the episode.
         row: of the rollout batch over all processes; of the dataset in an evaluation.
         repetition: of the row, in an evaluation.
         prompt_id: the row's `id` column, else a hash of its prompt.
-        columns: of the row, the short ones besides its prompt: the right answer, for one.
-        seed: names its randomness; None where the rollout engine did not play it.
-        environment: class name, or name of the factory; None without.
-        pieces: text of each token, the prompt's first; together they are the text. A token that is
-            but a part of a character is "", and the last of them has the character.
-        token_ids: likewise.
-        prompt_tokens: how many of them are the prompt.
+        columns: short columns of the row besides its prompt, for example the right answer.
+        seed: of its random numbers; None without the rollout engine.
+        environment: name of the class or factory.
+        pieces: text of each token, prompt included; together they are the text. Tokens of one character
+            are "", except for the last.
+        token_ids: of the same tokens.
+        prompt_tokens: number of tokens of the prompt.
         turn_spans: per turn half-open offsets from the first token after the prompt.
-        observations: "environment" or "tool", who says what is between the turns.
-        turn_index: per token the turn that it trains in, -1 outside.
+        observations: "environment" or "tool", the source of the text between turns.
+        turn_index: per token its turn in the loss, -1 outside.
         loss_mask: per token whether it is in the loss.
-        old_logprobs: log-probability when sampled, nats.
-        token_log_ratio, log_ratio: log-probability at the last update minus when sampled, of the token and
-            at the level in use, nats.
-        advantages: as they enter the loss.
-        values, returns: of the critic, before the update, and what it was to learn.
-        clipped: whether the clip stopped the token's gradient in the last pass over it.
-        weight: of the episode in the last pass over it, what `stabilizers` made of it; None for 1.
-        policy_versions: per turn the optimizer steps that the policy had taken which sampled it; None
-            where the policy that is trained samples itself.
+        old_logprobs: log-probabilities of the sampling policy, nats.
+        token_log_ratio, log_ratio: difference of the log-probabilities at the last update and
+            `old_logprobs`, per token and at the ratio's level, nats.
+        advantages: in the loss.
+        values, returns: of the critic before the update, and its targets.
+        clipped: whether the clip removed the token's gradient in the last pass.
+        weight: of the episode in the last pass, by `stabilizers`; None for 1.
+        policy_versions: per turn the optimizer steps of the sampling policy; None if it is the trained
+            policy.
         steps: passes over the episode by outcome, as in `TracedUpdate.steps`.
-        turn_rewards: what each turn earned; None where turns are not paid.
+        turn_rewards: per turn; None without them.
         rewards: of each reward function.
-        score: all rewards together, as in `episode/score`.
-        success: None where the environment does not say.
-        terminated, truncated: the task's own end, or a cut-off.
-        stop_reason: in words; None where the rollout engine did not play.
-        error: what went wrong in the environment, or where turns are sampled.
-        trains: whether the episode may teach.
-        prompt, messages: the conversation before and after the first turn begins.
+        score: sum of all rewards, as in `episode/score`.
+        success: None if it is not known.
+        terminated, truncated: end of the task, or cut-off.
+        stop_reason: None without the rollout engine.
+        error: of the environment, or of sampling.
+        trains: whether the episode is in the loss.
+        prompt, messages: the conversation before and after the beginning of the first turn.
     """
 
     update: TracedUpdate
@@ -168,26 +163,26 @@ class TracedEpisode:
 
     @property
     def key(self) -> str:
-        """Names the episode within its run: train-12-3, eval-40-3.0."""
+        """Return the name of the episode within its run: train-12-3, eval-40-3.0."""
         if self.update.phase == "train":
             return f"train-{self.update.update}-{self.row}"
         return f"{self.update.name}-{self.update.global_step}-{self.row}.{self.repetition}"
 
     @property
     def text(self) -> str:
-        """Prompt and completion, special tokens included."""
+        """Return prompt and completion, with special tokens."""
         return "".join(self.pieces)
 
     @property
     def roles(self) -> list[str]:
-        """Per token "prompt", "turn 0", "turn 1", ..., or who says what is between the turns."""
+        """Return per token "prompt", "turn 0", "turn 1", ..., or `observations`."""
         roles = [self.observations] * (len(self.pieces) - self.prompt_tokens)
         for turn, (start, end) in enumerate(self.turn_spans):
             roles[start:end] = [f"turn {turn}"] * (end - start)
         return ["prompt"] * self.prompt_tokens + roles
 
     def to_json(self) -> dict[str, Any]:
-        """One line of a file."""
+        """Return one line of a file."""
         line = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "update"}
         for name in FIGURES:
             line[name] = _as_json(line[name])
@@ -199,7 +194,7 @@ class TracedEpisode:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any], update: TracedUpdate) -> TracedEpisode:
-        """Read `to_json` back, as `TracedUpdate.from_json`."""
+        """Read the result of `to_json`, without unknown fields."""
         known = _known(cls, line)
         for name in (*FIGURES, "turn_rewards"):
             known[name] = _floats(known.get(name))
@@ -221,18 +216,18 @@ class TracedEpisode:
         if any(not 0 <= start <= end <= length for start, end in self.turn_spans):
             wrong.append("turn_spans")
         if wrong:
-            raise ValueError(f"`{wrong[0]}` is of another length than the episode")
+            raise ValueError(f"`{wrong[0]}` has another length than the episode")
 
 
 def as_json(value: float | None) -> float | str | None:
-    """A number that JSON can hold."""
+    """Return a number in JSON."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _as_json(values: Sequence[float | None] | None) -> Sequence[float | str | None] | None:
-    """Per-token figures; nearly always there is nothing to replace."""
+    """Return per-token figures in JSON, usually unchanged."""
     known = filter(None, values or ())
     return values if all(map(math.isfinite, known)) else [as_json(v) for v in values or ()]
 

@@ -1,7 +1,7 @@
-"""One HTML page with the episodes of a run: complete in itself, and without a network.
+"""Build one HTML page with the episodes of a run, which needs no network.
 
-The template holds everything that acts; what comes from episodes is data, compressed and in base64, that
-the page shows as text nodes. A content security policy allows the page's own script and nothing else.
+Episodes are data, compressed and in base64, that the page shows as text nodes. A content security policy
+allows only the page's own script.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import IO, Any
 from .files import Damage, read_episodes, read_updates
 from .format import FIGURES, TracedEpisode, TracedUpdate, as_json
 
-# In the order in which they are joined.
+# Joined in this order.
 SCRIPTS = ("data", "state", "list", "colours", "tokens", "episode", "main")
-# What the list of episodes needs to know of each.
+# Columns of the list of episodes.
 COLUMNS = (
     *("key", "group", "row", "environment", "success", "score", "turns", "tokens", "stop"),
     *("clipped", "question", "answer"),
 )
 PREVIEW = 160
 TAG = re.compile(r"<[^<>]{1,40}>")
-# Digits of a per-token figure on the page, and texts of a block that is searched at once.
+# Digits of a per-token figure, and texts per searched block.
 PAGE_DIGITS = 4
 TEXTS = 256
 MAX_EPISODES = 2000
@@ -41,36 +41,24 @@ MAX_EPISODES = 2000
 
 @dataclass(frozen=True)
 class PageSummary:
-    """What a page shows.
-
-    Attributes:
-        path: of the page.
-        episodes: on the page.
-        recorded: in the trace.
-        updates: rollout batches and evaluations with episodes on the page.
-        damage: what could not be read.
-    """
+    """The contents of a page."""
 
     path: Path
-    episodes: int
-    recorded: int
-    updates: int
+    episodes: int  # on the page
+    recorded: int  # in the trace
+    updates: int  # rollout batches and evaluations
     damage: Damage
 
 
 def build_page(
     run: str | Path, output: str | Path, *, max_episodes: int | None = MAX_EPISODES
 ) -> PageSummary:
-    """Write the page of a run; a page that is there is replaced once the new one is complete.
+    """Write the page of a run atomically.
 
     Args:
         run: the run's `output_dir`, or the trace folder in it.
         output: the page.
-        max_episodes: of more, as many are taken evenly from first to last; None for all.
-
-    Raises:
-        TraceError: there is no trace to show.
-        OSError: the page cannot be written.
+        max_episodes: more episodes are sampled evenly from first to last; None for all.
     """
     damage = Damage()
     updates = read_updates(run, damage)
@@ -98,7 +86,7 @@ def _write(
     style = _template("page.css")
     recorded = sum(update.episodes for update, _ in updates)
     with tempfile.TemporaryFile("w+", encoding="ascii") as data:
-        # Before the words above them: only then is known how many could be read.
+        # Before the summary, which has the number of readable episodes.
         count = _write_blocks(data, updates, _evenly(recorded, limit), damage)
         inserted = {
             "policy": _policy(style, script),
@@ -128,7 +116,7 @@ def _summary(
 
 
 def _evenly(count: int, limit: int | None) -> set[int]:
-    """Positions of at most `limit` of `count` episodes, the first and the last among them."""
+    """Return positions of at most `limit` of `count` episodes, with the first and the last."""
     if limit is None or count <= limit:
         return set(range(count))
     if limit == 1:
@@ -145,12 +133,12 @@ def _template(name: str) -> str:
 
 
 def _filled(text: str, inserted: dict[str, str]) -> str:
-    """The text with each {{name}} replaced, once: what is inserted is not looked at again."""
+    """Replace each {{name}} of the text, but none in inserted text."""
     return re.sub(r"\{\{(\w+)\}\}", lambda name: inserted[name[1]], text)
 
 
 def _policy(style: str, script: str) -> str:
-    """Own style and script by their hashes; no network, no frame, no form that is sent."""
+    """Return the policy: style and script by hash; no network, no frames, no forms."""
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -162,13 +150,10 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------- blocks of data
-
-
 def _write_blocks(
     data: IO[str], updates: list[tuple[TracedUpdate, Path]], wanted: set[int], damage: Damage
 ) -> int:
-    """The episodes one by one, the texts, and at the end the list, which knows them all; how many."""
+    """Write the episodes, their texts, and at the end the list; return the number of episodes."""
     rows: list[list[Any]] = []
     texts: list[str] = []
     text_blocks = position = 0
@@ -225,19 +210,19 @@ def _row(episode: TracedEpisode, group: int) -> list[Any]:
 
 
 def _question(episode: TracedEpisode) -> str:
-    """The last thing that was said before the first turn."""
+    """Return the last message before the first turn."""
     last = episode.prompt[-1] if isinstance(episode.prompt, list) and episode.prompt else {}
     content = last.get("content") if isinstance(last, dict) else None
     return content if isinstance(content, str) else "".join(episode.pieces[: episode.prompt_tokens])
 
 
 def _preview(text: str) -> str:
-    """A text in one line, without the tags around it."""
+    """Return a text in one line, without tags."""
     return " ".join(TAG.sub(" ", text[: 4 * PREVIEW]).split())[:PREVIEW]
 
 
 def _episode(episode: TracedEpisode) -> dict[str, Any]:
-    """What the page shows of an episode; messages repeat its tokens."""
+    """Return an episode without its messages, which repeat its tokens."""
     line = episode.to_json()
     for name in ("prompt", "messages"):
         del line[name]

@@ -1,4 +1,4 @@
-"""The text of each token, such that all of them together are the text."""
+"""Cut a text into the texts of its tokens."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-# How far a piece is looked for behind the one before: what stands between the two is text that no token
-# alone has, the space of a word or a character of several tokens.
+# Search range for a piece after the previous one: text between them belongs to no single token, such as a
+# space, or a character of several tokens.
 GAP = 32
 
 
 def cut(ids: Sequence[int], decode: Callable[[list[int]], str], backend: Any) -> list[str]:
-    """One piece per token; their concatenation is the decoded text, whatever the tokenizer.
+    """Return one piece per token; their concatenation is the decoded text, for any tokenizer.
 
-    A token that completes no character gets ""; what never finds its place goes to the last one.
-
-    Args:
-        ids: of the tokens.
-        decode: ids to text, without cleaning up and with special tokens.
-        backend: the tokenizer of `tokenizers` behind it, None where there is none.
+    A token that completes no character gets ""; the last piece gets the rest. `decode` keeps special
+    tokens and does not clean up; `backend` is the tokenizer of `tokenizers`, if any.
     """
     text, pieces, done = decode(list(ids)), [], 0
     stream = DecodeStream(skip_special_tokens=False)
     for token in ids:
         try:
             piece = decode([token]) if backend is None else stream.step(backend, token)
-        except Exception:  # a decoder that takes back what it has given, as for half a character
+        except Exception:  # a decoder that changes earlier text, as for half a character
             stream = DecodeStream(skip_special_tokens=False)
             piece = stream.step(backend, token)
         piece = piece or ""

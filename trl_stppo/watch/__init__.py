@@ -1,7 +1,4 @@
-"""Watching runs: lines in the terminal while they train, curves afterwards.
-
-Reads what trainers log (`docs/watching.md`) and knows no trainer. Names load on first use.
-"""
+"""Watch runs: lines in the terminal while they train, curves afterwards. Names load on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning curves of a run as a picture of six panels; needs matplotlib (extra `plot`)."""
+"""Plot the learning curves of runs in six panels; needs matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,12 @@ FALLS = "guard/falls"
 
 
 class Panel(NamedTuple):
-    """One of the six.
-
-    Attributes:
-        metric: name in the log.
-        title: of the panel.
-        unit: label of the axis.
-        limits: of the axis; None for an end that follows from the data.
-    """
+    """A panel of the picture."""
 
     metric: str
     title: str
     unit: str
-    limits: tuple[float | None, float | None] = (0, None)
+    limits: tuple[float | None, float | None] = (0, None)  # of the axis; None: from the data
 
 
 OUTCOMES = (
@@ -43,7 +36,7 @@ DIAGNOSTICS = (
     Panel("clip_bias/scale", "scale of the update", "factor", (-0.02, 1.02)),
     Panel("value/explained_variance", "explained variance", "share", (-1.05, 1.05)),
 )
-# Okabe and Ito's, which every kind of colour vision tells apart.
+# Okabe and Ito's, for every kind of colour vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
@@ -55,7 +48,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_curves(runs: Mapping[str, History], path: Path, title: str | None = None) -> Path:
-    """Success, KL, clipping, entropy, scale and explained variance of some runs.
+    """Plot success, KL, clipping, entropy, scale and explained variance of runs; return the path.
 
     Circles are evaluations, triangles are falls (`guard/falls`).
 
@@ -63,24 +56,17 @@ def draw_curves(runs: Mapping[str, History], path: Path, title: str | None = Non
         runs: `trainer.state.log_history` by label. Panels without a value are left out.
         path: of the picture, which ends in .png, .svg or .pdf.
         title: above the panels.
-
-    Returns:
-        The path.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: another ending, or nothing to draw.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"`output={path}`: allowed endings are {', '.join(FORMATS)}.")
+        raise ValueError(f"`output={path}`: must end in {', '.join(FORMATS)}.")
     outcomes, diagnostics = (
         [p for p in panels if any(points(run, p.metric)[0] for run in runs.values())]
         for panels in (OUTCOMES, DIAGNOSTICS)
     )
     panels = [*outcomes[:1], *diagnostics]
     if not panels:
-        raise ValueError("`runs`: none of them has logged a metric that is drawn.")
+        raise ValueError("`runs`: no run has a metric of these panels.")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -105,7 +91,7 @@ def draw_curves(runs: Mapping[str, History], path: Path, title: str | None = Non
 
 
 def points(history: History, metric: str) -> tuple[list[float], list[float]]:
-    """Steps and values; None and NaN are left out, and of two at one step the later counts."""
+    """Return steps and values, without None and NaN; the later of two at one step counts."""
     values = {
         float(entry["step"]): number(entry.get(metric)) for entry in history if metric in entry
     }
@@ -132,7 +118,7 @@ def _draw(axis: Axes, panel: Panel, runs: Mapping[str, History]) -> None:
 
 
 def falls(history: History) -> set[float]:
-    """Steps at which a fall was noticed."""
+    """Return the steps at which a fall was detected."""
     steps, counts = points(history, FALLS)
     before = [0.0, *counts]
     return {step for step, old, new in zip(steps, before, counts, strict=False) if new > old}

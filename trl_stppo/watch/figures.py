@@ -1,4 +1,4 @@
-"""Names and numbers of what a run has logged, for whoever shows them."""
+"""Names and formats of logged metrics."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from typing import Any
 
 SUCCESS, SCORE = "episode/success_rate", "episode/score"
-# Shown where a figure is missing or not a number.
+# Shown for a metric that is missing or not a number.
 NOTHING = "–"  # noqa: RUF001
 
 
 def number(value: Any) -> float | None:
-    """A figure as logged; None for what is missing, not a number, or infinite."""
+    """Return a logged metric as float; None if it is missing, not a number, or infinite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         figure = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an int of hundreds of digits
         return None
     return figure if math.isfinite(figure) else None
 
 
 def shown(value: float | None, form: str = ".3f") -> str:
-    """A figure in a format, without the sign of what rounds to zero; `NOTHING` where there is none."""
+    """Format a metric, without the sign of a rounded zero; `NOTHING` for None."""
     if value is None:
         return NOTHING
     text = format(value, form)
@@ -30,11 +30,11 @@ def shown(value: float | None, form: str = ".3f") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as "42 s", "3:05" or "2:10:00"."""
+    """Format seconds as "42 s", "3:05" or "2:10:00"."""
     if seconds is None:
         return NOTHING
-    whole = round(max(0.0, seconds))
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes, left = whole // 3600, whole // 60 % 60, whole % 60
+    minutes, left = divmod(round(max(0.0, seconds)), 60)
+    if not minutes:
+        return f"{left} s"
+    hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

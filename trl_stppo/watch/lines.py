@@ -1,11 +1,12 @@
-"""What a run prints while it trains: what it is, one line per rollout batch, one per evaluation.
+"""The lines of a run in the terminal: an introduction, one per rollout batch, one per evaluation.
 
-A *round* is one rollout batch with its updates. Its line comes with the log that completes it, so
-`logging_steps` says how often. Only the main process prints, and nothing here can end a training.
+A *round* is one rollout batch with its updates. The log that completes it prints its line, so
+`logging_steps` sets how often. Only the main process prints, and an error here does not end a training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import shutil
@@ -24,25 +25,16 @@ logger = logging.getLogger(__name__)
 
 
 class Column(NamedTuple):
-    """One figure of a line.
-
-    Attributes:
-        label: above it.
-        metric: name in the log.
-        form: how it is formatted.
-        width: of the column, with the spaces before it.
-        meaning: for the legend.
-    """
+    """A metric of a line."""
 
     label: str
     metric: str
     form: str
-    width: int
-    meaning: str
+    width: int  # with the spaces before it
+    meaning: str  # for the legend
 
 
-# From left to right; with place and times they fill 80 characters. The score stands in for a success that
-# is not judged.
+# From left to right; 80 characters with place and times. The score replaces a success that is not known.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
     Column("score", SCORE, ".3g", 9, "reward of an episode"),
@@ -52,12 +44,12 @@ COLUMNS = (
     Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
 )
-# Figures of an evaluation: name, metric, format.
+# Metrics of an evaluation: name, metric, format.
 EVALUATED = (
     *(("success", SUCCESS, ".3f"), ("score", SCORE, ".3g"), ("turns", "turns/mean", ".2f")),
     ("valid", "turns/valid_action_rate", ".2f"),
 )
-# Running totals of guards -> the message when one has grown.
+# Running totals of guards -> the message for an increase.
 GUARDS = {
     "guard/skipped_steps": "skipped, not finite",
     "guard/empty_steps": "skipped, no episode to learn from",
@@ -66,20 +58,17 @@ GUARDS = {
 
 
 class ProgressLines(TrainerCallback):
-    """Prints how a training goes, as lines that a terminal, a file and a pipe show alike.
+    """Print the progress of a training, as lines for a terminal, a file or a pipe.
 
-    Trainers of this package have it in place of transformers' progress bar and printed dictionaries;
-    `trainer.remove_callback(ProgressLines)` takes it out.
-
-    Args:
-        task: gives the names of `model`, `environment` and `dataset` when a training begins, as far as
-            they are known.
+    It replaces transformers' progress bar and printed dictionaries;
+    `trainer.remove_callback(ProgressLines)` removes it. `task` returns the known names of `model`,
+    `environment` and `dataset` when a training begins.
     """
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
         self.task = task
         self._steps = 1  # of a round
-        self._lines = 0  # rounds that have their line
+        self._lines = 0  # rounds with a line
         self._training, self._first = False, 0
         self._began = self._evaluating = self._at_line = 0.0  # seconds
         self._columns: list[Column] = []
@@ -88,11 +77,11 @@ class ProgressLines(TrainerCallback):
         self._guards: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Print what is trained, on what, and how long."""
+        """Print model, data and length of the training."""
         self._steps, self._first = steps_per_round(args), state.global_step
         self._lines, self._training = state.global_step // self._steps, True
         self._columns, self._since = [], {}
-        for entry in state.log_history:  # a resumed run goes on with its columns and counts
+        for entry in state.log_history:  # a resumed run keeps its columns and counts
             self._take(entry)
         self._guards = {metric: max(self._since.get(metric, [0.0])) for metric in GUARDS}
         self._known, self._since = set(self._since), {}
@@ -102,11 +91,11 @@ class ProgressLines(TrainerCallback):
                 say(redacted(line))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print a line once a round is over, of all that was logged since the last one."""
-        # As it is in the history: callbacks before may have dropped some of `logs`.
+        """Print a line at the end of a round, with the metrics since the last line."""
+        # From the history: earlier callbacks may have removed some of `logs`.
         self._take(state.log_history[-1] if state.log_history else dict(logs or {}))
         rounds, main = self._rounds(state), state.is_world_process_zero
-        # Of an evaluation and of the whole run there are logs, too.
+        # Evaluations and the end of the run are logged, too.
         trained = any(column.metric in self._since for column in COLUMNS)
         if self._training and main and trained and rounds > self._lines:
             self._print_line(state, rounds)
@@ -115,7 +104,7 @@ class ProgressLines(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Print an evaluation, also one of `trainer.evaluate()`."""
+        """Print an evaluation, also of `trainer.evaluate()`."""
         metrics = metrics or {}
         prefix = next((n.removesuffix("runtime") for n in metrics if n.endswith("_runtime")), None)
         if prefix is None:
@@ -131,7 +120,7 @@ class ProgressLines(TrainerCallback):
                 say(line)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Print how far it has come and how long that took."""
+        """Print the last rollout and step, and the time."""
         self._training = False
         if not state.is_world_process_zero:
             return
@@ -148,14 +137,12 @@ class ProgressLines(TrainerCallback):
                 self._since.setdefault(name, []).append(figure)
 
     def _rounds(self, state: Any) -> int:
-        """How many are over; the last one may be cut short."""
+        """Return the number of finished rounds; the last one may be shorter."""
         over = state.global_step >= state.max_steps
         return self._total(state) if over else state.global_step // self._steps
 
     def _total(self, state: Any) -> int:
         return math.ceil(state.max_steps / self._steps)
-
-    # ------------------------------------------------------------------- what is printed
 
     def _introduction(self, args: Any, state: Any) -> Iterable[str]:
         task, steps = self.task(), self._steps
@@ -187,7 +174,7 @@ class ProgressLines(TrainerCallback):
         left_out = "score" if SUCCESS in self._known else "success"
         known = [column for column in COLUMNS if column.metric in self._known]
         columns = [column for column in known if column.label != left_out]
-        if columns != self._columns:  # as after a critic's warm-up
+        if columns != self._columns:  # also after a critic's warm-up
             for line in legend(columns, self._columns, len(place)):
                 say(line)
             self._columns = columns
@@ -206,14 +193,14 @@ class ProgressLines(TrainerCallback):
 
 
 def steps_per_round(args: Any) -> int:
-    """Optimizer steps that train one rollout batch; 1 where there are no rollouts."""
+    """Return the optimizer steps per rollout batch; 1 without rollouts."""
     micro_batches = getattr(args, "steps_per_generation", None) or 1
     steps = (getattr(args, "num_iterations", None) or 1) * micro_batches
     return max(1, steps // args.gradient_accumulation_steps)
 
 
 def legend(columns: list[Column], before: list[Column], indent: int) -> list[str]:
-    """What is new among the columns, and the heading."""
+    """Return the meanings of new columns, and the heading."""
     meanings = [f"{c.label}: {c.meaning}" for c in columns if c not in before]
     if not before:
         meanings += ["time: per rollout with its updates", "left: without evaluations"]
@@ -225,13 +212,13 @@ def legend(columns: list[Column], before: list[Column], indent: int) -> list[str
 
 
 def evaluation_name(prefix: str) -> str:
-    """`eval_` -> evaluation; `eval_hard_`, of the data set `hard` -> evaluation of hard."""
+    """Return "evaluation" for `eval_`, and "evaluation of hard" for `eval_hard_`."""
     name = prefix.removeprefix("eval").strip("_")
     return f"evaluation of {name}" if name else "evaluation"
 
 
 def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
-    """Success with its 95 % interval, score, turns and valid actions, as far as there are any."""
+    """Format success with its 95 % interval, score, turns and valid actions, if logged."""
     words = []
     for label, metric, form in EVALUATED:
         value = number(metrics.get(prefix + metric))
@@ -247,34 +234,28 @@ def evaluation_figures(metrics: Mapping[str, Any], prefix: str) -> str:
 
 
 def mean(values: list[float] | None) -> float | None:
-    """None of nothing."""
+    """Return the mean; None without values."""
     return sum(values) / len(values) if values else None
 
 
-def room() -> int:
-    """Characters of a line: a terminal's; a file or a pipe has enough."""
-    try:
-        narrow = sys.stdout.isatty()
-    except (AttributeError, ValueError):  # none at all, or closed
-        narrow = False
-    return shutil.get_terminal_size().columns if narrow else 1000
-
-
 def wrapped(text: str, longest: int = 1000) -> list[str]:
-    """In lines that fit; words, paths among them, stay whole."""
-    width = min(room(), longest)
+    """Wrap a text to the terminal's width, without breaks in words and paths."""
+    width = longest
+    with contextlib.suppress(AttributeError, ValueError):  # no stdout, or closed
+        if sys.stdout.isatty():
+            width = min(shutil.get_terminal_size().columns, longest)
     return textwrap.wrap(
         text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
     )
 
 
 def say(line: str) -> None:
-    """Print at once, also into a pipe; what cannot be shown costs the line, not the training."""
+    """Print and flush; a line that cannot be printed does not end the training."""
     try:
         try:
             print(line, flush=True)
         except UnicodeEncodeError:
             encoding = sys.stdout.encoding or "ascii"
             print(line.encode(encoding, "replace").decode(encoding), flush=True)
-    except (OSError, ValueError):  # the terminal or the reader has gone, or stdout was closed
+    except (OSError, ValueError):  # terminal, reader or stdout is closed
         logger.debug("Cannot be printed: %s", line, exc_info=True)

@@ -1,4 +1,4 @@
-"""Writes down what is logged as the run goes, for `trl-stppo plot` and for after a kill."""
+"""Save the log during a run, for `trl-stppo plot` and after a kill."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsFile(TrainerCallback):
-    """Appends every entry of `log_history` to `metrics.jsonl` in the output directory.
+    """Append every entry of `log_history` to `metrics.jsonl` in the output directory.
 
-    A resumed run first puts back what its checkpoint knows, so that entries after it are not there
-    twice. The file of another run that began in the same folder is kept as `metrics.previous.jsonl`, or
-    `metrics.previous-2.jsonl` and so on.
-    A disk that is full costs the file's rest, and a warning, not the training.
-
-    Args:
-        task: gives names of what is trained on what, when a training begins; `trl-stppo plot` tells
-            runs apart by them as by settings.
+    A resumed run first restores the file to the log of its checkpoint, so that no entry is there twice.
+    The file of an earlier run in the same folder becomes `metrics.previous.jsonl`,
+    `metrics.previous-2.jsonl` and so on. A full disk ends the file with a warning, and not the training.
+    `task` returns names of model, environment and data, which are saved with the settings.
     """
 
     def __init__(self, task: Callable[[], Mapping[str, str]] = dict) -> None:
@@ -56,7 +52,7 @@ class MetricsFile(TrainerCallback):
             self._give_up(path, error)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Append; in one write, so that a kill leaves a last line that readers can tell."""
+        """Append in one write, so that a kill can damage only the last line."""
         if self._path is None or not state.log_history:
             return
         try:
@@ -68,21 +64,21 @@ class MetricsFile(TrainerCallback):
     def _give_up(self, path: Path, error: OSError) -> None:
         self._path = None
         logger.warning(
-            "%s cannot be written (%s); the run goes on without it, and its log is in the checkpoints.",
+            "%s cannot be written (%s); the run goes on without it. Checkpoints have the log.",
             path,
             error,
         )
 
 
 def _free_name(path: Path) -> Path:
-    """Where an earlier run's file is kept: the first name that nothing has yet."""
+    """Return the first free name for an earlier run's file."""
     numbers = chain([""], (f"-{number}" for number in count(2)))
     places = (path.with_name(f"{path.stem}.previous{n}{path.suffix}") for n in numbers)
     return next(place for place in places if not place.exists())
 
 
 def changed_settings(args: Any) -> dict[str, Any]:
-    """Variant, seed, and fields that differ from their default; secrets are left out."""
+    """Return variant, seed, and fields that differ from their default, without secrets."""
     trainer = type(args).__name__.removesuffix("Config").lower()
     changed: dict[str, Any] = {
         "variant": getattr(args, "variant", None) or trainer,
@@ -106,7 +102,7 @@ def _lines(entries: Iterable[dict[str, Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """With null for what JSON has no number for."""
+    """Replace numbers that are not finite by None."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,7 +1,7 @@
 """Draw curves of one run or several.
 
-Draws success, KL, clipping, entropy, scale and explained variance from what runs have logged. A run that
-is still going on is drawn as far as it is (docs/watching.md).
+Draws success, KL, clipping, entropy, scale and explained variance from the logs of runs, also of a run that
+is still training (docs/watching.md).
 
 Examples:
     trl-stppo plot runs/demo
@@ -21,13 +21,13 @@ PICTURE = "curves.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's flags."""
+    """Add the flags."""
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="output_dir of a run, finished or not; or a checkpoint, or a file with a log",
+        help="output_dir of a run, a checkpoint, or a file with a log",
     )
     parser.add_argument(
         "--output",
@@ -40,11 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw.
-
-    Returns:
-        The exit code: 0, or 1 if a run cannot be read or drawn; the message is on stderr.
-    """
+    """Draw; return 0, or 1 if a run cannot be read or drawn."""
     try:
         from .curves import draw_curves
 

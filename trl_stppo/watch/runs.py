@@ -1,7 +1,7 @@
-"""Reading what runs have logged: from their folders, also while they go on.
+"""Read the logs of runs from their folders, also during training.
 
-`metrics.jsonl` in a run's folder holds one line of settings and then the entries of `log_history`, as
-they came. Runs without it (older ones, other trainers) are read from `trainer_state.json`.
+`metrics.jsonl` has one line of settings and then the entries of `log_history`. Runs of other trainers are
+read from `trainer_state.json`.
 """
 
 from __future__ import annotations
@@ -24,39 +24,26 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Run:
-    """What one run has logged.
-
-    Attributes:
-        folder: of the run.
-        history: entries of `log_history`, oldest first.
-        settings: those of its configuration that differ from the default, and the names of model,
-            environment and dataset; empty if the file has none.
-        source: the file that was read.
-    """
+    """The log of a run."""
 
     folder: Path
-    history: list[dict[str, Any]]
+    history: list[dict[str, Any]]  # entries of `log_history`, oldest first
+    # Changed settings, and names of model, environment and dataset; empty if the file has none.
     settings: dict[str, Any] = field(default_factory=dict)
-    source: Path = Path()
+    source: Path = Path()  # the file
 
 
 def read_run(path: str | Path) -> Run:
-    """A run by its output directory, by one of its checkpoints, or by the file with its log.
-
-    Args:
-        path: of the folder or file.
-
-    Returns:
-        The run as far as it has come.
+    """Read a run from its output directory, one of its checkpoints, or the file with its log.
 
     Raises:
-        FileNotFoundError: there is no such folder, or nothing was logged in it yet.
+        FileNotFoundError: there is no such folder, or it has no log yet.
         ValueError: the log is damaged.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(
-            f"`runs={path}` does not exist. Name the output_dir of a run, one of its checkpoints, or the "
+            f"`runs={path}` does not exist; must be the output_dir of a run, a checkpoint, or the "
             f"{METRICS_FILE} or {STATE_FILE} in it."
         )
     if path.is_file():
@@ -66,14 +53,13 @@ def read_run(path: str | Path) -> Run:
         if run.history:
             return run
     raise FileNotFoundError(
-        f"`runs={path}` holds no log: there is no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
-        f"checkpoint-<step> folder with one. A run writes its first entry after `logging_steps` "
-        f"optimizer steps; if it has only begun, wait for it, otherwise name another folder."
+        f"`runs={path}` holds no log: no {METRICS_FILE} with an entry, no {STATE_FILE}, and no "
+        f"checkpoint-<step> with one. A run writes its first entry after `logging_steps` optimizer steps."
     )
 
 
 def _sources(folder: Path) -> list[Path]:
-    """Files that may hold the log, best first; a run that goes on has the newest checkpoint last."""
+    """Return the files that may have the log, best first, checkpoints from new to old."""
     checkpoints = sorted(
         folder.glob(f"checkpoint-*/{STATE_FILE}"), key=lambda file: file.stat().st_mtime
     )
@@ -92,20 +78,19 @@ def _read_file(file: Path, folder: Path) -> Run:
             raise TypeError(f"`settings` is {settings!r:.40}; it must be an object")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error}). Name a "
-            f"{METRICS_FILE}, a {STATE_FILE}, or a folder that holds one."
+            f"`runs={file}` is no log of a run, or it is damaged ({type(error).__name__}: {error})."
         ) from error
     dicts = [entry for entry in history if isinstance(entry, dict)]
-    # Upstream's last entry of all, for one, has no step of its own.
+    # The last entry of transformers, for example, has no step.
     steps = [entry for entry in dicts if "step" in entry]
-    whole = [entry for entry in steps if number(entry["step"]) is not None]
-    if odd := len(history) - len(dicts) + len(steps) - len(whole):
+    valid = [entry for entry in steps if number(entry["step"]) is not None]
+    if odd := len(history) - len(dicts) + len(steps) - len(valid):
         logger.warning("%s: %d damaged entries are left out.", file, odd)
-    return Run(folder, whole, settings, file)
+    return Run(folder, valid, settings, file)
 
 
 def _read_lines(file: Path) -> tuple[Any, list[Any]]:
-    """Settings and entries, None for one that is damaged; a last line that is being written is left out."""
+    """Return settings and entries, None for a damaged one, without an unfinished last line."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     written = [line for line in lines[:-1] if line.strip()]
     if not written:
@@ -124,7 +109,7 @@ def _entry(line: str) -> Any:
 
 
 def _settings_beside(file: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest says of its run."""
+    """Return the settings in the manifest of a checkpoint."""
     manifest = file.parent / MANIFEST
     if not manifest.is_file():
         return {}

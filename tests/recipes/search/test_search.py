@@ -99,13 +99,13 @@ def test_top_k_reaches_the_retriever() -> None:
 
 @pytest.mark.parametrize("name", ["top_k", "max_observation_chars", "max_observation_tokens"])
 def test_settings_are_checked(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=f"{name} is 0; must be >= 1"):
         SearchEnv(**{name: 0})
 
 
 @pytest.mark.parametrize("answers", [None, [], "csv", [" "], ["csv", 3]])
 def test_reset_needs_answers(answers: object) -> None:
-    with pytest.raises(ValueError, match="answers is "):
+    with pytest.raises(ValueError, match=r"answers is .*must be"):
         SearchEnv().reset(prompt="q", answers=answers)
 
 
@@ -182,9 +182,7 @@ def test_questions_and_choices_take_turns_in_one_environment() -> None:
 
 
 def test_a_row_that_no_letter_can_answer_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"answers is \['Paris'\], and choices is .*Correct the row"
-    ):
+    with pytest.raises(ValueError, match=r"answers is \['Paris'\]; must have a letter"):
         SearchEnv(metric="letter").reset(answers=["Paris"], choices=["alpha", "beta"])
 
 

@@ -99,7 +99,5 @@ def test_without_a_tokenizer_a_token_is_four_characters() -> None:
 
 
 def test_a_cap_below_the_fixed_texts_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="max_observation_tokens is 9; the fixed texts alone take 59"
-    ):
+    with pytest.raises(ValueError, match="max_observation_tokens is 9; must be >= 59"):
         SearchEnv(max_observation_tokens=9, count_tokens=len)

@@ -1,4 +1,4 @@
-"""Games of other packages as text environments; each package is imported on first use."""
+"""Adapters of other packages' games, which are imported on first use."""
 
 from .gem import GemEnv
 from .gymnasium import GymnasiumEnv

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium whose observations are text, or can be rendered as text."""
+"""Gymnasium's environments whose observations are text, or can be rendered as text."""
 
 import re
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ _MARKED = re.compile(r"\x1b\[[\d;]*m(.)\x1b\[0?m")  # a terminal's colours aroun
 
 
 class GymnasiumEnv:
-    """One environment of Gymnasium: text in, text out.
+    """An environment of Gymnasium.
 
-    What the model reads is the observation if it is a text, else what `render_mode="ansi"` draws, with
-    the coloured character in brackets.
+    The model reads the observation if it is a text, else the picture of `render_mode="ansi"`, with the
+    coloured character in brackets.
     """
 
     def __init__(
@@ -29,10 +29,9 @@ class GymnasiumEnv:
 
         Args:
             game: id of `gymnasium.make`.
-            words: what the model may write -> the game's action; the last such word of a turn counts.
-                None hands over the text itself.
-            rules: said before the first observation.
-            invalid_reward: of a turn without one of `words`, which leaves the state as it is.
+            words: word -> action of the game; the last such word of a turn counts. None passes the text.
+            rules: text before the first observation.
+            invalid_reward: of a turn without one of `words`, which leaves the state unchanged.
             **options: of `gymnasium.make`, for example `render_mode="ansi"`, `max_episode_steps=20`.
         """
         try:
@@ -44,31 +43,31 @@ class GymnasiumEnv:
         self._text: str | None = None  # None: no episode is running
 
     def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode; it follows from `seed`, a column of the row or else the trainer's own."""
+        """Start an episode with `seed`, a column of the row or else the trainer's seed."""
         self._text = self._shown(self._env.reset(seed=seed)[0])
         return "\n".join(filter(None, [self._rules, self._text])), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play a turn; see `TextEnv.step` for what is returned."""
+        """Play one turn; see `TextEnv.step`."""
         if self._text is None:
             raise no_episode()
         played: Any = action_text(action)
         if self._words is not None:
             word = last_word(action, self._words)
             if word is None:
-                told = f"Write one of {', '.join(self._words)}.\n{self._text}"
-                return told, self._invalid_reward, False, False, {"valid_action": False}
+                reminder = f"Write one of {', '.join(self._words)}.\n{self._text}"
+                return reminder, self._invalid_reward, False, False, {"valid_action": False}
             played = self._words[word]
         state, reward, terminated, truncated, info = self._env.step(played)
-        said: dict[str, Any] = {"valid_action": True}
+        result: dict[str, Any] = {"valid_action": True}
         if terminated or truncated:
-            said["success"] = bool(info.get("success", terminated and float(reward) > 0))
+            result["success"] = bool(info.get("success", terminated and float(reward) > 0))
         text = self._shown(state)
         self._text = None if terminated or truncated else text
-        return text, float(reward), bool(terminated), bool(truncated and not terminated), said
+        return text, float(reward), bool(terminated), bool(truncated and not terminated), result
 
     def close(self) -> None:
-        """Free what Gymnasium holds."""
+        """Close the game."""
         self._env.close()
 
     def _shown(self, state: Any) -> str:

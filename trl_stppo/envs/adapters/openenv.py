@@ -1,4 +1,4 @@
-"""Environments behind an OpenEnv server, one session each."""
+"""Sessions with environments of an OpenEnv server."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from ._common import action_text, missing
 
 
 class NoAction(ValueError):
-    """Raised by a `to_action` that finds no action; the message is what the model reads."""
+    """Raised by a `to_action` that finds no action; the model reads the message."""
 
 
 def _read_json(text: str) -> dict[str, Any]:
-    """The default `to_action`: a JSON object."""
+    """Parse a JSON object, the default `to_action`."""
     try:
         action = json.loads(action_text(text))
     except ValueError:
@@ -23,20 +23,20 @@ def _read_json(text: str) -> dict[str, Any]:
 
 
 def _write_json(observation: Any) -> str:
-    """The default `to_text`: a text as it is, anything else as JSON."""
+    """Return a text unchanged, and other observations as JSON, the default `to_text`."""
     if isinstance(observation, str):
         return observation
     as_dict = getattr(observation, "model_dump", None)
     return json.dumps(as_dict() if callable(as_dict) else observation, default=str)
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Whether it was the text that could not be read: here, or by the server's own validation."""
+def _is_invalid(error: Exception) -> bool:
+    """Return whether the turn had no valid action, here or by the server's validation."""
     return isinstance(error, NoAction) or "VALIDATION_ERROR" in str(error)
 
 
 class _Session:
-    """What the synchronous and the asynchronous session share: everything but the calls."""
+    """The common part of the synchronous and the asynchronous session."""
 
     def __init__(
         self,
@@ -51,15 +51,14 @@ class _Session:
         """Create a session; it connects on the first reset.
 
         Args:
-            client: an OpenEnv client, a callable that makes one, or a server's address (for which
-                `openenv` has to be installed; actions and observations are then dictionaries).
-                Sessions must not share one client: behind a factory, give a callable or an address.
-            to_action: the client's action from the text of a turn. It raises NoAction if there is
-                none: the server is not asked, and the error's message is the observation. The same
-                holds for an action that the server's validation refuses.
-            to_text: the text of an observation.
-            is_success: whether the last result was a success; None where nobody can tell.
-            reset_columns: columns of the row that are passed to the client's `reset`.
+            client: an OpenEnv client, a callable that makes one, or a server's address (which needs
+                `openenv`; actions and observations are then dictionaries). Sessions must not share a
+                client: in a factory, pass a callable or an address.
+            to_action: text of a turn -> the client's action. It raises NoAction if there is none. The
+                message becomes the observation, as does that of an action which the server rejects.
+            to_text: observation -> text.
+            is_success: last result -> whether it was a success; None if that is not known.
+            reset_columns: columns of the row for the client's `reset`.
             invalid_reward: of a turn without an action.
         """
         self._source = client
@@ -78,7 +77,7 @@ class _Session:
             except ImportError as error:
                 raise missing("openenv") from error
             return GenericEnvClient(base_url=source)
-        # A class has the attribute `reset` too, but is there to be called.
+        # A class has the attribute `reset` too.
         is_factory = isinstance(source, type) or not hasattr(source, "reset")
         return source() if is_factory else source
 
@@ -92,13 +91,12 @@ class _Session:
         info = {"valid_action": True}
         if result.done and self._is_success is not None:
             info["success"] = bool(self._is_success(result))
-        # A step without a reward of its own has None.
         reward = 0.0 if result.reward is None else float(result.reward)
         return self._to_text(result.observation), reward, bool(result.done), False, info
 
 
 class OpenEnvSession(_Session):
-    """A session whose calls block; a client that has both kinds is used through `sync()`."""
+    """A session with blocking calls, through `sync()` of the client if it has that."""
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode on the server."""
@@ -109,11 +107,11 @@ class OpenEnvSession(_Session):
         return self._to_text(result.observation), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send one action; see `TextEnv.step` for what is returned."""
+        """Send one action; see `TextEnv.step`."""
         try:
             return self._stepped(self._client.step(self._to_action(action)))
         except (ValueError, RuntimeError) as error:
-            if _is_refusal(error):
+            if _is_invalid(error):
                 return self._unreadable(error)
             raise
 
@@ -125,7 +123,7 @@ class OpenEnvSession(_Session):
 
 
 class AsyncOpenEnvSession(_Session):
-    """A session whose calls are awaited; it stays on the event loop of its first reset."""
+    """A session with awaited calls, on the event loop of its first reset."""
 
     async def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
         """Start an episode on the server."""
@@ -135,11 +133,11 @@ class AsyncOpenEnvSession(_Session):
         return self._to_text(result.observation), {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Send one action; see `TextEnv.step` for what is returned."""
+        """Send one action; see `TextEnv.step`."""
         try:
             return self._stepped(await self._client.step(self._to_action(action)))
         except (ValueError, RuntimeError) as error:
-            if _is_refusal(error):
+            if _is_invalid(error):
                 return self._unreadable(error)
             raise
 

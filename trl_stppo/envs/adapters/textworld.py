@@ -10,9 +10,9 @@ from typing import Any, Literal
 from ._common import action_text, missing, no_episode
 
 _BANNER = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
-_STATUS_LINE = re.compile(r"\n>[^\n]*\s*\Z")  # the prompt, padded, with room and score behind it
+_STATUS_LINE = re.compile(r"\n>[^\n]*\s*\Z")  # the prompt, padded, then room and score
 
-# TextWorld reads all games with one parser, which breaks when two threads use it.
+# TextWorld has one parser for all games, which is not thread-safe.
 _PARSER = threading.Lock()
 
 MAX_COMMAND_CHARS = 150  # Jericho cuts at 198 bytes, with a warning
@@ -21,10 +21,10 @@ REWARDS = ("score", "dense", "sparse")
 
 
 class TextWorldEnv:
-    """Interactive fiction; reward is by default what the score grew by, success is having won.
+    """Interactive fiction; the reward is by default the growth of the score, success is a won game.
 
-    An action is what stands in `<action>..</action>`, or the last line of the turn. `valid_action`
-    is False where the game's parser does not accept a command, which takes no move of the game.
+    An action is the text in `<action>..</action>`, or the last line of the turn. `valid_action` is False
+    if the game's parser rejects the command, which takes no move of the game.
     """
 
     def __init__(
@@ -37,26 +37,21 @@ class TextWorldEnv:
         show: Sequence[str] = ("feedback",),
         reward: Literal["score", "dense", "sparse"] = "score",
     ) -> None:
-        """Create an environment; the game is loaded by the first reset.
+        """Create an environment; the first reset loads the game.
 
         Args:
-            game: path of a `.z8` file; None if every row names its own in the column `game`.
-            admissible_commands: list the commands that the game accepts after every observation.
-            invalid_reward: added to the reward of a turn whose command was not accepted.
+            game: path of a `.z8` file; None for the path in the row's column `game`.
+            admissible_commands: add the accepted commands to every observation.
+            invalid_reward: added to the reward of a turn with a rejected command.
             max_steps: turns until the episode is truncated; None for the row's column `max_turns`,
                 or else no limit.
-            show: what an observation consists of, in this order: "feedback" (the answer to the
-                command), "description" (of the room), "inventory". What the feedback has said
-                already (the room, on entering it) is not said again.
-            reward: "score", growth of the score; "dense", the same divided by the most that the game
-                gives, so that an episode sums to at most 1, and to 1 if won where all points are
-                needed to win; "sparse", 1 on the turn that wins and 0 on all others.
-
-        Raises:
-            ValueError: `show` or `reward` is not of these.
+            show: parts of an observation, in order: "feedback" (the response to the command),
+                "description" (of the room), "inventory". A part that the feedback contains is left out.
+            reward: "score", growth of the score; "dense", that divided by the game's maximum, so that an
+                episode sums to at most 1; "sparse", 1 on the winning turn and 0 on others.
         """
         if not show or not {*show} <= {*PARTS}:
-            raise ValueError(f"show is {show!r}; name at least one of {', '.join(PARTS)}.")
+            raise ValueError(f"show is {show!r}; allowed are {', '.join(PARTS)}.")
         if reward not in REWARDS:
             raise ValueError(f"reward is {reward!r}; allowed are {', '.join(REWARDS)}.")
         self._show, self._reward = tuple(show), reward
@@ -69,28 +64,19 @@ class TextWorldEnv:
         self._state: Any = None  # None: no episode is running
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start the game of the row's column `game`, or else the constructor's.
-
-        Raises:
-            ImportError: `textworld` is not installed.
-            ValueError: there is no such `.z8` file, or no points in it to take shares of.
-        """
+        """Start the game of the row's column `game`, or else the constructor's."""
         self._load(os.fspath(row.get("game") or self._game or ""))
         self._state, self._score, self._steps = self._env.reset(), 0.0, 0
         if self._reward == "dense" and not 0 < self._state.max_score < float("inf"):
             raise ValueError(
-                f"reward is 'dense', and {self._loaded} gives {self._state.max_score} points: there are "
-                f"no shares of that. Take reward='score' or 'sparse'."
+                f"reward is 'dense', but {self._loaded} gives {self._state.max_score} points; allowed are "
+                f"'score' and 'sparse'."
             )
         self._limit = self._max_steps or row.get("max_turns")
         return self._text(self._state), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Play one command; see `TextEnv.step` for what is returned.
-
-        Raises:
-            RuntimeError: no episode is running.
-        """
+        """Play one command; see `TextEnv.step`."""
         if self._state is None:
             raise no_episode()
         moves = self._state.moves
@@ -122,8 +108,7 @@ class TextWorldEnv:
             return
         if not (game.endswith(".z8") and os.path.isfile(game)):
             raise ValueError(
-                f"game is {game!r}; TextWorldEnv needs the path of a .z8 file that exists. Name one "
-                f"in the constructor or in the column game. A .json game has no text to show."
+                f"game is {game!r}; must be the path of a .z8 file, in the constructor or the column game."
             )
         self.close()
         wanted = textworld.EnvInfos(
@@ -133,7 +118,7 @@ class TextWorldEnv:
             admissible_commands=self._admissible_commands,
             **dict.fromkeys(("feedback", *self._show), True),
         )
-        # One line per game, and TextWorld keeps the score by itself.
+        # A warning per game, without an effect here.
         warnings.filterwarnings("ignore", message=".*change detection will be disabled")
         with _PARSER:
             self._env, self._loaded = textworld.start(game, wanted), game
@@ -162,6 +147,6 @@ def _clean(text: str) -> str:
 
 
 def _command(action: str) -> str:
-    """The last line of the action, fit for the interpreter: a NUL or a backslash makes it hang or crash."""
+    """Return the last line of the action, without characters that crash the interpreter (NUL, backslash)."""
     last = "".join(action_text(action).splitlines()[-1:]).replace("\\", "")
     return "".join(filter(str.isprintable, last))[:MAX_COMMAND_CHARS].strip()

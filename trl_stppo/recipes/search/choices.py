@@ -1,4 +1,4 @@
-"""Which letter a free text chooses, for questions with lettered choices."""
+"""Find the letter that a text chooses, for questions with lettered choices."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,27 +36,22 @@ _REASON = re.compile(r"\s+(?:because|since|due|given|based|as)\b", re.I)
 
 
 def letter_of(text: object, choices: Choices | None = None) -> str | None:
-    """The letter that a text chooses, upper-case; None where it chooses none or several.
+    """Return the letter that a text chooses, upper-case; None if it chooses none or several.
 
-    Read are a letter alone ("B", "(b)", "B."), a letter as a label ("B) text", "(B) text", "B: text"),
+    It finds a letter alone ("B", "(b)", "B."), a letter as a label ("B) text", "(B) text", "B: text"),
     after a cue ("answer: B", "The answer is (B)", "option B"), one letter in parentheses anywhere
-    ("I would take (B)"), and, where the choices are known, the full text of exactly one of them. A
-    bare letter wins over a choice with that text, since a letter is what the prompt asks for. A
-    label before the text of another choice is ambiguous, and so is a text that denies a letter
-    ("(A) is wrong, so (B)").
+    ("I would take (B)"), and the full text of exactly one of the choices. A bare letter wins over a
+    choice with that text. A label before the text of another choice is ambiguous, and so is a text
+    that denies a letter ("(A) is wrong, so (B)"). It never raises.
 
     Args:
-        text: what was answered; anything but a string chooses nothing.
-        choices: letter -> text, or the texts in order of their letters; without them every letter
-            from A to Z is allowed.
-
-    Returns:
-        One of the allowed letters, or None. Never raises.
+        text: the answer; other types than strings choose nothing.
+        choices: letter -> text, or texts in the order of letters; without them A to Z are allowed.
     """
     if not isinstance(text, str) or len(text) > _LONGEST:
         return None
     texts = _by_letter(choices)
-    # Both cases by name: `re.I` would take the Kelvin sign for a K.
+    # Both cases: with `re.I` the Kelvin sign would match K.
     letters = "".join(texts) or ascii_uppercase
     letters += letters.lower()
     unboxed = _BOXED.sub(r"\1", _BOXED.sub(r"\1", text))  # \boxed{\text{B}}
@@ -75,25 +70,19 @@ def letter_of(text: object, choices: Choices | None = None) -> str | None:
 def letter_match(
     prediction: object, answers: Iterable[str], choices: Choices | None = None
 ) -> bool:
-    """Whether the prediction chooses the letter of one of the answers.
-
-    Args:
-        prediction: what the model answered.
-        answers: letters, or texts of choices.
-        choices: as in `letter_of`.
-    """
+    """Return whether the prediction chooses one of `answers`, letters or texts of choices."""
     chosen = letter_of(prediction, choices)
     golds = [answers] if isinstance(answers, str) else answers
     return chosen is not None and any(chosen == letter_of(gold, choices) for gold in golds)
 
 
 def has_choices(choices: object) -> bool:
-    """Whether there is anything to choose from: a data set fills open questions up with None."""
+    """Return whether there is a choice; data sets fill open questions with None."""
     return isinstance(choices, Mapping | Sequence) and bool(_by_letter(choices))
 
 
 def _by_letter(choices: Choices | None) -> dict[str, str]:
-    """Letter -> comparable text; a missing text is no choice."""
+    """Return letter -> comparable text, without missing texts."""
     if isinstance(choices, Mapping):
         pairs = [(str(letter).strip().upper(), text) for letter, text in choices.items()]
     elif isinstance(choices, Sequence) and not isinstance(choices, str | bytes):
@@ -108,22 +97,22 @@ def _by_letter(choices: Choices | None) -> dict[str, str]:
 
 
 def _letter_of_text(text: str, texts: dict[str, str]) -> str | None:
-    """The one choice whose whole text this is, with its letter or "The answer is" before it."""
+    """Return the choice with exactly this text, perhaps after its letter or "The answer is"."""
     cue = _CUE_AT_START.match(text)
     # The comparison drops articles, and with them the label in "A) wrong".
     labelled = _LABEL_A.match(text) is not None
-    said = {comparable(text), comparable(text[cue.end() :] if cue else text)} - {""}
+    forms = {comparable(text), comparable(text[cue.end() :] if cue else text)} - {""}
     found = [
         letter
         for letter, choice in texts.items()
-        if (choice in said and not (labelled and letter != "A"))
-        or f"{letter.lower()} {choice}" in said
+        if (choice in forms and not (labelled and letter != "A"))
+        or f"{letter.lower()} {choice}" in forms
     ]
     return found[0] if len(found) == 1 else None
 
 
 def _labels(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Letters that start a line as labels, "" for one that what follows contradicts."""
+    """Return letters that start a line as labels, "" for one that the rest contradicts."""
     found = set()
     label = rf"^[ \t]*(?:[(\[]([{letters}])[)\]][.:]?|([{letters}])\s*([.):\]]))(?=\s|$)(.*)$"
     for match in re.finditer(label, text, re.M):
@@ -136,7 +125,7 @@ def _labels(text: str, letters: str, texts: dict[str, str]) -> set[str]:
 
 
 def _cued(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Letters after a cue, "" for one that what follows contradicts."""
+    """Return letters after a cue, "" for one that the rest contradicts."""
     found = set()
     marked = re.compile(rf"[(\[{{]\s*([{letters}])\s*[)\]}}]|([{letters}])(?!\w|['\u2019])")
     for cue in _CUE.finditer(text):
@@ -154,7 +143,7 @@ def _cued(text: str, letters: str, texts: dict[str, str]) -> set[str]:
 
 
 def _in_parentheses(text: str, letters: str, texts: dict[str, str]) -> set[str]:
-    """Capital letters in parentheses, "" for one that is denied."""
+    """Return capital letters in parentheses, "" for one that is denied."""
     found = set()
     for match in re.finditer(rf"(?<!\w)\(([{letters}])\)(?!\w)", text):
         before, rest = text[max(0, match.start() - 20) : match.start()], text[match.end() :]
@@ -165,13 +154,13 @@ def _in_parentheses(text: str, letters: str, texts: dict[str, str]) -> set[str]:
 
 
 def _denies(rest: str, letter: str, texts: dict[str, str]) -> bool:
-    """Whether what follows a letter says that it is not the one."""
-    own = texts.get(letter)  # a choice may itself be "No", or "Not indicated"
-    return _DENIAL.match(rest) is not None and not (own and comparable(rest).startswith(own))
+    """Return whether the text after a letter denies it."""
+    choice = texts.get(letter)  # may be "No", or "Not indicated"
+    return _DENIAL.match(rest) is not None and not (choice and comparable(rest).startswith(choice))
 
 
 def _contradicts(rest: str, letter: str, letters: str, texts: dict[str, str]) -> bool:
-    """Whether a denial follows, another letter ("A or B", "A, B"), or the text of another choice."""
+    """Return whether a denial, another letter ("A or B", "A, B") or another choice's text follows."""
     another = rf"\s*[)\]}}.]*\s*(?:,\s*(?:or|and)?|/|&|\+|\bor\b|\band\b)\s*[(\[]*[{letters.upper()}](?!\w)"
     if _denies(rest, letter, texts) or re.match(another, rest):
         return True

@@ -1,6 +1,6 @@
-"""Answer a question with the help of a search engine, one tagged action per turn.
+"""Question answering with a search engine, one tagged action per turn.
 
-The protocol of Search-R1 (Jin et al. 2025, arXiv:2503.09516): the policy thinks in `<think>`, asks
+The protocol of Search-R1 (Jin et al. 2025, arXiv:2503.09516): the policy thinks in `<think>`, searches
 with `<search>`, gets `<information>`, and ends the episode with `<answer>`.
 """
 
@@ -31,27 +31,26 @@ __all__ = [
 
 TOLD_SO = "Write <search> words </search> or <answer> words </answer>."
 METRICS = ("em", "f1", "letter")
-CHARS_PER_TOKEN = 4  # of English text, where nobody counts tokens
+CHARS_PER_TOKEN = 4  # of English text, without `count_tokens`
 
 
 class SearchEnv:
-    """Question answering over a retriever; the last turn is paid by its answer.
+    """Question answering over a retriever; the answer decides the reward of the last turn.
 
-    Every turn must hold exactly one `<search>query</search>` or `<answer>text</answer>`. What is
-    inside `<think>..</think>` is not looked at, other text around the action neither. A thought
-    without an end, several actions, an `<information>` block of the policy's own, an empty action or
-    one with tags in it is answered with a reminder, and the episode goes on. There is no turn limit
-    here: the rollout has one (`max_turns`).
+    Every turn must contain exactly one `<search>query</search>` or `<answer>text</answer>`. The text in
+    `<think>..</think>` and around the action is ignored. A thought without an end, several actions, an
+    `<information>` block by the policy, an empty action or one with tags in it gets a reminder, and the
+    episode goes on. The rollout limits the turns (`max_turns`).
     """
 
     @classmethod
     def datasets(cls) -> dict[str, Callable[[Split], "datasets.Dataset"]]:
-        """The questions about what the default retriever finds; what commands take unless told."""
+        """Return the default rows of the commands: questions for the default retriever."""
         return {"stdlib-search": stdlib_search_dataset}
 
     @classmethod
     def figures(cls) -> list[Callable[..., list[float | None]]]:
-        """What an evaluation reports besides the score."""
+        """Return the reward functions that an evaluation reports besides the score."""
         return [f1_reward]
 
     def __init__(
@@ -69,32 +68,32 @@ class SearchEnv:
         """Create an environment; many of them may share one retriever.
 
         Args:
-            retriever: what `<search>` asks: an object, or a name as `open_retriever` takes it, whose
-                retriever is shared by the whole process. None is "stdlib", BM25 over the
-                documentation of Python's library, built on the first search.
-            top_k: passages shown per search, >= 1.
-            max_observation_tokens: cap on the whole observation, tags included, >= 1; None for none.
-            count_tokens: text -> its number of tokens. Without it a token is taken for four
-                characters, unless `max_observation_chars` says something else.
-            max_observation_chars: cap on the shown passages together, in characters, >= 1.
+            retriever: an object, or a name for `open_retriever`, whose retriever the whole process
+                shares. None is "stdlib", BM25 over the documentation of Python's library, built on the
+                first search.
+            top_k: passages per search, >= 1.
+            max_observation_tokens: limit of an observation, tags included, >= 1; None for no limit.
+            count_tokens: text -> number of tokens. Without it a token counts as four characters, unless
+                `max_observation_chars` is set.
+            max_observation_chars: limit of all passages of an observation, in characters, >= 1.
             style: "search-r1" shows numbered passages with titles, one per line; "plain" joins their
-                texts with " | ", and takes `<think>` and `<information>` in a turn for ordinary text.
-            metric: "em" pays 1 for an exact match, else 0; "f1" pays the F1 of the words; "letter"
-                pays 1 for the right letter of a multiple-choice question, and on rows that are none
-                as "em".
-            invalid_reward: reward of a turn without a usable action; 0 or a small negative number.
+                texts with " | ", and treats `<think>` and `<information>` in a turn as ordinary text.
+            metric: "em" rewards an exact match with 1; "f1" rewards the F1 of the words; "letter"
+                rewards the right letter of a multiple-choice question with 1, and other rows as "em".
+            invalid_reward: of a turn without a valid action; 0 or a small negative number.
 
         Raises:
-            ValueError: a setting that is not allowed, or a cap below what the fixed texts take.
+            ValueError: a setting that is not allowed, or a limit that is too small for the fixed texts.
             IndexFolderError: `retriever` names a folder without a complete index.
         """
         caps = {"top_k": top_k, "max_observation_tokens": max_observation_tokens}
         caps["max_observation_chars"] = max_observation_chars
         for name, value in caps.items():
             if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1. Raise it.")
-        _check_choice("style", style, STYLES)
-        _check_choice("metric", metric, METRICS)
+                raise ValueError(f"{name} is {value}; must be >= 1.")
+        for name, choice, allowed in (("style", style, STYLES), ("metric", metric, METRICS)):
+            if choice not in allowed:
+                raise ValueError(f"{name} is {choice!r}; allowed are {allowed}.")
         if isinstance(retriever, str) and retriever != STDLIB:
             check_name(retriever)
             retriever = open_retriever(retriever)
@@ -103,24 +102,24 @@ class SearchEnv:
         self._count_tokens = None if max_observation_tokens is None else count_tokens
         self._max_tokens, self._max_chars = max_observation_tokens or 0, max_observation_chars
         if self._count_tokens is not None:
-            _check_budget(self._count_tokens, self._max_tokens)
+            needed = max(map(self._count_tokens, (NOTHING_FOUND, TOLD_SO)))
+            if needed > self._max_tokens:
+                raise ValueError(
+                    f"max_observation_tokens is {max_observation_tokens}; must be >= {needed}."
+                )
         elif max_observation_tokens is not None and max_observation_chars is None:
             self._max_chars = CHARS_PER_TOKEN * max_observation_tokens
         self._invalid_reward = float(invalid_reward)
         self._answers: tuple[str, ...] | None = None  # None: no episode is running
         self._choices: Any = None
-        self._by_letter = False  # how the running episode is paid
+        self._by_letter = False  # whether a letter is the answer of the running episode
 
     def reset(self, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode from a row with a column `answers`; the prompt is left as it is.
+        """Start an episode from a row with a column `answers`, a non-empty list of strings.
 
         With `metric="letter"` a column `choices`, letter -> text or a list of texts, is used too: a
-        row with choices is paid by the letter, one whose choices are empty by exact match. Without
-        the column letters are paid where all answers are letters.
-
-        Raises:
-            ValueError: `answers` is missing, empty, or not a sequence of non-empty strings, or none
-                of them is among the row's choices.
+        row with choices is scored by the letter, one whose choices are empty by exact match. Without
+        the column, answers that are all letters are scored by the letter.
         """
         answers = row.get("answers")
         if (
@@ -129,20 +128,15 @@ class SearchEnv:
             or not all(isinstance(answer, str) and answer.strip() for answer in answers)
         ):
             raise ValueError(
-                f"answers is {answers!r} (columns: {', '.join(sorted(row)) or 'none'}); SearchEnv "
-                "needs a non-empty list of strings. Add a column answers to the data set, "
-                'for example ["csv"].'
+                f"answers is {answers!r} (columns: {', '.join(sorted(row)) or 'none'}); must be a "
+                'non-empty list of strings, for example ["csv"].'
             )
         self._by_letter = self._metric == "letter" and _is_choice(answers, row)
         self._answers, self._choices = tuple(answers), row.get("choices")
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carry out the one action in the text; see `TextEnv.step` for what is returned.
-
-        Raises:
-            RuntimeError: no episode is running.
-        """
+        """Carry out the action of a turn; see `TextEnv.step`."""
         if self._answers is None:
             raise RuntimeError("no episode is running: call reset before step, and after an end.")
         turn = read_turn(action, thoughts=self._style != "plain")
@@ -175,9 +169,9 @@ class SearchEnv:
 
 
 class StdlibSearchEnv(SearchEnv):
-    """Questions about Python's standard library, answered by searching its documentation.
+    """Questions about Python's standard library, with searches in its documentation.
 
-    What is found is shown short and plain, which is what the demo's model was taught to read.
+    Passages are short and plain, as in the training of the demo's model.
     """
 
     def __init__(
@@ -188,7 +182,7 @@ class StdlibSearchEnv(SearchEnv):
         max_observation_chars: int = 240,
         invalid_reward: float = 0.0,
     ) -> None:
-        """Create an environment; arguments as those of `SearchEnv`."""
+        """Create an environment; for the arguments see `SearchEnv`."""
         super().__init__(
             retriever,
             top_k=top_k,
@@ -200,30 +194,15 @@ class StdlibSearchEnv(SearchEnv):
 
 
 def _is_choice(answers: Sequence[str], row: Mapping[str, Any]) -> bool:
-    """Whether a row is paid by the letter."""
+    """Return whether a row is scored by the letter."""
     choices = row.get("choices")
     if not has_choices(choices):
-        # A column that is there, and empty, says that the question is open.
+        # An empty column marks an open question.
         return "choices" not in row and all(
             len(gold.strip("() .")) == 1 and letter_of(gold) for gold in answers
         )
     if any(letter_of(gold, choices) for gold in answers):
         return True
     raise ValueError(
-        f"answers is {answers!r}, and choices is {choices!r}; none of the answers is a letter or a "
-        "text of the choices, so that no answer could be right. Correct the row, or leave out its "
-        "choices."
+        f"answers is {answers!r}; must have a letter or a text of the choices {choices!r}."
     )
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; allowed are {allowed}. Pick one of them.")
-
-
-def _check_budget(count_tokens: Callable[[str], int], cap: int) -> None:
-    needed = max(count_tokens(text) for text in (NOTHING_FOUND, TOLD_SO))
-    if needed > cap:
-        raise ValueError(
-            f"max_observation_tokens is {cap}; the fixed texts alone take {needed}. Raise it."
-        )

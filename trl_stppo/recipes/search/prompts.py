@@ -1,4 +1,4 @@
-"""What a policy is told about the protocol of `SearchEnv`; to be put before the question."""
+"""Prompts that explain the protocol of `SearchEnv`, to put before the question."""
 
 _PROTOCOL = (
     "Answer the question below. In each turn, first reason inside <think> and </think>; then do "

@@ -4,8 +4,8 @@
       - trl_stppo.recipes.search.rewards:exact_match_reward
       - trl_stppo.recipes.search.rewards:format_reward
 
-All of them take completions as strings or as conversations, never raise, whatever the policy wrote,
-and pay a number in [0, 1], or None for a row that is not theirs.
+They accept completions as strings or as conversations, never raise, and return a number in [0, 1], or None
+for rows of another kind.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .tags import TAG, last_answer, read_turn, turns_of
 def exact_match_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """1 where the answer equals a gold answer after SQuAD's normalisation, else 0.
+    """Return 1 if the answer equals a gold answer after SQuAD's normalisation, else 0.
 
     Args:
         completions: strings, or lists of messages.
         answers: per row a list of gold answers, or one; None for a row without any.
-        choices: per row the choices; rows that have some are left to `multiple_choice_reward`.
+        choices: per row the choices; `multiple_choice_reward` scores rows that have some.
         **columns: not used.
 
     Returns:
@@ -38,14 +38,11 @@ def exact_match_reward(
 def f1_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """The words that the answer shares with the closest gold answer, as SQuAD's F1.
-
-    Arguments and what is returned are those of `exact_match_reward`.
-    """
+    """Return SQuAD's F1 of the answer and the closest gold answer; otherwise as `exact_match_reward`."""
     return _open_question(completions, answers, choices, f1_score)
 
 
-# What tables call them (docs/evaluation.md).
+# Columns in tables (docs/evaluation.md).
 exact_match_reward.title = "EM"  # type: ignore[attr-defined]
 f1_reward.title = "F1"  # type: ignore[attr-defined]
 
@@ -53,18 +50,16 @@ f1_reward.title = "F1"  # type: ignore[attr-defined]
 def multiple_choice_reward(
     completions: Sequence[Any], answers: Any = None, choices: Any = None, **columns: Any
 ) -> list[float | None]:
-    """1 where the answer chooses the gold letter, else 0; choosing two is choosing none.
+    """Return 1 if the answer chooses the gold letter alone, else 0.
 
     Args:
         completions: strings, or lists of messages.
         answers: per row the gold letters or texts; None for a row without any.
-        choices: per row the texts in order, or letter -> text; without the column every letter from
-            A to Z is allowed.
+        choices: per row the texts in order, or letter -> text; without the column A to Z are allowed.
         **columns: not used.
 
     Returns:
-        One reward per completion; None for rows without answers, and for rows without choices where
-        there is such a column.
+        One reward per completion; None for rows without answers, or without choices in that column.
     """
     rows = _per_row(choices, len(completions))
     rewards: list[float | None] = []
@@ -79,45 +74,43 @@ def multiple_choice_reward(
 
 
 def format_reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The share of turns that keep the protocol.
+    """Return the share of turns that follow the protocol; 0 for an episode without turns.
 
-    A turn keeps it if it is `<think>..</think>` and then one `<search>..</search>`, or, in the last
-    turn, one `<answer>..</answer>`, with words in each and nothing else around them; the opening
-    `<think>` may have been the chat template's. So 1 is paid
-    for an episode that keeps it throughout and ends in an answer, and 0 for one without turns. A
-    template that returns the thought apart, as `reasoning_content`, is understood.
+    Such a turn is `<think>..</think>` and then one `<search>..</search>`, or, in the last turn, one
+    `<answer>..</answer>`, with words in each and nothing else around them. The opening `<think>` may be
+    in the chat template, and the thought in `reasoning_content`.
 
     Args:
-        completions: strings, whose turns stand between `<information>` blocks, or lists of messages.
+        completions: strings, with turns between `<information>` blocks, or lists of messages.
         **columns: not used.
     """
     return [_share_in_format(_turns(completion)) for completion in completions]
 
 
 def final_answer(completion: Any) -> str | None:
-    """What the policy answered, stripped; None if it did not.
+    """Return the policy's answer, stripped; None without one. Never raises.
 
-    In a conversation that is the last assistant message which `SearchEnv` takes for an answer: one
-    action in it, outside of thoughts. In a string, whose turns cannot be told apart, it is the last
-    complete `<answer>..</answer>` outside of `<think>` and `<information>`. Never raises.
+    In a conversation that is the last assistant message with an answer as its only action. In a string,
+    it is the last complete `<answer>..</answer>` outside of `<think>` and `<information>`.
     """
     if isinstance(completion, str):
         return last_answer(completion)
-    said = (read_turn(turn) for turn in _turns(completion))
-    return next((turn.content for turn in reversed([*said]) if turn.kind == "answer"), None)
+    turns = [read_turn(turn) for turn in _turns(completion)]
+    return next((turn.content for turn in reversed(turns) if turn.kind == "answer"), None)
 
 
 def _turns(completion: Any) -> list[str]:
-    """What the policy said, turn by turn; a thought that came apart is put before its turn."""
+    """Return the policy's turns, each with its `reasoning_content` before it."""
     if isinstance(completion, str):
         return turns_of(completion)
     if isinstance(completion, Mapping):
         completion = [completion]
     if not isinstance(completion, Sequence):
         return []
-    said = [m for m in completion if isinstance(m, Mapping) and m.get("role") == "assistant"]
     turns = []
-    for message in said:
+    for message in completion:
+        if not isinstance(message, Mapping) or message.get("role") != "assistant":
+            continue
         thought = message.get("reasoning_content")
         before = TAG.sub(" ", thought) if isinstance(thought, str) else ""
         before = f"<think>{before}</think>" if before.strip() else ""
@@ -126,7 +119,7 @@ def _turns(completion: Any) -> list[str]:
 
 
 def _text(content: Any) -> str:
-    """A message's content: a string, or a list of parts of which the texts count."""
+    """Return the text of a message's content, a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
@@ -136,11 +129,11 @@ def _text(content: Any) -> str:
 
 
 def _share_in_format(turns: list[str]) -> float:
-    kept = 0
+    right = 0
     for number, turn in enumerate(turns, 1):
         found = read_turn(turn)
-        kept += found.tidy and found.kind == ("answer" if number == len(turns) else "search")
-    return kept / len(turns) if turns else 0.0
+        right += found.tidy and found.kind == ("answer" if number == len(turns) else "search")
+    return right / len(turns) if turns else 0.0
 
 
 def _open_question(
@@ -154,13 +147,13 @@ def _open_question(
     for completion, golds, texts in zip(
         completions, _gold(answers, number), _per_row(choices, number), strict=True
     ):
-        theirs = not golds or has_choices(texts)
-        rewards.append(None if theirs else score(final_answer(completion) or "", golds))
+        skipped = not golds or has_choices(texts)
+        rewards.append(None if skipped else score(final_answer(completion) or "", golds))
     return rewards
 
 
 def _gold(answers: Any, number: int) -> list[list[str]]:
-    """The usable gold answers of every row."""
+    """Return the usable gold answers of every row."""
     return [_as_texts(row) for row in _per_row(answers, number)]
 
 
@@ -177,7 +170,7 @@ def _as_texts(value: Any) -> list[str]:
 
 
 def _per_row(values: Any, number: int) -> list[Any]:
-    """A column of so many rows; one value for all where it is no column, None where it ends."""
+    """Return a column of `number` rows: one value for all, or a list, filled up with None."""
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return [*values, *[None] * number][:number]
     return [values] * number

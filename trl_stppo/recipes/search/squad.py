@@ -1,12 +1,10 @@
 """Answer matching of the SQuAD evaluation script (Rajpurkar et al. 2016, arXiv:1606.05250).
 
-Both sides go through the same normalisation, so identifiers stay comparable: `os.path` and `_abc`
-become `ospath` and `abc` whether they are predicted or gold.
+Both sides are normalised, so identifiers stay comparable: `os.path` and `_abc` become `ospath` and `abc`.
 
-One thing is ours: texts are composed (Unicode NFC) first. The script compares code points, so it
-takes a decomposed "é" for another letter, and the decomposed "à" for an article with an accent
-left over. On composed text, which is what the data sets hold, nothing differs from the script. Only
-ASCII punctuation is dropped, and accents and width variants stay apart, as in the script.
+One difference: texts are composed (Unicode NFC) first. The script compares code points, so a decomposed
+"é" is another letter for it, and the decomposed "à" an article with an accent. On composed text, as in the
+data sets, the results are equal.
 """
 
 import re
@@ -26,34 +24,26 @@ def normalize_answer(text: str) -> str:
 
 
 def comparable(text: str) -> str:
-    """The normalised text; where nothing is left of it, the text itself, lower-cased.
+    """Return the normalised text, or the lower-cased text if that is empty.
 
-    Otherwise the answer "a" or "+" would match every empty prediction.
+    Without the second the answer "a" or "+" would match every empty prediction.
     """
     return normalize_answer(text) or " ".join(unicodedata.normalize("NFC", text).lower().split())
 
 
 def exact_match(prediction: str, answers: Iterable[str]) -> bool:
-    """Whether the prediction equals one of the gold answers after normalisation.
+    """Return whether the prediction equals one of the gold answers after normalisation.
 
     Texts that normalise to nothing match only themselves (see `comparable`); nothing matches "".
-
-    Args:
-        prediction: what the model answered.
-        answers: the accepted answers; any one of them is enough.
     """
     predicted = comparable(prediction)
     return bool(predicted) and any(predicted == comparable(answer) for answer in answers)
 
 
 def f1_score(prediction: str, answers: Iterable[str]) -> float:
-    """The F1 of the prediction's and an answer's words, the best over the answers; 0 without any.
+    """Return the best F1, in [0, 1], of the words of the prediction and of an answer; 0 without answers.
 
-    Words are counted with repetition, after the normalisation of `exact_match`, whose matches all
-    score 1. An empty side scores 0.
-
-    Returns:
-        A number in [0, 1].
+    Words are counted with repetition, after the normalisation of `exact_match`. An empty side scores 0.
     """
     predicted = Counter(comparable(prediction).split())
     return max((_overlap(predicted, Counter(comparable(a).split())) for a in answers), default=0.0)

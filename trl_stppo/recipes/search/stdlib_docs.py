@@ -1,7 +1,4 @@
-"""The standard library of Python 3.11 as a small corpus, with questions about it.
-
-`scripts/makers/stdlib_questions.py` has made both.
-"""
+"""A small corpus on Python 3.11's library, with questions (scripts/makers/stdlib_questions.py)."""
 
 import gzip
 import json
@@ -24,15 +21,14 @@ def _lines(name: str) -> list[Any]:
 
 @lru_cache(maxsize=1)
 def passages() -> tuple[Passage, ...]:
-    """One short passage per documented thing."""
+    """Return one short passage per documented name."""
     return tuple(Passage(*line) for line in _lines("passages"))
 
 
 def questions(split: Split) -> list[dict[str, Any]]:
-    """Rows with prompt (one user message), answers, hops (1 or 2), kind and name.
+    """Return rows with prompt (one user message), answers, hops (1 or 2), kind and name.
 
-    Raises:
-        ValueError: unknown split; "train" and "test" are known, and no name is asked in both.
+    No name is in both splits.
     """
     if split not in ("train", "test"):
         raise ValueError(f"split is {split!r}; allowed are 'train' and 'test'.")
@@ -40,7 +36,7 @@ def questions(split: Split) -> list[dict[str, Any]]:
 
 
 def stdlib_search_dataset(split: Split) -> "datasets.Dataset":
-    """`questions(split)` as a data set; each column reaches `SearchEnv.reset`."""
+    """Return `questions(split)` as a data set; `SearchEnv.reset` gets each column."""
     import datasets
 
     return datasets.Dataset.from_list(questions(split))

@@ -1,7 +1,4 @@
-"""What a turn in Search-R1's tags says: one reading for the environment and the reward functions.
-
-Texts are gone through once, tag by tag, whatever a policy repeats twenty thousand times.
-"""
+"""Parse turns in Search-R1's tags, for the environment and the reward functions, in linear time."""
 
 import re
 from dataclasses import dataclass
@@ -15,36 +12,29 @@ _OBSERVATION_TAG = re.compile(r"<(/?)information>")
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn says.
+    """A parsed turn."""
 
-    Attributes:
-        kind: of its only action; "" where it has none that can be carried out.
-        content: what the action asks or answers, stripped; never empty where there is an action.
-        tidy: whether the turn is one thought with words and the action after it, and nothing else.
-    """
-
-    kind: Kind = ""
-    content: str = ""
-    tidy: bool = False
+    kind: Kind = ""  # of its only action; "" without a valid one
+    content: str = ""  # of the action, stripped; not empty if there is one
+    tidy: bool = (
+        False  # whether the turn is one thought with words, then the action, and nothing else
+    )
 
 
 class _Tag(NamedTuple):
-    name: str  # "thought" for a whole one, from its opening to its end
+    name: str  # "thought" for a complete one, from its opening to its end
     closing: bool
     start: int
     end: int
 
 
 def read_turn(text: str, *, thoughts: bool = True) -> Turn:
-    """The action that a turn carries out.
+    """Parse the action of a turn.
 
-    Outside of thoughts there have to be exactly two tags, those around the action, and words between
-    them. What is inside `<think>..</think>` is not looked at; a turn may begin inside a thought, since
-    chat templates of reasoning models put the opening tag into the prompt. Other text does not matter.
-
-    Args:
-        text: of the turn.
-        thoughts: whether `<think>` and `<information>` mean anything; else they are ordinary text.
+    Outside of thoughts there must be exactly two tags, those around the action, and words between them.
+    Text in `<think>..</think>` is ignored; a turn may begin inside a thought, since chat templates of
+    reasoning models put the opening tag into the prompt. Without `thoughts`, `<think>` and
+    `<information>` are ordinary text.
     """
     if thoughts:
         tags = _with_whole_thoughts(text)
@@ -63,24 +53,24 @@ def read_turn(text: str, *, thoughts: bool = True) -> Turn:
 
 
 def last_answer(text: str) -> str | None:
-    """The last complete answer outside of thoughts and observations, stripped; None without one.
+    """Return the last complete answer outside of thoughts and observations, stripped; None without one.
 
-    For whole episodes in one string, where nobody says where a turn ends. Of nested answers the
-    innermost is read, and one that holds any other tag is none.
+    For episodes in one string, without ends of turns. The innermost of nested answers counts; one with
+    another tag in it does not.
     """
     answer = None
-    for said in _outside_of_observations(text):
+    for turn in _outside_of_observations(text):
         start = None
-        for tag in _with_whole_thoughts(said):
+        for tag in _with_whole_thoughts(turn):
             if tag.name == "answer" and tag.closing and start is not None:
-                answer = said[start : tag.start].strip()
+                answer = turn[start : tag.start].strip()
             start = tag.end if tag.name == "answer" and not tag.closing else None
     return answer
 
 
 def turns_of(text: str) -> list[str]:
-    """The turns of an episode in one string: what stands between observations."""
-    return [said for said in _outside_of_observations(text) if said.strip()]
+    """Return the turns of an episode in one string: the texts between observations."""
+    return [turn for turn in _outside_of_observations(text) if turn.strip()]
 
 
 def _tag(match: re.Match[str]) -> _Tag:
@@ -88,7 +78,7 @@ def _tag(match: re.Match[str]) -> _Tag:
 
 
 def _with_whole_thoughts(text: str) -> list[_Tag]:
-    """The tags, each thought as one, without those in it; one without an end keeps its opening."""
+    """Return the tags, a thought as one tag; a thought without an end keeps its opening tag."""
     found: list[_Tag] = []
     thought: _Tag | None = None
     first = True
@@ -107,7 +97,7 @@ def _with_whole_thoughts(text: str) -> list[_Tag]:
 
 
 def _is_tidy(text: str, tags: list[_Tag]) -> bool:
-    """Whether a thought with words and no tags of its own comes before the action, and nothing else."""
+    """Return whether the turn is a thought with words and without tags, then the action, and no more."""
     if [tag.name == "thought" for tag in tags] != [True, False, False]:
         return False
     thought, opening, ending = tags
@@ -117,7 +107,7 @@ def _is_tidy(text: str, tags: list[_Tag]) -> bool:
 
 
 def _outside_of_observations(text: str) -> list[str]:
-    """What stands between `<information>` blocks; one without an end goes on to the end."""
+    """Return the texts between `<information>` blocks; one without an end reaches to the end."""
     found, start, inside = [], 0, False
     for tag in _OBSERVATION_TAG.finditer(text):
         if bool(tag[1]) == inside:

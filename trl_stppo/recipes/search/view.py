@@ -1,4 +1,4 @@
-"""How found passages are shown, and cut to a budget of characters or tokens."""
+"""Lay out found passages, and cut them to a limit of characters or tokens."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,27 +15,21 @@ _FRAME = {"search-r1": "<information>{}</information>", "plain": "<information> 
 
 
 def framed(shown: str, style: Style) -> str:
-    """The block that the policy reads; never an empty one."""
+    """Return the block that the policy reads; never an empty one."""
     return _FRAME[style].format(shown) if shown else NOTHING_FOUND
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Passages as one text.
-
-    Attributes:
-        shown: the whole text.
-        cuts: where it may be cut, ascending: at ends of words, never within a heading.
-        first: the first passage without its heading, for a budget that is too small for that.
-    """
+    """Passages as one text."""
 
     shown: str
-    cuts: Sequence[int]
-    first: str
+    cuts: Sequence[int]  # allowed ends, ascending: ends of words, never within a heading
+    first: str  # the first passage without its heading, for a small limit
 
 
 def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
-    """The passages as one text, and where it may be cut.
+    """Join the passages into one text, with its allowed ends.
 
     "search-r1" numbers them, with titles, one per line; "plain" joins the texts with " | ".
     """
@@ -56,14 +50,9 @@ def lay_out(passages: Sequence[Passage], style: Style) -> Layout:
 
 
 def fit(layout: Layout, fits: Callable[[str], bool]) -> str:
-    """The longest beginning that fits: whole words, unless not even the first one does.
+    """Return the longest beginning that fits, in whole words if at least one word fits.
 
-    Where the first heading and a word after it do not fit, the heading is left out. Asks about
-    1 + log2(words) times.
-
-    Args:
-        layout: what is to be shown.
-        fits: whether a beginning is short enough; true of "".
+    A heading that leaves no room for a word is dropped. `fits` is called about 1 + log2(words) times.
     """
     if fits(layout.shown):
         return layout.shown
@@ -80,7 +69,7 @@ def _word_ends(text: str, start: int = 0) -> list[int]:
 
 
 def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> str:
-    """The longest beginning that fits, by bisection; the first one, "", is known to."""
+    """Return the longest beginning that fits, by bisection; the first one, "", always fits."""
     low, high = 0, len(ends)
     while high - low > 1:
         middle = (low + high) // 2
@@ -92,5 +81,5 @@ def _longest(shown: str, ends: Sequence[int], fits: Callable[[str], bool]) -> st
 
 
 def _tame(text: str) -> str:
-    """One line without our tags: a passage must not close the block or pose as an action."""
+    """Return one line without tags: a passage must not close the block or look like an action."""
     return " ".join(TAG.sub(" ", text).split())

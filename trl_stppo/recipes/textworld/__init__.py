@@ -1,4 +1,4 @@
-"""Agents that play generated text adventures: games, rows, demonstrations (docs/recipes.md)."""
+"""Agents for generated text adventures: games, rows, demonstrations (docs/recipes.md)."""
 
 from .games import THEMES, GameKind, make_games, write_rows
 from .rows import SYSTEM_PROMPT, demonstration, game_rows

@@ -1,4 +1,4 @@
-"""Makes TextWorld games into a folder: one per seed, each with a row of a manifest."""
+"""Make TextWorld games in a folder: one per seed, each with a row of a manifest."""
 
 import json
 import os
@@ -12,21 +12,21 @@ from trl_stppo.envs.adapters._common import missing
 
 MANIFEST = "games.jsonl"
 THEMES = ("house", "basic")
-TRIES = 100  # per seed; a world may have no quest of the length, or one with a shortcut
+TRIES = 100  # per seed; a world may have no quest of this length, or a shortcut
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class GameKind:
-    """How difficult games are; another kind makes other games from the same seeds.
+    """The difficulty of games; another kind makes other games from the same seeds.
 
     Attributes:
         rooms: of the world, >= 1.
-        objects: at least so many, those of the quest included, >= 1.
-        quest_length: steps that the quest takes, no more and no less, >= 1.
-        step_points: a point for every step that reaches something new, all of them needed to win,
-            as in `tw-make tw-simple --rewards dense`. Otherwise one point, for the last.
-        theme: TextWorld's grammar: "house", or "basic" with few words and numbered things.
+        objects: minimum number, those of the quest included, >= 1.
+        quest_length: exact number of steps of the quest, >= 1.
+        step_points: a point for every step that reaches a new state, all of them needed to win,
+            as in `tw-make tw-simple --rewards dense`. Otherwise one point, for the last step.
+        theme: TextWorld's grammar: "house", or "basic" with few words and numbered objects.
     """
 
     rooms: int = 2
@@ -38,34 +38,32 @@ class GameKind:
     def __post_init__(self) -> None:
         for name in ("rooms", "objects", "quest_length"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed are 1 and more.")
+                raise ValueError(f"{name} is {getattr(self, name)}; must be >= 1.")
         if self.theme not in THEMES:
             raise ValueError(f"theme is {self.theme!r}; allowed are {', '.join(THEMES)}.")
 
     @property
     def name(self) -> str:
-        """As the games of a kind are called: `w2-o3-q4`."""
+        """Return the name of the kind, as `w2-o3-q4`."""
         marks = ("-points" if self.step_points else "", "-basic" if self.theme == "basic" else "")
         return f"w{self.rooms}-o{self.objects}-q{self.quest_length}{''.join(marks)}"
 
 
 def make_games(folder: str | os.PathLike[str], kind: GameKind, seeds: Iterable[int]) -> list[Row]:
-    """Games of these seeds; those that the manifest has are not made again.
+    """Make games of these seeds, unless the manifest has them.
 
-    A game is generated and compiled aside, in half a second, and its row is written when both of its
-    files have their names: what an interrupted call leaves is whole games.
+    A game takes half a second. An interrupted call leaves only complete games.
 
     Args:
         folder: of the games and of `games.jsonl`, their manifest; one process at a time.
-        kind: how difficult.
+        kind: difficulty.
         seeds: >= 0, one game each; the same seed and kind make the same game on any machine.
 
     Returns:
-        A row per game: `game` (path of the `.z8` file), `kind`, `seed`, `steps`, `max_score` (points
-        to be had), `walkthrough` (commands that win).
+        A row per game: `game` (path of the `.z8` file), `kind`, `seed`, `steps`, `max_score`,
+        `walkthrough` (commands that win).
 
     Raises:
-        ImportError: `textworld` is not installed.
         ValueError: a seed is negative, or there is no such game.
     """
     folder = Path(folder).absolute()
@@ -84,7 +82,7 @@ def make_games(folder: str | os.PathLike[str], kind: GameKind, seeds: Iterable[i
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """A row a line, in JSON; the file is complete or as it was, its folder is made."""
+    """Write rows as JSON lines, atomically, and make the folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_suffix(".incomplete")
@@ -101,7 +99,7 @@ def _make(path: Path, kind: GameKind, seed: int) -> Row:
     with tempfile.TemporaryDirectory(prefix=".making-", dir=path.parent) as aside:
         options.path = str(Path(aside) / path.name)
         compiled = Path(compile_game(game, options))
-        # The description first: where the game is, what tells its score is too.
+        # The description, with the score, before the game.
         for made in (compiled.with_suffix(".json"), compiled):
             os.replace(made, path.parent / made.name)
     row = {"game": path.name, "kind": asdict(kind), "seed": seed, "steps": kind.quest_length}
@@ -109,11 +107,11 @@ def _make(path: Path, kind: GameKind, seed: int) -> Row:
 
 
 def _generate(kind: GameKind, seed: int) -> tuple[Any, Any]:
-    """Options and game: the first of the seed's tries whose quest has the length."""
+    """Return options and game of the seed's first try with this quest length."""
     from textworld.generator import GameOptions, QuestGenerationError, make_game
 
     if seed < 0:
-        raise ValueError(f"seed is {seed}; allowed are 0 and more.")
+        raise ValueError(f"seed is {seed}; must be >= 0.")
     for attempt in range(TRIES):
         options = GameOptions()
         options.seeds = seed * TRIES + attempt
@@ -129,13 +127,13 @@ def _generate(kind: GameKind, seed: int) -> tuple[Any, Any]:
                 _score_steps(game)
             return options, game
     raise ValueError(
-        f"seed {seed}: none of {TRIES} worlds with rooms={kind.rooms}, objects={kind.objects} has a "
-        f"quest of quest_length={kind.quest_length} steps. Lower it, or take more rooms and objects."
+        f"seed {seed}: no world of {TRIES} with rooms={kind.rooms}, objects={kind.objects} has a quest of "
+        f"quest_length={kind.quest_length} steps. Lower it, or raise rooms and objects."
     )
 
 
 def _score_steps(game: Any) -> None:
-    """Make a quest of every step, unless what it reaches has held before (the way back)."""
+    """Make a quest of every step that reaches a new state."""
     from textworld.generator.game import Event, GameProgression, Quest
 
     actions, state = GameProgression(game).winning_policy, game.world.state.copy()

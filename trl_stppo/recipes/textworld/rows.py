@@ -1,4 +1,4 @@
-"""Rows to train and evaluate on, and demonstrations in the very format in which they are played."""
+"""Rows for training and evaluation, and demonstrations in the same format."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,17 +19,14 @@ def game_rows(
     """Rows for `TextWorldEnv`, whose first observation becomes the user's message.
 
     Args:
-        games: as `make_games` returns them.
-        system: what the policy is told beforehand; None for nothing.
-        turns_per_step: turns of an episode for each step of the solution, rounded down, >= 1. Twice
-            as many as needed is what "A Practitioner's Guide to Multi-turn Agentic Reinforcement
-            Learning" (arXiv:2510.01132) takes; it found that more does not help.
-
-    Raises:
-        ValueError: `turns_per_step` leaves too few turns to win.
+        games: of `make_games`.
+        system: the system message; None for none.
+        turns_per_step: turns of an episode for each step of the solution, rounded down, >= 1. More
+            than 2 did not help in "A Practitioner's Guide to Multi-turn Agentic Reinforcement
+            Learning" (arXiv:2510.01132).
     """
     if turns_per_step < 1:
-        raise ValueError(f"turns_per_step is {turns_per_step}; below 1 no game is won. Raise it.")
+        raise ValueError(f"turns_per_step is {turns_per_step}; must be >= 1.")
     first = [] if system is None else [{"role": "system", "content": system}]
     prompt = [*first, {"role": "user", "content": ""}]
     names = ("game", "seed", "steps", "max_score", "walkthrough")
@@ -46,12 +43,12 @@ def game_rows(
 def demonstration(
     row: Row, env: TextWorldEnv, commands: Sequence[str] | None = None
 ) -> list[dict[str, str]]:
-    """An episode as messages, for TRL's `SFTTrainer` with `assistant_only_loss`.
+    """Play an episode as messages, for TRL's `SFTTrainer` with `assistant_only_loss`.
 
     Args:
         row: of `game_rows`.
-        env: with the settings that training will have, so that it says the same.
-        commands: what is played, until the episode ends; None for the row's walkthrough.
+        env: with the settings of the training.
+        commands: played until the episode ends; None for the row's walkthrough.
 
     Returns:
         Messages, up to the last command.

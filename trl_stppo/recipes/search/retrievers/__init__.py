@@ -1,8 +1,4 @@
-"""Where searches go: indexes on disk and servers, each a `Retriever`.
-
-The heavy packages (numpy, bm25s, faiss) are imported with the module that needs them: what is named
-here comes from there when it is first asked for.
-"""
+"""Retrievers: indexes on disk, and servers. Names load on first use, with numpy, bm25s or faiss."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

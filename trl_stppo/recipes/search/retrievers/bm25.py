@@ -1,4 +1,4 @@
-"""BM25 over an index on disk: memory-mapped, so that opening it costs nothing but the vocabulary."""
+"""BM25 over a memory-mapped index on disk; opening it loads only the vocabulary."""
 
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,20 @@ from .folders import read_manifest
 
 
 class BM25Index(RankingRetriever):
-    """A folder made by `build_bm25`. Deterministic, thread-safe, shared by processes through the OS.
+    """An index in a folder by `build_bm25`. Deterministic, thread-safe; processes share its memory.
 
-    bm25s scores every passage that has a word of the query; a search takes 4 bytes per passage of the
-    corpus, and about 20 where most of them have one.
+    bm25s scores every passage that has a word of the query; a search needs 4 bytes per passage of the
+    corpus, and about 20 if most passages have one.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Open the index.
-
-        Args:
-            folder: what `build_bm25` or scripts/search/build_index.py made.
-
-        Raises:
-            IndexFolderError: no complete index of this kind.
-            ImportError: bm25s is not installed.
-        """
+        """Open the index; raises `IndexFolderError` if it is not complete."""
         self.folder = Path(folder)
         self.settings = read_manifest(self.folder, KIND)
         self._stopped = stop_words(self.settings["stop_words"])
         self._index: Any = import_bm25s().BM25.load(self.folder, mmap=True, show_progress=False)
         for name in ("data", "indices", "indptr"):
-            # Still mapped; without memmap's own bookkeeping on every slice.
+            # Still mapped, but faster to slice than a memmap.
             self._index.scores[name] = np.asarray(self._index.scores[name])
         self._passages = PassageStore(self.folder)
 

@@ -1,9 +1,8 @@
-"""Building a BM25 index on disk from a stream of passages, in bounded memory.
+"""Build a BM25 index on disk from a stream of passages, in bounded memory.
 
-The result is an index in the format of bm25s, which opens it, beside the passages themselves. Its
-own builder wants all passages as lists of tokens at once; here they are counted block by block,
-and the blocks, each sorted by term, are merged by scattering them into memory-mapped arrays.
-What grows with the corpus is the vocabulary, and 16 bytes per passage.
+The index has the format of bm25s, whose own builder needs all tokens in memory. Here passages are counted
+block by block, and the blocks, each sorted by term, are scattered into memory-mapped arrays. Only the
+vocabulary, and 16 bytes per passage, grow with the corpus.
 """
 
 import errno
@@ -31,7 +30,7 @@ _WORD = re.compile(r"\w+")
 
 
 def terms_of(text: str, stopped: frozenset[str]) -> list[str]:
-    """Lower-case words of any script, accents dropped, without the stop words; no stemming."""
+    """Split a text into lower-case words of any script, without accents and stop words; no stemming."""
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in decomposed if not unicodedata.combining(c))
@@ -40,13 +39,9 @@ def terms_of(text: str, stopped: frozenset[str]) -> list[str]:
 
 
 def stop_words(name: str) -> frozenset[str]:
-    """The list of that name.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Return the list of stop words of that name."""
     if name not in STOP_WORDS:
-        raise ValueError(f"stop_words is {name!r}; allowed are {STOP_WORDS}. Pick one of them.")
+        raise ValueError(f"stop_words is {name!r}; allowed are {STOP_WORDS}.")
     import_bm25s()
     from bm25s.stopwords import STOPWORDS_EN
 
@@ -65,27 +60,22 @@ def build_bm25(
     """Build an index that `BM25Index` opens.
 
     Args:
-        passages: what can be found; gone through once.
-        folder: where the index is to be; complete or not there at all.
-        k1: how fast further occurrences of a term count less, >= 0. The defaults are Anserini's for
-            passages.
-        b: how much long passages are marked down, in [0, 1].
-        stop_words_name: "english" leaves out 33 frequent words, "none" keeps all.
-        block_tokens: words counted at a time, >= 1; ten million take about 400 MB. With a corpus
-            that exceeds the page cache larger blocks are faster.
+        passages: the corpus, read once.
+        folder: of the index; it must be new or empty, and is there only when complete.
+        k1: saturation of the term frequency, >= 0. The defaults are Anserini's for passages.
+        b: length normalisation, in [0, 1].
+        stop_words_name: "english" drops 33 frequent words, "none" drops none.
+        block_tokens: words per block, >= 1; ten million need about 400 MB. Larger blocks are faster
+            for a corpus that exceeds the page cache.
 
     Returns:
         The number of passages.
-
-    Raises:
-        ValueError: a setting out of range, or a corpus without any word.
-        FileExistsError: the folder is there, with something in it.
-        OSError: the disk is full.
-        ImportError: bm25s is not installed.
     """
-    _check_range("k1", k1, 0.0, math.inf)
-    _check_range("b", b, 0.0, 1.0)
-    _check_range("block_tokens", block_tokens, 1, math.inf)
+    for name, value, high in (("k1", k1, math.inf), ("b", b, 1.0)):
+        if not 0 <= value <= high:
+            raise ValueError(f"{name} is {value}; allowed are 0 to {high}.")
+    if block_tokens < 1:
+        raise ValueError(f"block_tokens is {block_tokens}; must be >= 1.")
     stopped = stop_words(stop_words_name)
     with new_folder(folder) as building:
         writer = PassageWriter(building)
@@ -98,8 +88,7 @@ def build_bm25(
             writer.close()
             if not counts.vocabulary:
                 raise ValueError(
-                    f"the corpus holds {len(writer)} passages and none contains a word that is "
-                    "indexed; at least one is needed. Check the corpus, or stop_words='none'."
+                    f"the corpus has {len(writer)} passages; one must have an indexed word."
                 )
             _save(counts, building, Path(scratch), k1, b)
         settings = {"stop_words": stop_words_name, "k1": k1, "b": b, "passages": len(writer)}
@@ -108,7 +97,7 @@ def build_bm25(
 
 
 class _Counts:
-    """Counts terms per passage; full blocks go to files of (term << 32 | passage) and counts."""
+    """Count terms per passage; full blocks become files of (term << 32 | passage) and counts."""
 
     def __init__(self, scratch: Path, block_tokens: int) -> None:
         self.vocabulary: defaultdict[str, int] = defaultdict()
@@ -142,7 +131,7 @@ class _Counts:
 
 
 def _save(counts: _Counts, folder: Path, scratch: Path, k1: float, b: float) -> None:
-    """Score the counts (Lucene's BM25) and write them by term, passages in order."""
+    """Score the counts (Lucene's BM25) and save them by term, then by passage."""
     size = len(counts.vocabulary)
     frequency = np.zeros(size, dtype=np.int64)
     for keys, _ in counts.blocks:
@@ -174,37 +163,23 @@ def _save(counts: _Counts, folder: Path, scratch: Path, k1: float, b: float) -> 
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """A new array in a file, whose place on the disk is there for certain."""
+    """Make an array in a file with reserved disk space.
+
+    On a full disk, writing to a mapped hole of a sparse file would kill the process.
+    """
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    _reserve(path)
+    if hasattr(os, "posix_fallocate"):
+        _reserve(path)
     return array
 
 
 def _reserve(path: Path) -> None:
-    """Fill the holes of a sparse file.
-
-    Where the disk is full, writing to a hole that is mapped kills the process instead of raising.
-
-    Raises:
-        OSError: there is no room.
-    """
-    if not hasattr(os, "posix_fallocate"):
-        return
     size = path.stat().st_size
     try:
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # not supported by the file system
             return
-        raise OSError(
-            error.errno,
-            f"{os.strerror(error.errno or 0)}: {size:,} bytes cannot be reserved. Make room, or "
-            "build the index on another disk",
-            str(path),
-        ) from error
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}; allowed are {low} to {high}. Set it in that range.")
+        what = f"{os.strerror(error.errno or 0)}: {size:,} bytes cannot be reserved"
+        raise OSError(error.errno, what, str(path)) from error

@@ -1,4 +1,4 @@
-"""Corpus files, and passages kept on disk instead of in memory."""
+"""Corpus files, and passages on disk."""
 
 import gzip
 import json
@@ -15,14 +15,9 @@ TEXTS, OFFSETS = "passages.jsonl", "offsets.npy"
 
 
 def passage_of(record: object) -> Passage:
-    """A passage from a record of a corpus, or from a server's answer.
+    """Parse a record of a corpus, or of a server's response.
 
-    Args:
-        record: a mapping with `contents`, whose first line is the title (usually in quotes), or
-            with `text` and perhaps `title`.
-
-    Raises:
-        ValueError: neither.
+    It has `contents`, whose first line is the title (usually in quotes), or `text` and perhaps `title`.
     """
     if isinstance(record, dict):
         contents, text, title = (record.get(key) for key in ("contents", "text", "title"))
@@ -31,34 +26,26 @@ def passage_of(record: object) -> Passage:
             return Passage(_unquoted(first), rest) if newline else Passage("", contents)
         if isinstance(text, str) and isinstance(title, str | None):
             return Passage(_unquoted(title or ""), text)
-    shown = repr(record)[:120]
     raise ValueError(
-        f"a passage is {shown}; allowed are objects with a string `contents` (its first line the "
-        "title), or with a string `text` and perhaps a string `title`. Convert the corpus."
+        f"a passage is {record!r:.120}; must have a string `contents` (its first line the title), or a "
+        "string `text` and perhaps a string `title`."
     )
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """The passages of a JSONL file (or .jsonl.gz), one after another.
-
-    Args:
-        path: one object per line, as `passage_of` reads them; blank lines are skipped.
-
-    Raises:
-        ValueError: a line that holds no passage, named by its number, or a damaged .gz file.
-    """
+    """Read the passages of a JSONL file (or .jsonl.gz), one by one, without blank lines."""
     opener: Any = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "rb") as lines:
         for number, line in enumerate(_undamaged(lines, path), start=1):
             if line.strip():
                 try:
                     yield passage_of(json.loads(line))
-                except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are such
+                except ValueError as error:
                     raise ValueError(f"{path}, line {number}: {error}") from error
 
 
 def _undamaged(lines: Iterable[bytes], path: str | Path) -> Iterator[bytes]:
-    """The lines, with an error that says where a compressed file breaks off."""
+    """Return the lines; the error for a damaged compressed file has the line's number."""
     read = 0
     try:
         for line in lines:
@@ -66,13 +53,12 @@ def _undamaged(lines: Iterable[bytes], path: str | Path) -> Iterator[bytes]:
             read += 1
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
-            f"{path}, after line {read}: the compressed file is damaged or cut off ({error}). "
-            "Download or compress it again."
+            f"{path}, after line {read}: the compressed file is damaged or cut off ({error})."
         ) from error
 
 
 class PassageWriter:
-    """Writes passages into a folder, to be read as a `PassageStore`."""
+    """Write passages into a folder, for a `PassageStore`."""
 
     def __init__(self, folder: Path) -> None:
         """Open the files; `close` completes them."""
@@ -86,7 +72,7 @@ class PassageWriter:
     def add(self, passage: Passage) -> None:
         """Append one passage."""
         line = json.dumps([passage.title, passage.text], ensure_ascii=False)
-        # Undecodable output of other programs leaves lone surrogates, which UTF-8 cannot hold.
+        # UTF-8 has no lone surrogates, which undecodable input leaves.
         self._ends.append(
             self._ends[-1] + self._file.write(line.encode("utf-8", "replace") + b"\n")
         )

@@ -1,6 +1,6 @@
-"""Search by meaning: an encoder's vectors in a faiss index.
+"""Dense retrieval: an encoder's vectors in a faiss index.
 
-faiss and sentence-transformers are optional; the latter only where the encoder is given by name.
+faiss and sentence-transformers are optional; the latter is for encoders by name.
 """
 
 import threading
@@ -20,7 +20,7 @@ from .folders import new_folder, read_manifest, write_manifest
 
 KIND = "dense"
 VECTORS, PROBE = "vectors.faiss", "probe.npy"
-# The same model in another precision or on other hardware stays far above; other models below.
+# Cosine: the same model in another precision or on other hardware is above, other models are below.
 _SAME_ENCODER = 0.99
 _PROBE_TEXT = "Who wrote the first book about the city by the sea?"
 
@@ -29,12 +29,12 @@ Encode = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class DenseSettings:
-    """What has to be the same when building and when searching.
+    """The settings of building and searching an index.
 
     Attributes:
-        encoder: name of the encoder; a sentence-transformers model where no callable is passed.
+        encoder: name of the encoder; a sentence-transformers model unless a callable is passed.
         query_prefix, passage_prefix: put before each text; the defaults are those of E5.
-        normalize: whether vectors are scaled to length 1, so that similarity is the cosine.
+        normalize: scale vectors to length 1, so that similarity is the cosine.
     """
 
     encoder: str = "intfloat/e5-base-v2"
@@ -56,25 +56,20 @@ def build_dense(
     """Build an index that `DenseIndex` opens.
 
     Args:
-        passages: what can be found; gone through once.
-        folder: where the index is to be; complete or not there at all.
+        passages: the corpus, read once.
+        folder: of the index; it must be new or empty, and is there only when complete.
         settings: encoder and prefixes, saved with the index.
         encode: texts -> one vector each; None loads `settings.encoder`.
         factory: faiss's description of the index: "Flat" is exact, "IVF4096,PQ64" small.
-        batch_size: passages encoded at a time, >= 1.
-        train_passages: how many of the first passages an index learns from that has to.
+        batch_size: passages per call of the encoder, >= 1.
+        train_passages: number of first passages for the training of an index that needs it.
 
     Returns:
         The number of passages.
-
-    Raises:
-        ValueError: no passages, or an encoder that returns something else than vectors.
-        FileExistsError: there is something that is not to be replaced.
-        ImportError: faiss, or sentence-transformers where it is needed, is not installed.
     """
     faiss = _import_faiss()
     if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1. Raise it.")
+        raise ValueError(f"batch_size is {batch_size}; must be >= 1.")
     encoder = _Encoder(settings, encode)
     with new_folder(folder) as building:
         writer = PassageWriter(building)
@@ -87,9 +82,7 @@ def build_dense(
             if index.is_trained or sum(map(len, waiting)) >= train_passages:
                 _add(index, waiting)
         if index is None:
-            raise ValueError(
-                "the corpus holds no passages; at least one is needed. Check the file."
-            )
+            raise ValueError("the corpus has no passages; at least one is needed.")
         _add(index, waiting)
         writer.close()
         faiss.write_index(index, str(building / VECTORS))
@@ -100,18 +93,17 @@ def build_dense(
 
 
 class DenseIndex(RankingRetriever):
-    """A folder made by `build_dense`. Thread-safe; the encoder is asked by one thread at a time."""
+    """An index in a folder by `build_dense`. Thread-safe; one thread at a time calls the encoder."""
 
     def __init__(self, folder: str | Path, *, encode: Encode | None = None) -> None:
         """Open the index, and compare the encoder with the one that built it.
 
         Args:
-            folder: what `build_dense` or scripts/search/build_index.py made.
-            encode: texts -> one vector each; None loads the encoder whose name is in the folder.
+            folder: of the index.
+            encode: texts -> one vector each; None loads the encoder that the folder names.
 
         Raises:
             IndexFolderError: no complete index of this kind, or one of another encoder.
-            ImportError: faiss, or sentence-transformers where it is needed, is not installed.
         """
         faiss = _import_faiss()
         self.folder, self._encode = Path(folder), encode
@@ -120,7 +112,7 @@ class DenseIndex(RankingRetriever):
         self._encoder = _Encoder(self.settings, encode)
         self._index: Any = faiss.read_index(str(self.folder / VECTORS))
         self._passages = PassageStore(self.folder)
-        self._refuse_other_encoder()
+        self._check_encoder()
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -128,8 +120,8 @@ class DenseIndex(RankingRetriever):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._encode is not None:
             raise TypeError(
-                "a DenseIndex with an encoder of its own cannot be sent to another process; open "
-                "it there, or name an encoder that sentence-transformers loads."
+                "a DenseIndex with `encode` cannot be pickled; open it in the other process, or set an "
+                "encoder of sentence-transformers."
             )
         return DenseIndex, (self.folder,)
 
@@ -139,10 +131,10 @@ class DenseIndex(RankingRetriever):
         )
         order = np.lexsort((numbers[0], -scores[0]))
         found = zip(numbers[0][order].tolist(), scores[0][order].tolist(), strict=True)
-        # -1 stands for nothing, where an approximate index looks at too few passages.
+        # -1: an approximate index has searched too few passages.
         return [(self._passages[number], score) for number, score in found if number >= 0]
 
-    def _refuse_other_encoder(self) -> None:
+    def _check_encoder(self) -> None:
         expected = np.load(self.folder / PROBE)
         found = self._encoder.queries([_PROBE_TEXT])[0]
         lengths = np.linalg.norm(expected) * np.linalg.norm(found)
@@ -150,15 +142,13 @@ class DenseIndex(RankingRetriever):
         cosine = float(found @ expected / lengths) if same else 0.0
         if cosine < _SAME_ENCODER:
             raise IndexFolderError(
-                f"the encoder {self.settings.encoder!r} gives a vector of {found.shape[0]} numbers "
-                f"for a test sentence, the one that built {self.folder} gave {expected.shape[0]}; "
-                f"their cosine is {cosine:.3f}, at least {_SAME_ENCODER} is needed. Use the encoder "
-                "that built the index, or build it again."
+                f"the encoder {self.settings.encoder!r} is not the one of {self.folder}: vectors of "
+                f"{found.shape[0]} and {expected.shape[0]} numbers, cosine {cosine:.3f} < {_SAME_ENCODER}."
             )
 
 
 class _Encoder:
-    """Texts to float32 vectors, one call at a time: models are rarely thread-safe."""
+    """Encode texts to float32 vectors, one call at a time: models are rarely thread-safe."""
 
     def __init__(self, settings: DenseSettings, encode: Encode | None) -> None:
         self._settings = settings
@@ -177,8 +167,8 @@ class _Encoder:
         vectors = np.ascontiguousarray(np.asarray(result, dtype=np.float32))
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
             raise ValueError(
-                f"the encoder returned shape {vectors.shape} for {len(texts)} texts; needed is one "
-                "row of finite numbers per text. Check the encoder."
+                f"the encoder returned shape {vectors.shape} for {len(texts)} texts; must be one row of "
+                "finite numbers per text."
             )
         if self._settings.normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -186,7 +176,7 @@ class _Encoder:
 
 
 def _batches(passages: Iterable[Passage], writer: PassageWriter, size: int) -> Iterator[list[str]]:
-    """The texts to encode, batch by batch; each passage is kept on the way."""
+    """Save the passages, and return the texts to encode in batches."""
     stream = iter(passages)
     while batch := list(islice(stream, size)):
         for passage in batch:
@@ -195,7 +185,7 @@ def _batches(passages: Iterable[Passage], writer: PassageWriter, size: int) -> I
 
 
 def _add(index: Any, waiting: list[Any]) -> None:
-    """Add the vectors, from which the index first learns if it has not yet."""
+    """Add the vectors, after training the index if it needs that."""
     if waiting:
         vectors = np.concatenate(waiting)
         if not index.is_trained:
@@ -209,8 +199,7 @@ def _import_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise ImportError(
-            "dense retrieval needs faiss: pip install faiss-cpu, or search by words with "
-            "an index of kind bm25."
+            "dense retrieval needs faiss: pip install faiss-cpu, or use an index of kind bm25."
         ) from error
     return faiss
 

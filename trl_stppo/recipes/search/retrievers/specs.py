@@ -1,4 +1,4 @@
-"""Retrievers by name, so that a configuration file can say which one; one per process and name."""
+"""Open retrievers by name, for configuration files; one per process and name."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 def _forget_locks() -> None:
-    """In a forked child: another thread of the parent may have held one, while opening an index."""
+    """Replace the locks in a forked child: a thread of the parent may hold one."""
     global _lock
     _locks.clear()
     _lock = threading.Lock()
@@ -26,7 +26,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_retriever(name: str) -> Retriever:
-    """The retriever of that name, opened once per process and shared by everyone who asks.
+    """Return the retriever of that name, opened once per process.
 
     Args:
         name: `"http://host:8000/retrieve"` (or https) for a server, `"bm25:FOLDER"` or
@@ -35,21 +35,20 @@ def open_retriever(name: str) -> Retriever:
 
     Raises:
         ValueError: a name of another form.
-        IndexFolderError: the folder holds no complete index of that kind.
-        ImportError: the package for that kind is not installed.
+        IndexFolderError: the folder has no complete index of that kind.
     """
     opener = _opener(name)
     with _lock:
-        own = _locks.setdefault(name, threading.Lock())
-    # One lock per name: opening a large index must not hold up who asks for another one.
-    with own:
+        lock = _locks.setdefault(name, threading.Lock())
+    # One lock per name: opening a large index must not block other names.
+    with lock:
         if name not in _opened:
             _opened[name] = opener()
         return _opened[name]
 
 
 def check_name(name: str) -> None:
-    """Raise if the name has none of the allowed forms; nothing is opened."""
+    """Raise a ValueError if the name has none of the allowed forms."""
     _opener(name)
 
 
@@ -58,12 +57,13 @@ def _opener(name: str) -> Callable[[], Retriever]:
     if name == STDLIB:
         return _open_stdlib
     if kind in ("http", "https") and rest.strip("/"):
-        return lambda: _open_http(name)
+        from .remote import HttpRetriever
+
+        return lambda: HttpRetriever(name)
     if kind in ("bm25", "dense") and rest:
         return lambda: _open_folder(kind, rest)
     raise ValueError(
-        f"retriever is {name!r}; allowed are {_ALLOWED}, or an object with a method search. "
-        "Write one of these forms."
+        f"retriever is {name!r}; allowed are {_ALLOWED}, or an object with a method search."
     )
 
 
@@ -71,12 +71,6 @@ def _open_stdlib() -> Retriever:
     from trl_stppo.recipes.search.stdlib_docs import passages
 
     return BM25Retriever(passages())
-
-
-def _open_http(url: str) -> Retriever:
-    from .remote import HttpRetriever
-
-    return HttpRetriever(url)
 
 
 def _open_folder(kind: str, folder: str) -> Retriever:

@@ -101,18 +101,6 @@ def test_one_gpu_qlora_trains_on_small_stand_ins(data, tmp_path):
     assert (tmp_path / "critic" / "value_head.safetensors").exists()
 
 
-def test_a_fully_trained_policy_with_a_critic_of_adapters(data, tmp_path):
-    """Where a whole critic of 7B is too much for eight GPUs; here on one process."""
-    flags = "--gradient_accumulation_steps 2 --total_episodes 8 --value_model_lora_r 64"
-    log = run("search_7b_8gpu_ppo", data, tmp_path, *flags.split())
-    assert len(entries(log, "policy/clip_fraction")) == 2
-    critic = next((tmp_path / "critic").rglob("adapter_model.safetensors"))
-    weights = load_file(critic)
-    assert any(value.abs().max() > 0 for name, value in weights.items() if "lora_B" in name)
-    assert any("score" in name and value.abs().max() > 0 for name, value in weights.items())
-    assert (tmp_path / "model.safetensors").exists()
-
-
 def test_grpo_trains_in_groups_without_a_critic(data, tmp_path):
     flags = "--gradient_accumulation_steps 5 --total_episodes 20 --num_mini_batches 1"
     choices = '{"retriever": "stdlib", "max_observation_tokens": 60, "metric": "letter"}'

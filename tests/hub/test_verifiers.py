@@ -135,5 +135,5 @@ def test_an_agent_without_its_critic(saved, tmp_path):
     unknown = Agent(agent.model, agent.tokenizer, agent.settings)
     with pytest.raises(FileNotFoundError, match="`verifier=.critic.`"):
         unknown.run(CountEnv, ROWS[0], candidates=2, verifier="critic")
-    with pytest.raises(FileNotFoundError, match="there is no critic beside the policy"):
+    with pytest.raises(FileNotFoundError, match=r"there is no critic beside the policy"):
         published_critic(str(tmp_path), agent.model)

@@ -46,61 +46,6 @@ def check_policy(model_args: ModelConfig) -> None:
         raise UsageError("`load_in_4bit` and `load_in_8bit` need `use_peft: true`.")
 
 
-def check_value_model(
-    args: TrainArguments, training_args: Any, model_args: ModelConfig, trainer_class: Any
-) -> None:
-    """Reject a value model that does not exist, and a rank without a separate critic."""
-    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
-    rank = args.value_model_lora_r
-    if rank is None:
-        return
-    if not trainer_class.has_critic:
-        raise ValueError(
-            f"`value_model_lora_r={rank}`: must be None, `variant={training_args.variant!r}` has no critic."
-        )
-    if rank < 1:
-        raise ValueError(f"`value_model_lora_r={rank}`: must be >= 1 or None.")
-    if training_args.value_model_name_or_path is None and model_args.use_peft:
-        raise ValueError(
-            f"`value_model_lora_r={rank}` with `use_peft=True`: the critic of a LoRA policy shares its "
-            f"weights. Set critic_lora_r, or value_model_name_or_path as well."
-        )
-
-
-def load_value_model(args: TrainArguments, training_args: Any, model_args: ModelConfig) -> Any:
-    """Load the critic that is trained through adapters; None if the trainer makes its own."""
-    if args.value_model_lora_r is None:
-        return None
-    from ..models.critic_models import critic_from_checkpoint
-    from ..trainer.sharding.runtime import unpartitioned
-
-    name = training_args.value_model_name_or_path or model_args.model_name_or_path
-    training_args.value_model_name_or_path = None  # the loaded model replaces it
-    options = model_options(model_args, training_args.model_init_kwargs)
-    options.setdefault("trust_remote_code", training_args.trust_remote_code)
-    if training_args.bf16:
-        options["dtype"] = "bfloat16"  # its weights are frozen
-    with unpartitioned():
-        model = critic_from_checkpoint(name, **options)
-    return critic_adapters(model, args.value_model_lora_r)
-
-
-def critic_adapters(model: Any, rank: int) -> Any:
-    """Add adapters to a critic's model."""
-    from peft import LoraConfig, get_peft_model
-
-    adapters = LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        target_modules="all-linear",
-        modules_to_save=["score"],
-        task_type="SEQ_CLS",
-    )
-    model = get_peft_model(model, adapters)
-    model.get_base_model().score.float()  # values need the precision
-    return model
-
-
 class TokenCounter:
     """Count the tokens of a text, for environments.
 

@@ -75,12 +75,6 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
 class TrainArguments(AgentArguments):
     """A training's own flags."""
 
-    value_model_lora_r: int | None = option(
-        None,
-        "Train a separate critic through adapters of this rank, on value_model_name_or_path "
-        "or else a copy of the policy's checkpoint: if a second fully trained model does not fit "
-        "beside a fully trained policy. Default fully trained.",
-    )
     dry_run: bool = option(
         False, "Check everything but the weights, show the plan of the run, and stop."
     )

@@ -15,13 +15,13 @@ from rich.table import Table
 from ..envs.check import check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted
-from ..trainer.setup import plan
-from ..trainer.setup.rewards import check_reward_weights
+from ..trainer.planning import plan
+from ..trainer.planning.rewards import check_reward_weights
 from . import agents
 from . import planned as plans
-from .agent_models import TokenCounter, check_policy, check_value_model
+from .agent_models import TokenCounter, check_policy
 from .launch import launched_as, planned_launch
-from .usage import UsageError, looks_like_path
+from .usage import UsageError, check_name, looks_like_path
 
 
 class Findings:
@@ -67,7 +67,7 @@ def look(run: plans.Plan, found: Findings) -> None:
     """Build everything but the weights, with the functions of a training."""
     args, config, model_args = run.args, run.config, run.model_args
     found.check(check_policy, model_args)
-    found.check(check_value_model, args, config, model_args, run.trainer_class)
+    found.check(check_name, "value_model_name_or_path", config.value_model_name_or_path)
     rewards = found.check(agents.load_rewards, args) or []
     found.check(check_reward_weights, config, len(rewards))
     held_out = None

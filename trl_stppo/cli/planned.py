@@ -97,7 +97,7 @@ def planned_setup(run: Plan, *, fetch: bool = False) -> Setup:
 
 def _planned_critic(run: Plan, policy: Any, shape: Any, dtype: str) -> Critic:
     """Return the critic that the flags describe, without weights."""
-    config, rank = run.config, run.args.value_model_lora_r
+    config = run.config
     if not run.trainer_class.has_critic:
         return NoCritic()
     if run.model_args.use_peft and config.value_model_name_or_path is None:

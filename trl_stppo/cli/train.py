@@ -69,7 +69,7 @@ def make_trainer(
 ) -> Any:
     """Make the trainer that the flags describe."""
     agent_models.check_policy(model_args)
-    agent_models.check_value_model(args, training_args, model_args, trainer_class)
+    check_name("value_model_name_or_path", training_args.value_model_name_or_path)
     train, held_out = agents.load_splits(args)
     agents.check_splits(args, training_args, train, held_out)
     train.info.dataset_name = args.rows_name  # for metrics.jsonl
@@ -80,7 +80,6 @@ def make_trainer(
         model_args, training_args.model_init_kwargs
     )
     counter = agent_models.TokenCounter(model_args.model_name_or_path, model_args.model_revision)
-    value_model = agent_models.load_value_model(args, training_args, model_args)
     return trainer_class(
         model=model_args.model_name_or_path,
         args=training_args,
@@ -91,7 +90,6 @@ def make_trainer(
         peft_config=get_peft_config(model_args),
         environment_factory=agents.load_environment(args, counter),
         eval_environment_factory=agents.load_eval_environment(args, counter),
-        **({} if value_model is None else {"value_model": value_model}),
     )
 
 

@@ -67,7 +67,7 @@ class CreditTrainer(RivalTrainer):
         self._rollouts += 1
         if self._rollouts not in UPDATES:
             return
-        with undisturbed(self, self._upstream), evaluation_settings(self), torch.no_grad():
+        with undisturbed(self), evaluation_settings(self), torch.no_grad():
             self.model.eval()
             self._found[self._rollouts] = self._correlations()
 
@@ -79,7 +79,7 @@ class CreditTrainer(RivalTrainer):
             rollout.episodes, rollout.turn_rewards, batch["completion_mask"], torch.float32
         )
         batch["turn_index"] = index = turns.turn_index
-        values, _ = self._rollout_values(batch)
+        values, _ = self._loop.rollout_values(batch)
         rewards = token_rewards(
             index, scores=values.new_zeros(len(values)), turn_rewards=turns.turn_rewards
         )

@@ -13,12 +13,12 @@ import _rivals_math as rival
 import torch
 from _stability_grid import SUCCESS
 from torch import Tensor, nn
-from trl_stppo.trainer.loop.mini_batches import Totals
 
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import ClippedSurrogate, token_gae, whiten
 from trl_stppo.trainer.batch import Batch, join
 from trl_stppo.trainer.loop.targets import Targets
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 KERNELS = ("sapo", "cispo", "vespo", "tis", "topr")
 PARTS = {  # part -> what it changes
@@ -86,19 +86,14 @@ def settings_of(arm: str) -> dict[str, Any]:
     }
 
 
-class RivalTrainer(STPPOTrainer):
-    """STPPOTrainer with a rival's parts.
+class RivalLoop(TrainingLoop):
+    """The training loop with a rival's parts, which the trainer names."""
 
-    Args:
-        arm: the rival.
-        base: effective share at which a step is whole, of "ess" and "ess-turns".
-    """
-
-    def __init__(self, *args: Any, arm: str, base: float = 1.0, **kwargs: Any) -> None:
-        self._arm, self._base = parts_of(arm), base
-        self._factor, self._before, self._movements = 1.0, [], []  # type: ignore[var-annotated]
+    def __init__(self, host: Any, *args: Any, **parts: Any) -> None:
+        super().__init__(host, *args, **parts)
+        self._arm, self._base = host.arm, host.base
+        self._factor, self._before, self.movements = 1.0, [], []  # type: ignore[var-annotated]
         self._drifts: list[tuple[Tensor, Tensor, Tensor]] = []
-        super().__init__(*args, **kwargs)
 
     # --------------------------------------------------------------- advantages and targets
 
@@ -106,24 +101,26 @@ class RivalTrainer(STPPOTrainer):
     def _reestimates(self) -> bool:
         return bool({"vtrace", "vtrace-mean", "token-gae"} & set(self._arm))
 
-    def _prepare_inputs(self, generation_batch: Any) -> Batch:
-        upstream, steps = self._upstream, int(self.args.steps_per_generation or 1)
-        later_epoch = upstream.step % steps == 0 and upstream.step % (steps * self.num_iterations)
-        if self.model.training and self._reestimates and later_epoch and upstream.buffer:
+    def micro_batch(self, play: Any) -> Batch:
+        """Advantages and targets anew in every epoch, where a part asks for it."""
+        internals, steps = self.host.internals, int(self.args.steps_per_generation or 1)
+        iterations = steps * self.host.num_iterations
+        later_epoch = internals.step % steps == 0 and internals.step % iterations
+        if self._reestimates and later_epoch and internals.buffer:
             with torch.no_grad():
-                batch = join(upstream.buffer)
-                values, _ = self._rollout_values(batch)
+                batch = join(internals.buffer)
+                values, _ = self.rollout_values(batch)
                 raw, returns = self._estimated(batch, values)
                 batch["values"], batch["returns"] = values, returns
                 batch["advantages"] = self._whitened(raw, batch)
-            upstream.buffer = [batch]
-        return super()._prepare_inputs(generation_batch)
+            internals.buffer = [batch]
+        return super().micro_batch(play)
 
-    def _advantages(self, batch: Batch, *args: Any) -> Targets:
+    def targets(self, batch: Batch, *args: Any) -> Targets:
         """The present policy's part is here: the policy that has played is gone."""
-        first = super()._advantages(batch, *args)
+        first = super().targets(batch, *args)
         if "decoupled" in self._arm:
-            batch["proximal_logps"] = self._comparison.under(self.model, batch)  # type: ignore[typeddict-unknown-key]
+            batch["proximal_logps"] = self.logprobs_under(self.host.model, batch)  # type: ignore[typeddict-unknown-key]
         if "critic-lambda" in self._arm:
             mask = batch["turn_index"] >= 0
             _, returns = token_gae(first.rewards, first.values, mask, self.args.gamma, 1.0)
@@ -144,7 +141,7 @@ class RivalTrainer(STPPOTrainer):
         factors = self.args.gamma, self.args.lam
         if "token-gae" in self._arm:
             return token_gae(rewards, values, index >= 0, *factors)
-        drift = self._comparison.under(self.model, batch) - batch["old_per_token_logps"]
+        drift = self.logprobs_under(self.host.model, batch) - batch["old_per_token_logps"]
         mean = "vtrace-mean" in self._arm
         return rival.vtrace(rewards, values, drift, index, *factors, mean=mean)
 
@@ -154,30 +151,33 @@ class RivalTrainer(STPPOTrainer):
 
     # ------------------------------------------------------------------------ terms of a step
 
-    def _policy_loss(self, model: nn.Module, inputs: Batch, totals: Totals) -> Tensor:
+    def policy_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+        """Keeps the micro-batch."""
         self._inputs = inputs
-        return super()._policy_loss(model, inputs, totals)
+        return super().policy_loss(model, inputs)
 
-    def _log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+    def log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+        """To the anchor, where there is one."""
         if "decoupled" in self._arm:
             proximal = inputs["proximal_logps"]  # type: ignore[typeddict-item]
             inputs = {**inputs, "old_per_token_logps": proximal}  # type: ignore[assignment]
-        self._level = super()._log_ratio(inputs, logprobs)
+        self._level = super().log_ratio(inputs, logprobs)
         return self._level
 
-    def _install_loop(self, *args: Any) -> None:
-        super()._install_loop(*args)
+    def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
+        """Weights of the player, where there is an anchor."""
         if "decoupled" in self._arm:
-            self._comparison.token_factors = self._behaviour_weights  # type: ignore[method-assign]
+            return self._behaviour_weights(batch)
+        return super().token_factors(batch, logprobs)
 
-    def _behaviour_weights(self, inputs: Batch, logprobs: Tensor) -> Tensor:
+    def _behaviour_weights(self, inputs: Batch) -> Tensor:
         proximal = inputs["proximal_logps"]  # type: ignore[typeddict-item]
         return rival.behaviour_weights(proximal, inputs["old_per_token_logps"], self._index(inputs))
 
     def _index(self, inputs: Batch) -> Tensor:
         return inputs["turn_index"].masked_fill(~inputs["loss_mask"], -1)
 
-    def _stabilise(
+    def stabilised(
         self,
         inputs: Batch,
         surrogate: ClippedSurrogate,
@@ -185,13 +185,14 @@ class RivalTrainer(STPPOTrainer):
         logprobs: Tensor,
         entropies: Tensor,
     ) -> ClippedSurrogate:
+        """With the part's terms and weights."""
         surrogate = self._in_place_of(surrogate, logprobs)
         self._watch(logprobs)
         if {"episodes", "turns", "winners"} & set(self._arm):
             mask = inputs["loss_mask"]
             weights = self._weights(surrogate, share, logprobs, entropies, mask)
             surrogate = surrogate._replace(kept=surrogate.kept * weights.to(surrogate.kept.dtype))
-        return super()._stabilise(inputs, surrogate, share, logprobs, entropies)
+        return super().stabilised(inputs, surrogate, share, logprobs, entropies)
 
     def _in_place_of(self, surrogate: ClippedSurrogate, logprobs: Tensor) -> ClippedSurrogate:
         """The clipped surrogate, or what a part has instead of the clip."""
@@ -239,16 +240,17 @@ class RivalTrainer(STPPOTrainer):
             weights = rival.episode_weights(*squares)
             counted = weights[loss_mask.any(dim=1)]
             if (losers := (winners == 0) & loss_mask.any(1, keepdim=True)).any():
-                self._mini_batches.metrics.add_scalar("study/weight_losers", weights[losers].mean())
+                self.metrics.add_scalar("study/weight_losers", weights[losers].mean())
         if counted.numel():
-            self._mini_batches.metrics.add_scalar("study/weight_mean", counted.mean())
-            self._mini_batches.metrics.add_scalar("study/weight_min", counted.min())
+            self.metrics.add_scalar("study/weight_mean", counted.mean())
+            self.metrics.add_scalar("study/weight_min", counted.min())
         return weights
 
     # --------------------------------------------------------------------- size of the step
 
-    def _start_mini_batch(self, *, empty: bool = False) -> None:
-        super()._start_mini_batch(empty=empty)
+    def start_mini_batch(self, *, empty: bool = False) -> None:
+        """Forgets the drifts."""
+        super().start_mini_batch(empty=empty)
         self._drifts = []
 
     def _watch(self, logprobs: Tensor) -> None:
@@ -260,11 +262,12 @@ class RivalTrainer(STPPOTrainer):
         drift = now - old
         turns = rival.turn_means(drift, index)[rival.turn_counts(index) > 0]
         self._drifts.append((drift.sum(1)[inside.any(1)], turns, drift[inside]))
-        figures = self._mini_batches.metrics
+        figures = self.metrics
         figures.add_scalar("study/divergence", (now.exp() - old.exp()).abs().max())
 
-    def _before_optimizer_step(self) -> None:
-        super()._before_optimizer_step()
+    def before_step(self) -> None:
+        """Scales the step as the part says."""
+        super().before_step()
         if not self._drifts:
             return
         episodes, turns, tokens = (torch.cat(d) for d in zip(*self._drifts, strict=True))
@@ -280,35 +283,51 @@ class RivalTrainer(STPPOTrainer):
             kl = token_kl if math.isfinite(token_kl) else math.inf
             scale = self._factor = rival.adapted(self._factor, kl, target, *bounds)
         if scale is not None:
-            self._optimizers.scale_update(scale)
-            self._mini_batches.metrics.add_scalar("study/scale", scale)
+            self.optimizers.scale_update(scale)
+            self.metrics.add_scalar("study/scale", scale)
         for name, value in zip(("ess_episodes", "ess_turns"), shares, strict=True):
-            self._mini_batches.metrics.add_scalar(f"study/{name}", value)
-        self._mini_batches.metrics.add_scalar("study/token_kl", token_kl)
+            self.metrics.add_scalar(f"study/{name}", value)
+        self.metrics.add_scalar("study/token_kl", token_kl)
 
     # -------------------------------------------------------------------------- movement
 
-    def _generate_and_score_completions(self, inputs: Any) -> Batch:
-        if self.model.training:
-            self._mark()
-        return super()._generate_and_score_completions(inputs)
+    def rollout(self, rows: Any) -> Batch:
+        """Marks where the policy is."""
+        if self.host.model.training:
+            self.mark()
+        return super().rollout(rows)
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
         """How far, in the L2 norm, the policy has moved since the last rollout batch."""
-        now = [p.detach().clone() for p in self.model.parameters() if p.requires_grad]
+        now = [p.detach().clone() for p in self.host.model.parameters() if p.requires_grad]
         if self._before:
             squares = [
                 (a - b).double().square().sum() for a, b in zip(now, self._before, strict=True)
             ]
-            self._movements.append(float(torch.stack(squares).sum().sqrt()))
+            self.movements.append(float(torch.stack(squares).sum().sqrt()))
         self._before = now
+
+
+class RivalTrainer(STPPOTrainer):
+    """STPPOTrainer with a rival's parts.
+
+    Args:
+        arm: the rival.
+        base: effective share at which a step is whole, of "ess" and "ess-turns".
+    """
+
+    loop_class = RivalLoop
+
+    def __init__(self, *args: Any, arm: str, base: float = 1.0, **kwargs: Any) -> None:
+        self.arm, self.base = parts_of(arm), base
+        super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As ever; afterwards the log's lines say how far each update has moved the policy."""
         try:
             return super().train(*args, **kwargs)
         finally:
-            self._mark()
+            self._loop.mark()
             lines = [line for line in self.state.log_history if SUCCESS in line]
-            for line, movement in zip(lines, self._movements, strict=False):
+            for line, movement in zip(lines, self._loop.movements, strict=False):
                 line["study/movement"] = movement

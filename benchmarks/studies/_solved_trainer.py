@@ -17,6 +17,7 @@ from trl_stppo.core import normalization_scale
 from trl_stppo.trainer.batch import Batch
 from trl_stppo.trainer.loop.targets import Targets
 from trl_stppo.trainer.stabilizers import STABILIZERS, UPDATE, Stabilizer, register
+from trl_stppo.trainer.training_loop import TrainingLoop
 
 PARTS = {  # part -> what it changes
     "turn": "nothing: the ratio alone",
@@ -105,18 +106,18 @@ def with_factor(kind: type[Memory], factor: float) -> str:
     return name
 
 
-class SolvedTrainer(STPPOTrainer):
-    """STPPOTrainer with an arm's parts."""
+class SolvedLoop(TrainingLoop):
+    """The training loop with an arm's parts, which the trainer names."""
 
-    def __init__(self, *args: Any, arm: str, **kwargs: Any) -> None:
-        self._arm = parts_of(arm)
+    def __init__(self, host: Any, *args: Any, **parts: Any) -> None:
+        super().__init__(host, *args, **parts)
+        self._arm = host.arm
         self._mean_norm, self._square = 0.0, None  # type: ignore[var-annotated]
-        self._snapshot: list[tuple[Tensor, Tensor, dict[str, Any]]] | None = None
-        super().__init__(*args, **kwargs)
 
-    def _before_optimizer_step(self) -> None:
-        super()._before_optimizer_step()
-        metrics = self._mini_batches.metrics
+    def before_step(self) -> None:
+        """Limits the gradient's norm as the arm says."""
+        super().before_step()
+        metrics = self.metrics
         if {"memory", "least"} & set(self._arm):
             metrics.add_scalar("study/scale", metrics._scalars["clip_bias/scale"])
         if (multiple := self._arm.get("clip")) is not None:
@@ -125,8 +126,9 @@ class SolvedTrainer(STPPOTrainer):
                 self.args.max_grad_norm = min(1.0, multiple * self._mean_norm)
             self._mean_norm = 0.9 * self._mean_norm + 0.1 * norm if self._mean_norm else norm
 
-    def _advantages(self, batch: Batch, *args: Any) -> Targets:
-        first = super()._advantages(batch, *args)
+    def targets(self, batch: Batch, *args: Any) -> Targets:
+        """Divided by a running spread, if the arm says so."""
+        first = super().targets(batch, *args)
         factor = self._arm.get("spread")
         if factor is None:
             return first
@@ -138,10 +140,21 @@ class SolvedTrainer(STPPOTrainer):
         scaled = first.raw_advantages / (self._square**0.5 + 1e-8)
         return Targets(**{**vars(first), "advantages": scaled.masked_fill(~mask, 0.0)})
 
+
+class SolvedTrainer(STPPOTrainer):
+    """STPPOTrainer with an arm's parts."""
+
+    loop_class = SolvedLoop
+
+    def __init__(self, *args: Any, arm: str, **kwargs: Any) -> None:
+        self.arm = parts_of(arm)
+        self._snapshot: list[tuple[Tensor, Tensor, dict[str, Any]]] | None = None
+        super().__init__(*args, **kwargs)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """As ever; keeps the weights and moments from before each step, and goes back to them."""
         loss = super().training_step(*args, **kwargs)
-        if "undo" not in self._arm or not self.accelerator.sync_gradients:
+        if "undo" not in self.arm or not self.accelerator.sync_gradients:
             return loss
         assert self.optimizer is not None
         state = getattr(self.optimizer, "optimizer", self.optimizer).state

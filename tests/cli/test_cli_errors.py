@@ -1,5 +1,6 @@
 """What a command raises becomes a message and an exit code; a traceback only where it says more."""
 
+import linecache
 import signal
 import subprocess
 import sys
@@ -30,7 +31,9 @@ def raising(error):
 def ours(error):
     """The same, raised in the package."""
     scope = {"__name__": "trl_stppo.somewhere", "error": error}
-    exec("def call():\n    raise error", scope)
+    source = "def call():\n    raise error\n"
+    linecache.cache["raised"] = (len(source), None, source.splitlines(True), "raised")
+    exec(compile(source, "raised", "exec"), scope)
     return scope["call"]
 
 

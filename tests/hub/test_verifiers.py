@@ -133,7 +133,7 @@ def test_what_is_refused(saved, options, match):
 def test_an_agent_without_its_critic(saved, tmp_path):
     agent = Agent.from_pretrained(str(saved[0]))
     unknown = Agent(agent.model, agent.tokenizer, agent.settings)
-    with pytest.raises(FileNotFoundError, match="`verifier=.critic.`"):
+    with pytest.raises(FileNotFoundError, match=r"`verifier=.critic.`"):
         unknown.run(CountEnv, ROWS[0], candidates=2, verifier="critic")
     with pytest.raises(FileNotFoundError, match=r"there is no critic beside the policy"):
         published_critic(str(tmp_path), agent.model)

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import EnvironmentContractError
 from ..redaction import redacted
 from .usage import Parser, UsageError, hint
 
@@ -44,7 +43,7 @@ first steps:
 
 trl-stppo COMMAND --help explains a command."""
 # Errors of these kinds need no traceback if a `raise` in one of these packages made them.
-READABLE = (ValueError, RuntimeError, OSError, ImportError, EnvironmentContractError)
+READABLE = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 PACKAGES = {"trl_stppo", "trl", "transformers", "huggingface_hub", "datasets", "tokenizers", "peft"}
 
 
@@ -178,10 +177,12 @@ def is_readable(error: BaseException) -> bool:
     """
     if isinstance(error, UsageError):
         return True
-    last = list(traceback.walk_tb(error.__traceback__))[-1:]
-    if not last or not isinstance(error, READABLE):
+    frames = list(traceback.walk_tb(error.__traceback__))[-1:]
+    if not frames or not isinstance(error, READABLE):
         return False
-    return str(last[0][0].f_globals.get("__name__")).partition(".")[0] in PACKAGES
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    on_purpose = isinstance(error, OSError) or line.startswith("raise")
+    return on_purpose and frames[0][0].f_globals.get("__name__", "").partition(".")[0] in PACKAGES
 
 
 def _print_error(text: str) -> None:

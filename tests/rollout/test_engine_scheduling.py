@@ -249,8 +249,8 @@ class Breaking(ScriptedBackend):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens for a turn of 1 to 5"),
-        (TurnResult(0, ids("ab]"), [-1.0]), "returned 1 log-probabilities for 3 tokens"),
+        (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens"),
+        (TurnResult(0, ids("ab]"), [-1.0]), "1 log-probabilities for 3 tokens"),
     ],
 )
 def test_a_backend_that_breaks_its_promise_is_told_so(result, message):

@@ -105,7 +105,7 @@ def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
         ({"turn_spans": SPANS, "env_mask": [[1, 1, 0, 1, 1], [1, 1, 0]]}, "turn_spans[1]"),
         ({"turn_spans": SPANS[:1]}, "turn_spans"),
         ({"env_mask": [[1]]}, "env_mask"),
-        ({"env_mask": [[1, 1, 0, 1, 1], [1, 1]]}, "env_mask[1]"),
+        ({"env_mask": [[1, 1, 0, 1, 1], [1, 1]]}, "env_mask"),
         ({"turn_rewards": [[1.0]] * 3}, "turn_rewards"),
         ({"terminated": [True]}, "terminated"),
         ({"truncated": [True] * 3}, "truncated"),
@@ -114,7 +114,7 @@ def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
         ({"completion_ids": [[3], []]}, "completion_ids[1]"),
         ({"completion_ids": [[3]]}, "completion_ids"),
         ({"prompt_ids": [[3]]}, "prompt_ids"),
-        ({"logprobs": [[0.0] * 4, [0.0] * 3]}, "logprobs[0]"),
+        ({"logprobs": [[0.0] * 4, [0.0] * 3]}, "logprobs"),
     ],
 )
 def test_a_result_that_contradicts_itself_raises_by_key(extra, named):

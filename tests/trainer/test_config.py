@@ -176,7 +176,7 @@ def test_the_parser_reads_st_ppos_own_fields(tmp_path):
     options = {
         **{"output_dir": str(tmp_path), "bf16": False, "variant": None, "cliprange_value": None},
         **{"importance_sampling_level": "sequence", "stabilizers": ["winners", "share"]},
-        "stop_when": [{"metric": "reward_std", "below": 0.1, "patience": 2}, "turns/mean > 9"],
+        "stop_when": ["reward_std < 0.1 for 2", "turns/mean > 9"],
         "eval_generation_kwargs": {"temperature": 0.0},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(options))

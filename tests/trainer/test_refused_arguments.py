@@ -163,7 +163,6 @@ REFUSED = [
     ({"rollout_func": rollout, "tools": [share_of_a]}, "`rollout_func` .*`tools`", {}),
     ({**COUNT, "tools": [rollout]}, "`tools` and .*`environment_factory`", {}),
     ({**COUNT, "rollout_func": rollout}, "`rollout_func` and .*`environment_factory`", {}),
-    ({"tools": ["search"]}, r"`tools\[0\]`.*'search'", {}),
     *(
         ({}, f"`{name}=2`", {name: 2})
         for name in ("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots")
@@ -416,7 +415,7 @@ def test_a_shared_critic_trains_adapters_of_embeddings_too():
     assert any("lora_embedding_A" in name for name in critic.parameter_names)
 
 
-NO_PROMPT = "no `prompt`: the model reads what `reset` returns"
+NO_PROMPT = "no `prompt`: the model reads only"
 
 
 @pytest.mark.parametrize(

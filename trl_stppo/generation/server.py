@@ -34,25 +34,20 @@ class ServerError(Exception):
 
 
 class ServerBackend(QueuedBackend):
-    """Asks for each turn from a thread of its own, and asks again where that makes sense.
+    """Sends each turn from a thread of its own, and sends it again after a failure that may pass.
 
-    A turn counts if the server had the right weights before and after it. Who is not answered at all within
-    `patience`, or with errors alone, gets a result with an `error`.
+    A turn counts if the server had the right weights before and after it. A turn without an answer within
+    `patience` seconds, or with errors alone, gets a result with an `error`.
 
     Args:
-        server: is asked, from many threads at once, to `sample(request)`, which gives the ids of a turn and
-            their log-probabilities or None, and for the name of its `weights()`, another one after a
-            restart. Any failure is a ServerError.
-        weights: name of the right weights, `update#push`: they may be sent again.
-        patience: how long a server may be away, in seconds.
-        send_weights: sends them once more to a server that has lost them, and returns their name; None
-            where this process cannot.
-        awaits_weights: whether anybody will, so that it is worth waiting.
-        told: whether the log knows already that turns are asked for again.
-        capacity: how many episodes may be between `add` and `release`; None is any number.
-
-    Attributes:
-        asked_again: how often a turn was asked for once more.
+        server: has `sample(request)`, which returns ids and log-probabilities or None, and `weights()`, a name
+            that a restart changes. It raises ServerError.
+        weights: name of the right weights, `update#push`.
+        patience: seconds that a server may be away.
+        send_weights: sends weights to a restarted server and returns their name; None if this process cannot.
+        awaits_weights: whether another process sends them.
+        told: whether repetitions were logged before.
+        capacity: episodes between `add` and `release`; None is any number.
     """
 
     def __init__(

@@ -49,15 +49,8 @@ class RolloutEngine(Parts):
     ) -> tuple[list[Episode], Durations]:
         """Play one episode per row.
 
-        Args:
-            rows: columns of the dataset rows, as `reset` gets them.
-            prompts: one per row.
-            renderer: messages to token ids.
-            backend: samples the turns.
-            seed: names the randomness of this rollout.
-            first_row: number of the first row among those of all processes.
-            names: name the randomness of each episode, in place of its number among all rows.
-            prompt_ids: of each row, where they are not to be made of its prompt.
+        `rows` are columns for `reset`, `seed` and `first_row` (or `names`) name the random numbers of
+        episodes, and `prompt_ids` replace the rendered prompts.
         """
         episodes, indices = self._episodes(rows, prompts)
         if prompt_ids is not None:

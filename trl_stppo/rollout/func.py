@@ -26,15 +26,9 @@ def read_rollout(
 ) -> tuple[list[Episode], dict[str, Any]]:
     """The episodes of a rollout_func's result.
 
-    Args:
-        output: the result: TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional
-            `env_mask`) and, optional, `turn_spans`, `turn_rewards`, `terminated`, `truncated`, each
-            with one entry per episode.
-        rows: columns of the dataset rows.
-        prompts: one per row.
-        eos_token_ids: an episode that ends with one of them has ended by itself, unless the result
-            says otherwise.
-        read: (ids of an episode, ids before it) -> assistant message.
+    The result has TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional `env_mask`) and, optional,
+    `turn_spans`, `turn_rewards`, `terminated`, `truncated`, each with one entry per episode. An episode that ends
+    with one of `eos_token_ids` has terminated, unless the result says otherwise.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
     _check(output, len(rows))

@@ -128,17 +128,9 @@ def prompt_template(
 ) -> tuple[str | None, ValueError | None]:
     """The chat template that training uses in place of the tokenizer's, so that prompts are the same.
 
-    Args:
-        speaker: the model with its tokenizer, which is made ready for tools if there are any.
-        template_kwargs: passed on to `apply_chat_template`.
-        uses_tools: whether the agent can call tools.
-
     Returns:
         The template, None for the tokenizer's own; and why episodes of messages cannot be played, None
-        if they can.
-
-    Raises:
-        ValueError: tools are used, and the template cannot render them.
+        if they can. A template that cannot render tools raises ValueError if there are any.
     """
     tokenizer = speaker.tokenizer
     if uses_tools:
@@ -151,19 +143,9 @@ def prompt_template(
 
 
 class Player:
-    """Plays episodes of a few rows at a time, as a trainer's evaluation does; to be closed at the end.
+    """Plays episodes of a few rows at a time, as a trainer's evaluation does; `close` ends it.
 
-    Args:
-        speaker: the model with its tokenizer.
-        environment_factory: a factory or a dict of factories, as for the trainer; with neither it nor
-            tools a row is answered in one turn.
-        limits: of an episode.
-        tools: for the model to call, besides those of a tool environment.
-        template_kwargs: passed on to `apply_chat_template`.
-        **options: of `assemble`: workers, and what to do where an environment fails.
-
-    Raises:
-        ValueError: a template that cannot render what is needed.
+    Arguments are the trainer's and `assemble`'s. Without environments and tools a row gets one turn.
     """
 
     def __init__(

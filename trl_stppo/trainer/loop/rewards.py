@@ -107,19 +107,10 @@ def score(
     ended: Sequence[bool],
     missing_eos_penalty: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores of a rollout's episodes, turn rewards not among them, and who has one.
+    """Scores [B] of a rollout's episodes in reward units, without turn rewards, and which have one, [B] bool.
 
-    Args:
-        rollout: with its rewards.
-        weights: [F], of the reward functions.
-        turn_sum: see `RewardPlan`.
-        names: of the functions.
-        ended: of each episode, whether its last token ends a turn.
-        missing_eos_penalty: off the score of one that does not, None for nothing.
-
-    Returns:
-        Scores [B] in reward units, and [B] bool: an episode for which all functions say None, and
-        whose turns nobody pays, does not train.
+    An episode for which all functions return None, and whose turns have no rewards, does not train. `ended`
+    says of each episode whether its last token ends a turn; `missing_eos_penalty` is subtracted from the others.
     """
     rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
     if turn_sum is not None:

@@ -64,16 +64,9 @@ def check_lengths(number: int, **given: Any) -> None:
 
 
 class TurnRewardFuncs:
-    """Scores turns with everything in `turn_reward_funcs`.
+    """Scores turns with everything in `turn_reward_funcs`; weights are 1 by default.
 
-    Args:
-        host: whose device and template are used.
-        calls: where asynchronous functions run.
-        tokenizer: of the policy.
-        funcs: one or a list of functions, reward models, and names of reward models; the name of a causal
-            language model becomes a `LabelTokenScorer`.
-        processing_classes: tokenizers of the reward models, None for their own.
-        weights: of each, None for 1.
+    The name of a causal language model becomes a `LabelTokenScorer`.
     """
 
     def __init__(

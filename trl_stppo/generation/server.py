@@ -40,11 +40,11 @@ class ServerBackend(QueuedBackend):
     `patience` seconds, or with errors alone, gets a result with an `error`.
 
     Args:
-        server: has `sample(request)`, which returns ids and log-probabilities or None, and `weights()`, a name
+        server: has `sample(request)`, which returns ids and logprobs or None, and `weights()`, a name
             that a restart changes. It raises ServerError.
         weights: name of the right weights, `update#push`.
         patience: seconds that a server may be away.
-        send_weights: sends weights to a restarted server and returns their name; None if this process cannot.
+        send_weights: sends weights to a restarted server and returns their name; None if it cannot.
         awaits_weights: whether another process sends them.
         told: whether repetitions were logged before.
         capacity: episodes between `add` and `release`; None is any number.

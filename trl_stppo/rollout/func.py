@@ -27,7 +27,7 @@ def read_rollout(
     """The episodes of a rollout_func's result.
 
     The result has TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional `env_mask`) and, optional,
-    `turn_spans`, `turn_rewards`, `terminated`, `truncated`, each with one entry per episode. An episode that ends
+    `turn_spans`, `turn_rewards`, `terminated`, `truncated`, one entry per episode. An episode that ends
     with one of `eos_token_ids` has terminated, unless the result says otherwise.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}

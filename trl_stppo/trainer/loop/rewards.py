@@ -109,8 +109,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """Scores [B] of a rollout's episodes in reward units, without turn rewards, and which have one, [B] bool.
 
-    An episode for which all functions return None, and whose turns have no rewards, does not train. `ended`
-    says of each episode whether its last token ends a turn; `missing_eos_penalty` is subtracted from the others.
+    An episode without any reward, of functions or of turns, does not train. `ended` says
+    of each episode whether its last token ends a turn; `missing_eos_penalty` is subtracted from the others.
     """
     rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
     if turn_sum is not None:

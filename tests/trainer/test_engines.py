@@ -306,7 +306,7 @@ def test_a_trainer_is_read():
         optimizer_cls_and_kwargs=(),
         reward_funcs=["a"],
     )
-    read = checks.run_of(trainer, critic, ["b"], copies_adapter=True)
+    read = checks.run_of(trainer, "given", ["b"], copies_adapter=True)
     assert read == checks.EngineRun(
         engine="ZeRO-3",
         plugin=plugin,
@@ -319,11 +319,14 @@ def test_a_trainer_is_read():
         rewards=["a", "b"],
     )
     kinds = [
-        checks.critic_kind(args, given=given, lora=lora)
-        for given, lora in ((True, True), (False, True), (False, False))
+        checks.critic_kind(model, name, lora=lora)
+        for model, name, lora in (
+            (critic, None, True),
+            (None, None, True),
+            (None, None, False),
+            (None, "critic", True),
+        )
     ]
-    args.value_model_name_or_path = "critic"
-    kinds.append(checks.critic_kind(args, given=False, lora=True))
     assert kinds == ["given", "shared", "copied", "named"]
 
 

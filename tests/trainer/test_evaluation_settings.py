@@ -17,8 +17,8 @@ from tests.trainer.test_tool_environments import (
     scripted_turn,
 )
 from tests.vllm_server import attach, serving
-from trl_stppo.trainer.evaluation import settings
 from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.planning import plan
 
 
 @pytest.mark.parametrize("path", ["engine", "answers", "generate", "batched"])
@@ -159,11 +159,11 @@ def test_other_kinds_of_environments_are_refused(arguments, message, tmp_path):
 
 
 def test_environments_must_agree_on_having_a_score():
-    rollout = settings.RolloutPlan(
+    rollout = plan.RolloutPlan(
         tools={None: PayingOnlyTurnsEnv}, probes={None: PayingOnlyTurnsEnv()}
     )
     with pytest.raises(ValueError, match="`get_reward`"):
-        settings.plan_evaluation(None, PayingEnv, rollout)
+        plan.plan_evaluation(None, PayingEnv, rollout)
 
 
 def test_settings_that_cannot_reach_a_rollout_func_are_refused(tmp_path):

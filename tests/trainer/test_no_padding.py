@@ -47,8 +47,8 @@ class Counted(STPPOTrainer):
         self._count("policy", part)
         return super()._logprobs_of(model, part, keep, entropy, aux_loss)
 
-    def _install_loop(self, *args):
-        super()._install_loop(*args)
+    def _build_models(self, run):
+        super()._build_models(run)
         original = self._forward.parts
 
         def parts(*args):

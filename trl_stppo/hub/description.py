@@ -1,6 +1,6 @@
 """The description of a run, used by its card, `agent.json`, checkpoints, log and dry run.
 
-`trainer/publishing/describe.py` builds it from a trainer.
+`trainer/describe.py` builds it from a trainer.
 """
 
 from __future__ import annotations

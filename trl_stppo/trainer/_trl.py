@@ -150,21 +150,6 @@ class SingleGeneration(int):
 
 
 @contextmanager
-def reference_needed(args: GRPOConfig, by_upstream: bool, by_us: bool) -> Iterator[None]:
-    """Make GRPOTrainer's constructor build, or not build, its reference policy.
-
-    Upstream ties the reference to `beta`, the loss-side KL. Ours is needed for the in-reward KL too,
-    and not at all when the caller brings one: then `sync_ref_model` is ours to honour as well.
-    """
-    beta, args.beta = args.beta, 1.0 if by_upstream else 0.0
-    sync, args.sync_ref_model = args.sync_ref_model, args.sync_ref_model and not by_us
-    try:
-        yield
-    finally:
-        args.beta, args.sync_ref_model = beta, sync
-
-
-@contextmanager
 def small_tiles(device: torch.device) -> Iterator[None]:
     """Let the fused head work on fewer tokens at a time where it does so in torch.
 

@@ -14,30 +14,29 @@ from torch import nn
 
 from ..core.layout import Part
 from . import argument_types as of
-from ._trl import profiling_decorator, reference_needed, small_tiles
+from ._trl import profiling_decorator, small_tiles
 from .batch import Batch
 from .bridge import Bridge
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.run_state import RunState
 from .describe import describe
 from .evaluation.evaluator import Evaluator
-from .evaluation.settings import plan_evaluation
 from .guards.guards import Guards
-from .guards.signals import without_upstreams
 from .loop.forward import ForwardPasses, Logprobs
 from .loop.log import RolloutLog
 from .loop.rewards import EpisodeRewards
 from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
-from .planning import plan, text_only
-from .planning.rewards import RewardPlan, plan_rewards
+from .planning import plan
+from .planning.rewards import plan_rewards
 from .planning.rows import Row
 from .ppo_config import PPOConfig
 from .publishing import publisher
 from .publishing.publisher import Publisher
 from .recording.recorder import TraceRecorder
-from .setup import continuing, models, players, vllm_engine
+from .setup import continuing, models, players
+from .setup.run_plan import RunPlan
 from .sharding import runtime
 from .stabilizers import STABILIZERS
 from .training_loop import RolloutSource, TrainingLoop
@@ -82,101 +81,87 @@ class AgentTrainer(Bridge):
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         plan.check_eval_dataset(eval_dataset, rollout)
-        evaluation = plan_evaluation(args, eval_environment_factory, rollout)
-        model, processing_class, quantization_config = continuing.policy_to_go_on_with(
+        evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
+        policy = continuing.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )
-        given = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
+        critic = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
         rewards = plan_rewards(
             args,
             reward_funcs,
             reward_processing_classes,
             reward_model,
-            processing_class,
+            policy[1],
             rollout,
             scores_turns=turn_reward_funcs is not None,
         )
-        reference = models.plan_reference(args, model, ref_model, peft_config)
-        with (
-            reference_needed(args, reference.by_upstream, reference.model is not None),
-            rewards.extended_weights(args),
-            without_upstreams(args),
-            vllm_engine.colocated_engine(self, args, loaded_by_name=isinstance(model, str)),
-        ):
+        reference = models.plan_reference(args, policy[0], ref_model, peft_config)
+        run = RunPlan(args, rollout, evaluation, rewards, reference, critic, *policy)
+        with run.building_upstream(self):
             super().__init__(
-                model=model,
-                reward_funcs=list(rewards.funcs),  # upstream appends those of environments
-                args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=text_only.tokenizer_of(model, processing_class, args, rollout),
-                reward_processing_classes=rewards.processing_classes,
                 callbacks=callbacks,
                 optimizers=optimizers,
-                quantization_config=quantization_config,
                 peft_config=peft_config,
                 tools=tools,
                 rollout_func=rollout_func,
-                environment_factory=rollout.tool_environments,
+                **run.upstream_arguments(),
             )
-        self.beta = args.beta  # until here it said whether upstream is to make the reference
-        with given.in_place(args):
-            models.check_sharding(self, given.model, reference, turn_reward_funcs)
-        self._player = players.build_player(self, rollout, evaluation)
+        models.check_sharding(self, critic, reference, turn_reward_funcs)
+        self._build_players(run, turn_reward_funcs, turn_reward_processing_classes)
+        self._build_models(run)
+        self._build_watch(run)
+        self._build_loop(run)
+
+    def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
+        """The player of episodes, and what scores them."""
+        self._player = players.build_player(self, run.rollout, run.evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
             self,
             self._player.engine.calls,
             self.internals.tokenizer,
-            turn_reward_funcs,
-            turn_reward_processing_classes,
-            args.turn_reward_weights,
+            turn_funcs,
+            tokenizers,
+            self.args.turn_reward_weights,
         )
-        with given.in_place(args):
-            self._install_models(reference, given.model, given.shared)
-        self._install_loop(rewards, rollout)
-        self._install_watch(rollout)
+        self.reward_funcs: list[Any] = run.rewards.with_environments(
+            self.reward_funcs, self.reward_func_names
+        )
+        shows = bool(run.rollout.tools)
+        self._rewards = EpisodeRewards(
+            self, run.rewards, self._turn_reward_funcs, shows_environments=shows
+        )
+        self._rollout_log = RolloutLog(self)
 
-    def _install_models(self, *given: Any) -> None:
-        """What stands beside the policy (`setup.models.install_models`), and what moves policy and critic."""
-        self.critic = models.install_models(self, *given)
+    def _build_models(self, run: RunPlan) -> None:
+        """Critic and reference, their forward passes, and what steps policy and critic."""
+        self.critic = models.install_models(self, run.reference, run.critic)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
         self._optimizers = Optimizers(self, lambda optimizer: self._loop.measure_bias(optimizer))
-
-    def _install_loop(self, rewards: RewardPlan, rollout: plan.RolloutPlan) -> None:
-        """What rollout and update are made of."""
-        self.reward_funcs: list[Any] = rewards.with_environments(
-            self.reward_funcs, self.reward_func_names
-        )
-        self._rollout_log = RolloutLog(self)
-        self._rewards = EpisodeRewards(
-            self,
-            rewards,
-            self._turn_reward_funcs,
-            shows_environments=bool(rollout.tools),
-        )
         self._forward = ForwardPasses(self, lambda *part: self._logprobs_of(*part))
 
-    def _install_watch(self, rollout: plan.RolloutPlan) -> None:
-        """What keeps, guards, shows and records a run."""
+    def _build_watch(self, run: RunPlan) -> None:
+        """Checkpoints, guards, evaluation, and what shows and records a run."""
         self._run_state = RunState(self, self._optimizers, self._stale)
-        run, limits = partial(describe, self, rollout), self._player.eval_engine.limits
-        self._checkpoints = Checkpoints(self, self._run_state, run)
-        self._publisher = Publisher(self, self._checkpoints, run, limits)
-        display.install_callbacks(self, rollout)
-        self._run_state.guards = self._guards = Guards(
-            self,
-            self._optimizers,
-            last_checkpoint=lambda: self._checkpoints.last,
-        )
-        self._run_state.trace = self._trace = TraceRecorder(self, self._player)
+        about, limits = partial(describe, self, run.rollout), self._player.eval_engine.limits
+        self._checkpoints = Checkpoints(self, self._run_state, about)
+        self._publisher = Publisher(self, self._checkpoints, about, limits)
+        display.install_callbacks(self, run.rollout)
+        last_checkpoint = partial(getattr, self._checkpoints, "last")
+        self._guards = Guards(self, self._optimizers, last_checkpoint=last_checkpoint)
+        self._trace = TraceRecorder(self, self._player)
         self._evaluator = Evaluator(
-            self, self._player, self._rewards, self._rollout_log, rollout, self._trace
+            self, self._player, self._rewards, self._rollout_log, run.rollout, self._trace
         )
-        stabilizers = [
-            STABILIZERS[name](self.args) for name in getattr(self.args, "stabilizers", [])
-        ]
+
+    def _build_loop(self, run: RunPlan) -> None:
+        """The training loop; checkpoints keep the state of its parts."""
+        names = getattr(run.args, "stabilizers", [])
+        stabilizers = [STABILIZERS[name](run.args) for name in names]
         self._run_state.stabilizers = stabilizers
+        self._run_state.guards, self._run_state.trace = self._guards, self._trace
         self._loop = self.loop_class(
             self,
             stabilizers,

@@ -13,42 +13,11 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
-from ...rollout.environments import split_environments
 from .._trl import new_token_limit
 from ..bridge import Bridge
-from ..planning.plan import RolloutPlan
-from ..ppo_config import PPOConfig
 
 # Of `eval_generation_kwargs`, what says how tokens are drawn.
 SAMPLING = ("temperature", "top_p", "top_k")
-
-
-def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
-    """Who plays the episodes of evaluation; a `factory` of None is that of training."""
-    if rollout.user_func is not None and args.eval_settings:
-        raise ValueError(
-            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."
-        )
-    if factory is None:
-        return rollout
-    if not (rollout.text or rollout.tools):
-        raise ValueError("`eval_environment_factory` was given without an `environment_factory`.")
-    text, tools, probes = split_environments(factory)
-    if (set(text), set(tools)) != (set(rollout.text), set(rollout.tools)):
-        raise ValueError(
-            f"`eval_environment_factory` makes environments with the names {list(probes)}; allowed: those of "
-            f"`environment_factory`, {list(rollout.probes)}, each of the same kind, text or tools."
-        )
-    for key in tools:
-        if _scores(probes[key]) != _scores(rollout.probes[key]):
-            raise ValueError(
-                "`eval_environment_factory` and `environment_factory` must agree on having a `get_reward`."
-            )
-    return RolloutPlan(text, tools, probes, rollout.standalone_tools)
-
-
-def _scores(environment: Any) -> bool:
-    return callable(getattr(type(environment), "get_reward", None))
 
 
 @contextmanager

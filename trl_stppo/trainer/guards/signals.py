@@ -60,13 +60,3 @@ class StopSignals:
             if not callable(previous):
                 raise KeyboardInterrupt
             previous(number, frame)
-
-
-@contextmanager
-def without_upstreams(args: Any) -> Iterator[None]:
-    """Keep transformers from installing its handler for `enable_jit_checkpoint`; ours does its work."""
-    wanted, args.enable_jit_checkpoint = args.enable_jit_checkpoint, False
-    try:
-        yield
-    finally:
-        args.enable_jit_checkpoint = wanted

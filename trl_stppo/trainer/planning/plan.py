@@ -283,3 +283,34 @@ def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
                 f"{method} does not take `{'`, `'.join(left)}`: it gets every column of `{name}`. Add "
                 f"`**row` to its parameters."
             )
+
+
+# -------------------------------------------------------------------- evaluation
+
+
+def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
+    """Who plays the episodes of evaluation; a `factory` of None is that of training."""
+    if rollout.user_func is not None and args.eval_settings:
+        raise ValueError(
+            f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."
+        )
+    if factory is None:
+        return rollout
+    if not (rollout.text or rollout.tools):
+        raise ValueError("`eval_environment_factory` was given without an `environment_factory`.")
+    text, tools, probes = split_environments(factory)
+    if (set(text), set(tools)) != (set(rollout.text), set(rollout.tools)):
+        raise ValueError(
+            f"`eval_environment_factory` makes environments with the names {list(probes)}; allowed: those of "
+            f"`environment_factory`, {list(rollout.probes)}, each of the same kind, text or tools."
+        )
+    for key in tools:
+        if _scores(probes[key]) != _scores(rollout.probes[key]):
+            raise ValueError(
+                "`eval_environment_factory` and `environment_factory` must agree on having a `get_reward`."
+            )
+    return RolloutPlan(text, tools, probes, rollout.standalone_tools)
+
+
+def _scores(environment: Any) -> bool:
+    return callable(getattr(type(environment), "get_reward", None))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,16 +33,9 @@ class RewardPlan:
     turn_sum: int | None = None
     asked: Asked = field(default_factory=Asked)  # the episodes that they are asked about
 
-    @contextmanager
-    def extended_weights(self, args: PPOConfig) -> Iterator[None]:
-        """Give the functions we added a weight of one, where the caller set weights."""
-        given = args.reward_weights
-        if given is not None:
-            args.reward_weights = [*given, *[1.0] * (len(self.funcs) - len(given))]
-        try:
-            yield
-        finally:
-            args.reward_weights = given
+    def weights(self, given: list[float] | None) -> list[float] | None:
+        """Weights of all functions: 1 for those that we added, if the caller has set weights."""
+        return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """The functions in place of those that GRPOTrainer has made of environments' `get_reward`.

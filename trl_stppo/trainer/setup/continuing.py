@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +75,6 @@ class GivenCritic:
     model: Any = None
     name: str | None = None
     shared: Path | None = None
-
-    @contextmanager
-    def in_place(self, args: PPOConfig) -> Iterator[None]:
-        """Have the configuration name what was found; a second trainer looks it up anew."""
-        given, args.value_model_name_or_path = args.value_model_name_or_path, self.name
-        try:
-            yield
-        finally:
-            args.value_model_name_or_path = given
 
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +22,12 @@ from . import continuing
 
 
 def check_sharding(
-    host: Bridge, value_model: Any, reference: ReferencePlan, turn_reward_funcs: Any
+    host: Bridge, given: continuing.GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
     """Refuse ways to run on which gradients or generation would go wrong without a word."""
     copies = reference.adapter
-    run = checks.run_of(host, value_model, turn_reward_funcs, copies_adapter=copies)
-    checks.check(run)
+    critic = checks.critic_kind(given.model, given.name, lora=hasattr(host.model, "peft_config"))
+    checks.check(checks.run_of(host, critic, turn_reward_funcs, copies_adapter=copies))
     if hasattr(host.model, "peft_config"):
         adapter_checks.check_loaded_policy(host.model)
 
@@ -76,9 +75,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
     return ReferencePlan(by_upstream=True)
 
 
-def install_models(
-    host: Bridge, reference: ReferencePlan, value_model: Any, published: Path | None
-) -> Critic:
+def install_models(host: Bridge, reference: ReferencePlan, given: continuing.GivenCritic) -> Critic:
     """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
     text_only.check_vocabulary(host.model, host.processing_class)
     keep_trainable(host.model)
@@ -92,7 +89,7 @@ def install_models(
         if getattr(config, "output_router_logits", False):
             config.output_router_logits = False  # only the loss needs them, and requests them
     install_stop_token(host)
-    return build_critic(host, value_model, published)
+    return build_critic(host, given)
 
 
 def install_reference(host: Bridge, plan: ReferencePlan) -> None:
@@ -114,19 +111,17 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
 # ----------------------------------------------------------------------- critic
 
 
-def build_critic(host: Bridge, value_model: Any, published: Path | None = None) -> Critic:
+def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
     """The critic that the arguments ask for, on the device, equal on all processes.
 
-    A given `value_model`, else the checkpoint named in the configuration, else an adapter on a LoRA
-    policy's backbone, `published` or a new one, else a second backbone with the policy's weights.
+    A given model, else a named checkpoint, else an adapter on a LoRA policy's backbone, published or new,
+    else a second backbone with the policy's weights.
     """
-    args, policy = host.args, host.model
+    args, policy, value_model, published = host.args, host.model, given.model, given.shared
     if not host.has_critic and value_model is not None:
         raise ValueError(
             f"`value_model` is a {type(value_model).__name__}, but {type(args).__name__} has no critic."
         )
-    if value_model is not None and args.value_model_name_or_path is not None:
-        raise ValueError(continuing.ONE_OF_TWO)
     is_peft = hasattr(policy, "peft_config")
     if is_peft:
         adapters.restore_module_dtypes(policy)
@@ -134,15 +129,15 @@ def build_critic(host: Bridge, value_model: Any, published: Path | None = None) 
     if not host.has_critic:
         return NoCritic()
     if published is None:
-        check_critic_rank(args, shared=is_peft and value_model is None)
+        check_critic_rank(args, shared=is_peft and value_model is None and given.name is None)
     critic: Critic
     if value_model is not None:
         critic = _separate(value_model, host)
-    elif args.value_model_name_or_path is not None:
+    elif given.name is not None:
         kwargs = continuing.loading_options(args)
         packed = "quantization_config" in kwargs  # which ZeRO-3 cannot cut
         with runtime.unpartitioned() if packed else nullcontext():
-            model = critic_from_checkpoint(args.value_model_name_or_path, **kwargs)
+            model = critic_from_checkpoint(given.name, **kwargs)
         critic = _separate(model, host)
     elif is_peft or published is not None:
         if published is None:
@@ -169,7 +164,7 @@ def build_critic(host: Bridge, value_model: Any, published: Path | None = None) 
 
 def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
     """Refuse the rank of an adapter that will not be there."""
-    if args.critic_lora_r is not None and (not shared or args.value_model_name_or_path is not None):
+    if args.critic_lora_r is not None and not shared:
         raise ValueError(
             f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
         )

@@ -52,22 +52,18 @@ class EngineRun:
     parallelism: Any = None
 
 
-def critic_kind(args: Any, *, given: bool, lora: bool) -> str:
-    """Which kind of `CRITICS` the critic is."""
-    if given:
+def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
+    """The kind of a critic among `CRITICS`."""
+    if model is not None:
         return "given"
-    if args.value_model_name_or_path is not None:
+    if name is not None:
         return "named"
     return "shared" if lora else "copied"
 
 
-def run_of(
-    host: Bridge, value_model: Any, turn_reward_funcs: Any, *, copies_adapter: bool
-) -> EngineRun:
+def run_of(host: Bridge, critic: str, turn_reward_funcs: Any, *, copies_adapter: bool) -> EngineRun:
     """What the checks look at, of a host as GRPOTrainer's constructor has left it."""
     state, model = host.accelerator.state, host.model
-    lora = hasattr(model, "peft_config")
-    kind = critic_kind(host.args, given=value_model is not None, lora=lora)
     turns = (
         turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]
     )
@@ -75,8 +71,8 @@ def run_of(
         engine=sharding_name(host.accelerator),
         plugin=getattr(state, "deepspeed_plugin", None) or getattr(state, "fsdp_plugin", None),
         args=host.args,
-        critic=kind if host.has_critic else None,
-        lora=lora,
+        critic=critic if host.has_critic else None,
+        lora=hasattr(model, "peft_config"),
         quantised=bool(getattr(model, "quantization_method", None))
         or any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)),
         own_optimizer=(host.optimizer, host.optimizer_cls_and_kwargs) != (None, None),

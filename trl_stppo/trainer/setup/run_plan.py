@@ -1,0 +1,72 @@
+"""The plan of a run: all that the trainer's constructor decides before GRPOTrainer's constructor runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..planning import text_only
+from ..planning.plan import RolloutPlan
+from ..planning.rewards import RewardPlan
+from ..ppo_config import PPOConfig
+from . import vllm_engine
+from .continuing import GivenCritic
+from .models import ReferencePlan
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Who plays, who is trained, and what is compared with it."""
+
+    args: PPOConfig
+    rollout: RolloutPlan
+    evaluation: RolloutPlan
+    rewards: RewardPlan
+    reference: ReferencePlan
+    critic: GivenCritic
+    model: Any
+    processing_class: Any
+    quantization_config: Any
+
+    def upstream_arguments(self) -> dict[str, Any]:
+        """Arguments of GRPOTrainer's constructor that differ from ours."""
+        tokenizer = text_only.tokenizer_of(
+            self.model, self.processing_class, self.args, self.rollout
+        )
+        return {
+            "args": self.args,
+            "model": self.model,
+            "processing_class": tokenizer,
+            "quantization_config": self.quantization_config,
+            "reward_funcs": list(self.rewards.funcs),  # upstream appends those of environments
+            "reward_processing_classes": self.rewards.processing_classes,
+            "environment_factory": self.rollout.tool_environments,
+        }
+
+    @contextmanager
+    def building_upstream(self, trainer: Any) -> Iterator[None]:
+        """Set four options to the values that GRPOTrainer's constructor needs, and restore them.
+
+        Upstream ties the reference to `beta`, the loss-side KL. Ours also serves the in-reward KL. A reference
+        that the caller passes needs none of upstream's and is synced by us.
+        """
+        args, reference = self.args, self.reference
+        options = {
+            "beta": 1.0 if reference.by_upstream else 0.0,
+            "sync_ref_model": args.sync_ref_model and reference.model is None,
+            "reward_weights": self.rewards.weights(args.reward_weights),
+            "enable_jit_checkpoint": False,
+        }
+        before = {name: getattr(args, name) for name in options}
+        by_name = isinstance(self.model, str)
+        try:
+            for name, value in options.items():
+                setattr(args, name, value)
+            with vllm_engine.colocated_engine(trainer, args, loaded_by_name=by_name):
+                yield
+        finally:
+            for name, value in before.items():
+                setattr(args, name, value)
+        trainer.beta = args.beta

@@ -49,7 +49,7 @@ class RunPlan:
     def building_upstream(self, trainer: Any) -> Iterator[None]:
         """Set four options to the values that GRPOTrainer's constructor needs, and restore them.
 
-        Upstream ties the reference to `beta`, the loss-side KL. Ours also serves the in-reward KL. A reference
+        Upstream ties the reference to `beta`, the loss-side KL; ours serves the in-reward KL. A reference
         that the caller passes needs none of upstream's and is synced by us.
         """
         args, reference = self.args, self.reference

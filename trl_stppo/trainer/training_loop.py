@@ -360,8 +360,8 @@ class TrainingLoop:
             log_ratio,
             inputs["advantages"],
             loss_mask,
-            host.epsilon_low,
-            host.epsilon_high,
+            cliprange_low=host.epsilon_low,
+            cliprange_high=host.epsilon_high,
             delta=self.args.delta,
             weights=self.token_factors(inputs, logprobs),
         )

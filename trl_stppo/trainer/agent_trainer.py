@@ -1,4 +1,4 @@
-"""What a trainer of agents is made of, whatever its loss: how it is built, and where upstream meets it.
+"""The trainer of agents: how it is built, and which methods of GRPOTrainer it wraps.
 
 `AgentTrainer` holds no state of a run: its methods delegate. The algorithm is in `training_loop.py`.
 """
@@ -44,7 +44,7 @@ from .watching import display
 
 
 class AgentTrainer(Bridge):
-    """GRPOTrainer with our helpers in it, which it asks wherever upstream would do something else."""
+    """GRPOTrainer whose methods delegate to the parts that the constructor builds."""
 
     loop_class = TrainingLoop
 
@@ -115,7 +115,7 @@ class AgentTrainer(Bridge):
         self._build_loop(run)
 
     def _build_players(self, run: RunPlan, turn_funcs: Any, tokenizers: Any) -> None:
-        """The player of episodes, and what scores them."""
+        """Build the player of episodes and the parts that score them."""
         self._player = players.build_player(self, run.rollout, run.evaluation)
         self._turn_reward_funcs = TurnRewardFuncs(
             self,
@@ -135,7 +135,7 @@ class AgentTrainer(Bridge):
         self._rollout_log = RolloutLog(self)
 
     def _build_models(self, run: RunPlan) -> None:
-        """Critic and reference, their forward passes, and what steps policy and critic."""
+        """Build critic, reference, forward passes and optimizers."""
         self.critic = models.install_models(self, run.reference, run.critic)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
@@ -143,7 +143,7 @@ class AgentTrainer(Bridge):
         self._forward = ForwardPasses(self, lambda *part: self._logprobs_of(*part))
 
     def _build_watch(self, run: RunPlan) -> None:
-        """Checkpoints, guards, evaluation, and what shows and records a run."""
+        """Build checkpoints, guards, evaluation, displays and the recorder."""
         self._run_state = RunState(self, self._optimizers, self._stale)
         about, limits = partial(describe, self, run.rollout), self._player.eval_engine.limits
         self._checkpoints = Checkpoints(self, self._run_state, about)
@@ -157,7 +157,7 @@ class AgentTrainer(Bridge):
         )
 
     def _build_loop(self, run: RunPlan) -> None:
-        """The training loop; checkpoints keep the state of its parts."""
+        """Build the training loop; checkpoints keep the state of its parts."""
         names = getattr(run.args, "stabilizers", [])
         stabilizers = [STABILIZERS[name](run.args) for name in names]
         self._run_state.stabilizers = stabilizers
@@ -179,12 +179,12 @@ class AgentTrainer(Bridge):
     # ------------------------------------------------------------- the training loop's steps
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Batch:
-        """One rollout batch (`TrainingLoop.rollout`)."""
+        """Make one rollout batch (`TrainingLoop.rollout`)."""
         return self._loop.rollout(inputs)
 
     @profiling_decorator
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
-        """The micro-batch that is due."""
+        """Return the next micro-batch."""
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         return self._loop.micro_batch(
@@ -192,11 +192,11 @@ class AgentTrainer(Bridge):
         )
 
     def _compute_loss(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
-        """Loss of one micro-batch."""
+        """Return the loss of one micro-batch."""
         return self._loop.loss(model, inputs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Upstream's step on one micro-batch; closes the mini-batch after its last one."""
+        """Run upstream's step on one micro-batch; the last one closes the mini-batch."""
         started = time.perf_counter()
         with small_tiles(self.accelerator.device):  # of backward passes too
             loss = super().training_step(*args, **kwargs)
@@ -207,13 +207,13 @@ class AgentTrainer(Bridge):
     # ---------------------------------------------------------------------- forward passes
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
-        """Upstream's, by groups of rows of like lengths."""
+        """Call upstream's method on groups of rows of like lengths."""
         return self._forward.logprobs(*args, **kwargs)
 
     def _logprobs_of(
         self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
     ) -> Any:
-        """Upstream's log-probabilities of the last `keep` tokens of a part's rows."""
+        """Return upstream's log-probabilities of the last `keep` tokens of some rows."""
         with small_tiles(part.input_ids.device):
             return super()._get_per_token_logps_and_entropies(
                 model,
@@ -253,12 +253,12 @@ class AgentTrainer(Bridge):
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Upstream's loader, of one entry per episode that knows its row and repetition."""
+        """Return upstream's loader over entries of one episode each, with row and repetition."""
         self._set_signature_columns_if_needed()
         return self._evaluator.loader(super().get_eval_dataloader, eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The same for `predict`."""
+        """Return the loader for `predict`."""
         return self.get_eval_dataloader(test_dataset)
 
     def evaluation_loop(
@@ -269,7 +269,7 @@ class AgentTrainer(Bridge):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Upstream's loop over the batches; the figures are made at its end."""
+        """Run upstream's loop over the batches and return the figures."""
         return self._evaluator.loop(
             super().evaluation_loop, dataloader, description, ignore_keys, metric_key_prefix
         )
@@ -280,18 +280,18 @@ class AgentTrainer(Bridge):
         return None, None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Upstream's log, with the whole run's loss, and a table of completions for each evaluation."""
+        """Log with the loss of the run so far and a table of completions for each evaluation."""
         with self._evaluator.table_of_its_own():
             super().log(self._run_state.of_whole_run(logs), start_time)
 
     # ------------------------------------------------------------- optimizers and engines
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Upstream's for the policy, plus a group for the critic, or with an engine one of its own."""
+        """Create upstream's optimizer with groups for the critic; a sharded critic gets its own optimizer."""
         return self._optimizers.create(super().create_optimizer, *args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Upstream's; before anything is wrapped, the reference among it."""
+        """Create the accelerator and keep its precision before models are wrapped."""
         super().create_accelerator_and_postprocess()
         runtime.keep_precision(self.accelerator)
 
@@ -323,31 +323,31 @@ class AgentTrainer(Bridge):
         return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """Upstream's, whose place in the rows a checkpoint keeps."""
+        """Return upstream's sampler; a checkpoint keeps its position."""
         return self._run_state.notice(super()._get_train_sampler(dataset))
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        """Upstream's, with the place in the rows that it does not know itself."""
+        """Restore upstream's state, and the position in the rows."""
         return self._checkpoints.begin(super()._init_training_state, *args)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Upstream's, and what stands beside the policy."""
+        """Load the policy, critic and reference."""
         self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        """Upstream's, and its critic."""
+        """Load the best policy and its critic."""
         self._checkpoints.load_best(super()._load_best_model)
 
     def _get_output_dir(self, trial: Any = None) -> str:
-        """Upstream's, but the staging folder while a checkpoint is being written."""
+        """Return the run's folder, or the staging folder while a checkpoint is written."""
         return self._checkpoints.output_dir(super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Upstream's with the run's state, complete under its name or not there at all."""
+        """Write a checkpoint with the run's state; it appears when it is complete."""
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
-        """Upstream's, but for what it would delete."""
+        """Finish as upstream does, without deleting checkpoints that may stay."""
         return self._publisher.finish(super()._finalize_training, *args)
 
     # ------------------------------------------------------------------ an agent, and the Hub
@@ -355,7 +355,7 @@ class AgentTrainer(Bridge):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """Upstream's files of the policy, with those of a whole agent."""
+        """Save the files of the policy and of the agent."""
         self._publisher.save(super()._save, output_dir, state_dict)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -374,10 +374,10 @@ class AgentTrainer(Bridge):
         self._publisher.write_card(super().create_model_card, *args, **kwargs)
 
     def init_hf_repo(self, token: str | None = None, **kwargs: Any) -> None:  # type: ignore[override]
-        """Upstream's: make the repository, where it is not there yet.
+        """Create the repository if it does not exist.
 
         Raises:
-            HubError: it can be neither made nor reached.
+            HubError: it cannot be created or reached.
         """
         publisher.make_repository(super().init_hf_repo, self, token, **kwargs)
 
@@ -389,10 +389,10 @@ class AgentTrainer(Bridge):
             **kwargs: likewise; further ones are of `create_model_card`.
 
         Raises:
-            HubError: the Hub has not taken it. Everything lies in the output directory then.
+            HubError: the push failed; the output directory has all files.
         """
         return self._publisher.push(super().push_to_hub, *args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upstream's, of the whole agent; a failure is told and does not end the run."""
+        """Push the agent; a failure is logged and does not end the run."""
         self._publisher.push_from_checkpoint(super()._push_from_checkpoint, checkpoint_folder)

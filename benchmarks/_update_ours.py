@@ -171,7 +171,7 @@ def time_phases(trainer: Any, probe: Probe) -> None:
     probe.phase(trainer._loop, "value_loss", "critic")
     probe.phase(trainer._loop, "policy_loss", "policy_forward")
     probe.phase(trainer.accelerator, "backward", "policy_backward")
-    probe.phase(trainer._loop, "before_step", "finish_gradients")
+    probe.phase(trainer._loop, "_before_step", "finish_gradients")
     probe.phase(trainer._loop, "after_backward", "clip_bias")
     make = trainer.create_optimizer
 

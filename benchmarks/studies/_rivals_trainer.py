@@ -265,9 +265,9 @@ class RivalLoop(TrainingLoop):
         figures = self.metrics
         figures.add_scalar("study/divergence", (now.exp() - old.exp()).abs().max())
 
-    def before_step(self) -> None:
+    def _before_step(self) -> None:
         """Scales the step as the part says."""
-        super().before_step()
+        super()._before_step()
         if not self._drifts:
             return
         episodes, turns, tokens = (torch.cat(d) for d in zip(*self._drifts, strict=True))

@@ -114,9 +114,9 @@ class SolvedLoop(TrainingLoop):
         self._arm = host.arm
         self._mean_norm, self._square = 0.0, None  # type: ignore[var-annotated]
 
-    def before_step(self) -> None:
+    def _before_step(self) -> None:
         """Limits the gradient's norm as the arm says."""
-        super().before_step()
+        super()._before_step()
         metrics = self.metrics
         if {"memory", "least"} & set(self._arm):
             metrics.add_scalar("study/scale", metrics._scalars["clip_bias/scale"])

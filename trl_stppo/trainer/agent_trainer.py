@@ -149,8 +149,7 @@ class AgentTrainer(Bridge):
         self._checkpoints = Checkpoints(self, self._run_state, about)
         self._publisher = Publisher(self, self._checkpoints, about, limits)
         display.install_callbacks(self, run.rollout)
-        last_checkpoint = partial(getattr, self._checkpoints, "last")
-        self._guards = Guards(self, self._optimizers, last_checkpoint=last_checkpoint)
+        self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
         self._trace = TraceRecorder(self, self._player)
         self._evaluator = Evaluator(
             self, self._player, self._rewards, self._rollout_log, run.rollout, self._trace
@@ -158,8 +157,7 @@ class AgentTrainer(Bridge):
 
     def _build_loop(self, run: RunPlan) -> None:
         """Build the training loop; checkpoints keep the state of its parts."""
-        names = getattr(run.args, "stabilizers", [])
-        stabilizers = [STABILIZERS[name](run.args) for name in names]
+        stabilizers = [STABILIZERS[name](run.args) for name in run.args.stabilizers]
         self._run_state.stabilizers = stabilizers
         self._run_state.guards, self._run_state.trace = self._guards, self._trace
         self._loop = self.loop_class(

@@ -44,6 +44,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     scales_updates: ClassVar[Any] = False
     measures_clip_bias: ClassVar[Any] = False
     takes_second_gradient: ClassVar[Any] = False
+    needs_exact_norms: ClassVar[Any] = False
+    stabilizers: ClassVar[Any] = ()
 
     # No settings; PPO scripts read them, and may set them (`config.names.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None

@@ -51,7 +51,7 @@ class STPPOConfig(PPOConfig):
     importance_sampling_level: str | None = option(
         None, "'token', 'turn' or 'sequence'; set by variant, or chooses it."
     )
-    stabilizers: list[str] | None = option(
+    stabilizers: list[str] | None = option(  # type: ignore[misc]
         None,
         "Any of these, or none; set by variant: "
         + "; ".join(f"'{name}' {kind.meaning}" for name, kind in STABILIZERS.items())

@@ -1,9 +1,9 @@
 """The training loop: what happens to a batch, in the order in which it happens.
 
-    rollout       rows -> episodes -> batch -> rewards -> log-probabilities -> advantages
+    rollout       rows -> episodes -> rewards -> batch -> log-probabilities -> advantages
     micro_batch   rollout batch -> mini-batches, dealt anew in every epoch -> micro-batches
     loss          the critic's gradient, then the policy's loss: ratio, clip, stabilizers, extra terms
-    after_backward, before_step, end_micro_batch
+    after_backward, end_micro_batch
                   clipping bias, guards, the critic's gradient, the scale of the step, metrics
 
 The bridge to TRL (`agent_trainer.py`) calls these methods from GRPOTrainer's hooks. transformers' own loop
@@ -48,7 +48,7 @@ from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has
 from .guards.guards import Guards
 from .loop.forward import ForwardPasses
 from .loop.log import RolloutLog
-from .loop.player import EpisodePlayer, judge
+from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
 from .loop.stale import StalePolicies
@@ -84,7 +84,7 @@ class RolloutSource:
         Returns:
             The rollout of this process, and the rewards of all processes' episodes, [W * B, F].
         """
-        # All seeds depend on the 1.
+        # The 1 marks training; another number would change every seed.
         seed = (self._host.args.seed, 1, self._host.state.global_step)
         rollout = self._player.play(rows, seed)
         if self._host.model.training and rollout.by_engine:
@@ -159,20 +159,21 @@ class TrainingLoop:
             self._add_sampler_weights(batch)
             kl = self.kl_to_reference(batch)
             targets = self.targets(batch, turns, scores, scored, kl)
+        count_cut_off_as_failed(rollout)
         batch["values"], batch["returns"] = targets.values, targets.returns
         batch["advantages"], batch["value_mask"] = targets.advantages, targets.value_mask
         seconds = time.perf_counter() - started
         if self.host.model.training:
-            self.seconds -= seconds  # which are not part of the update's time
+            self.seconds -= seconds  # `end_micro_batch` adds the time since before the rollout
         self.log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
         """Add the policy's log-probabilities before the update, if anything is compared with them."""
         args = self.args
-        per_rollout = (args.steps_per_generation or 1) * self.host.num_iterations
+        micro_batches = (args.steps_per_generation or 1) * self.host.num_iterations
         # If one optimizer step takes in the whole rollout, the policy has not moved before its update.
-        moves = args.gradient_accumulation_steps % per_rollout
+        moves = args.gradient_accumulation_steps % micro_batches
         if moves or self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness:
             batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
 
@@ -271,7 +272,6 @@ class TrainingLoop:
         """Log and record the rollout; `all_rewards` are those of all processes, [W * B, F]."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        judge(rollout)
         if self.host.model.training:
             self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
@@ -286,20 +286,20 @@ class TrainingLoop:
         internals, accumulation = self.host.internals, self.args.gradient_accumulation_steps
         per_rollout, step = int(self.args.steps_per_generation or 1), internals.step
         if step % (per_rollout * self.host.num_iterations) == 0 or internals.buffer is None:
-            with self.guards.rollout():
+            with self.guards.around_rollout():
                 internals.buffer = deal([play()], per_rollout)
         elif step % per_rollout == 0:
             internals.buffer = deal(internals.buffer, per_rollout)
         if step % accumulation == 0:
-            # The buffer keeps its order, or the next shuffle would depend on how it was cut.
+            # Only copies are sorted: a sorted buffer would make the next shuffle depend on the cut.
             first = step % per_rollout
-            self.begin(group_by_length(internals.buffer[first : first + accumulation]))
+            self.count(group_by_length(internals.buffer[first : first + accumulation]))
             is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
             self.start_mini_batch(empty=is_empty)
         return without_padding(self.window[step % accumulation])
 
-    def begin(self, window: list[Batch]) -> None:
-        """Begin the mini-batch of these micro-batches."""
+    def count(self, window: list[Batch]) -> None:
+        """Count the episodes and tokens of the next mini-batch over all processes."""
         counts = [
             torch.stack([torch.tensor(len(mask), device=mask.device), mask.sum(), values.sum()])
             for mask, values in ((batch["loss_mask"], batch["value_mask"]) for batch in window)
@@ -385,7 +385,8 @@ class TrainingLoop:
                 rows, coefficient = later
                 self.second_pass = take_rows(inputs, rows), coefficient
             extra = None if extra is None else extra.detach()
-        # The gradient is that of the kept terms, the value that of the usual min/clip objective.
+        # The gradient is that of the kept terms, the value that of the min/clip objective. Upstream does
+        # not divide the loss by the number of micro-batches: GRPOTrainer sets `loss_is_scaled_for_ga`.
         kept = (surrogate.kept * weights).sum()
         value = (surrogate.objective * weights).sum()
         loss = -kept + (kept - value).detach()
@@ -519,7 +520,7 @@ class TrainingLoop:
         for name, value in figures.items():
             self.metrics.add_scalar(f"clip_bias/{name}", value)
 
-    def before_step(self) -> None:
+    def _before_step(self) -> None:
         """Reduce and clip the critic's gradient, and correct the clipping bias.
 
         Upstream clips the policy's gradient; DeepSpeed has stepped already.
@@ -549,7 +550,7 @@ class TrainingLoop:
         """
         self.guards.add_loss(loss)
         if self.accelerator.sync_gradients and self.guards.inspect():
-            self.before_step()
+            self._before_step()
         self.seconds += time.perf_counter() - started
         if not self.accelerator.sync_gradients:
             return
@@ -557,7 +558,9 @@ class TrainingLoop:
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
         if not self.guards.admit(metrics):
-            self.host.model.zero_grad(set_to_none=True)  # which the optimizer passes over
+            self.host.model.zero_grad(
+                set_to_none=True
+            )  # without gradients the optimizer does nothing
             if self.guards.verdict != "critic_only":
                 self.start_mini_batch()
         self.trace.end_mini_batch(window, verdict=self.guards.verdict)

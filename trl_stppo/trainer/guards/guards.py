@@ -58,7 +58,6 @@ class Guards:
         self,
         host: Bridge,
         optimizers: Optimizers,
-        *,
         last_checkpoint: Callable[[], Path | None],
     ) -> None:
         if host.is_deepspeed_enabled and host.args.target_kl is not None:
@@ -108,8 +107,8 @@ class Guards:
             yield
 
     @contextmanager
-    def rollout(self) -> Iterator[None]:
-        """Around a new rollout batch, after which everything may move again."""
+    def around_rollout(self) -> Iterator[None]:
+        """Surround a new rollout batch; lift the stop that `target_kl` has set."""
         self._state.rollout_stopped = False
         metrics = self._host.internals.metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}

@@ -136,7 +136,7 @@ class EpisodePlayer:
         )
 
 
-def judge(rollout: Rollout) -> None:
+def count_cut_off_as_failed(rollout: Rollout) -> None:
     """Count who has used up turns or tokens as failed, where environments judge at all."""
     if not rollout.by_engine:
         return

@@ -109,7 +109,7 @@ def _of_any(run: EngineRun) -> Refusals:
     optim = str(getattr(args.optim, "value", args.optim))
     yield optim not in ELEMENTWISE, f"`optim={optim!r}`; allowed: {', '.join(ELEMENTWISE)}"
     yield (
-        getattr(args, "needs_exact_norms", False),
+        args.needs_exact_norms,
         "`stabilizers` that need exact norms; allowed are those for which estimates do",
     )
     staleness = args.rollout_staleness

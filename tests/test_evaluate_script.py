@@ -411,7 +411,7 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads(output.read_text())["results"]["search-agent"] == evaluated[0]["shipped"]
-    assert result.stdout.count("data set") == 1, "one process prints"
+    assert result.stdout.count("written:") == 1, "one process prints"
 
 
 def first_letter(prompts, completions, **columns):

@@ -210,4 +210,4 @@ def test_trainings_are_launched(kind, tmp_path):
     assert (tmp_path / "model.safetensors").exists()
     done = run("--environment", "SearchEnv")
     assert done.returncode == 2
-    assert "write it as module:name" in done.stderr
+    assert "must be module:name" in done.stderr

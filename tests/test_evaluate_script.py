@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import Repo
-from tests.launch import launcher
-from tests.script_kit import AGENT, ROOT, small_data
-from tests.tiers import quick
-from tests.tool_model import tool_tokenizer
+from tests.kit.launch import launcher
+from tests.kit.script_kit import AGENT, ROOT, small_data
+from tests.kit.tiers import quick
+from tests.kit.tool_model import tool_tokenizer
 from trl_stppo.cli import agents, arguments, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
 from trl_stppo.models.small import tiny_config

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trl import GRPOTrainer
 
-from tests.builders import build
+from tests.kit.builders import build
 from tests.test_trl_contract import written_by_upstream
 from trl_stppo import STPPOTrainer
 

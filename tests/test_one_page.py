@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from scripts import st_ppo_one_page as page
-from tests.fakes import char_tokenizer, float64_policy, float64_value_model
-from tests.scripted import Float64Trainer, assert_same, logged, play_script, scripted_trainer
+from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
+from tests.kit.scripted import Float64Trainer, assert_same, logged, play_script, scripted_trainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 # The page's settings, in the trainer's words. One mini-batch: the trainer shuffles otherwise than the page.

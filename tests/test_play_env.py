@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm
+from tests.kit import warm
 from trl_stppo.cli.main import main
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
-from tests.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
+from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
 from trl_stppo.cli import agent_models, agents, arguments, objects, train
 from trl_stppo.cli.main import main
 from trl_stppo.cli.usage import check_name

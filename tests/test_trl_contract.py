@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # pytest sets the path itself
     sys.path.insert(0, str(ROOT))
 
-from tests.builders import build, logs
+from tests.kit.builders import build, logs
 from trl_stppo.trainer import _trl, _trl_vllm, bridge
 from trl_stppo.trainer.stppo_trainer import STPPOTrainer
 

@@ -1,4 +1,4 @@
-"""Warm processes (`tests/warm.py`) begin, speak and end as cold ones do, and leave nothing."""
+"""Warm processes (`tests/kit/warm.py`) begin, speak and end as cold ones do, and leave nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from tests import launch, warm
-from tests.isolation_kit import is_running
-from tests.waiting import PATIENCE, wait_until
+from tests.kit import launch, warm
+from tests.kit.isolation_kit import is_running
+from tests.kit.waiting import PATIENCE, wait_until
 
 PYTHON = sys.executable
 

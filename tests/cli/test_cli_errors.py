@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.script_kit import ROOT
+from tests.kit.script_kit import ROOT
 from trl_stppo.cli import train
 from trl_stppo.cli.main import guarded, main
 from trl_stppo.errors import CheckpointError
@@ -84,7 +84,7 @@ def test_an_environment_that_cannot_be_made_is_explained_by_the_check(capsys):
 
 
 def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
-    """The trainer saves a checkpoint (tests/trainer/test_signals.py); here is the code."""
+    """The trainer saves a checkpoint (tests/trainer/guards/test_signals.py); here is the code."""
 
     class Stopped:
         stop_signal = signal.SIGTERM

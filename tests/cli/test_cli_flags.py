@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.script_kit import DEMO
+from tests.kit.script_kit import DEMO
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments

@@ -14,8 +14,8 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from tests.script_kit import AGENT, DEMO, LAUNCHES, ROOT
-from tests.waiting import PATIENCE
+from tests.kit.script_kit import AGENT, DEMO, LAUNCHES, ROOT
+from tests.kit.waiting import PATIENCE
 from trl_stppo.cli import launch, train
 from trl_stppo.cli.main import main
 

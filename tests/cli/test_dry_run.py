@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.dry_run_kit import launcher_of
-from tests.script_kit import AGENT, DEMO, ROOT, small_data
-from tests.tiers import quick
+from tests.kit.dry_run_kit import launcher_of
+from tests.kit.script_kit import AGENT, DEMO, ROOT, small_data
+from tests.kit.tiers import quick
 from trl_stppo.cli import agent_models, agents, arguments, planned
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS

@@ -12,7 +12,7 @@ import trl.scripts.grpo
 import yaml
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.script_kit import AGENT
+from tests.kit.script_kit import AGENT
 from trl_stppo.cli import agents, arguments, evaluate, objects
 from trl_stppo.cli.main import main
 from trl_stppo.cli.usage import UsageError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import references
+from tests.kit import references
 
 
 def _random_spans(rng, length):

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 NAN, INF = float("nan"), float("inf")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 VOCABULARY, LENGTH, LOW, HIGH = 4, 12, 0.05, 0.08

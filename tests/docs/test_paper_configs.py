@@ -9,7 +9,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from tests.script_kit import AGENT, LAUNCHES, ROOT, small_data
+from tests.kit.script_kit import AGENT, LAUNCHES, ROOT, small_data
 from trl_stppo.cli import launch, planned, train
 from trl_stppo.models.memory import FITS, GIB, estimate
 

@@ -1,7 +1,7 @@
 """Patterns of scripts that people have published for TRL, each written anew in a few lines, with our classes.
 
 Another, PPO of TRL 0.12 by `config=`, `policy=`, `ref_policy=` and `tokenizer=`, is refused with the
-names of today: tests/trainer/test_refused_arguments.py.
+names of today: tests/trainer/planning/test_refused_arguments.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from transformers import TrainerCallback
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import RepeatSampler
 
-from tests.builders import build, logs, prompts, share_of_a, train
-from tests.dropin_models import agent_model
-from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.hub.hub_kit import saved_base
-from tests.tool_model import call
+from tests.kit.builders import build, logs, prompts, share_of_a, train
+from tests.kit.dropin_models import agent_model
+from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.tool_model import call
 from trl_stppo import PPOTrainer, STPPOTrainer
 
 ADAPTER = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}

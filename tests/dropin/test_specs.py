@@ -16,8 +16,8 @@ import pytest
 from trl.experimental.harbor import HarborSpec
 from trl.experimental.openreward import OpenRewardSpec
 
-from tests.builders import logs
-from tests.trainer.test_tool_environments import said_by, tool_trainer
+from tests.kit.builders import logs
+from tests.trainer.loop.test_tool_environments import said_by, tool_trainer
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOTrainer
 
 TRAINERS = [

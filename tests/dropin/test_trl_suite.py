@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":  # pytest sets the path itself
     sys.path.insert(0, str(ROOT))
 
-from tests.dropin_suite import run
+from tests.kit.dropin_suite import run
 
 FOLDER = Path(os.environ.get("TRL_TESTS", "TRL_TESTS is not set"))
 TABLE = Path(__file__).with_name("trl_suite.json")

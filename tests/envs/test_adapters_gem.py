@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.builders import LIMITS, build, logs
-from tests.fake_gem import Dice, install
-from tests.run_log import comparable
-from tests.scripted import weights
+from tests.kit.builders import LIMITS, build, logs
+from tests.kit.fake_gem import Dice, install
+from tests.kit.run_log import comparable
+from tests.kit.scripted import weights
 from trl_stppo import STGRPOTrainer
 from trl_stppo.envs import check_env
 from trl_stppo.envs.adapters import GemEnv

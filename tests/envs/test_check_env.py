@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from check_env_cases import ONE, Clean, CleanAsync, CleanTools, OldForm, env_with, returning, smell
+from tests.kit.check_env_cases import (
+    ONE,
+    Clean,
+    CleanAsync,
+    CleanTools,
+    OldForm,
+    env_with,
+    returning,
+    smell,
+)
 from trl_stppo.envs import check, check_env
 from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.recipes.search import SearchEnv

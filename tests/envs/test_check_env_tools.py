@@ -4,7 +4,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
-from check_env_cases import LOOK, CleanAsyncTools, CleanTools, env_with, smell
+from tests.kit.check_env_cases import LOOK, CleanAsyncTools, CleanTools, env_with, smell
 from trl_stppo.envs import check_env
 from trl_stppo.errors import EnvironmentContractError
 

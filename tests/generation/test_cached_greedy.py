@@ -13,7 +13,7 @@ from tests.generation.driving import (
     play,
     tiny_model,
 )
-from tests.tiers import quick
+from tests.kit.tiers import quick
 from trl_stppo.generation.sampling import SamplingSettings
 
 KINDS = ["gpt2", "qwen2", "qwen3", "llama"]

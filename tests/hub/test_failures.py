@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, Impatient, letters, logits, run
 from tests.hub.hub_server import LocalHub
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.fakes import CountEnv
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
 from trl_stppo.trainer.disk import files

@@ -12,10 +12,10 @@ from transformers import (
     Cohere2ForCausalLM,
 )
 
-from tests.builders import build
-from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
 from tests.hub.hub_server import TOKEN
+from tests.kit.builders import build
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
 

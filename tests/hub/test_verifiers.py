@@ -6,8 +6,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.fakes import CountEnv, char_tokenizer
 from tests.hub.hub_kit import letters, run, saved_base
+from tests.kit.fakes import CountEnv, char_tokenizer
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
 from trl_stppo.trainer.verifiers import CriticScores, published_critic

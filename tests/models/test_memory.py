@@ -19,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.published import QWEN25, qwen25
+from tests.kit.published import QWEN25, qwen25
 from trl_stppo.generation.slots import SlotCache, Span
 from trl_stppo.models.critic import SeparateCritic, SharedCritic
 from trl_stppo.models.memory import GIB, Geometry, Setup, estimate, make_qlora, optimizer_bytes

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.builders import build, prompts
-from tests.published import qwen25
+from tests.kit.builders import build, prompts
+from tests.kit.published import qwen25
 from trl_stppo import STPPOTrainer
 from trl_stppo.models.memory import Setup, estimate
 from trl_stppo.models.memory_of_runs import hints, settings_of, shared_out

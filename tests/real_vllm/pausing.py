@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from trl_stppo.recipes.search import StdlibSearchEnv
 
 _lock = threading.Lock()

@@ -24,9 +24,9 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from vllm import SamplingParams
 
+from tests.kit.waiting import wait_until
 from tests.real_vllm import server_side  # noqa: F401 (keeps weights as they are)
 from tests.real_vllm.server import answers
-from tests.waiting import wait_until
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.cli.train import make_trainer

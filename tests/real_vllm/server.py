@@ -11,7 +11,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "scripts" / "assets" / "search-agent"

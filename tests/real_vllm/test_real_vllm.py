@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.waiting import wait_until
 from tests.real_vllm.server import Server
 from tests.real_vllm.training import Training
-from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.vllm,

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.launch import launcher
+from tests.kit.launch import launcher
 from tests.real_vllm.server import ROOT, SURROUNDINGS, free_port
 
 SECONDS = 900.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.episodes import EOS, ids, text
-from tests.fakes import char_tokenizer
+from tests.kit.episodes import EOS, ids, text
+from tests.kit.fakes import char_tokenizer
 from trl_stppo.rollout.chat import ChatRenderer, with_opening
 
 # Shows the number of messages at the front, so that earlier ids change when a message is added.

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests import rollout_kit
-from tests.episodes import EOS, ScriptedEnv, done, going, ids, text
-from tests.fakes import char_tokenizer
-from tests.rollout_kit import build, parse, play, play_once, says, shown
+from tests.kit import rollout_kit
+from tests.kit.episodes import EOS, ScriptedEnv, done, going, ids, text
+from tests.kit.fakes import char_tokenizer
+from tests.kit.rollout_kit import build, parse, play, play_once, says, shown
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.loop import MAX_CHARS_PER_TOKEN, OPENING_CHARS_PER_TOKEN
 from trl_stppo.rollout.record import StopReason

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tests.episodes import ScriptedEnv, done, going
-from tests.rollout_kit import build, play, play_once, says, shown
+from tests.kit.episodes import ScriptedEnv, done, going
+from tests.kit.rollout_kit import build, play, play_once, says, shown
 from trl_stppo.rollout.record import StopReason
 
 

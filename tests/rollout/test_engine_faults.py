@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import fault_envs
-from tests.fault_envs import FACTORIES, draw, expected, say
-from tests.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play
-from tests.tiers import quick
-from tests.waiting import PATIENCE, wait_until
+from tests.kit import fault_envs
+from tests.kit.fault_envs import FACTORIES, draw, expected, say
+from tests.kit.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play
+from tests.kit.tiers import quick
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import FAILURES, StopReason
 
 MODES = ("mask", "penalise", "drop")

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from tests.episodes import ids
-from tests.rollout_kit import ScriptedBackend, build, play, shown
-from tests.tiers import quick
-from tests.waiting import PATIENCE
+from tests.kit.episodes import ids
+from tests.kit.rollout_kit import ScriptedBackend, build, play, shown
+from tests.kit.tiers import quick
+from tests.kit.waiting import PATIENCE
 from trl_stppo.generation.protocol import TurnResult
 from trl_stppo.rollout import loop
 

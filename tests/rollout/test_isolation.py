@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.isolation_kit import (
+from tests.kit.isolation_kit import (
     BuildsItsMessage,
     Env,
     HomeBound,
@@ -18,7 +18,7 @@ from tests.isolation_kit import (
     descendants,
     is_running,
 )
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import isolation
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
 

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from tests.rollout_kit import FORMAT, build, parse, play, play_once, requested, says, shown
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.rollout_kit import FORMAT, build, parse, play, play_once, requested, says, shown
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.tool_driver import ToolFormat
 
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.rollout_kit import build, play, play_once, says
+from tests.kit.rollout_kit import build, play, play_once, says
 
 
 class Tools:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.script_kit import ROOT
+from tests.kit.script_kit import ROOT
 
 STUDIES = ROOT / "benchmarks" / "studies"
 DRIVERS = sorted(path.stem for path in STUDIES.glob("*.py") if not path.stem.startswith("_"))

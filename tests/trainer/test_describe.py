@@ -6,8 +6,8 @@ from functools import partial
 
 from datasets import Dataset
 
-from tests.builders import quick_config
-from tests.fakes import CountEnv
+from tests.kit.builders import quick_config
+from tests.kit.fakes import CountEnv
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.describe import description_of
 from trl_stppo.trainer.planning.plan import plan_rollout

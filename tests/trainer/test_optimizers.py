@@ -7,9 +7,9 @@ import torch
 from peft import LoraConfig
 from transformers import Adafactor, AutoModelForCausalLM
 
-from tests.fakes import char_tokenizer, tiny_config, tiny_policy
-from tests.scripted import logged, norm, policy_parameters, scripted_trainer
-from tests.tiers import quick
+from tests.kit.fakes import char_tokenizer, tiny_config, tiny_policy
+from tests.kit.scripted import logged, norm, policy_parameters, scripted_trainer
+from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.optimizers import check_optimizer
 

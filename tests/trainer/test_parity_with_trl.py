@@ -10,8 +10,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from tests.oracle import VARIANTS, Oracle, OracleModels, build_models, load_oracle
-from tests.scripted import DEFAULTS, Recorder, logged
+from tests.kit.oracle import VARIANTS, Oracle, OracleModels, build_models, load_oracle
+from tests.kit.scripted import DEFAULTS, Recorder, logged
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 

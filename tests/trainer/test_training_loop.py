@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
-from tests.fakes import CountEnv
+from tests.kit.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
+from tests.kit.fakes import CountEnv
 from trl_stppo import STPPOTrainer
 from trl_stppo.rollout.record import StopReason
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from tests.scripted import numbered_rows, scripted_trainer
+from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer.watching import display
 from trl_stppo.watch import ProgressLines
 from trl_stppo.watch.figures import NOTHING, SUCCESS, duration, number, shown

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.scripted import train
+from tests.kit.scripted import train
 from trl_stppo.trainer.describe import _arguments
 from trl_stppo.watch import read_run
 from trl_stppo.watch.metrics_file import MetricsFile, changed_settings
@@ -89,7 +89,7 @@ def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_pa
 
 
 def train_on(folder):
-    from tests.scripted import scripted_trainer
+    from tests.kit.scripted import scripted_trainer
 
     trainer, recorder = scripted_trainer(folder, **SETTINGS)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from faulty_server import faulty_server
-from tests.waiting import PATIENCE
+from tests.kit.faulty_server import faulty_server
+from tests.kit.waiting import PATIENCE
 from trl_stppo.errors import RetrievalError
 from trl_stppo.recipes.search import SearchEnv
 from trl_stppo.recipes.search.retrieval import Passage, Retriever

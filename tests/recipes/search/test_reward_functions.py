@@ -7,7 +7,7 @@ import random
 import pytest
 from trl import GRPOTrainer
 
-from tests.builders import logs, prompts, train
+from tests.kit.builders import logs, prompts, train
 from trl_stppo import STPPOTrainer
 from trl_stppo.recipes.search import rewards
 from trl_stppo.recipes.search.rewards import (

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.search_kit import BOTH, ScriptedRetriever, started
+from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
 from trl_stppo.errors import IndexFolderError
 from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv

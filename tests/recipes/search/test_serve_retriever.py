@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.script_kit import scripts
-from tests.waiting import PATIENCE
+from tests.kit.script_kit import scripts
+from tests.kit.waiting import PATIENCE
 from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage
 from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
 

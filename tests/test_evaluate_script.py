@@ -1,7 +1,5 @@
 """`trl-stppo evaluate`: figures per data set, averages, several agents, nothing but weights loaded."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
@@ -119,10 +117,7 @@ def test_the_files_of_the_run_are_left_alone(words, tmp_path):
     flags = ["--output_dir", str(tmp_path), "--max_rows", "2"]
     evaluate.compare([*words, *flags, "--trace_episodes", "4"])
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(path.name for path in files) == [
-        "eval-0000000-rank0.jsonl.gz",
-        "metrics.jsonl",
-    ]
+    assert sorted(path.name for path in files) == ["eval-0000000-rank0.jsonl.gz", "metrics.jsonl"]
     assert {path.read_text() for path in files} == {"of the training"}
 
 

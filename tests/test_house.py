@@ -1,7 +1,5 @@
 """What a reader may rely on: few classes above upstream's, and nobody reaches into another's private side."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

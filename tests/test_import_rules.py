@@ -1,7 +1,5 @@
 """Who may import whom: nothing upward, nothing sideways, TRL through one door, light parts light."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

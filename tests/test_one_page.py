@@ -1,7 +1,5 @@
 """The algorithm on one page does what the trainer does, and learns."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -14,21 +12,12 @@ from trl_stppo.trainer.training_loop import TrainingLoop
 
 # The page's settings, in the trainer's words. One mini-batch: the trainer shuffles otherwise than the page.
 SETTINGS = {
-    "variant": "st-ppo",
-    "clip_bias_power": page.POWER,
-    "num_ppo_epochs": 2,
-    "max_steps": 2,
-    "gamma": page.GAMMA,
-    "lam": page.LAM,
-    "cliprange": page.CLIPRANGE,
-    "cliprange_value": page.CLIPRANGE_VALUE,
-    "vf_coef": page.VF_COEF,
-    "max_grad_norm": page.MAX_GRAD_NORM,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
-    "kl_coef": 0.0,
-}
+    "variant": "st-ppo", "clip_bias_power": page.POWER, "num_ppo_epochs": 2, "max_steps": 2,
+    "gamma": page.GAMMA, "lam": page.LAM, "cliprange": page.CLIPRANGE,
+    "cliprange_value": page.CLIPRANGE_VALUE, "vf_coef": page.VF_COEF,
+    "max_grad_norm": page.MAX_GRAD_NORM, "optim": "adamw_torch", "learning_rate": 1e-2,
+    "critic_learning_rate": 1e-2, "kl_coef": 0.0,
+}  # fmt: skip
 
 
 def play(prompts, trainer=None):

@@ -1,7 +1,5 @@
 """What counts as a secret, and that nothing else does."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_stppo.redaction import HIDDEN, is_secret, redacted

@@ -1,7 +1,5 @@
 """Threads that die while they start, as under a memory limit: the run ends, and does not wait for them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

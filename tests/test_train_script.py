@@ -225,13 +225,9 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
         rows = Dataset.from_dict(question_rows(["nq"] * count, split))
         rows.to_json(str(tmp_path / f"{split}.jsonl"))  # datasets pauses after streams of Parquet
     flags = [
-        "--config",
-        "scripts/configs/demo.yaml",
-        "--use_cpu",
-        "true",
-        "--dataset_name",
+        "--config", "scripts/configs/demo.yaml", "--use_cpu", "true", "--dataset_name",
         str(tmp_path),
-    ]
+    ]  # fmt: skip
     flags += ["--dataset_streaming", "true", "--eval_episodes", "3"]
     flags += ["--model_init_kwargs", '{"low_cpu_mem_usage": true}']
     *parsed, _ = agents.parse_flags(arguments.TrainArguments, flags)

@@ -4,8 +4,6 @@ When a test here fails after an upgrade: read the upstream diff of what it names
 refresh `fixtures/trl_contract.json` with `python tests/test_trl_contract.py --record`.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib
@@ -259,12 +257,7 @@ def test_every_name_under_which_we_borrow_is_listed():
     borrowed = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     borrowed = {name for name in borrowed if name.startswith("_") and name != "_trainer"}
     assert len(borrowed) > 15
-    ours = {
-        "_name",
-        "_paper",
-        "_tag_names",
-        *_trl.READ,
-    }
+    ours = {"_name", "_paper", "_tag_names", *_trl.READ}
     assert borrowed - ours <= {*_trl.BORROWED_ATTRIBUTES, *_trl.OVERRIDDEN}
 
 

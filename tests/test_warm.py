@@ -1,7 +1,5 @@
 """Warm processes (`tests/kit/warm.py`) begin, speak and end as cold ones do, and leave nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

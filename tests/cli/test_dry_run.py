@@ -1,7 +1,5 @@
 """`trl-stppo train --dry_run`: every variant passes, the plan is right, and what would not start says why."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A file that was written for `trl grpo` trains as it is: rewards by name, mixtures, no environment."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -28,10 +28,7 @@ def test_by_hand(mode, power, expected):
     assert out == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [("triggered", 4.0), ("share", 8 / 9)],
-)
+@pytest.mark.parametrize(("mode", "expected"), [("triggered", 4.0), ("share", 8 / 9)])
 def test_a_small_bias_by_hand(mode, expected):
     # ||g|| = 2, ||C|| = 1/4: only the literal rule amplifies
     assert core.normalization_scale(2.0, 0.25, mode) == pytest.approx(expected, rel=1e-14)

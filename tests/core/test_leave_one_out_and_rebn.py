@@ -1,7 +1,5 @@
 """Advantages of RLOO, against the others of a group, and of ReBN, against all turns of a batch."""
 
-from __future__ import annotations
-
 import math
 import threading
 

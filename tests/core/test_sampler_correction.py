@@ -1,7 +1,5 @@
 """Weights for the gap to the sampler: by hand, against plain loops, and their edge cases."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

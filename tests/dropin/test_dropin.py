@@ -1,7 +1,5 @@
 """Scripts that are written for TRL train with our trainers when their import lines change."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every name that docs/migration.md gives as ours exists, and no setting of TRL's PPO is left out."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import fields

@@ -4,8 +4,6 @@ Another, PPO of TRL 0.12 by `config=`, `policy=`, `ref_policy=` and `tokenizer=`
 names of today: tests/trainer/planning/test_refused_arguments.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

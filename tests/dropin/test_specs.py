@@ -4,8 +4,6 @@ What is TRL's runs as it is: the specs, the environments, how tools are bound an
 Stood in for is what it imports of `harbor` and `openreward`, by the names and forms that it asks for.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """TRL's example scripts themselves, from a checkout that TRL_EXAMPLES names (its folder examples/scripts)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

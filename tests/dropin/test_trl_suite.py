@@ -4,8 +4,6 @@
 A reason for "inside" or "wrong" is kept where it was written by hand; new failures say so and want one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

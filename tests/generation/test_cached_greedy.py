@@ -5,14 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.generation.driving import (
-    backend_of,
-    episodes,
-    generated,
-    ids_of,
-    play,
-    tiny_model,
-)
+from tests.generation.driving import backend_of, episodes, generated, ids_of, play, tiny_model
 from tests.kit.tiers import quick
 from trl_stppo.generation.sampling import SamplingSettings
 

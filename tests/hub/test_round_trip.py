@@ -6,11 +6,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
-from transformers import (
-    AutoModelForCausalLM,
-    Cohere2Config,
-    Cohere2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Cohere2Config, Cohere2ForCausalLM
 
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
 from tests.hub.hub_server import TOKEN

@@ -1,7 +1,5 @@
 """Builds a small trainer in one call: tiny models, the character tokenizer, quick settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from datasets import Dataset
@@ -11,22 +9,11 @@ from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 QUICK = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 1,
-    "max_steps": 2,
-    "learning_rate": 5e-3,
-    "critic_learning_rate": 1e-2,
-    "max_completion_length": 12,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "disable_tqdm": True,
-}
+    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_mini_batches": 2,
+    "num_ppo_epochs": 1, "max_steps": 2, "learning_rate": 5e-3, "critic_learning_rate": 1e-2,
+    "max_completion_length": 12, "bf16": False, "gradient_checkpointing": False, "use_cpu": True,
+    "report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True,
+}  # fmt: skip
 CRITICS = "critic_learning_rate"  # not for trainers without a critic
 # A text environment, and settings that leave its episodes room for two turns.
 TEXT = {"environment_factory": CountEnv}

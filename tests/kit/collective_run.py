@@ -3,8 +3,6 @@
 Started by `test_two_rollouts.py` through torch.distributed.run; each rank saves what it saw.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

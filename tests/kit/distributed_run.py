@@ -3,8 +3,6 @@
 Started by `test_two_processes.py` through torch.distributed.run.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
@@ -43,23 +41,11 @@ CASES: dict[str, dict[str, Any]] = {
     "ReBN": {"variant": "st-rebn", "num_generations": 1, "gamma": 0.9},
 }  # fmt: skip
 FIGURES = (
-    "loss",
-    "clip_bias/norm",
-    "clip_bias/grad_norm",
-    "clip_bias/scale",
-    "clip_bias/estimated_share",
-    "policy/clip_fraction",
-    "policy/ratio_max",
-    "policy/entropy",
-    "value/loss",
-    "value/grad_norm",
-    "value/explained_variance",
-    "advantage/mean",
-    "advantage/std",
-    "objective/kl",
-    "episode/score",
+    "loss", "clip_bias/norm", "clip_bias/grad_norm", "clip_bias/scale", "clip_bias/estimated_share",
+    "policy/clip_fraction", "policy/ratio_max", "policy/entropy", "value/loss", "value/grad_norm",
+    "value/explained_variance", "advantage/mean", "advantage/std", "objective/kl", "episode/score",
     "turns/mean",
-)
+)  # fmt: skip
 
 
 class LastWinsLoop(TrainingLoop):

@@ -5,8 +5,6 @@ a block needs but its page does not show stands before it as well, in `<!-- run 
 is seen by readers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ short runs (`make_short`). A block that begins with `# <file>.py` is also saved 
 is told to do.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

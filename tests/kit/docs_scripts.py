@@ -1,7 +1,5 @@
 """The commands of shell blocks, and the flags that each of them takes."""
 
-from __future__ import annotations
-
 import argparse
 import configparser
 import contextlib

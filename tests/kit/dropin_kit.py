@@ -1,7 +1,5 @@
 """Runs a script written for TRL with our trainers: its import lines change, nothing else."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator, Mapping

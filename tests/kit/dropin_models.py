@@ -1,7 +1,5 @@
 """Small models and data on disk, in the layout of those that TRL's example scripts load from the Hub."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

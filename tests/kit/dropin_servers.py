@@ -1,7 +1,5 @@
 """Stand-ins for the packages through which TRL's OpenEnv examples reach game servers."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -4,8 +4,6 @@ The tests run in a pytest of their own, of which this module is a plugin too: it
 sets made here, where the test module has TRL's names. Models come from a Hub cache of tiny random ones.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import io
@@ -55,16 +53,11 @@ def run(folder: Path, trainer: str, work: Path) -> dict[str, str]:
     (work / "pytest.ini").write_text("[pytest]\naddopts = -q -p tests.kit.dropin_suite\n")
     fill_hub(work / "hub")
     environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_CACHE": str(work / "hub"),
-        "HF_MODULES_CACHE": str(work / "modules"),
-        "OMP_NUM_THREADS": "1",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-        TRAINER: trainer,
+        **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(work / "hub"), "HF_MODULES_CACHE": str(work / "modules"),
+        "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", TRAINER: trainer,
         REPORT: str(work / "report.json"),
-    }
+    }  # fmt: skip
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "pytest.ini"]
     words += ["--basetemp", "tmp", str(copy / SUITE)]
     with (work / "log.txt").open("w") as log:
@@ -97,13 +90,9 @@ MARKERS = (  # one token each; without the last one some answers of tools would 
     *("<tool_response>", "</tool_response>", " got an unexpected keyword argument "),
 )
 SMALL = {
-    "hidden_size": 8,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.5,
-}
+    "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.5,
+}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MODELS: dict[str, dict[str, Any]] = {  # class and suffix of the name on the Hub -> what is special
     "Cohere2ForCausalLM": {},

@@ -1,7 +1,5 @@
 """The dry run as a fixture; a conftest imports it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

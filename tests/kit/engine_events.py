@@ -1,7 +1,5 @@
 """What happens in the middle of a training of `engine_run`."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Any

@@ -8,8 +8,6 @@ find two whose tensors lie on the CPU and that talk through gloo; from there on 
 that runs on GPUs.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -4,8 +4,6 @@ rows("ab][u more][a c]")   token ids of the character tokenizer, `[` and `]` one
 digits("111 00000000 11")  a mask, blanks ignored
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

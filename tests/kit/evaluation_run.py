@@ -3,8 +3,6 @@
 Started by `test_evaluation_figures.py` through torch.distributed.run.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stand-in of the package `gem-llm`, whose games draw from the generators of the whole process."""
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -1,7 +1,5 @@
 """Small stand-ins: a byte-like tokenizer with a chat template, tiny models, scripted environments."""
 
-from __future__ import annotations
-
 import random
 import string
 from pathlib import Path
@@ -53,18 +51,12 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_config(tokenizer: PreTrainedTokenizerFast, **changes: object) -> Qwen2Config:
     """Two layers of sixteen."""
     settings = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
+        "vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "max_position_embeddings": 512, "tie_word_embeddings": False,
+        "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
-    }
+    }  # fmt: skip
     return Qwen2Config(**{**settings, **changes})
 
 

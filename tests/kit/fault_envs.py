@@ -5,8 +5,6 @@ what goes wrong; and `when`, in which method: "reset", "turn" (the second one if
 "score".
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """A retrieval server that goes wrong as told, request by request."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -3,8 +3,6 @@
 Started by `test_fsdp_critic.py` with a folder and the names of jobs.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -1,20 +1,14 @@
 """Trainings whose every step is remembered, for tests of guards."""
 
-from __future__ import annotations
-
 import torch
 from transformers import TrainerCallback
 
 from tests.kit.scripted import LEARNS, Float64Trainer, scripted_trainer
 
 RUN = {
-    **LEARNS,
-    "trainer_class": Float64Trainer,
-    "num_ppo_epochs": 3,
-    "max_steps": 6,
-    "lr_scheduler_type": "linear",
-    "max_grad_norm": 1.0,
-}
+    **LEARNS, "trainer_class": Float64Trainer, "num_ppo_epochs": 3, "max_steps": 6,
+    "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
+}  # fmt: skip
 NAN_AT = 5  # the step, counted from 1, whose mini-batch is poisoned; in the middle of a rollout
 
 

@@ -3,8 +3,6 @@
 Started by `test_signals.py` through torch.distributed.run.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Small copies of the Hub's repositories, file by file in the layouts that the search recipe reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

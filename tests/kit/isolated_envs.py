@@ -1,7 +1,5 @@
 """Environments for processes of their own; the module is light, since each process imports it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

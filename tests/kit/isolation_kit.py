@@ -1,7 +1,5 @@
 """What tests of environments in processes share: a tool that does everything wrong, and ways to look."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Started as `python -m tests.kit.kill_run <folder>` or through torch.distributed.
 newest checkpoint if there is one, and ends by writing weights and log.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -24,34 +22,16 @@ from trl_stppo import STPPOConfig, STPPOTrainer
 PHASES = ("other", "rollout", "update", "optimizer", "saving", "evaluating", "finished")
 STEPS = 160
 SETTINGS = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 4,
-    "num_mini_batches": 2,
-    "num_ppo_epochs": 2,
-    "max_steps": STEPS,
-    "max_turns": 3,
-    "max_turn_tokens": 6,
-    "max_completion_length": 64,
-    "learning_rate": 3e-3,
-    "critic_learning_rate": 1e-2,
-    "lr_scheduler_type": "linear",
-    "disable_dropout": False,
-    "bf16": False,
-    "gradient_checkpointing": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "disable_tqdm": True,
-    "logging_steps": 3,
-    "save_strategy": "steps",
-    "save_steps": 2,
-    "save_total_limit": 2,
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "load_best_model_at_end": True,
-    "metric_for_best_model": "eval_episode/score",
-    "greater_is_better": True,
+    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_mini_batches": 2,
+    "num_ppo_epochs": 2, "max_steps": STEPS, "max_turns": 3, "max_turn_tokens": 6,
+    "max_completion_length": 64, "learning_rate": 3e-3, "critic_learning_rate": 1e-2,
+    "lr_scheduler_type": "linear", "disable_dropout": False, "bf16": False,
+    "gradient_checkpointing": False, "use_cpu": True, "report_to": "none", "disable_tqdm": True,
+    "logging_steps": 3, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2,
+    "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_episode/score", "greater_is_better": True,
     "per_device_eval_batch_size": 8,
-}
+}  # fmt: skip
 
 
 class PhaseFile:

@@ -1,7 +1,5 @@
 """Starts a module on two processes, as torchrun does, and reads what they save."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

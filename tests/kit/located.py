@@ -1,7 +1,5 @@
 """An environment that says in which process it lives; light to import, which every such process does."""
 
-from __future__ import annotations
-
 import os
 
 

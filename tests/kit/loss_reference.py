@@ -4,8 +4,6 @@ Autograd on a second copy of the model, over plain loops that know nothing of ke
 C is the gradient of the unclipped objective minus that of the clipped one.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

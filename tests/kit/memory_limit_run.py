@@ -3,8 +3,6 @@
 `<hook>` is on_step_end, right before a checkpoint, or on_step_begin, right before a rollout.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One scripted rollout as a single micro-batch, its loss, and the gradient of each part."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

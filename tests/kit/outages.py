@@ -1,7 +1,5 @@
 """Trainers whose environments ask a server that may be down; see `test_outages.py`."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable

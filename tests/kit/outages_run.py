@@ -4,8 +4,6 @@ Started by `test_outages.py` through torch.distributed.run; each rank saves what
 it has seen.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

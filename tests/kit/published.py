@@ -1,7 +1,5 @@
 """Published configurations of Qwen2.5, as the Hub would give them; a conftest imports the fixture."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

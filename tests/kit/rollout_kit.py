@@ -5,8 +5,6 @@ calls tools if it starts with "!": "!look desk;ask who]" is `look(x="desk")` and
 such a turn the template says "[t desk][t who][a ".
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The gap between sampler and trainer is left out too: it is rounding error of the
 episodes share one of its batches depends on when their environments answer.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 MEASURED = (

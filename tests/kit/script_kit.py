@@ -1,7 +1,5 @@
 """Imports modules of scripts/ and benchmarks/ into a test; small data as prepare_data.py writes it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ the sampler is made to differ from the policy by a fixed noise, so that tokens a
 first optimizer step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

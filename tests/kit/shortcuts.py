@@ -1,7 +1,5 @@
 """Answers that upstream works out again in every training, remembered: a sixth of a short one's time."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable

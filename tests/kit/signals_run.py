@@ -1,7 +1,5 @@
 """A training that an outside process interrupts. Started by `test_signals.py`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

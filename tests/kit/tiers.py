@@ -1,7 +1,5 @@
 """Which values of a long list each run of the tests tries, and which the slow ones do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ Each has the normaliser, pre-tokeniser, decoder, control tokens and chat templat
 vocabulary learnt from a few lines.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A tiny model that really calls tools: it has memorised a few conversations, token by token."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Made-up traces of any size, hostile ones too, and a headless browser to look at their page."""
 
-from __future__ import annotations
-
 import math
 import random
 import shutil
@@ -67,21 +65,13 @@ def episode(update: TracedUpdate, row: int, draw: random.Random, **changes: Any)
     values = {
         "prompt_id": f"question-{row}",
         "columns": {"answers": ["the answer", "another"], "hops": 2},
-        "environment": draw.choice(["SearchEnv", "ToolEnv"]),
-        "pieces": prompt + pieces,
+        "environment": draw.choice(["SearchEnv", "ToolEnv"]), "pieces": prompt + pieces,
         "token_ids": [draw.randrange(50_000) for _ in prompt + pieces],
-        "prompt_tokens": len(prompt),
-        "turn_spans": spans,
-        **figures(draw, spans, len(pieces)),
-        "steps": {"taken": 4},
-        "turn_rewards": rewards,
-        "rewards": {"correct": float(success)},
-        "score": sum(rewards),
-        "success": success,
-        "terminated": True,
-        "truncated": False,
+        "prompt_tokens": len(prompt), "turn_spans": spans, **figures(draw, spans, len(pieces)),
+        "steps": {"taken": 4}, "turn_rewards": rewards, "rewards": {"correct": float(success)},
+        "score": sum(rewards), "success": success, "terminated": True, "truncated": False,
         "stop_reason": draw.choice(ENDS),
-    }
+    }  # fmt: skip
     return TracedEpisode(update, row, **{**values, **changes})
 
 

@@ -1,7 +1,5 @@
 """One scripted training whose processes record together; see trace/test_trace_recording.py."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ What is not: vLLM, the transport of the weights (NCCL; here they are copied), an
 place the standard library talks HTTP.
 """
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """How tests wait: for what they wait for, so that a busy machine makes them slower and nothing else."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

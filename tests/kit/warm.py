@@ -7,8 +7,6 @@ read then, and that two processes iterate over a set in two orders. Tests of tha
 `subprocess`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -25,13 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 # Imported by the parent, with what they import; none decides at import what a test sets later.
 MODULES = (
-    "bitsandbytes",
-    "yaml",
-    "rich.console",
-    "trl_stppo.cli.main",
-    "tests.kit.builders",
+    "bitsandbytes", "yaml", "rich.console", "trl_stppo.cli.main", "tests.kit.builders",
     "tests.kit.scripted",
-)
+)  # fmt: skip
 # As it is now, before a test changes it for itself. pyarrow's allocator would start a thread.
 _OF_PARENT = {**os.environ, **ENVIRONMENT, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Read when packages are imported, and then no more.

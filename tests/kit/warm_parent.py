@@ -6,8 +6,6 @@ socket; the answer is a line too. When the socket closes, because whoever starte
 what it has started and ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -3,8 +3,6 @@
 Started by `test_deepspeed_critic.py` with a folder and the names of engines.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

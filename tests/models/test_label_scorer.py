@@ -1,7 +1,5 @@
 """A causal model as a judge of turns."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

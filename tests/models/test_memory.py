@@ -1,7 +1,5 @@
 """The memory model: shapes against real models, sizes against autograd and against sums by hand."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,21 +21,12 @@ from tests.kit.published import QWEN25, qwen25
 from trl_stppo.generation.slots import SlotCache, Span
 from trl_stppo.models.critic import SeparateCritic, SharedCritic
 from trl_stppo.models.memory import GIB, Geometry, Setup, estimate, make_qlora, optimizer_bytes
-from trl_stppo.models.shapes import (
-    critic_shape,
-    geometry_of,
-    policy_shape,
-    read_setup,
-)
+from trl_stppo.models.shapes import critic_shape, geometry_of, policy_shape, read_setup
 
 SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 500,
-}
+    "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 500,
+}  # fmt: skip
 CONFIGS = {
     "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
     "qwen2 untied": Qwen2Config(**SMALL, tie_word_embeddings=False),
@@ -305,29 +294,13 @@ def test_paged_states_leave_the_card_while_others_need_it():
 
 
 MORE = {
-    "geometry": replace(SHAPE, layers=6),
-    "weights": 20_000_000,
-    "trainable": 2000,
-    "critic_trainable": 5000,
-    "adapters": 12000,
-    "critic_weights": 1000,
-    "reference_weights": 1000,
-    "critic_geometry": replace(SHAPE, layers=12, hidden=1024, intermediate=4096),
-    "full": True,
-    "weight_bytes": 4,
-    "compute_bytes": 4,
-    "trainable_bytes": 8,
-    "rows": 3,
-    "prompt": 200,
-    "completion": 200,
-    "checkpointing": False,
-    "optim": "ademamix",
-    "bias_buffers": 1,
-    "slots": 300,
-    "scoring_rows": 4000,
-    "other": 1,
-    "gathered": 1,
-}
+    "geometry": replace(SHAPE, layers=6), "weights": 20_000_000, "trainable": 2000,
+    "critic_trainable": 5000, "adapters": 12000, "critic_weights": 1000, "reference_weights": 1000,
+    "critic_geometry": replace(SHAPE, layers=12, hidden=1024, intermediate=4096), "full": True,
+    "weight_bytes": 4, "compute_bytes": 4, "trainable_bytes": 8, "rows": 3, "prompt": 200,
+    "completion": 200, "checkpointing": False, "optim": "ademamix", "bias_buffers": 1, "slots": 300,
+    "scoring_rows": 4000, "other": 1, "gathered": 1,
+}  # fmt: skip
 
 
 class TestMonotonic:

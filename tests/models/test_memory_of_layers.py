@@ -1,7 +1,5 @@
 """What the memory model says that layers keep for the backward pass, against what autograd keeps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model

@@ -1,7 +1,5 @@
 """What a configuration, an engine and a hint make of a run's memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

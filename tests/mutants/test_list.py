@@ -1,7 +1,5 @@
 """The list of mutants still fits the sources, and its runner says what it finds."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The demo's environment, in which a rollout stops half-way until a test lets it go on."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -5,8 +5,6 @@ writes `rank<r>.json` beside the settings. These are: `flags`, of `trl-stppo tra
 and `engine`, of `vllm.LLM` where that is colocated.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

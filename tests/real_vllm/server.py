@@ -1,7 +1,5 @@
 """A vLLM server in a process group of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

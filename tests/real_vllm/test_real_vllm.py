@@ -5,8 +5,6 @@ other tokens; what the engine makes of a fixed sequence shows when its weights c
 would pass for the package itself wherever that is missing.)
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

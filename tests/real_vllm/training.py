@@ -1,7 +1,5 @@
 """Starts trainings of `tests.real_vllm.run`, and reads what was seen of them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

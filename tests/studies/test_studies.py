@@ -1,7 +1,5 @@
 """The studies' drivers import, know their stages, and read what they have recorded."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

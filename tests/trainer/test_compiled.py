@@ -1,7 +1,5 @@
 """`torch_compile=True`: turns are sampled with the uncompiled module, updates use the compiled one."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.kit.builders import LIMITS, TEXT, Kept, build

@@ -1,7 +1,5 @@
 """RLOO and ReBN through `trainer.train()`: TRL's numbers, GEM's formula, what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from trl import RLOOConfig, RLOOTrainer

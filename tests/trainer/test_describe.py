@@ -1,7 +1,5 @@
 """The one description of a run, built of its parts."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from datasets import Dataset

@@ -1,7 +1,5 @@
 """Killed with SIGKILL again and again, in every phase, and resumed: the run ends as if nothing had been."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

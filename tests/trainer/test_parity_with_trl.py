@@ -4,8 +4,6 @@ Only what the recording fixes is injected: prompts, responses and scores. Logpro
 advantages, losses, gradients and weights are the trainer's own.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset
@@ -73,18 +71,12 @@ def run(oracle: Oracle, folder, *, accumulation: int = 1, with_mask: bool = True
     replay = Replay(oracle, models)
     trained = [*models.policy.parameters(), *models.value.parameters()]
     settings = {
-        **DEFAULTS,
-        **{name: ppo[name] for name in KEPT},
-        "variant": "ppo",
-        "loss_type": "bnpo",
-        "temperature": ppo["temperature"],
-        "response_length": ppo["response_length"],
-        "num_ppo_epochs": ppo["num_ppo_epochs"],
-        "max_steps": ppo["num_ppo_epochs"],
+        **DEFAULTS, **{name: ppo[name] for name in KEPT}, "variant": "ppo", "loss_type": "bnpo",
+        "temperature": ppo["temperature"], "response_length": ppo["response_length"],
+        "num_ppo_epochs": ppo["num_ppo_epochs"], "max_steps": ppo["num_ppo_epochs"],
         "per_device_train_batch_size": ppo["per_device_train_batch_size"] // accumulation,
-        "gradient_accumulation_steps": accumulation,
-        "remove_unused_columns": False,
-    }
+        "gradient_accumulation_steps": accumulation, "remove_unused_columns": False,
+    }  # fmt: skip
     recorder = Recorder()
     trainer = ReplayTrainer(
         model=models.policy,

@@ -1,7 +1,5 @@
 """STGRPOTrainer: GRPO's advantages under ST-PPO's ratio and correction, and no trace of a critic."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model

@@ -1,7 +1,5 @@
 """Two processes with half of the batch each take the steps of one process with all of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

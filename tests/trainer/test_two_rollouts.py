@@ -1,7 +1,5 @@
 """Two processes whose episodes have different numbers of turns: no dead-lock, nobody's tokens mixed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

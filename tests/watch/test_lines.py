@@ -1,7 +1,5 @@
 """The lines of a training: what it is, one per rollout batch, one per evaluation, and no others."""
 
-from __future__ import annotations
-
 import io
 import math
 import sys

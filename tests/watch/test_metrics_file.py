@@ -1,7 +1,5 @@
 """The log that is written as a run goes: whole, once, and never in the way of the training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

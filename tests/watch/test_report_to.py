@@ -1,7 +1,5 @@
 """Every integration of `report_to` can take the logs."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

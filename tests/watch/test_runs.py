@@ -1,7 +1,5 @@
 """Reading runs from their folders."""
 
-from __future__ import annotations
-
 import json
 import os
 

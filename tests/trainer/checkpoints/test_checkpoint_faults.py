@@ -1,7 +1,5 @@
 """A checkpoint that cannot be written, read or gone on from: a clear error, and nothing lost."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

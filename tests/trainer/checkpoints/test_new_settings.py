@@ -1,7 +1,5 @@
 """A setting that is changed on resume holds from there on, as if somebody had changed it by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig
@@ -14,20 +12,11 @@ from trl_stppo import STPPOTrainer
 
 AT, STEPS = 2, 5
 RUN = {
-    "trainer_class": STPPOTrainer,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 2e-2,
-    "weight_decay": 0.0,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 1,
-    "max_grad_norm": 0.5,
-    "num_ppo_epochs": 2,
-    "max_steps": STEPS,
-    "save_strategy": "steps",
-    "save_steps": AT,
-    "trace_episodes": 0,
-}
+    "trainer_class": STPPOTrainer, "optim": "adamw_torch", "learning_rate": 1e-2,
+    "critic_learning_rate": 2e-2, "weight_decay": 0.0, "lr_scheduler_type": "cosine",
+    "warmup_steps": 1, "max_grad_norm": 0.5, "num_ppo_epochs": 2, "max_steps": STEPS,
+    "save_strategy": "steps", "save_steps": AT, "trace_episodes": 0,
+}  # fmt: skip
 CHANGES = {
     "rates": {"learning_rate": 1e-3, "critic_learning_rate": 7e-2},
     "the critic's rate": {"critic_learning_rate": 1e-3},

@@ -1,7 +1,5 @@
 """A run that is resumed from any of its checkpoints ends bit for bit as the one that never stopped."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig

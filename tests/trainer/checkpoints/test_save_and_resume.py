@@ -1,7 +1,5 @@
 """What is written can be loaded by the ordinary classes, and a resumed trainer starts where it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model

@@ -4,8 +4,6 @@ Bit for bit on a machine that calculates as the one that wrote them (`recipe.can
 must be close, unless a token was drawn otherwise, which makes it another run.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The settings: aliases, batch arithmetic, defaults that follow, and what a parser makes of them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import InitVar, dataclass

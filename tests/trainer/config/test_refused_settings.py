@@ -1,7 +1,5 @@
 """Settings that are refused: by their type, with the field and its value, and the fix within a few lines."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """`variant` and the two fields it stands for; which corrections fit which optimizer."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -147,13 +145,8 @@ def test_a_list_is_read_from_the_command_line():
 
 
 ACCEPTED = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "sgd",
-    "adafactor",
-)
+    "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "sgd", "adafactor",
+)  # fmt: skip
 REFUSED = (
     *("lomo", "adalomo", "schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"),
     *("galore_adamw", "galore_adafactor", "galore_adafactor_layerwise"),

@@ -1,7 +1,5 @@
 """Checkpoint folders, killed at every single step of their life: whole or not there, never half."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

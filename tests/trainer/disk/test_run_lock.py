@@ -1,7 +1,5 @@
 """One run at a time in a folder: the second is told who has it, and a crash leaves nothing to wait for."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Evaluation plays the same episodes however it is cut, leaves no trace, and takes all kinds of rows."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

@@ -1,7 +1,5 @@
 """What evaluation reports is summed over all episodes and divided once, with intervals over rows."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

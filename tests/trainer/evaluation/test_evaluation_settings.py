@@ -1,7 +1,5 @@
 """Evaluation's own sampling, limits and environments, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import Qwen2ForCausalLM
 from trl import GRPOTrainer

@@ -1,7 +1,5 @@
 """The estimate of the clipping bias: what it says, what it scales, where it stands in for the exact one."""
 
-from __future__ import annotations
-
 from itertools import product
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The trainer's g, C and s are those of the whole mini-batch, whatever it is split into."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
@@ -83,15 +81,9 @@ def test_each_step_measures_its_own_bias(tmp_path):
 def test_the_split_into_micro_batches_changes_nothing(loss_type, tmp_path):
     """Two mini-batches, two epochs: four steps, each with its own g, C and s."""
     options = {
-        "loss_type": loss_type,
-        "rows": 16,
-        "num_mini_batches": 2,
-        "num_ppo_epochs": 2,
-        "max_steps": 4,
-        "learning_rate": 1.0,
-        "entropy_coef": 0.01,
-        "beta": 0.1,
-    }
+        "loss_type": loss_type, "rows": 16, "num_mini_batches": 2, "num_ppo_epochs": 2,
+        "max_steps": 4, "learning_rate": 1.0, "entropy_coef": 0.01, "beta": 0.1,
+    }  # fmt: skip
     runs = {}
     for name, (size, steps) in SPLITS.items():
         trainer, recorder = train(

@@ -1,7 +1,5 @@
 """The second gradient runs through the episodes with clipped tokens only, and is still exact."""
 
-from __future__ import annotations
-
 from itertools import product
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What the scale s does to an optimizer step: to the gradient before it, or to the step itself."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """The alarm of a run that loses what it had, and the best checkpoint of its training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import statistics

@@ -1,7 +1,5 @@
 """Weights that are not finite are never saved, and said clearly."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

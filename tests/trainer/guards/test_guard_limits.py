@@ -1,7 +1,5 @@
 """Rollouts that are left alone, and runs that stop at a limit: each seen through training."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

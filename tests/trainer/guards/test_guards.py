@@ -1,7 +1,5 @@
 """Steps that are skipped, and runs that end of it: each seen through training."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

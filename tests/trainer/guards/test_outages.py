@@ -1,7 +1,5 @@
 """Runs whose environments fail: they end with a checkpoint of the run as it stood before."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """SIGTERM and SIGINT end a run with a checkpoint; two processes agree on that, and on what to skip."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Mini-batches that have nothing to teach: no weight moves, and nothing is computed."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

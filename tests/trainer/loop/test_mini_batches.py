@@ -1,7 +1,5 @@
 """How episodes are dealt into mini-batches, epoch by epoch, and who trains with which rate."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

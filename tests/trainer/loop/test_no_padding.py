@@ -1,7 +1,5 @@
 """No padding is computed: what goes through policy and critic, and that it changes nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig

@@ -1,7 +1,5 @@
 """What stands at observation and padding tokens changes nothing: no loss, gradient or advantage."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
@@ -14,14 +12,9 @@ from trl_stppo.trainer.training_loop import TrainingLoop
 
 POISON = [1e3, -1e3, math.nan, math.inf]
 PER_TOKEN = (
-    "advantages",
-    "returns",
-    "values",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-    "importance_sampling_ratio",
-)
+    "advantages", "returns", "values", "old_per_token_logps", "ref_per_token_logps",
+    "sampling_per_token_logps", "importance_sampling_ratio",
+)  # fmt: skip
 VARIED = {
     "every term": {"beta": 0.3, "entropy_coef": 0.1, "off_policy_mask_threshold": 0.02},
     "turn ratio": {"variant": "turn-ppo"},

@@ -4,8 +4,6 @@ The implemented ones are held, value and gradient of one micro-batch, against `e
 same loss with plain loops over tokens, from an independent forward pass in float64.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

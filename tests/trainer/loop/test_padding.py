@@ -1,7 +1,5 @@
 """What is cut off and grouped to save padding changes neither ratios nor options."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Every option of the rollout through `trainer.train()`: what it changes, and only that."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

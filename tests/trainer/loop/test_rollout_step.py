@@ -1,7 +1,5 @@
 """The rollout step: what it calls, what it hands on, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Every kind of rollout through `trainer.train()`: what reaches the loss, and what is logged."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Mixtures of experts whose configuration asks for router logits: only the loss gets them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

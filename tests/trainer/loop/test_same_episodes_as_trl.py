@@ -1,7 +1,5 @@
 """Greedy in float64, the engine plays what TRL's own tool loop plays, token for token."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import random

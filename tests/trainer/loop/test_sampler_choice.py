@@ -1,7 +1,5 @@
 """Which sampler a training uses, and that its tokens are those of the model's own forward pass."""
 
-from __future__ import annotations
-
 import copy
 import logging
 

@@ -1,7 +1,5 @@
 """`rollout_staleness`: episodes played by the policy of so many updates ago, in training alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig

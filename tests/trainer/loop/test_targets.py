@@ -1,7 +1,5 @@
 """What a training's advantages are made of: the end of an episode, whitened rewards, the critic's share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

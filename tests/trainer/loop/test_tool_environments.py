@@ -1,7 +1,5 @@
 """TRL's tool environments with per-turn rewards, with a scripted model."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Process rewards through `trainer.train()`: what the functions are asked, and where it is paid."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -1,7 +1,5 @@
 """Text environments on TRL's vLLM classes, in server mode, with a small server behind them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

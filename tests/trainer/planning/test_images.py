@@ -1,7 +1,5 @@
 """Images are refused, wherever they come from: nothing here would show them to the model."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor

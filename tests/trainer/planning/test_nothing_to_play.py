@@ -1,7 +1,5 @@
 """Runs in which nothing can be played end at the start, or after the first rollout batch, with the cause."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Arguments that cannot work are refused with the name of the argument to change."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -263,11 +261,7 @@ EARLY = [
     *(
         (ValueError, {role: rows(prompt=value)}, rf"`prompt` of a row {words}")
         for role in ("train_dataset", "eval_dataset")
-        for value, words in (
-            (MESSAGE, "is .*role"),
-            (["a", "b"], "is .*'a'"),
-            (7, "is .*7"),
-        )
+        for value, words in ((MESSAGE, "is .*role"), (["a", "b"], "is .*'a'"), (7, "is .*7"))
     ),
     *(
         (ValueError, {**BARE, role: prompts(8)}, rf"`{role}` are messages, .*no chat template")

@@ -1,7 +1,5 @@
 """The shared critic: a second LoRA adapter and a head on the policy's own frozen backbone."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from types import SimpleNamespace

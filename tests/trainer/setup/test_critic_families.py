@@ -1,7 +1,5 @@
 """Separate critics of architectures without a sequence-classification model, and of mixtures of experts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -27,14 +25,9 @@ from trl_stppo.models.shapes import critic_shape
 
 IDS = torch.arange(3, 19).unsqueeze(0)
 SIZES = {
-    "vocab_size": len(char_tokenizer()),
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": len(char_tokenizer()), "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
 CONFIGS = {
     "Cohere2": Cohere2Config(**SIZES),
@@ -70,15 +63,10 @@ class Policy(Qwen2ForCausalLM):
 from transformers.modeling_outputs import CausalLMOutputWithPast
 """
 OPTIONS = {
-    "value_model": None,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
-    "max_steps": 2,
-    "save_strategy": "steps",
-    "save_steps": 1,
+    "value_model": None, "optim": "adamw_torch", "learning_rate": 1e-2,
+    "critic_learning_rate": 1e-2, "max_steps": 2, "save_strategy": "steps", "save_steps": 1,
     "num_ppo_epochs": 1,
-}
+}  # fmt: skip
 
 
 def policy(name: str, dtype=torch.float32):

@@ -1,7 +1,5 @@
 """`disable_dropout` reaches dropout that is a number which a model hands to a function."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import OPTConfig, OPTForCausalLM, Qwen2ForCausalLM

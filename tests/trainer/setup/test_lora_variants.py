@@ -1,7 +1,5 @@
 """Every kind of adapter that LoraConfig can describe either trains rightly or is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -288,14 +286,8 @@ REFUSED = {
     "`megatron_config=": (lambda: lora(megatron_config={"a": 1}), {}),
     "`inference_mode=True`": (lambda: lora(inference_mode=True), {}),
     "`task_type='SEQ_CLS'`": (lambda: lora(task_type="SEQ_CLS"), {}),
-    "`bias='all'` would change the reference": (
-        lambda: lora(bias="all"),
-        {},
-    ),
-    "`bias='all'` would change the shared critic": (
-        lambda: lora(bias="all"),
-        {"kl_coef": 0.0},
-    ),
+    "`bias='all'` would change the reference": (lambda: lora(bias="all"), {}),
+    "`bias='all'` would change the shared critic": (lambda: lora(bias="all"), {"kl_coef": 0.0}),
     "`critic_lora_r=2` is not supported with init_lora_weights='pissa'": (
         lambda: lora(init_lora_weights="pissa"),
         {"critic_lora_r": 2},

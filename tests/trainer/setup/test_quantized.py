@@ -1,7 +1,5 @@
 """QLoRA: policy, critic and reference on one backbone in 4 bits, here with bitsandbytes on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import (

@@ -1,7 +1,5 @@
 """A critic that is a model of its own, in every way to ask for one; and the warm-up of any critic."""
 
-from __future__ import annotations
-
 import copy
 from itertools import product
 

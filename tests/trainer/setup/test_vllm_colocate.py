@@ -4,8 +4,6 @@ TRL's `VLLMGeneration` is real; vLLM is not (`tests/real_vllm` has it), in its p
 engine would.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -28,7 +26,7 @@ LORA = {"r": 6, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]}
 class FakeLLM:
     """Has what TRL and we ask `vllm.LLM` for."""
 
-    made: ClassVar[list[FakeLLM]] = []
+    made: ClassVar[list["FakeLLM"]] = []
 
     def __init__(self, **options):
         self.options, self.events, self.pushed, self.resets = options, [], [], 0

@@ -1,7 +1,5 @@
 """A critic in a DeepSpeed engine of its own: how much of it a process holds, how it is saved and loaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """DeepSpeed and FSDP2 take the steps of DDP, or the constructor says why they cannot."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -34,13 +32,8 @@ needs_fsdp2_on_cpu = pytest.mark.skipif(
 
 # What each combination of policy and critic does: "trains" as DDP does, or "refused".
 COLUMNS = (
-    "full, copied",
-    "full, named",
-    "full, given",
-    "LoRA, shared",
-    "LoRA, named",
-    "LoRA, given",
-)
+    "full, copied", "full, named", "full, given", "LoRA, shared", "LoRA, named", "LoRA, given",
+)  # fmt: skip
 EXPECTED = {
     "DDP": ("trains",) * 6,
     "ZeRO-1": ("trains",) * 6,
@@ -223,11 +216,7 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "`fsdp_cpu_ram_efficient_loading",
     ),
-    "its checkpoints": (
-        fsdp(activation_checkpointing=True),
-        {},
-        "`fsdp_activation_checkpointing",
-    ),
+    "its checkpoints": (fsdp(activation_checkpointing=True), {}, "`fsdp_activation_checkpointing"),
     "pieces saved": (fsdp(state_dict_type="SHARDED_STATE_DICT"), {}, "`fsdp_state_dict_type`"),
     "HSDP": (fsdp(), {"parallelism": PARALLEL}, "`parallelism_config` is not supported"),
     "own optimizer": (zero(), {"own_optimizer": True}, "`optim`"),
@@ -263,14 +252,10 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
 def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     """A run of which the checks find nothing to say, but for the changes."""
     args = {
-        "optim": "adamw_torch",
-        "needs_exact_norms": False,
-        "sync_ref_model": False,
-        "rollout_staleness": 0,
-        "ds3_gather_for_generation": True,
-        "use_transformers_continuous_batching": False,
-        "use_vllm": False,
-    }
+        "optim": "adamw_torch", "needs_exact_norms": False, "sync_ref_model": False,
+        "rollout_staleness": 0, "ds3_gather_for_generation": True,
+        "use_transformers_continuous_batching": False, "use_vllm": False,
+    }  # fmt: skip
     args |= {name.removeprefix("args."): value for name, value in changes.items() if "." in name}
     own = {name: value for name, value in changes.items() if "." not in name}
     return checks.EngineRun(**{**engine, "args": SimpleNamespace(**args), "critic": "named", **own})

@@ -1,7 +1,5 @@
 """A critic in FSDP2's pieces: how much of it a process holds, how it is saved and loaded, how it fails."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

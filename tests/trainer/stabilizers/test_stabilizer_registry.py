@@ -1,7 +1,5 @@
 """A new stabilizer is one file; an incomplete one fails at import."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`stabilizers`: what each does to a step through `train()`, alone and together, and what is logged of it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

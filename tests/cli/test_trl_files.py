@@ -157,12 +157,9 @@ def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, ca
 def test_a_mixture_trains_and_its_split_is_played(file, tmp_path):
     parts = [{"path": str(tmp_path / name)} for name in "ab"]
     path = file(
-        datasets=parts,
-        test_split_size=4,
-        eval_strategy="steps",
-        eval_steps=2,
+        datasets=parts, test_split_size=4, eval_strategy="steps", eval_steps=2,
         reward_funcs=["think_format_reward"],
-    )
+    )  # fmt: skip
     assert main(["train", "--config", path]) == 0
     assert any("eval_reward" in entry for entry in history(tmp_path))
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])

@@ -35,13 +35,9 @@ def world():
     advantages = torch.randn(len(SPANS), LENGTH, generator=generator).double()
     index = core.turn_index_from_spans(SPANS, LENGTH)
     return SimpleNamespace(
-        table=table,
-        old_table=old_table,
-        letters=letters,
-        advantages=advantages,
-        index=index,
+        table=table, old_table=old_table, letters=letters, advantages=advantages, index=index,
         mask=index >= 0,
-    )
+    )  # fmt: skip
 
 
 def logprobs_of(table, letters):

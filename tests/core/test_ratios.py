@@ -48,12 +48,9 @@ def test_against_reference(make_batch, close, seed, level, with_loss_mask, dtype
         batch.logprobs, batch.old_logprobs, batch.turn_index, level, loss_mask=loss_mask
     )
     expected = references.log_ratio(
-        batch.logprobs.tolist(),
-        batch.old_logprobs.tolist(),
-        batch.turn_index.tolist(),
-        level,
+        batch.logprobs.tolist(), batch.old_logprobs.tolist(), batch.turn_index.tolist(), level,
         loss_mask.tolist() if with_loss_mask else None,
-    )
+    )  # fmt: skip
     close(actual, expected)
 
 

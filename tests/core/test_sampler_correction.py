@@ -153,14 +153,9 @@ def test_bounds_that_contradict_are_named(bounds):
     zeros = torch.zeros(1, 1)
     with pytest.raises(ValueError, match=r"clip_min must not exceed clip_max, got .* and .*"):
         core.sampler_correction(
-            zeros,
-            zeros,
-            zeros.long(),
-            "turn",
-            truncate=True,
-            clip_min=bounds[0],
+            zeros, zeros, zeros.long(), "turn", truncate=True, clip_min=bounds[0],
             clip_max=bounds[1],
-        )
+        )  # fmt: skip
 
 
 def test_half_precision_is_computed_in_float32():

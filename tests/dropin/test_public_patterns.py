@@ -48,13 +48,9 @@ def says(trainer: Any, ids: list[int], **options: Any) -> list[int]:
     inputs = torch.tensor([ids])
     with torch.no_grad():
         out = trainer.model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=4,
-            do_sample=True,
-            tokenizer=trainer.processing_class,
-            **options,
-        )
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=4, do_sample=True,
+            tokenizer=trainer.processing_class, **options,
+        )  # fmt: skip
     return out[0, len(ids) :].tolist()
 
 

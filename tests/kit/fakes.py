@@ -35,12 +35,9 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
     core = Tokenizer(models.WordLevel(vocab, unk_token="?"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"],
-        clean_up_tokenization_spaces=False,
-    )
+        tokenizer_object=core, pad_token="<pad>", eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"], clean_up_tokenization_spaces=False,
+    )  # fmt: skip
     core_decoder = __import__("tokenizers").decoders.Fuse()
     tokenizer.backend_tokenizer.decoder = core_decoder
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -88,18 +85,10 @@ def float64_value_model(
 
 def _float64_config(tokenizer: PreTrainedTokenizerFast, **changes: object) -> GPT2Config:
     return GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=64,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        initializer_range=0.1,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        **changes,
-    )
+        vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=2, n_head=2,
+        initializer_range=0.1, tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **changes,
+    )  # fmt: skip
 
 
 def save_llava(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -19,12 +19,9 @@ from trl_stppo.trainer.disk import run_lock
 from trl_stppo.trainer.watching import metrics
 
 RUN = {
-    **LEARNS,
-    "trainer_class": Float64Trainer,
-    "per_device_train_batch_size": EPISODES // 2,
-    "max_steps": 4,
-    "ddp_backend": "gloo",
-}
+    **LEARNS, "trainer_class": Float64Trainer, "per_device_train_batch_size": EPISODES // 2,
+    "max_steps": 4, "ddp_backend": "gloo",
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "loss of rank 1": {},
     "critic of rank 1": {},

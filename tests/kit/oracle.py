@@ -129,9 +129,6 @@ def build_tokenizer(settings: dict[str, Any]) -> PreTrainedTokenizerFast:
     backend = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
     backend.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
         padding_side="left",
-    )
+    )  # fmt: skip

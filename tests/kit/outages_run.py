@@ -70,12 +70,9 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     except (EnvironmentFailureError, NonFiniteError) as caught:
         error = f"{type(caught).__name__}: {caught}"
     return {
-        "error": error,
-        "steps": trainer.state.global_step,
-        "checkpoints": saved(folder),
-        "empty": logged(trainer, "guard/empty_steps"),
-        "after": watches.after,
-    }
+        "error": error, "steps": trainer.state.global_step, "checkpoints": saved(folder),
+        "empty": logged(trainer, "guard/empty_steps"), "after": watches.after,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -141,12 +141,9 @@ def slow() -> Kind:
 
 
 KINDS: dict[str, Callable[[], Kind]] = {
-    "qwen": qwen,
-    "mistral": mistral,
-    "mistral, always": lambda: mistral("always"),
-    "gpt2": gpt2,
+    "qwen": qwen, "mistral": mistral, "mistral, always": lambda: mistral("always"), "gpt2": gpt2,
     "slow": slow,
-}
+}  # fmt: skip
 
 
 def _byte_level(words: str | None) -> Tokenizer:

@@ -217,13 +217,10 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
     trainer.use_vllm, trainer.vllm_mode = True, "server"
     trainer._last_loaded_step = -1
     trainer.vllm_generation = ServerGeneration(
-        client,
-        model=trainer.model,
-        accelerator=trainer.accelerator,
-        processing_class=trainer.processing_class,
-        temperature=trainer.temperature,
+        client, model=trainer.model, accelerator=trainer.accelerator,
+        processing_class=trainer.processing_class, temperature=trainer.temperature,
         max_completion_length=trainer.max_completion_length,
-    )
+    )  # fmt: skip
     url = broadcast_object_list([server and server.url])[0]
     turns = TurnClient(LocalClient(url), trainer.vllm_generation)
     trainer._player._sampler.vllm._client = turns

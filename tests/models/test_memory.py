@@ -100,28 +100,14 @@ class TestGeometry:
 
 LINEAR = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 256)
 SHAPE = Geometry(
-    hidden=64,
-    intermediate=256,
-    layers=3,
-    vocab=1000,
-    query=64,
-    key=32,
-    parameters=LINEAR + 1000 * 64 + 7 * 64,
-    linear=LINEAR,
-    widths=3 * (2 * 128 + 2 * 96 + 3 * 320),
+    hidden=64, intermediate=256, layers=3, vocab=1000, query=64, key=32,
+    parameters=LINEAR + 1000 * 64 + 7 * 64, linear=LINEAR, widths=3 * (2 * 128 + 2 * 96 + 3 * 320),
     largest=64 * 256,
-)
+)  # fmt: skip
 SETUP = Setup(
-    geometry=SHAPE,
-    weights=10_000_000,
-    trainable=1000,
-    critic_trainable=500,
-    adapters=6000,
-    rows=2,
-    prompt=20,
-    completion=100,
-    slots=3,
-)
+    geometry=SHAPE, weights=10_000_000, trainable=1000, critic_trainable=500, adapters=6000, rows=2,
+    prompt=20, completion=100, slots=3,
+)  # fmt: skip
 
 # Where the tile does not hide what else there is.
 NARROW = replace(SETUP, prompt=2000, geometry=replace(SHAPE, vocab=10), trainable_bytes=2)

@@ -170,12 +170,9 @@ def main() -> None:
     trainer, observer = build(json.loads(path.read_text("utf-8")), path.parent)
     trainer.train()
     seen = {
-        "log": trainer.state.log_history,
-        "rollouts": observer.rollouts,
-        "probes": observer.probes,
-        "pushed": sorted(FileClient.pushed),
-        "cpu_seconds": time.process_time(),
-    }
+        "log": trainer.state.log_history, "rollouts": observer.rollouts, "probes": observer.probes,
+        "pushed": sorted(FileClient.pushed), "cpu_seconds": time.process_time(),
+    }  # fmt: skip
     rank = trainer.accelerator.process_index
     (path.parent / f"rank{rank}.json").write_text(json.dumps(seen), "utf-8")
 

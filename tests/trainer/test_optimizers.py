@@ -20,12 +20,9 @@ RUN = {
 TORCH = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd")
 # bitsandbytes steps tensors under 4096 elements with 32-bit state, for which it has CPU kernels.
 BITSANDBYTES = {
-    "adamw_bnb_8bit": "AdamW",
-    "paged_adamw_8bit": "AdamW",
-    "paged_adamw_32bit": "AdamW",
-    "lion_8bit": "Lion",
-    "ademamix_8bit": "AdEMAMix",
-}
+    "adamw_bnb_8bit": "AdamW", "paged_adamw_8bit": "AdamW", "paged_adamw_32bit": "AdamW",
+    "lion_8bit": "Lion", "ademamix_8bit": "AdEMAMix",
+}  # fmt: skip
 
 
 def build(folder, optim, rank=4, **options):

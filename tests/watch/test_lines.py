@@ -157,11 +157,8 @@ def test_evaluations_have_lines_and_are_no_part_of_a_rollouts_time(tmp_path, cap
 def test_evaluations_of_several_data_sets_are_told_apart(capsys):
     state = SimpleNamespace(is_world_process_zero=True)
     rates = {
-        "success_rate": 0.5,
-        "success_rate_low": 0.25,
-        "success_rate_high": 0.75,
-        "score": -2.0,
-    }
+        "success_rate": 0.5, "success_rate_low": 0.25, "success_rate_high": 0.75, "score": -2.0,
+    }  # fmt: skip
     metrics = {f"eval_hard_episode/{name}": value for name, value in rates.items()}
     metrics |= {"eval_hard_runtime": 75.0, "eval_hard_episodes": 1200, "eval_hard_turns/mean": 2.5}
     ProgressLines().on_evaluate(None, state, None, metrics=metrics)
@@ -185,12 +182,9 @@ def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
 
 def state_of(step: int, history: list[dict], main: bool, max_steps: int) -> SimpleNamespace:
     return SimpleNamespace(
-        global_step=step,
-        max_steps=max_steps,
-        log_history=history,
-        logging_steps=1,
+        global_step=step, max_steps=max_steps, log_history=history, logging_steps=1,
         is_world_process_zero=main,
-    )
+    )  # fmt: skip
 
 
 def two_rollouts(

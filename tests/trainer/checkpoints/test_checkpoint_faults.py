@@ -234,12 +234,9 @@ def test_a_limit_of_file_sizes_ends_the_run_and_leaves_nothing_half_written(tmp_
 
 
 BEST = {
-    "load_best_model_at_end": True,
-    "metric_for_best_model": "eval_episode/score",
-    "greater_is_better": True,
-    "eval_strategy": "steps",
-    "eval_steps": 1,
-}
+    "load_best_model_at_end": True, "metric_for_best_model": "eval_episode/score",
+    "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 1,
+}  # fmt: skip
 
 
 def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path):

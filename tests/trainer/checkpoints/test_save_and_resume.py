@@ -179,16 +179,10 @@ def test_a_shared_critics_folder_is_written_with_the_models_parts_only(tmp_path)
 def test_the_best_model_at_the_end_has_the_critic_of_its_checkpoint(kind, tmp_path):
     """The scripted score never improves, so the first checkpoint stays the best one."""
     trainer, watcher = run(
-        kind,
-        tmp_path,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_episode/score",
-        greater_is_better=True,
-        eval_strategy="steps",
-        eval_steps=2,
-        per_device_eval_batch_size=8,
+        kind, tmp_path, load_best_model_at_end=True, metric_for_best_model="eval_episode/score",
+        greater_is_better=True, eval_strategy="steps", eval_steps=2, per_device_eval_batch_size=8,
         eval_dataset=numbered_rows(),
-    )
+    )  # fmt: skip
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
     final = snapshot(trainer)
     for name, value in watcher.by_step[2].items():

@@ -31,13 +31,9 @@ def processes():
 
     def start(*arguments):
         process = warm.Process(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            [sys.executable, *arguments], cwd=ROOT, env={**os.environ, **ENVIRONMENT},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         started.append(process)
         return process
 

@@ -30,13 +30,9 @@ def figures(trainer) -> dict[str, list[float]]:
 )
 def test_bias_gradient_and_cosine_equal_an_independent_computation(variant, loss_type, tmp_path):
     trainer, recorder = train(
-        tmp_path,
-        variant=variant,
-        loss_type=loss_type,
-        max_completion_length=64,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-    )
+        tmp_path, variant=variant, loss_type=loss_type, max_completion_length=64,
+        per_device_train_batch_size=2, gradient_accumulation_steps=4,
+    )  # fmt: skip
     level = trainer.importance_sampling_level
     assert level == ("turn" if variant == "st-ppo" else "token")
     reference = LossReference(recorder.batches[0], level, loss_type)
@@ -58,15 +54,9 @@ def test_bias_gradient_and_cosine_equal_an_independent_computation(variant, loss
 def test_each_step_measures_its_own_bias(tmp_path):
     """Nothing is carried over: C, g and the extra terms of an epoch are those of its weights."""
     trainer, recorder = train(
-        tmp_path,
-        num_ppo_epochs=3,
-        max_steps=3,
-        learning_rate=1.0,
-        beta=0.3,
-        entropy_coef=0.2,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-    )
+        tmp_path, num_ppo_epochs=3, max_steps=3, learning_rate=1.0, beta=0.3, entropy_coef=0.2,
+        per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    )  # fmt: skip
     for step in range(3):
         weights = recorder.after[step - 1] if step else recorder.before
         policy = {n.removeprefix("policy/"): w for n, w in weights.items() if n[0] == "p"}
@@ -152,18 +142,11 @@ def test_entropy_bonus_and_loss_kl_are_neither_scaled_nor_counted(
 ):
     beta, entropy_coef = 0.3, 0.2
     trainer, recorder = train(
-        tmp_path,
-        variant="st-ppo",
-        loss_type=loss_type,
-        stabilizers=["triggered"],
-        max_grad_norm=1e9,
-        beta=beta,
-        entropy_coef=entropy_coef,
-        use_bias_correction_kl=weighted,
+        tmp_path, variant="st-ppo", loss_type=loss_type, stabilizers=["triggered"],
+        max_grad_norm=1e9, beta=beta, entropy_coef=entropy_coef, use_bias_correction_kl=weighted,
         ref_model=float64_policy(char_tokenizer(), seed=7),
-        per_device_train_batch_size=8 // accumulation,
-        gradient_accumulation_steps=accumulation,
-    )
+        per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation,
+    )  # fmt: skip
     reference = LossReference(recorder.batches[0], "turn", loss_type, kl_times_ratio=weighted)
     g, bias = reference.g, reference.bias
     extra = reference.grad(beta * reference.kl - entropy_coef * reference.entropy)

@@ -57,14 +57,10 @@ def figures(trainer) -> dict[str, list[float]]:
 )
 def test_bias_equals_an_independent_computation(episodes, variant, loss_type, tmp_path):
     trainer, recorder = train(
-        tmp_path,
-        trainer_class=Counting,
-        variant=variant,
-        loss_type=loss_type,
-        max_completion_length=64,
-        stale_episodes=episodes,
+        tmp_path, trainer_class=Counting, variant=variant, loss_type=loss_type,
+        max_completion_length=64, stale_episodes=episodes,
         staleness=1.5 if episodes is FEW else 3.0,
-    )
+    )  # fmt: skip
     level = "turn" if variant == "st-ppo" else "token"
     reference = LossReference(recorder.batches[0], level, loss_type)
     assert norm(reference.bias) > 0.01 * norm(reference.g), "the case should be interesting"
@@ -84,18 +80,11 @@ def test_the_split_into_micro_batches_changes_nothing(options, tmp_path):
     runs = []
     for size in (8, 4, 2, 1):
         trainer, recorder = train(
-            tmp_path / str(size),
-            trainer_class=Counting,
-            variant="st-ppo",
-            stale_episodes=FEW,
-            staleness=0.9,
-            num_ppo_epochs=2,
-            max_steps=2,
-            learning_rate=0.3,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=EPISODES // size,
+            tmp_path / str(size), trainer_class=Counting, variant="st-ppo", stale_episodes=FEW,
+            staleness=0.9, num_ppo_epochs=2, max_steps=2, learning_rate=0.3,
+            per_device_train_batch_size=size, gradient_accumulation_steps=EPISODES // size,
             **options,
-        )
+        )  # fmt: skip
         runs.append((figures(trainer), recorder, trainer))
     expected, recorder, _ = runs[0]
     assert min(expected["norm"]) > 0
@@ -146,13 +135,9 @@ def test_with_dropout_the_first_pass_serves(disable, tmp_path):
     """A second pass would draw anew, and measure the bias of another loss."""
     lora = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.3)
     trainer, _ = train(
-        tmp_path,
-        trainer_class=STPPOTrainer,
-        model=tiny_policy(char_tokenizer()),
-        peft_config=lora,
-        variant="st-ppo",
-        disable_dropout=disable,
-    )
+        tmp_path, trainer_class=STPPOTrainer, model=tiny_policy(char_tokenizer()), peft_config=lora,
+        variant="st-ppo", disable_dropout=disable,
+    )  # fmt: skip
     assert trainer._loop.correction._repeatable is disable
 
 

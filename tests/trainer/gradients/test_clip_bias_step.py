@@ -83,12 +83,9 @@ def test_triggered_without_a_clipped_token_only_clips_the_gradient(tmp_path):
 def adam_steps(tmp_path_factory):
     """The first AdamW step, with decoupled weight decay: plain, scaled gradient, scaled update."""
     options = {
-        "optim": "adamw_torch",
-        "learning_rate": 1e-3,
-        "critic_learning_rate": 1e-3,
-        "adam_epsilon": 1e-14,
-        "weight_decay": 0.5,
-    }
+        "optim": "adamw_torch", "learning_rate": 1e-3, "critic_learning_rate": 1e-3,
+        "adam_epsilon": 1e-14, "weight_decay": 0.5,
+    }  # fmt: skip
     targets = {
         "none": {"variant": "ppo", "clip_bias_estimator": "exact"},
         "gradient": TRIGGERED,
@@ -140,11 +137,8 @@ class RateWatcher(TrainerCallback):
 
 def test_scheduler_and_log_never_see_the_scaled_learning_rate(tmp_path):
     options = {
-        "lr_scheduler_type": "linear",
-        "warmup_steps": 2,
-        "num_ppo_epochs": 4,
-        "max_steps": 4,
-    }
+        "lr_scheduler_type": "linear", "warmup_steps": 2, "num_ppo_epochs": 4, "max_steps": 4,
+    }  # fmt: skip
     seen = {}
     for variant in ("ppo", "s-ppo"):
         watcher = RateWatcher()

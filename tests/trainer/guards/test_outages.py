@@ -73,12 +73,9 @@ class Saves(TrainerCallback):
 def test_what_is_saved_already_is_not_saved_again(impatient, tmp_path):
     saves = Saves()
     trainer = build(
-        tmp_path,
-        lambda trainer, n: trainer.state.global_step == 4,
-        arguments={"callbacks": [saves]},
-        save_strategy="steps",
-        save_steps=2,
-    )
+        tmp_path, lambda trainer, n: trainer.state.global_step == 4,
+        arguments={"callbacks": [saves]}, save_strategy="steps", save_steps=2,
+    )  # fmt: skip
     with pytest.raises(EnvironmentFailureError, match=r"checkpoint-4 \(.*before it: .*point-2\)"):
         trainer.train()
     assert saves.steps == [2, 4]

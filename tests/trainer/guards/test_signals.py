@@ -95,12 +95,9 @@ def test_a_second_sigterm_changes_nothing(tmp_path):
 
 def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_path):
     options = {
-        **RUN,
-        "eval_dataset": numbered_rows(),
-        "per_device_eval_batch_size": 8,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-    }
+        **RUN, "eval_dataset": numbered_rows(), "per_device_eval_batch_size": 8,
+        "eval_strategy": "steps", "eval_steps": 2,
+    }  # fmt: skip
     due, _ = train(
         tmp_path / "due", callbacks=[Sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
     )

@@ -27,16 +27,10 @@ class Dealt(STPPOTrainer):
 def finished(tmp_path_factory):
     """Two rollouts of 16 episodes, 3 epochs of 4 mini-batches of 2 micro-batches of 2."""
     trainer, _ = scripted_trainer(
-        tmp_path_factory.mktemp("run"),
-        trainer_class=Dealt,
-        rows=ROWS,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=8,
-        num_mini_batches=MINI_BATCHES,
-        num_ppo_epochs=EPOCHS,
-        total_episodes=2 * ROWS,
-        max_steps=-1,
-    )
+        tmp_path_factory.mktemp("run"), trainer_class=Dealt, rows=ROWS,
+        per_device_train_batch_size=2, gradient_accumulation_steps=8, num_mini_batches=MINI_BATCHES,
+        num_ppo_epochs=EPOCHS, total_episodes=2 * ROWS, max_steps=-1,
+    )  # fmt: skip
     trainer.train()
     return trainer
 

@@ -65,18 +65,10 @@ def ragged(folder, kind, **options):
         "separate": {"value_model": tiny_value_model(tokenizer)},
     }[kind]
     trainer, recorder = scripted_trainer(
-        folder,
-        trainer_class=options.pop("trainer_class", Counted),
-        model=tiny_policy(tokenizer),
-        variant="turn-ppo",
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        max_completion_length=64,
-        staleness=0.0,
-        rollout_func=play_ragged,
-        **models,
-        **options,
-    )
+        folder, trainer_class=options.pop("trainer_class", Counted), model=tiny_policy(tokenizer),
+        variant="turn-ppo", per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        max_completion_length=64, staleness=0.0, rollout_func=play_ragged, **models, **options,
+    )  # fmt: skip
     trainer.train()
     return trainer, recorder
 
@@ -164,14 +156,9 @@ def test_grouping_changes_the_update_by_rounding_only(variant, multiple, tmp_pat
     for overhead in (1.0, 4.0, INF):
         monkeypatch.setitem(forward.PASS_OVERHEAD, "cpu", overhead)
         trainer, recorder = train(
-            tmp_path / str(overhead),
-            variant=variant,
-            pad_to_multiple_of=multiple,
-            num_ppo_epochs=2,
-            max_steps=2,
-            beta=0.1,
-            entropy_coef=0.05,
-        )
+            tmp_path / str(overhead), variant=variant, pad_to_multiple_of=multiple,
+            num_ppo_epochs=2, max_steps=2, beta=0.1, entropy_coef=0.05,
+        )  # fmt: skip
         runs.append((logged(trainer, "loss"), recorder))
     for losses, recorder in runs[1:]:
         assert losses == pytest.approx(runs[0][0], rel=1e-6, abs=1e-6)  # summed in float32

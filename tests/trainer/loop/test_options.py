@@ -171,12 +171,9 @@ def test_the_router_loss_of_a_mixture_of_experts_is_added(tmp_path):
     for coefficient in (None, 0.0, 2.0):
         torch.manual_seed(0)
         trainer, batch = captured(
-            tmp_path,
-            trainer_class=STPPOTrainer,
-            model=Qwen2MoeForCausalLM(config),
-            value_model=tiny_value_model(tokenizer),
-            router_aux_loss_coef=coefficient,
-        )
+            tmp_path, trainer_class=STPPOTrainer, model=Qwen2MoeForCausalLM(config),
+            value_model=tiny_value_model(tokenizer), router_aux_loss_coef=coefficient,
+        )  # fmt: skip
         losses[coefficient] = loss_and_gradient(trainer, batch)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)

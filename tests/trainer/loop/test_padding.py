@@ -14,14 +14,10 @@ def length_reward(completions, **kwargs):
 @pytest.mark.parametrize("size", [1, 2])
 def test_micro_batches_of_truncated_episodes_only_do_no_harm(tmp_path, size):
     trainer = build(
-        tmp_path,
-        mask_truncated_completions=True,
-        max_completion_length=40,
-        gradient_accumulation_steps=8 // size,
-        num_mini_batches=1,
-        per_device_train_batch_size=size,
+        tmp_path, mask_truncated_completions=True, max_completion_length=40,
+        gradient_accumulation_steps=8 // size, num_mini_batches=1, per_device_train_batch_size=size,
         arguments={"reward_funcs": length_reward},
-    )
+    )  # fmt: skip
     trainer.train()
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
     logged = [entry for entry in trainer.state.log_history if "policy/clip_fraction" in entry]
@@ -33,13 +29,10 @@ def test_micro_batches_of_truncated_episodes_only_do_no_harm(tmp_path, size):
 def batch(lengths, width):
     mask = (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long()
     return {
-        "prompt_ids": torch.zeros(len(lengths), 5),
-        "prompt_mask": torch.ones(len(lengths), 5),
-        "completion_ids": mask * 7,
-        "completion_mask": mask,
-        "advantages": mask.float(),
+        "prompt_ids": torch.zeros(len(lengths), 5), "prompt_mask": torch.ones(len(lengths), 5),
+        "completion_ids": mask * 7, "completion_mask": mask, "advantages": mask.float(),
         "num_items_in_batch": torch.tensor(3),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

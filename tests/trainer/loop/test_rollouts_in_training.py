@@ -30,14 +30,11 @@ def two_turns(prompts, trainer):
     """Two turns of two tokens with one observation token between; rewards 1 and 2."""
     count = len(prompts)
     return {
-        "prompt_ids": [[5, 6]] * count,
-        "completion_ids": [[7, 8, 9, 10, 11]] * count,
-        "logprobs": None,
-        "turn_spans": [[(0, 2), (3, 5)]] * count,
-        "turn_rewards": [[1.0, 2.0]] * count,
-        "truncated": [False] * count,
+        "prompt_ids": [[5, 6]] * count, "completion_ids": [[7, 8, 9, 10, 11]] * count,
+        "logprobs": None, "turn_spans": [[(0, 2), (3, 5)]] * count,
+        "turn_rewards": [[1.0, 2.0]] * count, "truncated": [False] * count,
         "hint": list(range(count)),
-    }
+    }  # fmt: skip
 
 
 def test_a_rollout_func_with_spans_pays_each_turn_at_its_last_token(tmp_path):

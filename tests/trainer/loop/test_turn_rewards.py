@@ -134,12 +134,9 @@ def test_tool_environments_give_calls_and_answers(tmp_path, monkeypatch):
 def test_a_rollout_func_gives_the_text_before_each_turn(tmp_path):
     watch = Watch(lambda number: 10.0)
     trainer = trained(
-        tmp_path,
-        watch,
-        environment=None,
-        arguments={"rollout_func": two_turns},
+        tmp_path, watch, environment=None, arguments={"rollout_func": two_turns},
         shuffle_dataset=False,
-    )
+    )  # fmt: skip
     ((asked, completions, ids, turn, columns),) = watch.calls
     text = TOKENIZER.decode([7, 8, 9])
     assert asked[:2] == [[user("say 0 ")], [user("say 0 "), said(text)]]

@@ -69,17 +69,10 @@ def test_gradient_checkpointing_changes_no_gradient_of_either_adapter(variant, t
     for checkpointing in (False, True):
         torch.manual_seed(0)
         arguments, _ = shared(
-            tmp_path / str(checkpointing),
-            gradient_checkpointing=checkpointing,
-            variant=variant,
-            optim="sgd",
-            learning_rate=0.5,
-            critic_learning_rate=0.5,
-            max_grad_norm=0.0,
-            vf_coef=1.0,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-        )
+            tmp_path / str(checkpointing), gradient_checkpointing=checkpointing, variant=variant,
+            optim="sgd", learning_rate=0.5, critic_learning_rate=0.5, max_grad_norm=0.0,
+            vf_coef=1.0, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        )  # fmt: skip
         trainer, recorder = scripted_trainer(**arguments)
         count = []
         layer = trainer.model.get_base_model().model.layers[0]

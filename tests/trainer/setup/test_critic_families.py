@@ -120,12 +120,9 @@ def test_every_family_trains_and_is_saved(name, tmp_path):
     saved = critic_from_checkpoint(str(tmp_path / "saved" / "critic"))
     assert same(saved.state_dict(), trainer.critic.model.state_dict())
     one, _ = scripted_trainer(
-        tmp_path / "named",
-        model=policy(name),
-        trainer_class=STPPOTrainer,
-        **OPTIONS,
+        tmp_path / "named", model=policy(name), trainer_class=STPPOTrainer, **OPTIONS,
         value_model_name_or_path=str(tmp_path / "saved"),
-    )
+    )  # fmt: skip
     torch.testing.assert_close(values(one.critic), values(trainer.critic))
 
 
@@ -147,12 +144,9 @@ def test_the_best_weights_are_taken_back_whole(tmp_path):
     run = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
     run |= {"metric_for_best_model": "eval_reward", "eval_on_start": False}
     trainer, recorder = scripted_trainer(
-        tmp_path,
-        model=policy("Qwen3Moe"),
-        trainer_class=STPPOTrainer,
-        eval_dataset=[{"prompt": "1"}],
-        **{**OPTIONS, **run},
-    )
+        tmp_path, model=policy("Qwen3Moe"), trainer_class=STPPOTrainer,
+        eval_dataset=[{"prompt": "1"}], **{**OPTIONS, **run},
+    )  # fmt: skip
     trainer.train()  # scripted rewards never change: the first checkpoint is the best
     assert trainer.state.best_global_step == 1
     best = recorder.after[0]

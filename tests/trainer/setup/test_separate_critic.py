@@ -90,12 +90,9 @@ def test_gradient_checkpointing_changes_no_gradient_of_a_separate_critic(tmp_pat
         attention = critic.model.layers[0].self_attn
         attention.register_forward_hook(lambda *_, count=count: count.append(1))
         _, recorder = train(
-            tmp_path / str(checkpointing),
-            model=policy(),
-            value_model=critic,
-            gradient_checkpointing=checkpointing,
-            **{**LEARNS, "optim": "sgd"},
-        )
+            tmp_path / str(checkpointing), model=policy(), value_model=critic,
+            gradient_checkpointing=checkpointing, **{**LEARNS, "optim": "sgd"},
+        )  # fmt: skip
         runs.append(recorder)
         calls.append(len(count))
     assert calls[1] == calls[0] + STEPS, "one recomputation per step"
@@ -143,18 +140,10 @@ def test_warm_up_leaves_the_policy_bit_identical(critic, max_grad_norm, tmp_path
         else {"value_model": value_model()}
     )
     trainer, recorder = scripted_trainer(
-        tmp_path,
-        model=policy(),
-        callbacks=[watcher],
-        critic_warmup_steps=2,
-        weight_decay=0.5,
-        max_grad_norm=max_grad_norm,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        entropy_coef=0.01,
-        **kind,
-        **LEARNS,
-    )
+        tmp_path, model=policy(), callbacks=[watcher], critic_warmup_steps=2, weight_decay=0.5,
+        max_grad_norm=max_grad_norm, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        entropy_coef=0.01, **kind, **LEARNS,
+    )  # fmt: skip
     watcher.trainer = trainer
     base = state(trainer.model)
     trainer.train()
@@ -175,15 +164,9 @@ def test_warm_up_leaves_the_policy_bit_identical(critic, max_grad_norm, tmp_path
 def test_warm_up_regresses_on_monte_carlo_returns(tmp_path):
     """Reward to go, whatever lam; afterwards lam counts, and with it the critic."""
     trainer, recorder = train(
-        tmp_path,
-        model=policy(),
-        value_model=value_model(),
-        staleness=0.0,
-        critic_warmup_steps=2,
-        lam=0.3,
-        kl_coef=0.0,
-        **LEARNS,
-    )
+        tmp_path, model=policy(), value_model=value_model(), staleness=0.0, critic_warmup_steps=2,
+        lam=0.3, kl_coef=0.0, **LEARNS,
+    )  # fmt: skip
     assert trainer.args.lam == 0.3
     number = {tuple(play_script([str(n)])["prompt_ids"][0]): n for n in range(8)}
     largest_gap = []

@@ -188,11 +188,7 @@ class Toolbox:
         return ""
 
     def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: at what.
-        """
+        """Look.\n\nArgs:\n    where: at what."""
         self.turn_rewards.append(0.25)
         return "nothing"
 
@@ -357,9 +353,6 @@ def test_a_stream_is_evaluated_whole(words):
 def test_agents_of_the_same_folder_name_are_told_apart():
     args = arguments.EvaluateArguments(models=["runs/a/final", "runs/b/final"])
     assert list(evaluate.agents_of(args, None)) == ["runs/a/final", "runs/b/final"]
-
-
-# --------------------------------------------------------------------------- averages
 
 
 def test_averages_by_hand():

@@ -38,11 +38,7 @@ class Garden:
         return "A garden."
 
     def dig(self, depth: int) -> str:
-        """Dig a hole.
-
-        Args:
-            depth: how deep.
-        """
+        """Dig a hole.\n\nArgs:\n    depth: how deep."""
         self.turn_rewards.append(depth / 4)
         return f"{depth} deep"
 

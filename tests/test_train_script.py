@@ -120,9 +120,6 @@ def test_every_variant_is_one_flag(tmp_path, variant):
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-# ---------------------------------------------------------------------- its parts
-
-
 class Capped:
     """As much of an environment as a factory's arguments need."""
 

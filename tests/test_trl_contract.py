@@ -41,9 +41,6 @@ TODO = (
 )
 
 
-# ------------------------------------------------------------------ what there is
-
-
 def upstream(name: str) -> Any:
     """The plain function behind a method of GRPOTrainer's, or of a class of vLLM's that is named."""
     owner, _, method = name.rpartition(".")
@@ -158,9 +155,6 @@ def snapshot() -> dict[str, Any]:
             **{n: signature(f) for n, f in imported_helpers().items()},
         },
     }
-
-
-# ------------------------------------------------------------------------- tests
 
 
 @pytest.fixture(scope="module")

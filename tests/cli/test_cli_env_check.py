@@ -32,11 +32,7 @@ class Garden:
         return "A garden."
 
     def dig(self, depth: int) -> str:
-        """Dig a hole.
-
-        Args:
-            depth: how deep.
-        """
+        """Dig a hole.\n\nArgs:\n    depth: how deep."""
         return "deep" if depth > 1 else None
 
 

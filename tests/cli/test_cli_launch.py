@@ -133,9 +133,6 @@ def test_launches_are_read_from_words_and_files(words, engine, processes):
     assert (found.engine, found.processes) == (engine, processes)
 
 
-# -------------------------------------------------------------------- ends of processes
-
-
 def failed(status: int) -> ChildFailedError:
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=status, error_file="nowhere")
     return ChildFailedError("train", {0: failure})

@@ -97,9 +97,6 @@ def test_a_reward_model_that_is_not_there_is_refused(file, tmp_path, capsys):
     assert "`reward_model_name_or_path=./judge` is no file" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------ reward functions
-
-
 def test_the_registered_names_are_those_of_trls_script():
     script = inspect.getsource(trl.scripts.grpo)
     assert set(objects.TRL_REWARDS) == set(re.findall(r'^ {8}"(\w+)": ', script, re.MULTILINE))
@@ -149,9 +146,6 @@ def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, ca
     parts = figures["a"]
     assert parts["score"] == pytest.approx(2.0 * parts["long_answers"])
     assert "think_format_reward" in parts
-
-
-# ---------------------------------------------------------------------------------- rows
 
 
 def test_a_mixture_trains_and_its_split_is_played(file, tmp_path):
@@ -213,9 +207,6 @@ def test_the_rows_of_a_mixture_are_told_in_a_dry_run(file, tmp_path, capsys):
     path = file(datasets=parts, reward_funcs=["think_format_reward"])
     assert main(["train", "--config", path, "--dry_run"]) == 0
     assert "a+b, 12" in capsys.readouterr().out
-
-
-# ---------------------------------------------------------------------------- environment
 
 
 def test_nothing_is_played_where_no_environment_is_named():

@@ -22,9 +22,6 @@ def rebn(batch, gamma, **options):
     )
 
 
-# ------------------------------------------------------------------------------------- RLOO
-
-
 def test_leave_one_out_by_hand(close):
     # 1 against (3 + 8) / 2, 3 against (1 + 8) / 2, 8 against (1 + 3) / 2; an episode alone has no others
     scores = tensor([1.0, 3.0, NAN, 8.0], [2.0, NAN, NAN, NAN])
@@ -72,8 +69,6 @@ def test_leave_one_out_at_the_edges():
     with pytest.raises(ValueError, match=r"scores has shape \[2, 7\]"):
         core.leave_one_out_advantages(equal, torch.ones(2, 6).bool())
 
-
-# ------------------------------------------------------------------------------------- ReBN
 
 INDEX = torch.tensor([[0, 0, -1, 1], [-1, 0, -1, -1], [0, -1, 1, 1]])
 

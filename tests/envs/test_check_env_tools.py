@@ -24,11 +24,7 @@ def no_docstring(self, where: str) -> str: ...
 
 
 def half_described(self, where: str, when: str) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
+    """Look.\n\nArgs:\n    where: the place."""
 
 
 def odd_hint(self, where: pytest.Config) -> str:

@@ -55,11 +55,7 @@ def build(
 ) -> PPOTrainer:
     """A trainer of tiny models.
 
-    Args:
-        folder: output directory.
-        trainer_class: PPOTrainer or STPPOTrainer.
-        arguments: of the constructor, in place of or besides the defaults.
-        options: settings that differ from QUICK.
+    `arguments` are of the constructor, in place of or besides the defaults; `options` differ from QUICK.
     """
     tokenizer = char_tokenizer()
     defaults = {

@@ -32,12 +32,7 @@ class CleanTools:
         return None
 
     def look(self, where: str, times: int = 1) -> str:
-        """Look somewhere.
-
-        Args:
-            where: the place.
-            times: how often.
-        """
+        """Look somewhere.\n\nArgs:\n    where: the place.\n    times: how often."""
         self.turn_rewards.append(0.5)
         return where * times
 

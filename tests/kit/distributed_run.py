@@ -4,7 +4,6 @@ Started by `test_two_processes.py` through torch.distributed.run.
 """
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.kit.fakes import char_tokenizer, float64_policy
+from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, Float64Groups, Float64Trainer, logged, train
 from trl_stppo.trainer.batch import full_sequence
 from trl_stppo.trainer.loop import forward
@@ -127,12 +127,5 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    folder, *cases = sys.argv[1:]
-    results = {case: run(case, Path(folder) / str(i)) for i, case in enumerate(cases)}
-    rank = int(os.environ["RANK"])
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    save_cases(run)

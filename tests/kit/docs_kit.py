@@ -28,15 +28,9 @@ HEADING = re.compile(r"^(#{1,6}) +(.*?) *$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page.
+    """A fenced block of a page: its file, first line of code from 1, language ("" for none), and code.
 
-    Attributes:
-        page: its file.
-        line: of the first line of code, from 1.
-        language: what the fence says, "" for none.
-        code: the text inside, indentation of the fence removed.
-        not_run: why it cannot run here; None if it can.
-        first: code that runs before it and that readers do not see.
+    `not_run` says why it cannot run here, None if it can; `first` runs before it and readers do not see it.
     """
 
     page: Path
@@ -81,12 +75,7 @@ def _comments(before: list[str]) -> tuple[str | None, str]:
 
 
 def prose(page: Path, under: str | None = None) -> str:
-    """A page without its fenced blocks and comments; line numbers stay.
-
-    Args:
-        page: its file.
-        under: leave out what does not stand under this heading of level 2.
-    """
+    """A page, or what stands under a heading of level 2, without blocks and comments; line numbers stay."""
     kept, inside = [], ""
     for line in page.read_text().splitlines():
         fence = FENCE.match(line)

@@ -20,15 +20,7 @@ def with_ours(name: str) -> dict[str, str]:
 
 
 def substituted(source: str, ours: Mapping[str, str]) -> str:
-    """A script whose imports from TRL of the names in `ours` come from trl_stppo.
-
-    Args:
-        source: the script.
-        ours: name in TRL -> our name for what stands in its place.
-
-    Raises:
-        ValueError: the script imports none of them.
-    """
+    """A script that imports the names in `ours` from trl_stppo, not from TRL; there must be one."""
     lines = source.splitlines()
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     changed = 0
@@ -81,13 +73,8 @@ def run(
 ) -> Any:
     """Run a script as `python script words...` would, in this process; returns its trainer.
 
-    Args:
-        script: the file.
-        words: of the command line.
-        folder: where it runs; names of models and data sets are folders in it.
-        monkeypatch: puts everything back.
-        ours: see `substituted`.
-        **forced: settings that the script's own call does not decide.
+    It runs in `folder`, where names of models and data sets are folders. `ours` is of `substituted`,
+    `forced` are settings that the script's own call does not decide.
     """
     code = compile(substituted(script.read_text(), ours), str(script), "exec")
     monkeypatch.chdir(folder)

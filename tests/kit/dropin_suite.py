@@ -40,10 +40,7 @@ TRAINER, REPORT = "DROPIN_TRAINER", "DROPIN_REPORT"  # how the plugin is told
 def run(folder: Path, trainer: str, work: Path) -> dict[str, str]:
     """Outcome of each test that is not skipped: "passed", or the exception that it ended with.
 
-    Args:
-        folder: TRL's `tests`.
-        trainer: "STPPO", "STGRPO", or "GRPO" for TRL's own.
-        work: an empty folder for the copy, the models and all output.
+    `folder` is TRL's `tests`, `trainer` "STPPO", "STGRPO" or "GRPO" for TRL's own, `work` an empty folder.
     """
     copy = work / "trl_suite"  # another name: `tests` are ours
     copy.mkdir(parents=True)
@@ -66,8 +63,6 @@ def run(folder: Path, trainer: str, work: Path) -> dict[str, str]:
         raise RuntimeError(f"The tests did not run:\n{(work / 'log.txt').read_text()[-3000:]}")
     return json.loads((work / "report.json").read_text())
 
-
-# ----------------------------------------------------------------------- stand-ins
 
 PIECES = {  # of Qwen's vocabulary, beyond its first 256, which are the bytes
     **{314: " {", 330: ' "', 397: ">\n", 411: "out", 450: "dec", 497: '",', 522: "</", 606: "name"},
@@ -218,8 +213,6 @@ def load_dataset(path: str, name: str, split: str | None = None, streaming: bool
     chosen = parts if split is None else parts[split]
     return chosen.to_iterable_dataset() if streaming else chosen
 
-
-# ------------------------------------------------------------------------- plugin
 
 if TRAINER in os.environ:
     import_utils.is_jmespath_available = lambda: True  # older transformers alone need it

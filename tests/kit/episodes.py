@@ -31,12 +31,7 @@ def digits(mask: str) -> list[int]:
 
 
 class ScriptedEnv:
-    """Answers with a fixed list of step results, and remembers what it was given.
-
-    Args:
-        *steps: what `step` returns, in order; the last one again once they are used up.
-        opening: what `reset` returns.
-    """
+    """Answers with these step results, the last one again and again, and remembers what it was given."""
 
     def __init__(self, *steps: Any, opening: Any = ("", {})) -> None:
         self.steps, self.opening = steps, opening

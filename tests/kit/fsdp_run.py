@@ -164,11 +164,7 @@ def poisoned(folder: Path) -> list[dict[str, Tensor]]:
 
 
 def uneven(folder: Path) -> list[int]:
-    """A training whose episodes are of as many lengths on one process as they are not on the other.
-
-    Returns:
-        Passes of the critic that rows of like lengths would ask for, by rollout.
-    """
+    """Passes of the critic that rows of like lengths would ask for, by rollout; unequal on both processes."""
     groups: list[int] = []
     cheap = mock.patch.dict(forward.PASS_OVERHEAD, cpu=0.0)
     with engine("FSDP2") as chosen, cheap:
@@ -205,7 +201,8 @@ def stuck(folder: Path, how: str) -> None:
 
 
 def main() -> None:
-    folder, rank, *jobs = Path(sys.argv[1]), os.environ["RANK"], *sys.argv[2:]
+    folder, *jobs = Path(sys.argv[1]), *sys.argv[2:]
+    whole_jobs = {"held": held_of, "poisoned": poisoned, "uneven": uneven, "shared": shared}
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     for job in jobs:
@@ -215,21 +212,15 @@ def main() -> None:
         elif kind == "resumed":  # "<own folder> <folder>/<checkpoint>"
             own, checkpoint = rest.split()
             results[job] = long_run(folder / own, "FSDP2", folder / checkpoint)
-        elif kind == "held":
-            results[job] = held_of(folder / job)
-        elif kind == "poisoned":
-            results[job] = poisoned(folder / job)
-        elif kind == "uneven":
-            results[job] = uneven(folder / job)
         elif kind == "best":
             results[job] = best(folder / job, critic="given")
-        elif kind == "shared":
             results["best of it"] = best(folder / "best shared", lora=True)
-            results[job] = shared(folder / job)
-        else:
+        elif kind == "stuck":
             stuck(folder / job, rest)
+        else:
+            results[job] = whole_jobs[kind](folder / job)
         gc.collect()
-    torch.save(results, folder / f"rank{rank}.pt")
+    torch.save(results, folder / f"rank{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

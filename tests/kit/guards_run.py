@@ -6,13 +6,12 @@ Started by `test_signals.py` through torch.distributed.run.
 import math
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
+from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
 from trl_stppo.errors import NonFiniteError, RunLockError
 from trl_stppo.trainer.disk import run_lock
@@ -90,11 +89,5 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    results = {case: run(case, folder / str(i)) for i, case in enumerate(CASES)}
-    torch.save(results, folder / f"rank{os.environ['RANK']}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    save_cases(run, *CASES)

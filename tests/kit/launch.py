@@ -14,7 +14,15 @@ import torch
 from tests.kit import warm
 from tests.kit.warm import ENVIRONMENT, ROOT
 
-__all__ = ["ENVIRONMENT", "ROOT", "by_case", "launcher", "on_two_processes", "two_processes"]
+__all__ = [
+    "ENVIRONMENT",
+    "ROOT",
+    "by_case",
+    "launcher",
+    "on_two_processes",
+    "save_cases",
+    "two_processes",
+]
 
 
 def launcher(processes: int) -> list[str]:
@@ -54,12 +62,8 @@ def by_case(
 ) -> Callable[[str], list[Any]]:
     """What both ranks say to a case: `module folder case ...` is run when one of them is asked for.
 
-    Args:
-        module: saves results by case.
-        cases: all that there are.
-        now: those that every run of the tests asks for; they have a start of their own.
-        folders: makes one for each start.
-        options: of `on_two_processes`.
+    Cases in `now` have a start of their own; `folders` makes a folder for each start, `options` are of
+    `on_two_processes`.
     """
     results: dict[str, list[Any]] = {}
     everything = list(cases)
@@ -74,16 +78,19 @@ def by_case(
     return of
 
 
+def save_cases(run: Callable[[str, Path], Any], *cases: str) -> None:
+    """In a process that was started so: runs these cases, or those among its arguments, each in a folder."""
+    folder, *given = Path(sys.argv[1]), *sys.argv[2:]
+    results = {case: run(case, folder / str(i)) for i, case in enumerate(cases or given)}
+    torch.save(results, folder / f"rank{os.environ['RANK']}.pt")
+
+
 def two_processes(
     words: list[str], timeout: float, environment: dict[str, str] | None = None, count: int = 2
 ) -> tuple[list[int], str]:
     """Run the module and its arguments; returns how both have ended, and what they have said.
 
-    Args:
-        words: the module, and they.
-        timeout: seconds, after which they are killed.
-        environment: what they get besides their surroundings.
-        count: of processes, where two are not what is wanted.
+    After `timeout` seconds they are killed. `environment` comes besides their surroundings.
     """
     # Port 0: one that was looked for could be taken meanwhile.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

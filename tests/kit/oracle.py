@@ -40,11 +40,7 @@ class Oracle(NamedTuple):
     settings: dict[str, Any]
 
     def state(self, prefix: str) -> dict[str, Tensor]:
-        """Returns the tensors below ``prefix`` with the prefix removed.
-
-        Args:
-            prefix: For example ``"init/policy"``, ``"step1/grad/value"``, ``"step1/after/policy"``.
-        """
+        """The tensors below a prefix as "init/policy" or "step1/grad/value", without it."""
         start = prefix + "/"
         return {k[len(start) :]: v for k, v in self.tensors.items() if k.startswith(start)}
 
@@ -60,17 +56,7 @@ class OracleModels(NamedTuple):
 
 
 def load_oracle(name: str, path: Path = FIXTURE) -> Oracle:
-    """Loads one recorded run.
-
-    Args:
-        name: ``"one_epoch"`` or ``"two_epochs"``.
-        path: Fixture file; its settings lie beside it with the suffix ``.json``.
-
-    Returns:
-        The tensors of that run (the initial weights under ``init/``, everything else without a
-        run prefix) and its settings (``ppo``, ``optimizer``, ``model``, ``tokenizer``, ``seed``,
-        ``versions``).
-    """
+    """The recorded run "one_epoch" or "two_epochs": its tensors, without its prefix, and its settings."""
     if name not in VARIANTS:
         raise ValueError(f"Unknown oracle run {name!r}, expected one of {VARIANTS}.")
     settings = json.loads(path.with_suffix(".json").read_text())
@@ -87,15 +73,7 @@ def load_oracle(name: str, path: Path = FIXTURE) -> Oracle:
 def build_models(
     fixture: tuple[dict[str, Tensor], dict[str, Any]], dtype: torch.dtype = torch.float64
 ) -> OracleModels:
-    """Rebuilds the models and the tokenizer of a recorded run.
-
-    Args:
-        fixture: What ``load_oracle`` returned.
-        dtype: Data type of the models. The upstream run used float64.
-
-    Returns:
-        Fresh copies of policy, reference, value and reward model in eval mode, and the tokenizer.
-    """
+    """Policy, reference, value and reward model of a recorded run in eval mode, and its tokenizer."""
     fixture = Oracle(*fixture)
     models = {}
     for kind in _MODEL_CLASSES:
@@ -106,24 +84,14 @@ def build_models(
 
 
 def new_model(kind: str, config: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
-    """Creates a model with random weights drawn in float32.
-
-    Args:
-        kind: ``"policy"``, ``"ref"``, ``"value"`` or ``"reward"``.
-        config: Keyword arguments of ``Qwen2Config``.
-        dtype: Data type the float32 weights are cast to.
-    """
+    """A "policy", "ref", "value" or "reward" model of random weights, drawn in float32 and then cast."""
     head = {} if kind in ("policy", "ref") else {"num_labels": 1}
     model = _MODEL_CLASSES[kind](Qwen2Config(**config, **head, dtype="float32"))
     return model.to(dtype)
 
 
 def build_tokenizer(settings: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """Builds the word-level tokenizer: one word per id, words separated by blanks.
-
-    Args:
-        settings: ``vocab_size`` and the ids of the special tokens by name.
-    """
+    """The word-level tokenizer: one word per id, words separated by blanks."""
     special = {settings[f"{name}_token_id"]: f"<{name}>" for name in ("pad", "eos", "unk")}
     vocab = {special.get(i, f"t{i}"): i for i in range(settings["vocab_size"])}
     backend = Tokenizer(WordLevel(vocab, unk_token="<unk>"))

@@ -5,13 +5,12 @@ it has seen.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
+from tests.kit.launch import save_cases
 from tests.kit.outages import BATCH, build, saved
 from tests.kit.scripted import logged, weights
 from trl_stppo.errors import EnvironmentFailureError, NonFiniteError
@@ -75,11 +74,5 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main() -> None:
-    folder, *cases = sys.argv[1:]
-    results = {case: run(case, Path(folder) / str(i)) for i, case in enumerate(cases)}
-    torch.save(results, Path(folder) / f"rank{os.environ['RANK']}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    save_cases(run)

@@ -80,11 +80,7 @@ def qwen() -> Kind:
 
 
 def mistral(prepend: str = "first") -> Kind:
-    """BPE on words with the blank in front, `[INST]` around what the user says.
-
-    Args:
-        prepend: a blank is put before the row ("first") or each part between control tokens ("always").
-    """
+    """BPE on words, a blank before the row ("first") or each part ("always"), `[INST]` around the user's."""
     special = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=prepend, split=False)

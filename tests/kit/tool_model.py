@@ -48,11 +48,7 @@ def memorising_model(
 ) -> Qwen2ForCausalLM:
     """A float64 model whose greedy choice is the given one at every masked token.
 
-    Args:
-        tokenizer: gives the vocabulary.
-        rows: token ids of whole episodes, prompts included.
-        masks: which of them the model says.
-        steps: at most.
+    `rows` are token ids of whole episodes, prompts included; it trains for `steps` at most.
     """
     torch.manual_seed(0)
     config = tiny_config(tokenizer, hidden_size=64, intermediate_size=128)

@@ -24,20 +24,12 @@ class Adder:
         return "hi"
 
     def add(self, amount: int) -> str:
-        """Add a number.
-
-        Args:
-            amount: what to add.
-        """
+        """Add a number.\n\nArgs:\n    amount: what to add."""
         return str(amount)
 
 
 def lookup(word: str) -> str:
-    """Look a word up.
-
-    Args:
-        word: any.
-    """
+    """Look a word up.\n\nArgs:\n    word: any."""
     return word
 
 

@@ -81,9 +81,6 @@ def test_the_same_picture_gives_the_same_file(ending, start, tmp_path):
     assert first.startswith(start)
 
 
-# ------------------------------------------------------------------------------ the command
-
-
 def plot(*words) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)

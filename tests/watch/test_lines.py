@@ -48,9 +48,6 @@ def first_words(lines: list[str], start: str = "rollout") -> list[str]:
     return [" ".join(line.split()[:2]) for line in lines if line.startswith(start)]
 
 
-# ------------------------------------------------------------------------- numbers
-
-
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, "0.5", True])
 def test_what_is_no_figure_is_shown_as_a_dash(value):
     assert shown(number(value)) == NOTHING
@@ -86,9 +83,6 @@ def test_a_line_fits_into_80_columns_and_new_columns_get_a_heading(capsys):
         *("time", "left"),
     ]
     assert len(second) <= 80
-
-
-# ----------------------------------------------------------------------- trainings
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])

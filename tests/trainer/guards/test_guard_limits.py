@@ -10,8 +10,6 @@ from trl_stppo import PPOConfig, STPPOConfig
 from trl_stppo.trainer.config.conditions import Condition, conditions
 from trl_stppo.trainer.guards.stop_when import StopWhen
 
-# ---------------------------------------------------------------------------- target_kl
-
 FAR = {"staleness": 0.0, "learning_rate": 3e-2, "num_mini_batches": 1, "num_ppo_epochs": 4}
 
 
@@ -56,9 +54,6 @@ def test_a_run_resumed_in_a_stopped_rollout_batch_leaves_it_alone_too(free_run, 
     assert same(expected.by_step[8], moments.by_step[8])
     name = "guard/kl_stopped_steps"
     assert logged(trainer, name)[-1] == logged(whole, name)[-1] >= 3
-
-
-# ---------------------------------------------------------------------------- stop_when
 
 
 def constant(*which: int):
@@ -155,9 +150,6 @@ def test_a_second_training_does_not_remember_the_first_ones_end(tmp_path):
     trainer.train()
     assert trainer.state.global_step == 8
     assert trainer.stop_reason is None
-
-
-# ---------------------------------------------------------------------------- settings
 
 
 def settings(folder, cls=PPOConfig, **options):

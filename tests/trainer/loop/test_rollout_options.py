@@ -240,11 +240,7 @@ class Lookup:
         return " Look it up."
 
     def look(self, word: str) -> str:
-        """Look a word up.
-
-        Args:
-            word: the word.
-        """
+        """Look a word up.\n\nArgs:\n    word: the word."""
         return word
 
     def get_reward(self) -> float:

@@ -29,34 +29,21 @@ class NotesEnv:
         return f" Task {row['task']}."
 
     def look(self, place: str) -> str:
-        """Look somewhere.
-
-        Args:
-            place: where.
-        """
+        """Look somewhere.\n\nArgs:\n    place: where."""
         time.sleep(self.pause * random.random())
         self._done.append(f"look {place}")
         self.turn_rewards.append(1.0)
         return f"You see the {place}, and nothing else of note."
 
     async def ask(self, question: str, times: int) -> str:
-        """Ask somebody.
-
-        Args:
-            question: what.
-            times: how often.
-        """
+        """Ask somebody.\n\nArgs:\n    question: what.\n    times: how often."""
         await asyncio.sleep(self.pause * random.random())
         self._done.append(f"ask {question}")
         self.turn_rewards.append(0.5)
         return f"{question}? " * times
 
     def smash(self, thing: str) -> str:
-        """Break something.
-
-        Args:
-            thing: what.
-        """
+        """Break something.\n\nArgs:\n    thing: what."""
         self.turn_rewards.append(-1.0)
         raise RuntimeError(f"the {thing} does not break")
 

@@ -28,29 +28,17 @@ class PayingEnv:
         self.turn_rewards = []
 
     def pay(self, amount: float) -> str:
-        """Earn something.
-
-        Args:
-            amount: how much.
-        """
+        """Earn something.\n\nArgs:\n    amount: how much."""
         self.turn_rewards.append(amount)
         return "ok"
 
     def fail(self, amount: float) -> str:
-        """Earn something, then break.
-
-        Args:
-            amount: how much.
-        """
+        """Earn something, then break.\n\nArgs:\n    amount: how much."""
         self.turn_rewards.append(amount)
         raise RuntimeError("broken")
 
     def talk(self, amount: float) -> str:
-        """Earn something and answer at too great a length.
-
-        Args:
-            amount: how much.
-        """
+        """Earn something and answer at too great a length.\n\nArgs:\n    amount: how much."""
         self.turn_rewards.append(amount)
         return LONG
 
@@ -65,11 +53,7 @@ class SilentEnv(PayingEnv):
         self._amounts = []
 
     def pay(self, amount: float) -> str:
-        """Do nothing.
-
-        Args:
-            amount: ignored.
-        """
+        """Do nothing.\n\nArgs:\n    amount: ignored."""
         return "ok"
 
 

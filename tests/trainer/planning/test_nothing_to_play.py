@@ -23,11 +23,7 @@ class Guess:
         self.reward = 0.0
 
     def guess(self, word: str) -> str:
-        """Guess.
-
-        Args:
-            word: what.
-        """
+        """Guess.\n\nArgs:\n    word: what."""
         return word
 
 

@@ -57,11 +57,7 @@ class Untold:
 
 class ToolEnv(Untold):
     def look(self, word: str) -> str:
-        """Look a word up.
-
-        Args:
-            word: the word.
-        """
+        """Look a word up.\n\nArgs:\n    word: the word."""
         return word
 
 

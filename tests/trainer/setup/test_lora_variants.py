@@ -118,9 +118,6 @@ def values_of(trainer):
         return trainer.critic.values(IDS, torch.ones_like(IDS), IDS.size(1) - 1)
 
 
-# ------------------------------------------------------------------------- what works
-
-
 def test_all_that_policy_and_critic_train_moves_and_nothing_else(run):
     last = run.recorder.after[-1]
     assert set(run.policy) <= last.keys()
@@ -257,9 +254,6 @@ def test_other_kinds_of_adapter_work_with_a_critic_of_its_own(neutral, tmp_path)
     batch = recorder.batches[-1]
     recorded = batch["ref_per_token_logps"] * batch["completion_mask"]
     torch.testing.assert_close(recorded, logprobs(initial, batch), rtol=0, atol=1e-4)
-
-
-# ------------------------------------------------------------------------ what does not
 
 
 def lora(**options):

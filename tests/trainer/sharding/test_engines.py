@@ -97,9 +97,6 @@ def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:
     assert moved > 0.05, "the case should be interesting"
 
 
-# ------------------------------------------------------------------ without DeepSpeed
-
-
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """FSDP2 in a few cases, on any machine."""
@@ -111,9 +108,6 @@ def quick(tmp_path_factory):
 @pytest.mark.parametrize("case", QUICK)
 def test_fsdp2_takes_the_steps_of_ddp(case, quick):
     check(quick, "FSDP2", case)
-
-
-# ------------------------------------------------------------------------ everything
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +167,6 @@ def test_save_model_writes_the_whole_policy(engine, case, everything):
 
 def trained(name: str, case: str) -> bool:
     return "lora_" in name or not CASES[case].get("lora")
-
-
-# ------------------------------------------------------- refusals that need no processes
 
 
 def zero(stage: int = 2, **options: Any) -> dict[str, Any]:
@@ -310,9 +301,6 @@ def test_a_trainer_is_read():
     args.value_model_name_or_path = "critic"
     kinds.append(checks.critic_kind(args, given=False, lora=True))
     assert kinds == ["given", "shared", "copied", "named"]
-
-
-# --------------------------------------------------------------------- the table, the files
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])

@@ -281,20 +281,17 @@ def test_rows_without_the_column_are_one_data_set(words, tmp_path):
     assert {name: len(rows) for name, rows in evaluate.held_out_sets(args).items()} == {"mine": 16}
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--dataset_test_split", "dev"], "`dataset_test_split='dev'`"),
-        (["--labels", "a", "b"], "`labels="),
-        (["--models", "a", "b", "--labels", "c", "c"], "`labels="),
-        (["--max_rows", "0"], "`max_rows=0`"),
-        (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
-        (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
-        (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
-        (["--dry_run"], "`--dry_run`"),
-        (["--config", "WRONG"], "`figure` in .*wrong.yaml.* `figures`"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--dataset_test_split", "dev"], "`dataset_test_split='dev'`"),
+    (["--labels", "a", "b"], "`labels="),
+    (["--models", "a", "b", "--labels", "c", "c"], "`labels="),
+    (["--max_rows", "0"], "`max_rows=0`"),
+    (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
+    (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
+    (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
+    (["--dry_run"], "`--dry_run`"),
+    (["--config", "WRONG"], "`figure` in .*wrong.yaml.* `figures`"),
+])  # fmt: skip
 def test_what_cannot_be_evaluated_is_said(words, flags, said, monkeypatch, tmp_path):
     """Before anything is evaluated, so that nothing is lost."""
     (tmp_path / "wrong.yaml").write_text("figure: none")
@@ -407,14 +404,11 @@ def first_letter(prompts, completions, **columns):
     return [-float(ord(turn[0]["content"].strip(" <")[:1] or "~")) for turn in completions]
 
 
-@pytest.mark.parametrize(
-    ("verifier", "error"),
-    [
-        ("tests.test_evaluate_script:first_letter", None),
-        ("critic", "there is no critic beside the policy"),
-        ("tests.test_evaluate_script:missing", "`verifier`"),
-    ],
-)
+@pytest.mark.parametrize(("verifier", "error"), [
+    ("tests.test_evaluate_script:first_letter", None),
+    ("critic", "there is no critic beside the policy"),
+    ("tests.test_evaluate_script:missing", "`verifier`"),
+])  # fmt: skip
 def test_several_turns_and_the_best_is_played(data, capsys, monkeypatch, verifier, error):
     words = [*FLAGS, "--dataset_name", str(data), "--model_name_or_path", AGENT]
     words += ["--candidates", "3", "--verifier", verifier, "--eval_generation_kwargs", "{}"]

@@ -132,16 +132,13 @@ class Uncapped:
         self.other = other
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "bound"),
-    [
-        ("Capped", None, True),
-        ("Capped", '{"max_observation_tokens": 9}', True),
-        ("Capped", '{"max_observation_tokens": null}', False),
-        ("Uncapped", '{"other": 1}', False),
-        ("Uncapped", None, False),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "bound"), [
+    ("Capped", None, True),
+    ("Capped", '{"max_observation_tokens": 9}', True),
+    ("Capped", '{"max_observation_tokens": null}', False),
+    ("Uncapped", '{"other": 1}', False),
+    ("Uncapped", None, False),
+])  # fmt: skip
 def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bound):
     factory = objects.factory_of(f"{__name__}:{name}", arguments, len)
     assert (getattr(factory(), "count", None) is len) == bound

@@ -37,22 +37,19 @@ def ours(error):
     return scope["call"]
 
 
-@pytest.mark.parametrize(
-    ("call", "code", "traceback"),
-    [
-        (lambda: 0, 0, False),
-        (lambda: 143, 143, False),
-        (ours(CheckpointError("damaged")), 1, False),
-        (ours(OSError("no space left")), 1, False),
-        (raising(ValueError("of an environment")), 1, True),
-        (ours(KeyError("a bug")), 1, True),
-        (lambda: wilson_interval("a", 3), 1, True),  # not raised on purpose
-        (raising(KeyboardInterrupt()), 130, False),
-        (raising(SystemExit(3)), 3, False),
-        (raising(SystemExit("sorry")), 1, False),
-        (raising(SystemExit()), 0, False),
-    ],
-)
+@pytest.mark.parametrize(("call", "code", "traceback"), [
+    (lambda: 0, 0, False),
+    (lambda: 143, 143, False),
+    (ours(CheckpointError("damaged")), 1, False),
+    (ours(OSError("no space left")), 1, False),
+    (raising(ValueError("of an environment")), 1, True),
+    (ours(KeyError("a bug")), 1, True),
+    (lambda: wilson_interval("a", 3), 1, True),  # not raised on purpose
+    (raising(KeyboardInterrupt()), 130, False),
+    (raising(SystemExit(3)), 3, False),
+    (raising(SystemExit("sorry")), 1, False),
+    (raising(SystemExit()), 0, False),
+])  # fmt: skip
 def test_exit_codes(call, code, traceback, capsys):
     assert guarded(call) == code
     assert ("Traceback" in capsys.readouterr().err) == traceback

@@ -113,14 +113,11 @@ def test_dotted_paths_and_colons_name_the_same():
         assert objects.load_reward(path, "reward_funcs") is long_answers
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("think_fromat_reward", "`think_fromat_reward`"),
-        ("nowhere.f", "nowhere"),
-        (f"{HERE}.long_answer", "'long_answer'"),
-    ],
-)
+@pytest.mark.parametrize(("value", "said"), [
+    ("think_fromat_reward", "`think_fromat_reward`"),
+    ("nowhere.f", "nowhere"),
+    (f"{HERE}.long_answer", "'long_answer'"),
+])  # fmt: skip
 @pytest.mark.parametrize("dry", [(), ("--dry_run",)])
 def test_an_unknown_one_names_the_key_and_what_is_allowed(value, said, dry, file, tmp_path, capsys):
     path = file(dataset_name=str(tmp_path / "a"), reward_funcs=[value])
@@ -183,18 +180,15 @@ def test_a_mixture_streams(tmp_path):
         agents.check_splits(args, config, rows, None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"datasets": [{"pth": "x"}]}, r"`datasets`: .*'pth'.*Each has path, name, .*fraction"),
-        ({"datasets": [{"name": "x"}]}, r"`datasets`: .*'path'"),
-        ({"datasets": "rows.jsonl"}, "`datasets`: "),
-        ({"datasets": [{"path": "./nowhere"}]}, "`datasets: ./nowhere`|`datasets=./nowhere` is no"),
-        ({"streaming": True, "test_split_size": 2}, "`test_split_size=2`: .*streaming"),
-        ({"datasets": [{"path": "a", "fraction": 0.5}], "streaming": True}, "`fraction`"),
-        ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: .*'train'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"datasets": [{"pth": "x"}]}, r"`datasets`: .*'pth'.*Each has path, name, .*fraction"),
+    ({"datasets": [{"name": "x"}]}, r"`datasets`: .*'path'"),
+    ({"datasets": "rows.jsonl"}, "`datasets`: "),
+    ({"datasets": [{"path": "./nowhere"}]}, "`datasets: ./nowhere`|`datasets=./nowhere` is no"),
+    ({"streaming": True, "test_split_size": 2}, "`test_split_size=2`: .*streaming"),
+    ({"datasets": [{"path": "a", "fraction": 0.5}], "streaming": True}, "`fraction`"),
+    ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: .*'train'"),
+])  # fmt: skip
 def test_a_mixture_that_makes_no_sense_is_refused(settings, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(Path("a"), "train")

@@ -11,16 +11,13 @@ NAN, INF = float("nan"), float("inf")
 NORMS = [0.0, 1e-13, 1e-6, 0.3, 1.0, 2.5, 1e3, 1e8]
 
 
-@pytest.mark.parametrize(
-    ("mode", "power", "expected"),
-    [
-        ("none", 1.0, 1.0),
-        ("triggered", 1.0, 1 / 4),
-        ("share", 1.0, 2 / 6),
-        ("share", 2.0, 1 / 9),
-        ("share", 0.5, math.sqrt(1 / 3)),
-    ],
-)
+@pytest.mark.parametrize(("mode", "power", "expected"), [
+    ("none", 1.0, 1.0),
+    ("triggered", 1.0, 1 / 4),
+    ("share", 1.0, 2 / 6),
+    ("share", 2.0, 1 / 9),
+    ("share", 0.5, math.sqrt(1 / 3)),
+])  # fmt: skip
 def test_by_hand(mode, power, expected):
     # ||g|| = 2, ||C|| = 4
     out = core.normalization_scale(2.0, 4.0, mode, power)

@@ -40,15 +40,12 @@ def test_the_suffix_is_said_too(gem) -> None:
     assert opening == "A die shows 2.\nBoard."
 
 
-@pytest.mark.parametrize(
-    ("action", "rest"),
-    [
-        ("roll", (0.0, False, False, {"valid_action": True})),
-        ("solve", (1.0, True, False, {"valid_action": True, "success": True})),
-        ("win", (0.25, True, False, {"valid_action": True, "success": True})),
-        ("?", (-0.1, True, False, {"valid_action": False, "success": False})),
-    ],
-)
+@pytest.mark.parametrize(("action", "rest"), [
+    ("roll", (0.0, False, False, {"valid_action": True})),
+    ("solve", (1.0, True, False, {"valid_action": True, "success": True})),
+    ("win", (0.25, True, False, {"valid_action": True, "success": True})),
+    ("?", (-0.1, True, False, {"valid_action": False, "success": False})),
+])  # fmt: skip
 def test_ends(gem, action, rest) -> None:
     env = GemEnv("dice")
     env.reset()

@@ -262,16 +262,13 @@ def test_settings_survive_the_file_and_unknown_keys_are_passed_over(tmp_path):
     assert AgentSettings.load(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "is damaged"),
-        ("[]", "is damaged"),
-        (json.dumps({"format": FORMAT + 1}), "Upgrade trl_stppo"),
-        (json.dumps({"format": FORMAT, "max_turns": "4"}), r"`max_turns='4'`"),
-        ("[" * 100_000, r"is damaged \(RecursionError"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("{", "is damaged"),
+    ("[]", "is damaged"),
+    (json.dumps({"format": FORMAT + 1}), "Upgrade trl_stppo"),
+    (json.dumps({"format": FORMAT, "max_turns": "4"}), r"`max_turns='4'`"),
+    ("[" * 100_000, r"is damaged \(RecursionError"),
+])  # fmt: skip
 def test_a_damaged_or_later_file_is_refused(tmp_path, text, said):
     (tmp_path / AGENT_FILE).write_text(text)
     with pytest.raises(ValueError, match=said):

@@ -36,16 +36,13 @@ def pushable(trained):
     return trained
 
 
-@pytest.mark.parametrize(
-    ("pattern", "status", "said"),
-    [
-        ("repos/create", 401, "401"),
-        ("commit", 403, "403"),
-        ("commit", 429, "429"),
-        ("lfs/objects/batch", 503, "503"),
-        ("PUT /lfs", None, "RuntimeError|disconnected|Error"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "status", "said"), [
+    ("repos/create", 401, "401"),
+    ("commit", 403, "403"),
+    ("commit", 429, "429"),
+    ("lfs/objects/batch", 503, "503"),
+    ("PUT /lfs", None, "RuntimeError|disconnected|Error"),
+])  # fmt: skip
 def test_a_final_push_that_fails_says_where_everything_is_and_how_to_go_on(
     hub, pushable, pattern, status, said
 ):

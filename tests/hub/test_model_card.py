@@ -116,15 +116,12 @@ def test_the_other_trainers_have_cards_of_their_own(tmp_path, trainer_class, tag
     assert absent not in card.text.split("## Citations")[0].lower()
 
 
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("My words.\n", False),
-        ("---\nlicense: mit\ntags: [mine]\n---\nMy words.\n", False),
-        ("---\ntags: [broken\n---\nMy words.\n", False),
-        ("---\ntags:\n- generated_from_trainer\n---\nOf an earlier run.\n", True),
-    ],
-)
+@pytest.mark.parametrize(("text", "written"), [
+    ("My words.\n", False),
+    ("---\nlicense: mit\ntags: [mine]\n---\nMy words.\n", False),
+    ("---\ntags: [broken\n---\nMy words.\n", False),
+    ("---\ntags:\n- generated_from_trainer\n---\nOf an earlier run.\n", True),
+])  # fmt: skip
 def test_only_a_trainers_card_is_overwritten(hub, tmp_path, caplog, text, written):
     trainer = run(tmp_path / "run")
     path = tmp_path / "run" / "README.md"

@@ -193,18 +193,15 @@ def test_the_rollouts_cache_takes_no_more_than_is_expected():
     assert 0.6 * expected < largest <= expected
 
 
-@pytest.mark.parametrize(
-    ("optim", "expected"),
-    [
-        ("adamw_torch_fused", 8000),
-        ("adamw_8bit", 2000),
-        ("paged_adamw_8bit", 2000),
-        ("paged_adamw_32bit", 8000),
-        ("lion_8bit", 1000),
-        ("sgd", 0),
-        ("some_new_name", 8000),
-    ],
-)
+@pytest.mark.parametrize(("optim", "expected"), [
+    ("adamw_torch_fused", 8000),
+    ("adamw_8bit", 2000),
+    ("paged_adamw_8bit", 2000),
+    ("paged_adamw_32bit", 8000),
+    ("lion_8bit", 1000),
+    ("sgd", 0),
+    ("some_new_name", 8000),
+])  # fmt: skip
 def test_optimizer_states(optim, expected):
     assert optimizer_bytes(optim, 1000) == expected
 

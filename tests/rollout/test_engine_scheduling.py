@@ -246,13 +246,10 @@ class Breaking(ScriptedBackend):
         return super()._result(request) if request.seed[-1] == 0 else self.result
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens"),
-        (TurnResult(0, ids("ab]"), [-1.0]), "1 log-probabilities for 3 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("result", "message"), [
+    (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens"),
+    (TurnResult(0, ids("ab]"), [-1.0]), "1 log-probabilities for 3 tokens"),
+])  # fmt: skip
 def test_a_backend_that_breaks_its_promise_is_told_so(result, message):
     engine = build(Counting, max_turn_tokens=5)
     backend = Breaking(result)

@@ -116,17 +116,14 @@ def test_a_forked_process_uses_connections_of_its_own() -> None:
         assert server.connections == 2
 
 
-@pytest.mark.parametrize(
-    ("url", "settings", "message"),
-    [
-        ("ftp://x/y", {}, "url"),
-        ("http:///y", {}, "url"),
-        ("http://x:y/", {}, "url"),
-        ("http://me:secret@x/y", {}, "url(?!.*secret)"),
-        ("http://x", {"timeout": 0}, "timeout"),
-        ("http://x", {"retries": -1}, "retries"),
-    ],
-)
+@pytest.mark.parametrize(("url", "settings", "message"), [
+    ("ftp://x/y", {}, "url"),
+    ("http:///y", {}, "url"),
+    ("http://x:y/", {}, "url"),
+    ("http://me:secret@x/y", {}, "url(?!.*secret)"),
+    ("http://x", {"timeout": 0}, "timeout"),
+    ("http://x", {"retries": -1}, "retries"),
+])  # fmt: skip
 def test_settings_are_checked(url, settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         HttpRetriever(url, **settings)

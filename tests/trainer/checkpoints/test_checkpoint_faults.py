@@ -57,20 +57,17 @@ def finished(tmp_path_factory):
     return folder, trainer
 
 
-@pytest.mark.parametrize(
-    ("step", "options", "message"),
-    [
-        (4, {"variant": "ppo"}, "a run with variant='s-ppo'; this one has variant='ppo'"),
-        (4, {"rank": 2}, r"adapter=\{'type': 'LORA', 'r': 4"),
-        (4, {"rank": 0}, "critic='shared'; this one has critic='separate'"),
-        (4, {"seed": 7}, "seed=42; this one has seed=7"),
-        (4, {"rows": 24}, "rows=8; this one has rows=24"),
-        (4, {"per_device_train_batch_size": 8, "rows": 16}, "rows=8; this one has rows=16"),
-        (4, {"num_ppo_epochs": 3}, "epochs=2; this one has epochs=3"),
-        (4, {"num_mini_batches": 1}, "mini_batches=2; this one has mini_batches=1"),
-        (3, FINER, "in the middle of .* with micro_batches=2; this run has micro_batches=4"),
-    ],
-)
+@pytest.mark.parametrize(("step", "options", "message"), [
+    (4, {"variant": "ppo"}, "a run with variant='s-ppo'; this one has variant='ppo'"),
+    (4, {"rank": 2}, r"adapter=\{'type': 'LORA', 'r': 4"),
+    (4, {"rank": 0}, "critic='shared'; this one has critic='separate'"),
+    (4, {"seed": 7}, "seed=42; this one has seed=7"),
+    (4, {"rows": 24}, "rows=8; this one has rows=24"),
+    (4, {"per_device_train_batch_size": 8, "rows": 16}, "rows=8; this one has rows=16"),
+    (4, {"num_ppo_epochs": 3}, "epochs=2; this one has epochs=3"),
+    (4, {"num_mini_batches": 1}, "mini_batches=2; this one has mini_batches=1"),
+    (3, FINER, "in the middle of .* with micro_batches=2; this run has micro_batches=4"),
+])  # fmt: skip
 def test_a_checkpoint_of_another_kind_of_run_is_refused(step, options, message, finished, tmp_path):
     folder, _ = finished
     trainer = build(tmp_path, **options)

@@ -46,15 +46,12 @@ def test_ppo_batch_arithmetic(batch, accumulation, parts, rollout):
     assert args.num_mini_batches == parts
 
 
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({"steps_per_generation": 8, "gradient_accumulation_steps": 2}, 4),
-        ({"generation_batch_size": 32, "gradient_accumulation_steps": 4}, 2),
-        ({"steps_per_generation": 8, "gradient_accumulation_steps": 2, "num_mini_batches": 4}, 4),
-        ({"gradient_accumulation_steps": 4}, 1),
-    ],
-)
+@pytest.mark.parametrize(("options", "parts"), [
+    ({"steps_per_generation": 8, "gradient_accumulation_steps": 2}, 4),
+    ({"generation_batch_size": 32, "gradient_accumulation_steps": 4}, 2),
+    ({"steps_per_generation": 8, "gradient_accumulation_steps": 2, "num_mini_batches": 4}, 4),
+    ({"gradient_accumulation_steps": 4}, 1),
+])  # fmt: skip
 def test_grpo_style_sizes_keep_their_meaning(options, parts):
     args = config(per_device_train_batch_size=4, **options)
     assert args.gradient_accumulation_steps == options["gradient_accumulation_steps"]
@@ -135,16 +132,13 @@ def test_the_critics_rate_follows_the_policys_unless_it_is_set(rate, expected):
     assert config(learning_rate=rate, critic_learning_rate=0.5).critic_learning_rate == 0.5
 
 
-@pytest.mark.parametrize(
-    ("cls", "options", "steps"),
-    [
-        (PPOConfig, {}, 4),
-        (STPPOConfig, {"num_ppo_epochs": 3, "num_mini_batches": 2}, 6),
-        (STGRPOConfig, {}, 1),
-        (STPPOConfig, {"logging_steps": 10}, 10),
-        (STPPOConfig, {"logging_steps": 0.25}, 0.25),
-    ],
-)
+@pytest.mark.parametrize(("cls", "options", "steps"), [
+    (PPOConfig, {}, 4),
+    (STPPOConfig, {"num_ppo_epochs": 3, "num_mini_batches": 2}, 6),
+    (STGRPOConfig, {}, 1),
+    (STPPOConfig, {"logging_steps": 10}, 10),
+    (STPPOConfig, {"logging_steps": 0.25}, 0.25),
+])  # fmt: skip
 def test_unless_it_is_set_there_is_one_log_per_rollout_batch(cls, options, steps):
     args = config(cls, **{"gradient_accumulation_steps": 2, "eval_strategy": "steps", **options})
     assert args.logging_steps == steps

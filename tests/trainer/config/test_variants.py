@@ -15,15 +15,12 @@ def config(kind=STPPOConfig, **options) -> STPPOConfig:
     return kind(output_dir="out", use_cpu=True, bf16=False, report_to="none", **options)
 
 
-@pytest.mark.parametrize(
-    ("variant", "level", "stabilizers"),
-    [
-        ("ppo", "token", []),
-        ("turn-ppo", "turn", []),
-        ("s-ppo", "token", DEFAULT),
-        ("st-ppo", "turn", DEFAULT),
-    ],
-)
+@pytest.mark.parametrize(("variant", "level", "stabilizers"), [
+    ("ppo", "token", []),
+    ("turn-ppo", "turn", []),
+    ("s-ppo", "token", DEFAULT),
+    ("st-ppo", "turn", DEFAULT),
+])  # fmt: skip
 def test_a_variant_sets_ratio_level_and_stabilizers(variant, level, stabilizers):
     args = config(variant=variant)
     assert (args.importance_sampling_level, args.stabilizers) == (level, stabilizers)
@@ -39,31 +36,25 @@ def test_st_ppo_is_the_default():
     assert config().variant == "st-ppo"
 
 
-@pytest.mark.parametrize(
-    ("variant", "options", "named"),
-    [
-        ("ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
-        ("turn-ppo", {"stabilizers": "winners"}, "stabilizers=['winners']"),
-        ("s-ppo", {"stabilizers": "none"}, "stabilizers=[]"),
-        ("st-ppo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='seq"),
-    ],
-)
+@pytest.mark.parametrize(("variant", "options", "named"), [
+    ("ppo", {"importance_sampling_level": "turn"}, "importance_sampling_level='turn'"),
+    ("turn-ppo", {"stabilizers": "winners"}, "stabilizers=['winners']"),
+    ("s-ppo", {"stabilizers": "none"}, "stabilizers=[]"),
+    ("st-ppo", {"importance_sampling_level": "sequence"}, "importance_sampling_level='seq"),
+])  # fmt: skip
 def test_a_field_that_contradicts_the_variant_raises_with_both(variant, options, named):
     with pytest.raises(ValueError, match=f"`{re.escape(named)}.*contradicts `variant='{variant}'`"):
         config(variant=variant, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "level", "variant", "stabilizers"),
-    [
-        (STPPOConfig, "token", "s-ppo", DEFAULT),
-        (STPPOConfig, "turn", "st-ppo", DEFAULT),
-        (STPPOConfig, "sequence", None, []),
-        (STGRPOConfig, "token", "grpo", []),
-        (STGRPOConfig, "sequence", "gspo", []),
-        (STGRPOConfig, "turn", "st-grpo", DEFAULT),
-    ],
-)
+@pytest.mark.parametrize(("kind", "level", "variant", "stabilizers"), [
+    (STPPOConfig, "token", "s-ppo", DEFAULT),
+    (STPPOConfig, "turn", "st-ppo", DEFAULT),
+    (STPPOConfig, "sequence", None, []),
+    (STGRPOConfig, "token", "grpo", []),
+    (STGRPOConfig, "sequence", "gspo", []),
+    (STGRPOConfig, "turn", "st-grpo", DEFAULT),
+])  # fmt: skip
 @pytest.mark.parametrize("typed", [True, False])
 def test_a_level_alone_chooses_the_variant(kind, level, variant, stabilizers, typed):
     """From the command line too, where the parser hands the default of `variant` on."""
@@ -77,17 +68,14 @@ def test_a_level_alone_chooses_the_variant(kind, level, variant, stabilizers, ty
     assert type(args.variant) in (str, type(None))
 
 
-@pytest.mark.parametrize(
-    ("kind", "level", "stabilizers", "variant"),
-    [
-        (STPPOConfig, "token", [], "ppo"),
-        (STPPOConfig, "turn", [], "turn-ppo"),
-        (STPPOConfig, "token", ["winners"], "s-ppo"),
-        (STPPOConfig, "sequence", ["share"], None),
-        (STGRPOConfig, "token", ["share"], "s-grpo"),
-        (STGRPOConfig, "turn", [], "turn-grpo"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "level", "stabilizers", "variant"), [
+    (STPPOConfig, "token", [], "ppo"),
+    (STPPOConfig, "turn", [], "turn-ppo"),
+    (STPPOConfig, "token", ["winners"], "s-ppo"),
+    (STPPOConfig, "sequence", ["share"], None),
+    (STGRPOConfig, "token", ["share"], "s-grpo"),
+    (STGRPOConfig, "turn", [], "turn-grpo"),
+])  # fmt: skip
 def test_a_level_and_stabilizers_choose_it_together(kind, level, stabilizers, variant):
     args = config(kind, importance_sampling_level=level, stabilizers=stabilizers)
     found = args.variant, args.importance_sampling_level, args.stabilizers
@@ -100,15 +88,12 @@ def test_a_variant_that_is_typed_stands_even_if_it_is_the_default():
         TrlParser((STPPOConfig,)).parse_args_and_config([*words.split(), "token"])
 
 
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [
-        ({"importance_sampling_level": "turn"}, "fits: 'turn-grpo', 'st-grpo', 'turn-rloo'"),
-        ({"stabilizers": ["share"]}, "fits: 's-grpo', 's-rloo', 's-rebn'; or set"),
-        ({"importance_sampling_level": "sequence"}, "Choose the variant that fits: 'gspo'; or set"),
-        ({"importance_sampling_level": "word"}, "means 'token'. Set variant=None."),
-    ],
-)
+@pytest.mark.parametrize(("options", "advice"), [
+    ({"importance_sampling_level": "turn"}, "fits: 'turn-grpo', 'st-grpo', 'turn-rloo'"),
+    ({"stabilizers": ["share"]}, "fits: 's-grpo', 's-rloo', 's-rebn'; or set"),
+    ({"importance_sampling_level": "sequence"}, "Choose the variant that fits: 'gspo'; or set"),
+    ({"importance_sampling_level": "word"}, "means 'token'. Set variant=None."),
+])  # fmt: skip
 def test_a_contradiction_names_the_variants_that_fit(options, advice):
     with pytest.raises(ValueError, match=advice):
         config(STGRPOConfig, variant="rebn", **options)
@@ -121,15 +106,12 @@ def test_without_a_variant_the_two_fields_are_free():
     assert (free.importance_sampling_level, free.stabilizers) == ("sequence", ["winners"])
 
 
-@pytest.mark.parametrize(
-    ("stabilizers", "scale", "weighs", "second"),
-    [
-        (["winners", "share"], "share", True, False),
-        (["winners"], None, True, False),
-        ("share", "share", False, True),
-        (["triggered", "winners"], "triggered", True, True),
-    ],
-)
+@pytest.mark.parametrize(("stabilizers", "scale", "weighs", "second"), [
+    (["winners", "share"], "share", True, False),
+    (["winners"], None, True, False),
+    ("share", "share", False, True),
+    (["triggered", "winners"], "triggered", True, True),
+])  # fmt: skip
 def test_what_the_list_means(stabilizers, scale, weighs, second):
     args = config(stabilizers=stabilizers)
     found = args.scaler and args.scaler.name, args.weighs_episodes, args.takes_second_gradient

@@ -133,30 +133,24 @@ def manifest_with(**changes):
     return damage
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda f: (f / MANIFEST).write_text("[]"), "is damaged (it holds [])"),
-        (lambda f: (f / MANIFEST).write_text("null"), "is damaged (it holds None)"),
-        (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged ("),
-        (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "is damaged ("),
-        (manifest_with(files=None), "is damaged (it has no 'files')"),
-        (manifest_with(files=[1]), "is damaged (its 'files' is [1])"),
-        (manifest_with(files={"model.safetensors": "7"}), "it was written with 7"),
-        (manifest_with(saved_at="x"), "is damaged (its 'saved_at' is 'x')"),
-        (manifest_with(order="x"), "is damaged (its 'order' is 'x')"),
-        (manifest_with(identity=None), "is damaged (it has no 'identity')"),
-        (manifest_with(crc32={"gone": "0"}), "cannot be read"),
-        (lambda f: (f / "critic" / "model.safetensors").unlink(), "lacks the file 'critic/model"),
-        (lambda f: (f / "model.safetensors").write_text("x"), "has 1 bytes; it was written with 7"),
-        (lambda f: (f / MANIFEST).unlink(), f"has no {MANIFEST}"),
-        (lambda f: (f / MANIFEST).write_text("{"), "is damaged"),
-        (
-            lambda f: (f / MANIFEST).write_text('{"format": 99}'),
-            "has format 99; this version reads",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda f: (f / MANIFEST).write_text("[]"), "is damaged (it holds [])"),
+    (lambda f: (f / MANIFEST).write_text("null"), "is damaged (it holds None)"),
+    (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged ("),
+    (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "is damaged ("),
+    (manifest_with(files=None), "is damaged (it has no 'files')"),
+    (manifest_with(files=[1]), "is damaged (its 'files' is [1])"),
+    (manifest_with(files={"model.safetensors": "7"}), "it was written with 7"),
+    (manifest_with(saved_at="x"), "is damaged (its 'saved_at' is 'x')"),
+    (manifest_with(order="x"), "is damaged (its 'order' is 'x')"),
+    (manifest_with(identity=None), "is damaged (it has no 'identity')"),
+    (manifest_with(crc32={"gone": "0"}), "cannot be read"),
+    (lambda f: (f / "critic" / "model.safetensors").unlink(), "lacks the file 'critic/model"),
+    (lambda f: (f / "model.safetensors").write_text("x"), "has 1 bytes; it was written with 7"),
+    (lambda f: (f / MANIFEST).unlink(), f"has no {MANIFEST}"),
+    (lambda f: (f / MANIFEST).write_text("{"), "is damaged"),
+    (lambda f: (f / MANIFEST).write_text('{"format": 99}'), "has format 99; this version reads"),
+])  # fmt: skip
 def test_damage_is_named_and_the_one_before_is_taken(damage, message, tmp_path, caplog):
     save(tmp_path, 2)
     save(tmp_path, 10)
@@ -189,18 +183,15 @@ def test_no_folder_at_all(tmp_path):
     assert "is not a folder" in complaint(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize(
-    ("limit", "best", "kept"),
-    [
-        (None, None, [1, 2, 9, 10]),
-        (0, None, [1, 2, 9, 10]),
-        (2, None, [9, 10]),
-        (1, None, [10]),
-        (2, 1, [1, 10]),
-        (1, 1, [1, 10]),
-        (3, 10, [2, 9, 10]),
-    ],
-)
+@pytest.mark.parametrize(("limit", "best", "kept"), [
+    (None, None, [1, 2, 9, 10]),
+    (0, None, [1, 2, 9, 10]),
+    (2, None, [9, 10]),
+    (1, None, [10]),
+    (2, 1, [1, 10]),
+    (1, 1, [1, 10]),
+    (3, 10, [2, 9, 10]),
+])  # fmt: skip
 def test_pruning_spares_the_newest_and_the_best(limit, best, kept, tmp_path):
     for step in (1, 2, 9, 10):
         save(tmp_path, step)

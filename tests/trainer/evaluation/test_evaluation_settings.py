@@ -142,15 +142,12 @@ def test_tools_of_evaluation_pay_under_the_names_of_trainings(tmp_path, monkeypa
     assert metrics["eval_turns/mean"] == (3 + 3 + 2 + 1) / 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "without an `environment_factory`"),
-        ({"environment_factory": PayingEnv}, "each of the same kind"),
-        ({"environment_factory": {"a": CountEnv}}, "allowed: those of"),
-        ({"rollout_func": play_script}, "without an `environment_factory`"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({}, "without an `environment_factory`"),
+    ({"environment_factory": PayingEnv}, "each of the same kind"),
+    ({"environment_factory": {"a": CountEnv}}, "allowed: those of"),
+    ({"rollout_func": play_script}, "without an `environment_factory`"),
+])  # fmt: skip
 def test_other_kinds_of_environments_are_refused(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         build(tmp_path, arguments={**arguments, "eval_environment_factory": CountEnv})

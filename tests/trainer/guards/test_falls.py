@@ -30,31 +30,25 @@ def alarms(levels, kls=None, name="episode/success_rate", **figures) -> list[int
 RISE = [0.4, 0.7, 0.9, 0.97, 0.97]
 
 
-@pytest.mark.parametrize(
-    ("levels", "expected"),
-    [
-        ([*RISE, 0.54, 0.52, 0.6], [5]),  # once per fall
-        ([*RISE, 0.54, 0.97, 0.5], [5, 7]),
-        ([*RISE, 0.9, 0.82, 0.84], []),  # less than 15 %
-        ([*RISE, 0.7, 0.69], [5]),
-        ([*RISE, 0.87, 0.73], [6]),
-        ([0.03, 0.05, 0.04, 0.01, 0.02], []),  # what so few episodes vary by
-        ([0.9, 0.3], []),  # no level yet
-        ([0.5, 0.4, None, 0.6, 0.5, 0.1], [5]),  # a rollout that nobody judges
-    ],
-)
+@pytest.mark.parametrize(("levels", "expected"), [
+    ([*RISE, 0.54, 0.52, 0.6], [5]),  # once per fall
+    ([*RISE, 0.54, 0.97, 0.5], [5, 7]),
+    ([*RISE, 0.9, 0.82, 0.84], []),  # less than 15 %
+    ([*RISE, 0.7, 0.69], [5]),
+    ([*RISE, 0.87, 0.73], [6]),
+    ([0.03, 0.05, 0.04, 0.01, 0.02], []),  # what so few episodes vary by
+    ([0.9, 0.3], []),  # no level yet
+    ([0.5, 0.4, None, 0.6, 0.5, 0.1], [5]),  # a rollout that nobody judges
+])  # fmt: skip
 def test_success_falls(levels, expected):
     assert alarms([torch.nan if x is None else x for x in levels]) == expected
 
 
-@pytest.mark.parametrize(
-    ("levels", "std", "expected"),
-    [
-        ([-1.0, -0.5, -0.4, -0.4, -0.4, -0.6, -0.6], 0.2, [5]),
-        ([-1.0, -0.5, -0.4, -0.4, -0.4, -0.6, -0.6], 2.0, []),
-        ([5.0, 5.0, 5.0, 3.0], 1.0, [3]),
-    ],
-)
+@pytest.mark.parametrize(("levels", "std", "expected"), [
+    ([-1.0, -0.5, -0.4, -0.4, -0.4, -0.6, -0.6], 0.2, [5]),
+    ([-1.0, -0.5, -0.4, -0.4, -0.4, -0.6, -0.6], 2.0, []),
+    ([5.0, 5.0, 5.0, 3.0], 1.0, [3]),
+])  # fmt: skip
 def test_a_score_falls_by_more_than_its_spread_explains(levels, std, expected):
     assert alarms(levels, name="episode/score", reward_std=std) == expected
 

@@ -156,17 +156,14 @@ def settings(folder, cls=PPOConfig, **options):
     return cls(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", **options)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, None),
-        ([], None),
-        ("reward_std<1e-2 for 3", ["reward_std < 0.01 for 3"]),
-        (" reward_std  >  2 ", ["reward_std > 2 for 5"]),
-        (["a < -1.5E3", "b > 3 for 1"], ["a < -1500 for 5", "b > 3 for 1"]),
-        (["a < 1", "a < 1.0 for 5"], ["a < 1 for 5"]),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), [
+    (None, None),
+    ([], None),
+    ("reward_std<1e-2 for 3", ["reward_std < 0.01 for 3"]),
+    (" reward_std  >  2 ", ["reward_std > 2 for 5"]),
+    (["a < -1.5E3", "b > 3 for 1"], ["a < -1500 for 5", "b > 3 for 1"]),
+    (["a < 1", "a < 1.0 for 5"], ["a < 1 for 5"]),
+])  # fmt: skip
 def test_conditions_are_kept_as_texts(value, expected, tmp_path):
     args = settings(tmp_path, stop_when=value)
     assert args.stop_when == expected
@@ -178,14 +175,11 @@ def test_a_condition_by_hand():
     assert condition == Condition("clip_bias/share", True, 0.25, 7)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("reward_std", "reward_std = 1", "reward_std < low", "reward_std < 1 for ever", [3], 3),
-        *("a < nan", "a > inf for 2", "a < 1 for 0", "a < 1 for 1.5", {"metric": "a", "below": 1}),
-        "eval_episode/score < 1",
-    ],
-)
+@pytest.mark.parametrize("value", [
+    *("reward_std", "reward_std = 1", "reward_std < low", "reward_std < 1 for ever", [3], 3),
+    *("a < nan", "a > inf for 2", "a < 1 for 0", "a < 1 for 1.5", {"metric": "a", "below": 1}),
+    "eval_episode/score < 1",
+])  # fmt: skip
 def test_conditions_that_cannot_be_are_refused(value, tmp_path):
     with pytest.raises(ValueError, match="stop_when"):
         settings(tmp_path, stop_when=value)

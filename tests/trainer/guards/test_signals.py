@@ -204,14 +204,11 @@ def test_both_processes_come_to_the_same_end(case, ranks):
     assert all(torch.equal(last[name], two["weights"][-1][name]) for name in last)
 
 
-@pytest.mark.parametrize(
-    ("case", "what"),
-    [
-        # DDP has spread the one process's gradient to both, before any of them could look.
-        ("loss of rank 1", "the loss (process 1), the policy's gradient (processes 0, 1)"),
-        ("critic of rank 1", "the critic's gradient (process 1)"),
-    ],
-)
+@pytest.mark.parametrize(("case", "what"), [
+    # DDP has spread the one process's gradient to both, before any of them could look.
+    ("loss of rank 1", "the loss (process 1), the policy's gradient (processes 0, 1)"),
+    ("critic of rank 1", "the critic's gradient (process 1)"),
+])  # fmt: skip
 def test_both_skip_what_is_not_finite_on_one_and_tell_which(case, what, ranks):
     for rank in ranks:
         assert [moved(rank[case], step) for step in (1, 2, 3, 4)] == [True, False, True, True]

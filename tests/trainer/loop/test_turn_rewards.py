@@ -326,16 +326,13 @@ def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
         trained(tmp_path, [model], arguments=arguments)
 
 
-@pytest.mark.parametrize(
-    ("funcs", "processing", "weights", "message"),
-    [
-        ([3], None, None, r"`turn_reward_funcs\[0\]` is a int"),
-        ([Watch(), None], None, None, r"`turn_reward_funcs\[1\]` is a NoneType"),
-        ([Watch()], None, [1.0, 2.0], "`turn_reward_weights` has 2 entries for 1"),
-        (None, None, [1.0], "`turn_reward_weights` has 1 entries for 0"),
-        ([Watch()], [None, None], None, "`turn_reward_processing_classes` has 2 entries for 1"),
-    ],
-)
+@pytest.mark.parametrize(("funcs", "processing", "weights", "message"), [
+    ([3], None, None, r"`turn_reward_funcs\[0\]` is a int"),
+    ([Watch(), None], None, None, r"`turn_reward_funcs\[1\]` is a NoneType"),
+    ([Watch()], None, [1.0, 2.0], "`turn_reward_weights` has 2 entries for 1"),
+    (None, None, [1.0], "`turn_reward_weights` has 1 entries for 0"),
+    ([Watch()], [None, None], None, "`turn_reward_processing_classes` has 2 entries for 1"),
+])  # fmt: skip
 def test_lists_that_do_not_fit_are_refused(tmp_path, funcs, processing, weights, message):
     arguments = {"environment_factory": CountEnv, "turn_reward_funcs": funcs}
     arguments["turn_reward_processing_classes"] = processing

@@ -408,16 +408,13 @@ def test_a_shared_critic_trains_adapters_of_embeddings_too():
 NO_PROMPT = "no `prompt`: the model reads only"
 
 
-@pytest.mark.parametrize(
-    ("data", "arguments", "warning", "count"),
-    [
-        (rows(prompt="say a "), {}, "plain text", 1),
-        (rows(prompt="<|im_start|>u say a "), {}, "plain text", 0),
-        (rows(prompt=[MESSAGE]), {}, "plain text", 0),
-        (rows(question="?"), COUNT, NO_PROMPT, 1),
-        (rows(prompt=[MESSAGE]), COUNT, NO_PROMPT, 0),
-    ],
-)
+@pytest.mark.parametrize(("data", "arguments", "warning", "count"), [
+    (rows(prompt="say a "), {}, "plain text", 1),
+    (rows(prompt="<|im_start|>u say a "), {}, "plain text", 0),
+    (rows(prompt=[MESSAGE]), {}, "plain text", 0),
+    (rows(question="?"), COUNT, NO_PROMPT, 1),
+    (rows(prompt=[MESSAGE]), COUNT, NO_PROMPT, 0),
+])  # fmt: skip
 def test_rows_that_may_not_be_meant_are_warned_of(
     data, arguments, warning, count, tmp_path, caplog
 ):

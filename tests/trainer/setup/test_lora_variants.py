@@ -327,16 +327,13 @@ def loaded_by_transformers(model):
     return model
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (loaded_by_transformers, "`model` has an adapter that transformers has loaded"),
-        (lambda model: trained_adapter(model, "other"), "active adapter of `model` is ['other']"),
-        (frozen, "The adapter 'default' of `model` is frozen"),
-        (with_reference, "`model` has an adapter 'ref'"),
-        (with_critic, "`critic_lora_r=2`, but the adapter 'critic' of `model` has rank 4"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (loaded_by_transformers, "`model` has an adapter that transformers has loaded"),
+    (lambda model: trained_adapter(model, "other"), "active adapter of `model` is ['other']"),
+    (frozen, "The adapter 'default' of `model` is frozen"),
+    (with_reference, "`model` has an adapter 'ref'"),
+    (with_critic, "`critic_lora_r=2`, but the adapter 'critic' of `model` has rank 4"),
+])  # fmt: skip
 @pytest.mark.parametrize("kl_coef", quick([0.0, 0.05], 0.05))
 def test_adapters_that_come_with_the_model_are_checked_too(make, message, kl_coef, tmp_path):
     model = make(tiny_policy(char_tokenizer()))

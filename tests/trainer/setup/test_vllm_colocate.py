@@ -143,14 +143,11 @@ def test_turns_are_sampled_one_by_one_with_the_weights_of_every_step(tmp_path, e
     assert [e.policy_versions for e in trainer.episodes] == [[1, 1]] * 4
 
 
-@pytest.mark.parametrize(
-    ("options", "dtype"),
-    [
-        ({"bf16": True}, "bfloat16"),
-        ({"vllm_engine_kwargs": {"dtype": "float16", "block_size": 32}}, "float16"),
-        ({"vllm_engine_kwargs": '{"dtype": "half"}'}, "half"),
-    ],
-)
+@pytest.mark.parametrize(("options", "dtype"), [
+    ({"bf16": True}, "bfloat16"),
+    ({"vllm_engine_kwargs": {"dtype": "float16", "block_size": 32}}, "float16"),
+    ({"vllm_engine_kwargs": '{"dtype": "half"}'}, "half"),
+])  # fmt: skip
 def test_the_dtype_is_that_of_the_forward_passes_unless_told(tmp_path, engine, options, dtype):
     build(tmp_path, use_vllm=True, vllm_mode="colocate", **options)
     assert engine[0].options["dtype"] == dtype

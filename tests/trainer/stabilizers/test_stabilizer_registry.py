@@ -89,17 +89,14 @@ def test_the_docs_have_a_row_for_each():
     assert all(f"| `{name}` |" in page for name in STABILIZERS)
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"name": "", "meaning": "x"}, "needs a `name`"),
-        ({"name": "share", "meaning": "x"}, "another one"),
-        ({"name": "none", "meaning": "x"}, "another one"),
-        ({"name": "new", "meaning": "x"}, "overrides neither"),
-        ({"name": "new", "meaning": "x", "scale": lambda *norms: 1.0}, "needs both"),
-        ({"name": "new", "meaning": "x", "scales": "update"}, "overrides neither"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "problem"), [
+    ({"name": "", "meaning": "x"}, "needs a `name`"),
+    ({"name": "share", "meaning": "x"}, "another one"),
+    ({"name": "none", "meaning": "x"}, "another one"),
+    ({"name": "new", "meaning": "x"}, "overrides neither"),
+    ({"name": "new", "meaning": "x", "scale": lambda *norms: 1.0}, "needs both"),
+    ({"name": "new", "meaning": "x", "scales": "update"}, "overrides neither"),
+])  # fmt: skip
 def test_an_incomplete_one_is_refused(fields, problem):
     with pytest.raises(TypeError, match=problem):
         register(type("New", (Stabilizer,), fields))

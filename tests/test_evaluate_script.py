@@ -318,14 +318,10 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
     with pytest.raises(MemoryError):
         evaluate.compare(
             [
-                "--config",
-                str(tmp_path / "run.yaml"),
-                *words,
-                *flags,
-                "--output",
+                "--config", str(tmp_path / "run.yaml"), *words, *flags, "--output",
                 str(tmp_path / "t.json"),
             ]
-        )
+        )  # fmt: skip
     assert json.loads((tmp_path / "t.json").read_text())["results"] == {"first": figures}
     assert "hotpotqa" in capsys.readouterr().out
 
@@ -388,12 +384,8 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
     output = tmp_path / "two.json"
     result = subprocess.run(
         [sys.executable, *launcher(2), "scripts/evaluate.py", *words, "--output", str(output)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads(output.read_text())["results"]["search-agent"] == evaluated[0]["shipped"]
     assert result.stdout.count("data set") == 1, "one process prints"

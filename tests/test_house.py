@@ -72,12 +72,8 @@ def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):
     names -= {*dir(GRPOTrainer)} | written_by_upstream()
     assert {name for name in names if not name.startswith("_")} == {
         *(
-            "config_class",
-            "critic",
-            "generate_completions",
-            "has_critic",
-            "internals",
+            "config_class", "critic", "generate_completions", "has_critic", "internals",
             "loop_class",
         ),
         *("stop_reason", "stop_signal", "uses_shared_critic"),
-    }
+    }  # fmt: skip

@@ -48,19 +48,8 @@ RULES = {
     # The console script talks to TRL by its public names alone.
     "cli": (
         {
-            "agent",
-            "cli",
-            "hub",
-            "trace",
-            "trainer",
-            "models",
-            "rollout",
-            "generation",
-            "envs",
-            "watch",
-            "errors",
-            "redaction",
-            "version",
+            "agent", "cli", "hub", "trace", "trainer", "models", "rollout", "generation", "envs",
+            "watch", "errors", "redaction", "version",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
@@ -77,7 +66,7 @@ RULES = {
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},
     ),
     "__init__": ({"agent", "version", "trainer", "watch"}, set(), set()),
-}
+}  # fmt: skip
 STDLIB_ONLY = ({"errors"}, set(), set())  # every module that is not listed
 TRL_DOOR = [PACKAGE / "trainer" / name for name in ("_trl.py", "_trl_vllm.py")]
 

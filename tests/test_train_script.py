@@ -28,13 +28,9 @@ FLAGS = """
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "scripts/train_stppo.py", *FLAGS.split(), *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+        [sys.executable, "scripts/train_stppo.py", *FLAGS.split(), *flags], cwd=ROOT,
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
 
 
 def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, monkeypatch, capsys):

@@ -137,13 +137,10 @@ def test_a_word_game_as_environments_with_lora_and_a_callback(tmp_path):
     words = [call("guess", word=word) for word in ("crane", "stone")]
     arguments = {
         "model": agent_model(tmp_path / "model", [*words, *words, "I am done."]),
-        "processing_class": None,
-        "environment_factory": Guess,
-        "reward_funcs": best,
-        "peft_config": lora(),
-        "callbacks": [remembers],
+        "processing_class": None, "environment_factory": Guess, "reward_funcs": best,
+        "peft_config": lora(), "callbacks": [remembers],
         "train_dataset": prompts(8, word=["crate", "store"] * 4),
-    }
+    }  # fmt: skip
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     limits = {"max_tool_calling_iterations": 2, "max_completion_length": 256}
     trainer = train(tmp_path, STPPOTrainer, arguments=arguments, **sizes, **limits)
@@ -267,16 +264,12 @@ def test_a_reward_model_is_trained_and_then_ppo_on_it_until_a_signal(tmp_path):
     rewards = RewardTrainer(
         model=tiny_value_model(tokenizer),
         args=RewardConfig(
-            output_dir=str(tmp_path / "reward"),
-            max_steps=1,
-            per_device_train_batch_size=4,
-            gradient_checkpointing=False,
-            disable_tqdm=True,
-            **settings,
+            output_dir=str(tmp_path / "reward"), max_steps=1, per_device_train_batch_size=4,
+            gradient_checkpointing=False, disable_tqdm=True, **settings,
         ),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict(pairs),
-    )
+    )  # fmt: skip
     rewards.train()
     arguments = {"reward_model": rewards.model, "value_model": tiny_value_model(tokenizer, seed=2)}
     arguments |= {"callbacks": [Terminates()], "processing_class": tokenizer}

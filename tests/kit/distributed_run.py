@@ -100,13 +100,9 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     kind = Float64Groups if "num_generations" in options else Float64Trainer
     with overhead(0.0 if ragged else None), quiet_passes() as quiet:
         trainer, recorder = train(
-            folder,
-            per_device_train_batch_size=EPISODES // world,
-            num_ppo_epochs=2,
-            max_steps=6,
-            trainer_class=LastWins if case == "a process without a winner" else kind,
-            **options,
-        )
+            folder, per_device_train_batch_size=EPISODES // world, num_ppo_epochs=2, max_steps=6,
+            trainer_class=LastWins if case == "a process without a winner" else kind, **options,
+        )  # fmt: skip
         if ragged:
             ids, mask, _ = full_sequence(recorder.batches[0])
             assert len(trainer._forward.parts(ids, mask, None)) > 1, (

@@ -96,22 +96,16 @@ MODELS: dict[str, dict[str, Any]] = {  # class and suffix of the name on the Hub
     "GptOssForCausalLM": {"num_local_experts": 4, **EXPERTS},
     "LlamaForSequenceClassification-3.2": {"num_labels": 1},
     "NemotronHForCausalLM-nano": {
-        "layers_block_type": ["mamba", "attention", "moe"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 4,
-        "mamba_n_groups": 1,
-        "ssm_state_size": 16,
-        "n_routed_experts": 4,
-        "moe_shared_expert_intermediate_size": 32,
-        "use_mamba_kernels": False,
-        **EXPERTS,
+        "layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8,
+        "mamba_head_dim": 4, "mamba_n_groups": 1, "ssm_state_size": 16, "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 32, "use_mamba_kernels": False, **EXPERTS,
     },
     "Qwen2ForCausalLM-2.5": {},
     "Qwen2ForSequenceClassification-2.5": {"num_labels": 1},
     "Qwen3ForCausalLM": {"head_dim": 8},
     "Qwen3ForSequenceClassification": {"head_dim": 8, "num_labels": 1},
     "Qwen3MoeForCausalLM": {"num_experts": 4, "head_dim": 8, **EXPERTS},
-}
+}  # fmt: skip
 WITH_IMAGES = (  # one model for all: what our trainers look at is that there is a processor
     *("Gemma3", "Gemma4", "Llava", "LlavaNext", "Qwen2_5_VL", "Qwen2VL", "SmolVLM"),
     *("Qwen3_5-NoThink", "Qwen3_5Moe-3.6"),

@@ -110,14 +110,10 @@ def build(folder: Path, kind: str) -> MarkedTrainer:
     else:
         arguments = {"value_model": tiny_value_model(tokenizer)}
     trainer = MarkedTrainer(
-        model=tiny_policy(tokenizer),
-        args=STPPOConfig(output_dir=str(folder / "run"), **settings),
-        train_dataset=Dataset.from_list(rows),
-        eval_dataset=Dataset.from_list(rows[:10]),
-        processing_class=tokenizer,
-        environment_factory=CountEnv,
-        **arguments,
-    )
+        model=tiny_policy(tokenizer), args=STPPOConfig(output_dir=str(folder / "run"), **settings),
+        train_dataset=Dataset.from_list(rows), eval_dataset=Dataset.from_list(rows[:10]),
+        processing_class=tokenizer, environment_factory=CountEnv, **arguments,
+    )  # fmt: skip
     assert trainer.accelerator.num_processes == world
     return trainer
 

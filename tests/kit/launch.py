@@ -15,14 +15,8 @@ from tests.kit import warm
 from tests.kit.warm import ENVIRONMENT, ROOT
 
 __all__ = [
-    "ENVIRONMENT",
-    "ROOT",
-    "by_case",
-    "launcher",
-    "on_two_processes",
-    "save_cases",
-    "two_processes",
-]
+    "ENVIRONMENT", "ROOT", "by_case", "launcher", "on_two_processes", "save_cases", "two_processes",
+]  # fmt: skip
 
 
 def launcher(processes: int) -> list[str]:

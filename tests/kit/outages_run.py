@@ -18,13 +18,10 @@ from trl_stppo.rollout import engine
 
 OPTIONS: dict[str, Any] = {"rows": 4 * BATCH, "ddp_backend": "gloo", "max_steps": 12}
 CASES: dict[str, dict[str, Any]] = {
-    "all of rank 1 fail at once": {},
-    "all of rank 1 fail, too many": {"max_env_error_rate": 0.45},
-    "all of rank 1 fail, allowed": {},
-    "rank 1 has nothing to learn from": {"max_steps": 4},
-    "nobody has anything to learn from": {"max_steps": 4},
-    "weights of rank 1": {},
-}
+    "all of rank 1 fail at once": {}, "all of rank 1 fail, too many": {"max_env_error_rate": 0.45},
+    "all of rank 1 fail, allowed": {}, "rank 1 has nothing to learn from": {"max_steps": 4},
+    "nobody has anything to learn from": {"max_steps": 4}, "weights of rank 1": {},
+}  # fmt: skip
 
 
 class Watches(TrainerCallback):

@@ -38,16 +38,12 @@ def figures(draw: random.Random, spans: list[tuple[int, int]], length: int) -> d
         index[start:end] = [turn] * (end - start)
     ratio = some(0.15)
     return {
-        "turn_index": index,
-        "loss_mask": inside,
+        "turn_index": index, "loss_mask": inside,
         "old_logprobs": [None if x is None else -abs(x) for x in some(1.5)],
-        "token_log_ratio": ratio,
-        "log_ratio": ratio,
-        "advantages": some(1.0),
-        "values": some(0.2, 0.4),
-        "returns": some(0.3, 0.5),
+        "token_log_ratio": ratio, "log_ratio": ratio, "advantages": some(1.0),
+        "values": some(0.2, 0.4), "returns": some(0.3, 0.5),
         "clipped": [None if x is None else abs(x) > math.log(1.2) for x in ratio],
-    }
+    }  # fmt: skip
 
 
 def episode(update: TracedUpdate, row: int, draw: random.Random, **changes: Any) -> TracedEpisode:

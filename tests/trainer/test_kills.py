@@ -28,12 +28,9 @@ def start(folder: Path, kind: str, processes: int) -> subprocess.Popen:
     launch = launcher(processes) if processes > 1 else []
     with open(folder / "output.txt", "ab") as output:
         return subprocess.Popen(
-            [sys.executable, *launch, "-m", "tests.kit.kill_run", str(folder), kind],
-            cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+            [sys.executable, *launch, "-m", "tests.kit.kill_run", str(folder), kind], cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT}, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
 def finish(process: subprocess.Popen, folder: Path) -> None:

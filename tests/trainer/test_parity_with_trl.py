@@ -79,17 +79,13 @@ def run(oracle: Oracle, folder, *, accumulation: int = 1, with_mask: bool = True
     }  # fmt: skip
     recorder = Recorder()
     trainer = ReplayTrainer(
-        model=models.policy,
-        reward_funcs=replay.score,
+        model=models.policy, reward_funcs=replay.score,
         args=STPPOConfig(output_dir=str(folder), **{**settings, **options}),
-        train_dataset=prompt_dataset(oracle, with_mask),
-        processing_class=models.tokenizer,
+        train_dataset=prompt_dataset(oracle, with_mask), processing_class=models.tokenizer,
         callbacks=[recorder],
         optimizers=(torch.optim.SGD(trained, lr=oracle.settings["optimizer"]["lr"]), None),
-        rollout_func=replay.rollout,
-        value_model=models.value,
-        ref_model=models.ref,
-    )
+        rollout_func=replay.rollout, value_model=models.value, ref_model=models.ref,
+    )  # fmt: skip
     recorder.trainer = trainer
     trainer.train()
     return trainer, recorder, models

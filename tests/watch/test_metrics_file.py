@@ -116,11 +116,8 @@ def log(writer: MetricsFile, at: SimpleNamespace, entry: dict) -> None:
 def test_settings_are_plain_and_hold_no_secret():
     args = Settings("out", hub_token="hf_x", learning_rate=0.5, plugin=object())
     assert changed_settings(args) == {
-        "variant": "settings",
-        "seed": 1,
-        "output_dir": "out",
-        "learning_rate": 0.5,
-    }
+        "variant": "settings", "seed": 1, "output_dir": "out", "learning_rate": 0.5,
+    }  # fmt: skip
 
 
 def test_what_is_no_number_is_null(tmp_path):

@@ -112,15 +112,11 @@ def test_lora_and_the_fused_head_give_the_bias_of_the_first_pass(
     for few in (0.5, 0.0):
         monkeypatch.setattr("trl_stppo.trainer.gradients.bias_correction.FEW", few)
         trainer, recorder = train(
-            tmp_path / str(few),
-            trainer_class=STPPOTrainer,
-            model=tiny_policy(char_tokenizer()),
+            tmp_path / str(few), trainer_class=STPPOTrainer, model=tiny_policy(char_tokenizer()),
             peft_config=LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
-            variant="st-ppo",
-            stale_episodes=FEW,
-            staleness=0.9,
+            variant="st-ppo", stale_episodes=FEW, staleness=0.9,
             gradient_checkpointing=checkpointing,
-        )
+        )  # fmt: skip
         runs.append((figures(trainer), recorder.moved("policy"), recorder.moved("critic")))
     one, other = runs
     assert one[0]["norm"][0] > 0

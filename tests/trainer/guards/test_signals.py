@@ -159,14 +159,10 @@ def test_upstreams_own_handler_makes_way(tmp_path):
 
 def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp_path):
     process = warm.Process(
-        [sys.executable, "-m", "tests.kit.signals_run", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, "-m", "tests.kit.signals_run", str(tmp_path)], cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     for line in process.stdout:
         if line.startswith("BEGIN 2"):
             process.send_signal(signal.SIGTERM)

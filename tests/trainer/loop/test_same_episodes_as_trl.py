@@ -111,13 +111,10 @@ class Playing(PPOTrainer):
 def made(agent, kind, args, **arguments):
     tokenizer, model = agent
     return kind(
-        model=copy.deepcopy(model),
-        args=args,
+        model=copy.deepcopy(model), args=args,
         train_dataset=Dataset.from_dict({k: v * 2 for k, v in ROWS.items()}),
-        processing_class=copy.deepcopy(tokenizer),
-        environment_factory=NotesEnv,
-        **arguments,
-    )
+        processing_class=copy.deepcopy(tokenizer), environment_factory=NotesEnv, **arguments,
+    )  # fmt: skip
 
 
 def our_trainer(folder, agent, **options):

@@ -274,26 +274,15 @@ def test_a_trainer_is_read():
     plugin.zero_stage = 3
     args = SimpleNamespace(value_model_name_or_path=None)
     trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)),
-        args=args,
-        model=SimpleNamespace(is_loaded_in_4bit=True, peft_config={}),
-        has_critic=True,
-        optimizer=None,
-        optimizer_cls_and_kwargs=(),
-        reward_funcs=["a"],
-    )
+        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)), args=args,
+        model=SimpleNamespace(is_loaded_in_4bit=True, peft_config={}), has_critic=True,
+        optimizer=None, optimizer_cls_and_kwargs=(), reward_funcs=["a"],
+    )  # fmt: skip
     read = checks.run_of(trainer, critic, ["b"], copies_adapter=True)
     assert read == checks.EngineRun(
-        engine="ZeRO-3",
-        plugin=plugin,
-        args=args,
-        critic="given",
-        lora=True,
-        quantised=True,
-        own_optimizer=True,
-        copies_adapter=True,
-        rewards=["a", "b"],
-    )
+        engine="ZeRO-3", plugin=plugin, args=args, critic="given", lora=True, quantised=True,
+        own_optimizer=True, copies_adapter=True, rewards=["a", "b"],
+    )  # fmt: skip
     kinds = [
         checks.critic_kind(args, given=given, lora=lora)
         for given, lora in ((True, True), (False, True), (False, False))

@@ -10,6 +10,7 @@ that runs on GPUs.
 
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,6 @@ from transformers.integrations.deepspeed import (
 )
 
 from tests.kit.builders import with_estimator
-from tests.kit.engine_events import Event
 from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
 from tests.kit.scripted import DEFAULTS, EPISODES, logged, scripted_trainer
 from trl_stppo import STPPOConfig, STPPOTrainer
@@ -200,6 +200,24 @@ class Weights(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._take()
+
+
+class Event(TrainerCallback):
+    """Has the second step of a training left out."""
+
+    def __init__(self, name: str) -> None:
+        self.trainer: STPPOTrainer | None = None
+        self.name, self.vf_coef = name, 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1 and self.name == "rests":  # until the next rollout
+            self.trainer._guards._state.rollout_stopped = True
+        if state.global_step == 1 and self.name == "not finite" and os.environ["RANK"] == "1":
+            self.vf_coef, args.vf_coef = args.vf_coef, math.nan
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if math.isnan(args.vf_coef):
+            args.vf_coef = self.vf_coef
 
 
 def whole(parameter: nn.Parameter) -> Tensor:

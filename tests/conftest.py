@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import shortcuts, warm
+from tests.kit import shortcuts, warm
 
 
 def pytest_collection_finish() -> None:
@@ -39,7 +39,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = super()._split_scope(nodeid)
             return "warm" if file in started else file
 
-    starts = re.compile(r"^from tests(\.launch import| import .*\bwarm\b)", re.MULTILINE)
+    starts = re.compile(r"^from tests\.kit(\.launch import| import .*\bwarm\b)", re.MULTILINE)
     root = Path(config.rootpath)
     files = [
         path for path in root.glob("tests/**/test_*.py") if starts.search(path.read_text("utf-8"))
@@ -62,7 +62,7 @@ def _no_warm_parent_stays() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def script():
     """Imports a module of scripts/ or benchmarks/; all are forgotten again after the test file."""
-    from tests.script_kit import scripts
+    from tests.kit.script_kit import scripts
 
     with scripts() as module:
         yield module

@@ -1,7 +1,5 @@
 """`trl-stppo evaluate`: figures per data set, averages, several agents, nothing but weights loaded."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
@@ -19,10 +17,10 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import Repo
-from tests.launch import launcher
-from tests.script_kit import AGENT, ROOT, small_data
-from tests.tiers import quick
-from tests.tool_model import tool_tokenizer
+from tests.kit.launch import launcher
+from tests.kit.script_kit import AGENT, ROOT, small_data
+from tests.kit.tiers import quick
+from tests.kit.tool_model import tool_tokenizer
 from trl_stppo.cli import agents, arguments, evaluate, train
 from trl_stppo.cli import evaluation_tables as tables
 from trl_stppo.models.small import tiny_config
@@ -119,10 +117,7 @@ def test_the_files_of_the_run_are_left_alone(words, tmp_path):
     flags = ["--output_dir", str(tmp_path), "--max_rows", "2"]
     evaluate.compare([*words, *flags, "--trace_episodes", "4"])
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(path.name for path in files) == [
-        "eval-0000000-rank0.jsonl.gz",
-        "metrics.jsonl",
-    ]
+    assert sorted(path.name for path in files) == ["eval-0000000-rank0.jsonl.gz", "metrics.jsonl"]
     assert {path.read_text() for path in files} == {"of the training"}
 
 
@@ -193,11 +188,7 @@ class Toolbox:
         return ""
 
     def look(self, where: str) -> str:
-        """Look.
-
-        Args:
-            where: at what.
-        """
+        """Look.\n\nArgs:\n    where: at what."""
         self.turn_rewards.append(0.25)
         return "nothing"
 
@@ -290,20 +281,17 @@ def test_rows_without_the_column_are_one_data_set(words, tmp_path):
     assert {name: len(rows) for name, rows in evaluate.held_out_sets(args).items()} == {"mine": 16}
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--dataset_test_split", "dev"], "`dataset_test_split='dev'`"),
-        (["--labels", "a", "b"], "`labels="),
-        (["--models", "a", "b", "--labels", "c", "c"], "`labels="),
-        (["--max_rows", "0"], "`max_rows=0`"),
-        (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
-        (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
-        (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
-        (["--dry_run"], "`--dry_run`"),
-        (["--config", "WRONG"], "`figure` in .*wrong.yaml.* `figures`"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--dataset_test_split", "dev"], "`dataset_test_split='dev'`"),
+    (["--labels", "a", "b"], "`labels="),
+    (["--models", "a", "b", "--labels", "c", "c"], "`labels="),
+    (["--max_rows", "0"], "`max_rows=0`"),
+    (["--models", AGENT, "runs/nowhere"], "`models=runs/nowhere` is no file or folder"),
+    (["--model_name_or_path", "runs/nowhere"], "`model_name_or_path=runs/nowhere` is no file"),
+    (["--models", AGENT, "EMPTY"], "`models`: .* holds neither weights"),
+    (["--dry_run"], "`--dry_run`"),
+    (["--config", "WRONG"], "`figure` in .*wrong.yaml.* `figures`"),
+])  # fmt: skip
 def test_what_cannot_be_evaluated_is_said(words, flags, said, monkeypatch, tmp_path):
     """Before anything is evaluated, so that nothing is lost."""
     (tmp_path / "wrong.yaml").write_text("figure: none")
@@ -330,14 +318,10 @@ def test_what_is_there_when_an_agent_fails_is_kept(words, evaluated, monkeypatch
     with pytest.raises(MemoryError):
         evaluate.compare(
             [
-                "--config",
-                str(tmp_path / "run.yaml"),
-                *words,
-                *flags,
-                "--output",
+                "--config", str(tmp_path / "run.yaml"), *words, *flags, "--output",
                 str(tmp_path / "t.json"),
             ]
-        )
+        )  # fmt: skip
     assert json.loads((tmp_path / "t.json").read_text())["results"] == {"first": figures}
     assert "hotpotqa" in capsys.readouterr().out
 
@@ -362,9 +346,6 @@ def test_a_stream_is_evaluated_whole(words):
 def test_agents_of_the_same_folder_name_are_told_apart():
     args = arguments.EvaluateArguments(models=["runs/a/final", "runs/b/final"])
     assert list(evaluate.agents_of(args, None)) == ["runs/a/final", "runs/b/final"]
-
-
-# --------------------------------------------------------------------------- averages
 
 
 def test_averages_by_hand():
@@ -403,12 +384,8 @@ def test_two_processes_agree_with_one(words, evaluated, tmp_path):
     output = tmp_path / "two.json"
     result = subprocess.run(
         [sys.executable, *launcher(2), "scripts/evaluate.py", *words, "--output", str(output)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
     assert json.loads(output.read_text())["results"]["search-agent"] == evaluated[0]["shipped"]
     assert result.stdout.count("written:") == 1, "one process prints"
@@ -419,14 +396,11 @@ def first_letter(prompts, completions, **columns):
     return [-float(ord(turn[0]["content"].strip(" <")[:1] or "~")) for turn in completions]
 
 
-@pytest.mark.parametrize(
-    ("verifier", "error"),
-    [
-        ("tests.test_evaluate_script:first_letter", None),
-        ("critic", "there is no critic beside the policy"),
-        ("tests.test_evaluate_script:missing", "`verifier`"),
-    ],
-)
+@pytest.mark.parametrize(("verifier", "error"), [
+    ("tests.test_evaluate_script:first_letter", None),
+    ("critic", "there is no critic beside the policy"),
+    ("tests.test_evaluate_script:missing", "`verifier`"),
+])  # fmt: skip
 def test_several_turns_and_the_best_is_played(data, capsys, monkeypatch, verifier, error):
     words = [*FLAGS, "--dataset_name", str(data), "--model_name_or_path", AGENT]
     words += ["--candidates", "3", "--verifier", verifier, "--eval_generation_kwargs", "{}"]

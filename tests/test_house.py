@@ -1,7 +1,5 @@
 """What a reader may rely on: few classes above upstream's, and nobody reaches into another's private side."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 from trl import GRPOTrainer
 
-from tests.builders import build
+from tests.kit.builders import build
 from tests.test_trl_contract import written_by_upstream
 from trl_stppo import STPPOTrainer
 
@@ -46,20 +44,17 @@ def test_private_attributes_are_private():
     assert not [line for line in found if "trainer._" in line or "host._" in line]
 
 
-@pytest.mark.parametrize(
-    ("line", "count"),
-    [
-        ("self._x", 0),
-        ("cls._x", 0),
-        ("super()._x()", 0),
-        ("a.__class__", 0),
-        ("trainer._x", 1),
-        ("self._trainer._x", 1),
-        ("getattr(host, '_x')", 1),
-        ("getattr(host, name)", 0),
-        ("setattr(host, '_x', 1)", 1),
-    ],
-)
+@pytest.mark.parametrize(("line", "count"), [
+    ("self._x", 0),
+    ("cls._x", 0),
+    ("super()._x()", 0),
+    ("a.__class__", 0),
+    ("trainer._x", 1),
+    ("self._trainer._x", 1),
+    ("getattr(host, '_x')", 1),
+    ("getattr(host, name)", 0),
+    ("setattr(host, '_x', 1)", 1),
+])  # fmt: skip
 def test_an_access_is_seen(line, count):
     assert len(list(private_accesses(ast.parse(line)))) == count
 
@@ -77,12 +72,8 @@ def test_these_are_the_public_names_that_a_trainer_adds_to_upstreams(tmp_path):
     names -= {*dir(GRPOTrainer)} | written_by_upstream()
     assert {name for name in names if not name.startswith("_")} == {
         *(
-            "config_class",
-            "critic",
-            "generate_completions",
-            "has_critic",
-            "internals",
+            "config_class", "critic", "generate_completions", "has_critic", "internals",
             "loop_class",
         ),
         *("stop_reason", "stop_signal", "uses_shared_critic"),
-    }
+    }  # fmt: skip

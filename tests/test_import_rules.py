@@ -1,7 +1,5 @@
 """Who may import whom: nothing upward, nothing sideways, TRL through one door, light parts light."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -50,19 +48,8 @@ RULES = {
     # The console script talks to TRL by its public names alone.
     "cli": (
         {
-            "agent",
-            "cli",
-            "hub",
-            "trace",
-            "trainer",
-            "models",
-            "rollout",
-            "generation",
-            "envs",
-            "watch",
-            "errors",
-            "redaction",
-            "version",
+            "agent", "cli", "hub", "trace", "trainer", "models", "rollout", "generation", "envs",
+            "watch", "errors", "redaction", "version",
         },
         {"torch", "transformers", "datasets", "rich", "yaml", "trl"},
         {"accelerate", "huggingface_hub", "peft", "psutil", "torch", "transformers", "vllm"},
@@ -79,7 +66,7 @@ RULES = {
         {"deepspeed", "rich", "psutil", "safetensors", "vllm"},
     ),
     "__init__": ({"agent", "version", "trainer", "watch"}, set(), set()),
-}
+}  # fmt: skip
 STDLIB_ONLY = ({"errors"}, set(), set())  # every module that is not listed
 TRL_DOOR = [PACKAGE / "trainer" / name for name in ("_trl.py", "_trl_vllm.py")]
 
@@ -138,26 +125,23 @@ def test_imports_keep_to_the_layers():
     assert [line for path in MODULES for line in violations(path)] == []
 
 
-@pytest.mark.parametrize(
-    ("part", "line"),
-    [
-        ("core", "import transformers"),
-        ("core", "from ..rollout import record"),
-        ("envs", "import torch"),
-        ("envs", "import datasets"),
-        ("rollout", "from ..trainer import metrics"),
-        ("rollout", "from trl_stppo.models import critic"),
-        ("models", "from ..core import turns"),
-        ("models", "from trl import ModelConfig"),
-        ("trainer", "from trl.trainer.utils import pad"),
-        ("cli", "from trl.trainer.utils import pad"),
-        ("core", "def f():\n    import trl"),
-        ("trainer", "from ..recipes.search import SearchEnv"),
-        ("rollout", "import trl_stppo.recipes"),
-        ("hub", "def f():\n    from trl_stppo.recipes.search import rewards"),
-        ("cli", "from ..recipes.search.rewards import f1_reward"),
-    ],
-)
+@pytest.mark.parametrize(("part", "line"), [
+    ("core", "import transformers"),
+    ("core", "from ..rollout import record"),
+    ("envs", "import torch"),
+    ("envs", "import datasets"),
+    ("rollout", "from ..trainer import metrics"),
+    ("rollout", "from trl_stppo.models import critic"),
+    ("models", "from ..core import turns"),
+    ("models", "from trl import ModelConfig"),
+    ("trainer", "from trl.trainer.utils import pad"),
+    ("cli", "from trl.trainer.utils import pad"),
+    ("core", "def f():\n    import trl"),
+    ("trainer", "from ..recipes.search import SearchEnv"),
+    ("rollout", "import trl_stppo.recipes"),
+    ("hub", "def f():\n    from trl_stppo.recipes.search import rewards"),
+    ("cli", "from ..recipes.search.rewards import f1_reward"),
+])  # fmt: skip
 def test_the_walk_notices_a_forbidden_import(part, line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "trl_stppo")
@@ -210,14 +194,11 @@ def test_folders_of_the_trainer_import_in_no_circle():
     assert circle(depth=3) == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from .b import x",
-        "def f():\n    from . import b",
-        "if TYPE_CHECKING:\n    from .b import x",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "from .b import x",
+    "def f():\n    from . import b",
+    "if TYPE_CHECKING:\n    from .b import x",
+])  # fmt: skip
 def test_a_circle_is_noticed_however_late_it_closes(line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "trl_stppo")
     folder = tmp_path / "trl_stppo" / "cli"
@@ -232,20 +213,17 @@ def test_a_circle_is_noticed_however_late_it_closes(line, tmp_path, monkeypatch)
 HEAVY = {"transformers", "trl", "peft", "datasets", "accelerate"}
 
 
-@pytest.mark.parametrize(
-    ("module", "absent"),
-    [
-        # Seconds: it has transformers, and torch with its compiler.
-        pytest.param("trl_stppo.models.small", {"trl", "peft", "datasets"}, marks=pytest.mark.slow),
-        ("trl_stppo", HEAVY | {"torch"}),
-        ("trl_stppo.core", HEAVY),
-        ("trl_stppo.trace.command", HEAVY | {"torch", "numpy"}),
-        ("trl_stppo.envs", HEAVY | {"torch", "bm25s", "numpy"}),
-        ("trl_stppo.recipes.search.rewards", HEAVY | {"torch", "bm25s"}),
-        ("trl_stppo.rollout.engine", HEAVY | {"torch"}),
-        ("trl_stppo.cli", HEAVY | {"torch", "yaml", "rich"}),
-    ],
-)
+@pytest.mark.parametrize(("module", "absent"), [
+    # Seconds: it has transformers, and torch with its compiler.
+    pytest.param("trl_stppo.models.small", {"trl", "peft", "datasets"}, marks=pytest.mark.slow),
+    ("trl_stppo", HEAVY | {"torch"}),
+    ("trl_stppo.core", HEAVY),
+    ("trl_stppo.trace.command", HEAVY | {"torch", "numpy"}),
+    ("trl_stppo.envs", HEAVY | {"torch", "bm25s", "numpy"}),
+    ("trl_stppo.recipes.search.rewards", HEAVY | {"torch", "bm25s"}),
+    ("trl_stppo.rollout.engine", HEAVY | {"torch"}),
+    ("trl_stppo.cli", HEAVY | {"torch", "yaml", "rich"}),
+])  # fmt: skip
 def test_light_parts_import_without_heavy_packages(module, absent):
     code = f"import sys, {module}; print(*({absent!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

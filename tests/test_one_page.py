@@ -1,34 +1,23 @@
 """The algorithm on one page does what the trainer does, and learns."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 import torch
 
 from scripts import st_ppo_one_page as page
-from tests.fakes import char_tokenizer, float64_policy, float64_value_model
-from tests.scripted import Float64Trainer, assert_same, logged, play_script, scripted_trainer
+from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
+from tests.kit.scripted import Float64Trainer, assert_same, logged, play_script, scripted_trainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 # The page's settings, in the trainer's words. One mini-batch: the trainer shuffles otherwise than the page.
 SETTINGS = {
-    "variant": "st-ppo",
-    "clip_bias_power": page.POWER,
-    "num_ppo_epochs": 2,
-    "max_steps": 2,
-    "gamma": page.GAMMA,
-    "lam": page.LAM,
-    "cliprange": page.CLIPRANGE,
-    "cliprange_value": page.CLIPRANGE_VALUE,
-    "vf_coef": page.VF_COEF,
-    "max_grad_norm": page.MAX_GRAD_NORM,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
-    "kl_coef": 0.0,
-}
+    "variant": "st-ppo", "clip_bias_power": page.POWER, "num_ppo_epochs": 2, "max_steps": 2,
+    "gamma": page.GAMMA, "lam": page.LAM, "cliprange": page.CLIPRANGE,
+    "cliprange_value": page.CLIPRANGE_VALUE, "vf_coef": page.VF_COEF,
+    "max_grad_norm": page.MAX_GRAD_NORM, "optim": "adamw_torch", "learning_rate": 1e-2,
+    "critic_learning_rate": 1e-2, "kl_coef": 0.0,
+}  # fmt: skip
 
 
 def play(prompts, trainer=None):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import warm
+from tests.kit import warm
 from trl_stppo.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -38,11 +38,7 @@ class Garden:
         return "A garden."
 
     def dig(self, depth: int) -> str:
-        """Dig a hole.
-
-        Args:
-            depth: how deep.
-        """
+        """Dig a hole.\n\nArgs:\n    depth: how deep."""
         self.turn_rewards.append(depth / 4)
         return f"{depth} deep"
 
@@ -103,15 +99,12 @@ def test_tools_are_listed_called_and_paid(play) -> None:
     assert "=== Garden: 5 turns, return 1.5\n" in out
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ((), "MODULE:CLASS"),
-        (("none",), "none"),
-        ((ECHO[0], "--row", "[1]"), "`row=[1]`"),
-        ((*ECHO, "--index", "1"), "`--index 1`"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "named"), [
+    ((), "MODULE:CLASS"),
+    (("none",), "none"),
+    ((ECHO[0], "--row", "[1]"), "`row=[1]`"),
+    ((*ECHO, "--index", "1"), "`--index 1`"),
+])  # fmt: skip
 def test_wrong_flags_are_named(play, flags, named) -> None:
     code, shown = play("", *flags)
     assert code == 2

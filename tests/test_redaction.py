@@ -1,7 +1,5 @@
 """What counts as a secret, and that nothing else does."""
 
-from __future__ import annotations
-
 import pytest
 
 from trl_stppo.redaction import HIDDEN, is_secret, redacted
@@ -9,33 +7,20 @@ from trl_stppo.redaction import HIDDEN, is_secret, redacted
 LOOKS_LIKE_ONE = "hf_" + "aB3" * 8
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("token", "hub_token", "--hub_token", "hfToken", "HF_TOKEN", "use_auth_token", "key"),
-        *(
-            "api_key",
-            "apiKey",
-            "X-API-Key",
-            "OPENAI_API_KEY",
-            "AWS_SECRET_ACCESS_KEY",
-            "api_tokens",
-        ),
-        *("password", "db_password", "password_hash", "client_secret", "Authorization", "Cookie"),
-    ],
-)
+@pytest.mark.parametrize("name", [
+    *("token", "hub_token", "--hub_token", "hfToken", "HF_TOKEN", "use_auth_token", "key"),
+    *("api_key", "apiKey", "X-API-Key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "api_tokens"),
+    *("password", "db_password", "password_hash", "client_secret", "Authorization", "Cookie"),
+])  # fmt: skip
 def test_names_of_secrets(name):
     assert is_secret(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("eos_token", "pad_token", "stop_token", "stop_token_id", "max_new_tokens", "tokens"),
-        *("max_turn_tokens", "token_level", "advantage_level", "tokenizer", "image_token"),
-        *("secret_word", "answer_key", "author", "monkey", "pass_rate", "keys", "", 3, None),
-    ],
-)
+@pytest.mark.parametrize("name", [
+    *("eos_token", "pad_token", "stop_token", "stop_token_id", "max_new_tokens", "tokens"),
+    *("max_turn_tokens", "token_level", "advantage_level", "tokenizer", "image_token"),
+    *("secret_word", "answer_key", "author", "monkey", "pass_rate", "keys", "", 3, None),
+])  # fmt: skip
 def test_names_of_other_things(name):
     assert not is_secret(name)
 

@@ -1,7 +1,5 @@
 """Threads that die while they start, as under a memory limit: the run ends, and does not wait for them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,8 +8,8 @@ import threading
 import pytest
 from transformers import TrainerCallback
 
-from tests.builders import LIMITS, TEXT, build
-from tests.launch import ENVIRONMENT, ROOT
+from tests.kit.builders import LIMITS, TEXT, build
+from tests.kit.launch import ENVIRONMENT, ROOT
 from trl_stppo import threads
 from trl_stppo.errors import ThreadStartError
 from trl_stppo.threads import DaemonThread
@@ -94,7 +92,7 @@ def test_a_checkpoint_starts_no_thread(dying, tmp_path):
 @pytest.mark.parametrize("hook", ["on_step_end", "on_step_begin"])
 def test_a_memory_limit_ends_a_run_and_does_not_hang_it(hook, room, tmp_path):
     """Which allocation fails first is a matter of chance; an end it has to be, and a free folder."""
-    command = [sys.executable, "-m", "tests.memory_limit_run", str(tmp_path), hook, room]
+    command = [sys.executable, "-m", "tests.kit.memory_limit_run", str(tmp_path), hook, room]
     environment = {**os.environ, **ENVIRONMENT}
     ended = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.hub import conftest as hub_fixtures
 from tests.hub.hub_server import TOKEN
 from tests.hub.test_secrets import leaks
-from tests.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
+from tests.kit.script_kit import AGENT, ROOT, SCRIPTS, question_rows, small_data
 from trl_stppo.cli import agent_models, agents, arguments, objects, train
 from trl_stppo.cli.main import main
 from trl_stppo.cli.usage import check_name
@@ -28,13 +28,9 @@ FLAGS = """
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "scripts/train_stppo.py", *FLAGS.split(), *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+        [sys.executable, "scripts/train_stppo.py", *FLAGS.split(), *flags], cwd=ROOT,
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
 
 
 def test_demo_leaves_a_table_a_log_and_a_model_that_loads(local_hub, tmp_path, monkeypatch, capsys):
@@ -120,9 +116,6 @@ def test_every_variant_is_one_flag(tmp_path, variant):
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-# ---------------------------------------------------------------------- its parts
-
-
 class Capped:
     """As much of an environment as a factory's arguments need."""
 
@@ -135,16 +128,13 @@ class Uncapped:
         self.other = other
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "bound"),
-    [
-        ("Capped", None, True),
-        ("Capped", '{"max_observation_tokens": 9}', True),
-        ("Capped", '{"max_observation_tokens": null}', False),
-        ("Uncapped", '{"other": 1}', False),
-        ("Uncapped", None, False),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "bound"), [
+    ("Capped", None, True),
+    ("Capped", '{"max_observation_tokens": 9}', True),
+    ("Capped", '{"max_observation_tokens": null}', False),
+    ("Uncapped", '{"other": 1}', False),
+    ("Uncapped", None, False),
+])  # fmt: skip
 def test_tokens_are_counted_where_the_environment_caps_them(name, arguments, bound):
     factory = objects.factory_of(f"{__name__}:{name}", arguments, len)
     assert (getattr(factory(), "count", None) is len) == bound
@@ -225,13 +215,9 @@ def test_a_stream_and_options_of_loading_reach_the_trainer(tmp_path):
         rows = Dataset.from_dict(question_rows(["nq"] * count, split))
         rows.to_json(str(tmp_path / f"{split}.jsonl"))  # datasets pauses after streams of Parquet
     flags = [
-        "--config",
-        "scripts/configs/demo.yaml",
-        "--use_cpu",
-        "true",
-        "--dataset_name",
+        "--config", "scripts/configs/demo.yaml", "--use_cpu", "true", "--dataset_name",
         str(tmp_path),
-    ]
+    ]  # fmt: skip
     flags += ["--dataset_streaming", "true", "--eval_episodes", "3"]
     flags += ["--model_init_kwargs", '{"low_cpu_mem_usage": true}']
     *parsed, _ = agents.parse_flags(arguments.TrainArguments, flags)

@@ -4,8 +4,6 @@ When a test here fails after an upgrade: read the upstream diff of what it names
 refresh `fixtures/trl_contract.json` with `python tests/test_trl_contract.py --record`.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib
@@ -31,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # pytest sets the path itself
     sys.path.insert(0, str(ROOT))
 
-from tests.builders import build, logs
+from tests.kit.builders import build, logs
 from trl_stppo.trainer import _trl, _trl_vllm, bridge
 from trl_stppo.trainer.stppo_trainer import STPPOTrainer
 
@@ -41,9 +39,6 @@ TODO = (
     "Read the upstream diff, adapt trl_stppo/trainer, then run "
     "`python tests/test_trl_contract.py --record`."
 )
-
-
-# ------------------------------------------------------------------ what there is
 
 
 def upstream(name: str) -> Any:
@@ -162,9 +157,6 @@ def snapshot() -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------- tests
-
-
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
     return json.loads(FIXTURE.read_text())
@@ -259,12 +251,7 @@ def test_every_name_under_which_we_borrow_is_listed():
     borrowed = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     borrowed = {name for name in borrowed if name.startswith("_") and name != "_trainer"}
     assert len(borrowed) > 15
-    ours = {
-        "_name",
-        "_paper",
-        "_tag_names",
-        *_trl.READ,
-    }
+    ours = {"_name", "_paper", "_tag_names", *_trl.READ}
     assert borrowed - ours <= {*_trl.BORROWED_ATTRIBUTES, *_trl.OVERRIDDEN}
 
 

@@ -1,6 +1,4 @@
-"""Warm processes (`tests/warm.py`) begin, speak and end as cold ones do, and leave nothing."""
-
-from __future__ import annotations
+"""Warm processes (`tests/kit/warm.py`) begin, speak and end as cold ones do, and leave nothing."""
 
 import json
 import os
@@ -10,9 +8,9 @@ import sys
 
 import pytest
 
-from tests import launch, warm
-from tests.isolation_kit import is_running
-from tests.waiting import PATIENCE, wait_until
+from tests.kit import launch, warm
+from tests.kit.isolation_kit import is_running
+from tests.kit.waiting import PATIENCE, wait_until
 
 PYTHON = sys.executable
 
@@ -25,17 +23,14 @@ def both(words, **options):
     return warm.run([PYTHON, *words], timeout=PATIENCE, **options), cold
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import sys; print(sys.stdin.read()); sys.exit(3)",
-        "raise SystemExit('refused')",
-        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-        "import atexit; atexit.register(print, 'last'); print('first')",
-        "import os, sys; print(os.getcwd(), os.environ['WORD'], 'OTHER' in os.environ, sys.argv, __name__)",
-        "import os, threading; print(len(os.listdir('/proc/self/task')), threading.active_count())",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "import sys; print(sys.stdin.read()); sys.exit(3)",
+    "raise SystemExit('refused')",
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "import atexit; atexit.register(print, 'last'); print('first')",
+    "import os, sys; print(os.getcwd(), os.environ['WORD'], 'OTHER' in os.environ, sys.argv, __name__)",
+    "import os, threading; print(len(os.listdir('/proc/self/task')), threading.active_count())",
+])  # fmt: skip
 def test_a_warm_process_is_as_a_cold_one(code, tmp_path, monkeypatch):
     monkeypatch.setenv("OTHER", "1")
     env = {

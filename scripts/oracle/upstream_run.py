@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import TrainerCallback, set_seed
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-from tests.oracle import build_models, new_model
+from tests.kit.oracle import build_models, new_model
 
 PAD, EOS, UNK = 0, 1, 2
 MODEL = {

@@ -32,11 +32,7 @@ class Garden:
         return "A garden."
 
     def dig(self, depth: int) -> str:
-        """Dig a hole.
-
-        Args:
-            depth: how deep.
-        """
+        """Dig a hole.\n\nArgs:\n    depth: how deep."""
         return "deep" if depth > 1 else None
 
 
@@ -108,16 +104,13 @@ def test_rows_that_the_class_offers_are_played_unless_others_are_named(check):
     assert "Offering.reset" in check("Offering", "--row", '{"prompt": ""}')[1]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--rows", "nowhere.jsonl"), "`--rows nowhere.jsonl`"),
-        (("--rows", __file__), "`--rows"),
-        (("--row", "{'a': 1}"), "`row="),
-        (("--arguments", "3"), "`arguments=3`"),
-        (("--steps", "many"), "--steps"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (("--rows", "nowhere.jsonl"), "`--rows nowhere.jsonl`"),
+    (("--rows", __file__), "`--rows"),
+    (("--row", "{'a': 1}"), "`row="),
+    (("--arguments", "3"), "`arguments=3`"),
+    (("--steps", "many"), "--steps"),
+])  # fmt: skip
 def test_words_that_make_no_sense(words, message, check):
     code, shown = check("Clean", *words)
     assert code == 2

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.script_kit import ROOT
+from tests.kit.script_kit import ROOT
 from trl_stppo.cli import train
 from trl_stppo.cli.main import guarded, main
 from trl_stppo.errors import CheckpointError
@@ -37,22 +37,19 @@ def ours(error):
     return scope["call"]
 
 
-@pytest.mark.parametrize(
-    ("call", "code", "traceback"),
-    [
-        (lambda: 0, 0, False),
-        (lambda: 143, 143, False),
-        (ours(CheckpointError("damaged")), 1, False),
-        (ours(OSError("no space left")), 1, False),
-        (raising(ValueError("of an environment")), 1, True),
-        (ours(KeyError("a bug")), 1, True),
-        (lambda: wilson_interval("a", 3), 1, True),  # not raised on purpose
-        (raising(KeyboardInterrupt()), 130, False),
-        (raising(SystemExit(3)), 3, False),
-        (raising(SystemExit("sorry")), 1, False),
-        (raising(SystemExit()), 0, False),
-    ],
-)
+@pytest.mark.parametrize(("call", "code", "traceback"), [
+    (lambda: 0, 0, False),
+    (lambda: 143, 143, False),
+    (ours(CheckpointError("damaged")), 1, False),
+    (ours(OSError("no space left")), 1, False),
+    (raising(ValueError("of an environment")), 1, True),
+    (ours(KeyError("a bug")), 1, True),
+    (lambda: wilson_interval("a", 3), 1, True),  # not raised on purpose
+    (raising(KeyboardInterrupt()), 130, False),
+    (raising(SystemExit(3)), 3, False),
+    (raising(SystemExit("sorry")), 1, False),
+    (raising(SystemExit()), 0, False),
+])  # fmt: skip
 def test_exit_codes(call, code, traceback, capsys):
     assert guarded(call) == code
     assert ("Traceback" in capsys.readouterr().err) == traceback
@@ -84,7 +81,7 @@ def test_an_environment_that_cannot_be_made_is_explained_by_the_check(capsys):
 
 
 def test_a_training_that_a_signal_has_stopped_says_so(monkeypatch, tmp_path):
-    """The trainer saves a checkpoint (tests/trainer/test_signals.py); here is the code."""
+    """The trainer saves a checkpoint (tests/trainer/guards/test_signals.py); here is the code."""
 
     class Stopped:
         stop_signal = signal.SIGTERM

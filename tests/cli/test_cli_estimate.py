@@ -5,8 +5,8 @@ import re
 import pytest
 import transformers
 
-from tests.script_kit import DEMO, ROOT
-from tests.tiers import quick
+from tests.kit.script_kit import DEMO, ROOT
+from tests.kit.tiers import quick
 from trl_stppo.cli.estimate import translated
 from trl_stppo.cli.main import main
 

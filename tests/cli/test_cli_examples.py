@@ -9,8 +9,8 @@ import webbrowser
 
 import pytest
 
-from tests.script_kit import AGENT
-from tests.trace_kit import made_up_run
+from tests.kit.script_kit import AGENT
+from tests.kit.trace_kit import made_up_run
 from trl_stppo.cli.main import FIRST_STEPS, MODULES, documented, main
 
 ENVIRONMENT = """

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.script_kit import DEMO
+from tests.kit.script_kit import DEMO
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
@@ -16,34 +16,31 @@ CPU = ("--use_cpu", "true", "--bf16", "false")
 RUN = ("--model_name_or_path", "a", "--dataset_name", "b", "--reward_funcs", "c:d")
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("trian", "`train`"),
-        ("env chek", "`env check`"),
-        ("frobnicate", "`frobnicate`"),
-        ("train --max_turn 3", "`max_turns`"),
-        ("train --max-turn=3", "`max_turns`"),
-        ("train --learning 1", "`--learning`"),  # no abbreviation
-        ("evaluate --dry_run", "`--dry_run`"),
-        ("train --num_process 2", "`num_processes`"),
-        ("train --optim adamw_troch", "--optim"),
-        ("train --max_turns x", "--max_turns"),
-        ("train run.yaml", "`run.yaml`"),
-        ("train --multi_gpu run.yaml", "`run.yaml`"),
-        ("train --variant so-ppo", "`variant='so-ppo'`"),
-        ("train --config nowhere.yaml", "nowhere.yaml"),
-        ("train --config a --config b", "`--config`"),
-        ("train --scale_rewards batch --use_cpu --bf16 false", "`scale_rewards='batch'`"),
-        ("train --accelerate_config zero4", "`zero4`"),
-        ("env check", "MODULE:CLASS"),
-        ("env check a:b --row {}", "`a:b`"),
-        ("env check trl_stppo.recipes.search:SearchEnv --stict", "`--strict`"),
-        ("env play trl_stppo.recipes.search:SearchEnv --row [1]", "`row=[1]`"),
-        ("estimate --use_cpu --bf16 false", "`--model_name_or_path`"),
-        ("estimate --model x --card big", "`--card big`"),
-    ],
-)
+@pytest.mark.parametrize(("words", "named"), [
+    ("trian", "`train`"),
+    ("env chek", "`env check`"),
+    ("frobnicate", "`frobnicate`"),
+    ("train --max_turn 3", "`max_turns`"),
+    ("train --max-turn=3", "`max_turns`"),
+    ("train --learning 1", "`--learning`"),  # no abbreviation
+    ("evaluate --dry_run", "`--dry_run`"),
+    ("train --num_process 2", "`num_processes`"),
+    ("train --optim adamw_troch", "--optim"),
+    ("train --max_turns x", "--max_turns"),
+    ("train run.yaml", "`run.yaml`"),
+    ("train --multi_gpu run.yaml", "`run.yaml`"),
+    ("train --variant so-ppo", "`variant='so-ppo'`"),
+    ("train --config nowhere.yaml", "nowhere.yaml"),
+    ("train --config a --config b", "`--config`"),
+    ("train --scale_rewards batch --use_cpu --bf16 false", "`scale_rewards='batch'`"),
+    ("train --accelerate_config zero4", "`zero4`"),
+    ("env check", "MODULE:CLASS"),
+    ("env check a:b --row {}", "`a:b`"),
+    ("env check trl_stppo.recipes.search:SearchEnv --stict", "`--strict`"),
+    ("env play trl_stppo.recipes.search:SearchEnv --row [1]", "`row=[1]`"),
+    ("estimate --use_cpu --bf16 false", "`--model_name_or_path`"),
+    ("estimate --model x --card big", "`--card big`"),
+])  # fmt: skip
 def test_wrong_words_are_named(words, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command, *flags = words.split()
@@ -60,23 +57,20 @@ def test_values_that_the_launcher_does_not_take_end_with_2(capsys, monkeypatch):
         assert words[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("max_turns: three", "--max_turns"),
-        ("learnin_rate: 1", "`learning_rate`"),
-        ("- max_turns", "no settings"),
-        ("", "no settings"),
-        ("max_turns: [", "no YAML"),
-        ("max_turns: 3\nseed: 1\nmax_turns: 4", "`max_turns` stands in lines 1 and 3"),
-        ("max_turns: 2024-01-01", "`max_turns: 2024-01-01`"),
-        ("max_turns: 1:30", "`max_turns: 1:30`"),
-        ("env:\n  A: 1\n  A: 2", "lines 2 and 3"),
-        ("datasets: [{path: a, path: b}]", "`path`"),
-        ("datasets: [{pth: x}]", "`datasets`"),
-        ("config: x", "`config`"),
-    ],
-)
+@pytest.mark.parametrize(("text", "named"), [
+    ("max_turns: three", "--max_turns"),
+    ("learnin_rate: 1", "`learning_rate`"),
+    ("- max_turns", "no settings"),
+    ("", "no settings"),
+    ("max_turns: [", "no YAML"),
+    ("max_turns: 3\nseed: 1\nmax_turns: 4", "`max_turns` stands in lines 1 and 3"),
+    ("max_turns: 2024-01-01", "`max_turns: 2024-01-01`"),
+    ("max_turns: 1:30", "`max_turns: 1:30`"),
+    ("env:\n  A: 1\n  A: 2", "lines 2 and 3"),
+    ("datasets: [{path: a, path: b}]", "`path`"),
+    ("datasets: [{pth: x}]", "`datasets`"),
+    ("config: x", "`config`"),
+])  # fmt: skip
 def test_wrong_files_are_named(text, named, capsys, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(text)
@@ -119,16 +113,13 @@ def test_a_hint_is_one_name():
     assert "--help_all" in hint("xyzzy", ["max_turns"])
 
 
-@pytest.mark.parametrize(
-    ("words", "trainer", "config"),
-    [
-        ([], STPPOTrainer, STPPOConfig),
-        (["--variant=st-grpo"], STGRPOTrainer, STGRPOConfig),
-        (["--config", "grpo"], STGRPOTrainer, STGRPOConfig),
-        (["--config", "grpo", "--variant", "ppo"], STPPOTrainer, STPPOConfig),
-        (["--config", "free"], STPPOTrainer, STPPOConfig),
-    ],
-)
+@pytest.mark.parametrize(("words", "trainer", "config"), [
+    ([], STPPOTrainer, STPPOConfig),
+    (["--variant=st-grpo"], STGRPOTrainer, STGRPOConfig),
+    (["--config", "grpo"], STGRPOTrainer, STGRPOConfig),
+    (["--config", "grpo", "--variant", "ppo"], STPPOTrainer, STPPOConfig),
+    (["--config", "free"], STPPOTrainer, STPPOConfig),
+])  # fmt: skip
 def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "grpo").write_text("variant: grpo\n")
@@ -138,14 +129,11 @@ def test_the_variant_chooses_the_trainer(words, trainer, config, tmp_path, monke
     assert type(parsed[1]) is config
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("--dry_run", True), ("--dry-run", True), ("--dry_run T", True), ("--dry_run=Yes", True),
-        ("", False), ("--dry_run 0", False), ("--config on", True), ("--config off", False),
-        ("--config on --dry_run false", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "wanted"), [
+    ("--dry_run", True), ("--dry-run", True), ("--dry_run T", True), ("--dry_run=Yes", True),
+    ("", False), ("--dry_run 0", False), ("--config on", True), ("--config off", False),
+    ("--config on --dry_run false", False),
+])  # fmt: skip
 def test_a_dry_run_is_asked_for_as_the_parser_reads_it(words, wanted, tmp_path, monkeypatch):
     for name, value in (("on", "true"), ("off", "false")):
         (tmp_path / name).write_text(f"dry_run: {value}\n")

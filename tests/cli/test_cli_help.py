@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from tests.docs_kit import table_rows
-from tests.docs_scripts import flags_of_command, given_flags, launcher_flags
-from tests.script_kit import ROOT
+from tests.kit.docs_kit import table_rows
+from tests.kit.docs_scripts import flags_of_command, given_flags, launcher_flags
+from tests.kit.script_kit import ROOT
 from trl_stppo import STPPOConfig
 from trl_stppo.cli.main import MODULES, main
 from trl_stppo.trainer.ppo_config import ALIASES

@@ -14,8 +14,8 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from tests.script_kit import AGENT, DEMO, LAUNCHES, ROOT
-from tests.waiting import PATIENCE
+from tests.kit.script_kit import AGENT, DEMO, LAUNCHES, ROOT
+from tests.kit.waiting import PATIENCE
 from trl_stppo.cli import launch, train
 from trl_stppo.cli.main import main
 
@@ -116,24 +116,18 @@ def test_a_dry_run_is_not_launched_and_knows_the_launch(told, here, capsys):
     assert "4, ZeRO-2" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "engine", "processes"),
-    [
-        ("--num_processes 2", "DDP", 2),
-        ("--use_deepspeed --zero_stage 3 --num_processes 2", "ZeRO-3", 2),
-        ("--use_fsdp --fsdp_version 2", "FSDP2", 1),
-        ("--config_file {zero2} --zero_stage 1", "ZeRO-1", 8),
-        ("--config_file {fsdp2} --multi_gpu", "DDP", 8),
-        ("--config_file {zero2} --use_fsdp --fsdp_version 2", "FSDP2", 8),
-    ],
-)
+@pytest.mark.parametrize(("words", "engine", "processes"), [
+    ("--num_processes 2", "DDP", 2),
+    ("--use_deepspeed --zero_stage 3 --num_processes 2", "ZeRO-3", 2),
+    ("--use_fsdp --fsdp_version 2", "FSDP2", 1),
+    ("--config_file {zero2} --zero_stage 1", "ZeRO-1", 8),
+    ("--config_file {fsdp2} --multi_gpu", "DDP", 8),
+    ("--config_file {zero2} --use_fsdp --fsdp_version 2", "FSDP2", 8),
+])  # fmt: skip
 def test_launches_are_read_from_words_and_files(words, engine, processes):
     words = words.format(zero2=LAUNCHES / "zero2.yaml", fsdp2=LAUNCHES / "fsdp2.yaml").split()
     found = launch.planned_launch(words)
     assert (found.engine, found.processes) == (engine, processes)
-
-
-# -------------------------------------------------------------------- ends of processes
 
 
 def failed(status: int) -> ChildFailedError:
@@ -141,16 +135,13 @@ def failed(status: int) -> ChildFailedError:
     return ChildFailedError("train", {0: failure})
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (subprocess.CalledProcessError(2, "x"), 2),
-        (subprocess.CalledProcessError(-9, "x"), 137),
-        (failed(143), 143),
-        (failed(-15), 143),
-        (SignalException("x", signal.SIGTERM), 143),
-    ],
-)
+@pytest.mark.parametrize(("error", "code"), [
+    (subprocess.CalledProcessError(2, "x"), 2),
+    (subprocess.CalledProcessError(-9, "x"), 137),
+    (failed(143), 143),
+    (failed(-15), 143),
+    (SignalException("x", signal.SIGTERM), 143),
+])  # fmt: skip
 def test_the_end_of_a_process_is_the_exit_code(error, code, monkeypatch):
     def ends(arguments):
         raise error

@@ -1,7 +1,5 @@
 """`trl-stppo train --dry_run`: every variant passes, the plan is right, and what would not start says why."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,9 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.dry_run_kit import launcher_of
-from tests.script_kit import AGENT, DEMO, ROOT, small_data
-from tests.tiers import quick
+from tests.kit.dry_run_kit import launcher_of
+from tests.kit.script_kit import AGENT, DEMO, ROOT, small_data
+from tests.kit.tiers import quick
 from trl_stppo.cli import agent_models, agents, arguments, planned
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
@@ -79,24 +77,21 @@ def test_the_options_of_loading_are_merged(dry_run):
     assert "fully trained, bfloat16" in dry_run("--config", DEMO, *kwargs)[1]
 
 
-@pytest.mark.parametrize(
-    ("flags", "named", "code"),
-    [
-        (["--variant", "so-ppo"], "`variant='so-ppo'`", 2),
-        (["--critic_lora_r", "0"], "critic_lora_r", 2),
-        (["--accelerate_config", "nowhere"], "`nowhere`", 2),
-        (["--environment", "SearchEnv"], "`SearchEnv`", 1),
-        (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
-        (["--load_in_4bit", "true"], "`use_peft: true`", 1),
-        (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere`", 1),
-        (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl`", 1),
-        (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "'nothing'", 1),
-        (["--reward_weights", "1", "2"], "`reward_weights`", 1),
-        (["--eval_strategy", "steps", "--eval_steps", "9", "--dataset_test_split", "dev",
-          "--eval_episodes", "0", "--dataset_name", "DATA"], "`eval_strategy=steps`", 1),
-        (["--eval_environment_kwargs", "top_k=3"], "`eval_environment_kwargs=top_k=3`", 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("flags", "named", "code"), [
+    (["--variant", "so-ppo"], "`variant='so-ppo'`", 2),
+    (["--critic_lora_r", "0"], "critic_lora_r", 2),
+    (["--accelerate_config", "nowhere"], "`nowhere`", 2),
+    (["--environment", "SearchEnv"], "`SearchEnv`", 1),
+    (["--environment", "none", "--max_turns", "3"], "`max_turns=3`", 1),
+    (["--load_in_4bit", "true"], "`use_peft: true`", 1),
+    (["--model_name_or_path", "./nowhere"], "`model_name_or_path=./nowhere`", 1),
+    (["--dataset_name", "nowhere.jsonl"], "`dataset_name=nowhere.jsonl`", 1),
+    (["--reward_funcs", "trl_stppo.recipes.search.rewards:nothing"], "'nothing'", 1),
+    (["--reward_weights", "1", "2"], "`reward_weights`", 1),
+    (["--eval_strategy", "steps", "--eval_steps", "9", "--dataset_test_split", "dev",
+      "--eval_episodes", "0", "--dataset_name", "DATA"], "`eval_strategy=steps`", 1),
+    (["--eval_environment_kwargs", "top_k=3"], "`eval_environment_kwargs=top_k=3`", 1),
+])  # fmt: skip
 def test_what_a_training_refuses_is_refused_here(flags, named, code, dry_run, tmp_path):
     flags = [small_data(tmp_path / "data") if word == "DATA" else word for word in flags]
     words = ("--config", DEMO, "--output_dir", str(tmp_path / "run"))

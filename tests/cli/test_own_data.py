@@ -1,7 +1,5 @@
 """What an environment's class says of itself: its rows, and what an evaluation reports."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 

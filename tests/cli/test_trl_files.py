@@ -1,7 +1,5 @@
 """A file that was written for `trl grpo` trains as it is: rewards by name, mixtures, no environment."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -12,7 +10,7 @@ import trl.scripts.grpo
 import yaml
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.script_kit import AGENT
+from tests.kit.script_kit import AGENT
 from trl_stppo.cli import agents, arguments, evaluate, objects
 from trl_stppo.cli.main import main
 from trl_stppo.cli.usage import UsageError
@@ -99,9 +97,6 @@ def test_a_reward_model_that_is_not_there_is_refused(file, tmp_path, capsys):
     assert "`reward_model_name_or_path=./judge` is no file" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------ reward functions
-
-
 def test_the_registered_names_are_those_of_trls_script():
     script = inspect.getsource(trl.scripts.grpo)
     assert set(objects.TRL_REWARDS) == set(re.findall(r'^ {8}"(\w+)": ', script, re.MULTILINE))
@@ -118,14 +113,11 @@ def test_dotted_paths_and_colons_name_the_same():
         assert objects.load_reward(path, "reward_funcs") is long_answers
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("think_fromat_reward", "`think_fromat_reward`"),
-        ("nowhere.f", "nowhere"),
-        (f"{HERE}.long_answer", "'long_answer'"),
-    ],
-)
+@pytest.mark.parametrize(("value", "said"), [
+    ("think_fromat_reward", "`think_fromat_reward`"),
+    ("nowhere.f", "nowhere"),
+    (f"{HERE}.long_answer", "'long_answer'"),
+])  # fmt: skip
 @pytest.mark.parametrize("dry", [(), ("--dry_run",)])
 def test_an_unknown_one_names_the_key_and_what_is_allowed(value, said, dry, file, tmp_path, capsys):
     path = file(dataset_name=str(tmp_path / "a"), reward_funcs=[value])
@@ -153,18 +145,12 @@ def test_evaluation_scores_by_them_under_names_that_read_well(file, tmp_path, ca
     assert "think_format_reward" in parts
 
 
-# ---------------------------------------------------------------------------------- rows
-
-
 def test_a_mixture_trains_and_its_split_is_played(file, tmp_path):
     parts = [{"path": str(tmp_path / name)} for name in "ab"]
     path = file(
-        datasets=parts,
-        test_split_size=4,
-        eval_strategy="steps",
-        eval_steps=2,
+        datasets=parts, test_split_size=4, eval_strategy="steps", eval_steps=2,
         reward_funcs=["think_format_reward"],
-    )
+    )  # fmt: skip
     assert main(["train", "--config", path]) == 0
     assert any("eval_reward" in entry for entry in history(tmp_path))
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
@@ -194,18 +180,15 @@ def test_a_mixture_streams(tmp_path):
         agents.check_splits(args, config, rows, None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"datasets": [{"pth": "x"}]}, r"`datasets`: .*'pth'.*Each has path, name, .*fraction"),
-        ({"datasets": [{"name": "x"}]}, r"`datasets`: .*'path'"),
-        ({"datasets": "rows.jsonl"}, "`datasets`: "),
-        ({"datasets": [{"path": "./nowhere"}]}, "`datasets: ./nowhere`|`datasets=./nowhere` is no"),
-        ({"streaming": True, "test_split_size": 2}, "`test_split_size=2`: .*streaming"),
-        ({"datasets": [{"path": "a", "fraction": 0.5}], "streaming": True}, "`fraction`"),
-        ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: .*'train'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"datasets": [{"pth": "x"}]}, r"`datasets`: .*'pth'.*Each has path, name, .*fraction"),
+    ({"datasets": [{"name": "x"}]}, r"`datasets`: .*'path'"),
+    ({"datasets": "rows.jsonl"}, "`datasets`: "),
+    ({"datasets": [{"path": "./nowhere"}]}, "`datasets: ./nowhere`|`datasets=./nowhere` is no"),
+    ({"streaming": True, "test_split_size": 2}, "`test_split_size=2`: .*streaming"),
+    ({"datasets": [{"path": "a", "fraction": 0.5}], "streaming": True}, "`fraction`"),
+    ({"dataset_train_split": "trian"}, "`dataset_train_split='trian'`: .*'train'"),
+])  # fmt: skip
 def test_a_mixture_that_makes_no_sense_is_refused(settings, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(Path("a"), "train")
@@ -218,9 +201,6 @@ def test_the_rows_of_a_mixture_are_told_in_a_dry_run(file, tmp_path, capsys):
     path = file(datasets=parts, reward_funcs=["think_format_reward"])
     assert main(["train", "--config", path, "--dry_run"]) == 0
     assert "a+b, 12" in capsys.readouterr().out
-
-
-# ---------------------------------------------------------------------------- environment
 
 
 def test_nothing_is_played_where_no_environment_is_named():

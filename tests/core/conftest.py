@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import references
+from tests.kit import references
 
 
 def _random_spans(rng, length):
@@ -35,21 +35,13 @@ def _make_batch(seed, batch_size=6, length=23, dtype=torch.float64):
     shape = (batch_size, length)
     old_logprobs = -normal(*shape).abs()
     return SimpleNamespace(
-        spans=spans,
-        turn_index=index,
-        action_mask=action_mask,
+        spans=spans, turn_index=index, action_mask=action_mask,
         loss_mask=action_mask & (torch.rand(shape, generator=generator) < 0.8),
-        old_logprobs=old_logprobs,
-        logprobs=old_logprobs + normal(*shape, scale=0.3),
-        rewards=normal(*shape),
-        values=normal(*shape),
-        old_values=normal(*shape),
-        returns=normal(*shape),
-        advantages=normal(*shape),
-        scores=normal(batch_size),
-        bootstrap_values=normal(batch_size),
-        turn_rewards=normal(batch_size, 5),
-    )
+        old_logprobs=old_logprobs, logprobs=old_logprobs + normal(*shape, scale=0.3),
+        rewards=normal(*shape), values=normal(*shape), old_values=normal(*shape),
+        returns=normal(*shape), advantages=normal(*shape), scores=normal(batch_size),
+        bootstrap_values=normal(batch_size), turn_rewards=normal(batch_size, 5),
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 NAN = float("nan")
@@ -20,13 +20,9 @@ def reference_gae(batch, level, gamma, lam, bootstrap=True):
     index = batch.action_mask if level == "token" else batch.turn_index
     function = references.token_gae if level == "token" else references.turn_gae
     return function(
-        batch.rewards.tolist(),
-        batch.values.tolist(),
-        index.tolist(),
-        gamma,
-        lam,
+        batch.rewards.tolist(), batch.values.tolist(), index.tolist(), gamma, lam,
         batch.bootstrap_values.tolist() if bootstrap else None,
-    )
+    )  # fmt: skip
 
 
 def run_gae(batch, level, gamma, lam, bootstrap=True):

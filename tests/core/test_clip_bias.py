@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 from trl_stppo.core.clip_bias import CLIP_BIAS_EPS
 
@@ -11,16 +11,13 @@ NAN, INF = float("nan"), float("inf")
 NORMS = [0.0, 1e-13, 1e-6, 0.3, 1.0, 2.5, 1e3, 1e8]
 
 
-@pytest.mark.parametrize(
-    ("mode", "power", "expected"),
-    [
-        ("none", 1.0, 1.0),
-        ("triggered", 1.0, 1 / 4),
-        ("share", 1.0, 2 / 6),
-        ("share", 2.0, 1 / 9),
-        ("share", 0.5, math.sqrt(1 / 3)),
-    ],
-)
+@pytest.mark.parametrize(("mode", "power", "expected"), [
+    ("none", 1.0, 1.0),
+    ("triggered", 1.0, 1 / 4),
+    ("share", 1.0, 2 / 6),
+    ("share", 2.0, 1 / 9),
+    ("share", 0.5, math.sqrt(1 / 3)),
+])  # fmt: skip
 def test_by_hand(mode, power, expected):
     # ||g|| = 2, ||C|| = 4
     out = core.normalization_scale(2.0, 4.0, mode, power)
@@ -28,10 +25,7 @@ def test_by_hand(mode, power, expected):
     assert out == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [("triggered", 4.0), ("share", 8 / 9)],
-)
+@pytest.mark.parametrize(("mode", "expected"), [("triggered", 4.0), ("share", 8 / 9)])
 def test_a_small_bias_by_hand(mode, expected):
     # ||g|| = 2, ||C|| = 1/4: only the literal rule amplifies
     assert core.normalization_scale(2.0, 0.25, mode) == pytest.approx(expected, rel=1e-14)

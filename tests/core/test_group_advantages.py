@@ -1,7 +1,5 @@
 """Advantages relative to the other episodes of a prompt."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -57,8 +55,7 @@ def test_against_a_plain_loop(scale, seed, close):
     counts = torch.rand(5, 4, generator=draw) < 0.6
     counts[0] = False
     close(
-        core.group_advantages(scores, counts, scale),
-        loop(scores.tolist(), counts.tolist(), scale),
+        core.group_advantages(scores, counts, scale), loop(scores.tolist(), counts.tolist(), scale)
     )
 
 

@@ -1,7 +1,5 @@
 """Cutting rows out of a padded batch, and putting back what was computed on them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

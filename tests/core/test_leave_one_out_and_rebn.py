@@ -1,14 +1,12 @@
 """Advantages of RLOO, against the others of a group, and of ReBN, against all turns of a batch."""
 
-from __future__ import annotations
-
 import math
 import threading
 
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 NAN, INF = float("nan"), float("inf")
@@ -22,9 +20,6 @@ def rebn(batch, gamma, **options):
     return core.return_batch_norm(
         batch.rewards, batch.turn_index, batch.loss_mask, gamma, **options
     )
-
-
-# ------------------------------------------------------------------------------------- RLOO
 
 
 def test_leave_one_out_by_hand(close):
@@ -74,8 +69,6 @@ def test_leave_one_out_at_the_edges():
     with pytest.raises(ValueError, match=r"scores has shape \[2, 7\]"):
         core.leave_one_out_advantages(equal, torch.ones(2, 6).bool())
 
-
-# ------------------------------------------------------------------------------------- ReBN
 
 INDEX = torch.tensor([[0, 0, -1, 1], [-1, 0, -1, -1], [0, -1, 1, 1]])
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 VOCABULARY, LENGTH, LOW, HIGH = 4, 12, 0.05, 0.08
@@ -35,13 +35,9 @@ def world():
     advantages = torch.randn(len(SPANS), LENGTH, generator=generator).double()
     index = core.turn_index_from_spans(SPANS, LENGTH)
     return SimpleNamespace(
-        table=table,
-        old_table=old_table,
-        letters=letters,
-        advantages=advantages,
-        index=index,
+        table=table, old_table=old_table, letters=letters, advantages=advantages, index=index,
         mask=index >= 0,
-    )
+    )  # fmt: skip
 
 
 def logprobs_of(table, letters):

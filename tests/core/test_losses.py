@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 NAN, INF = float("nan"), float("inf")
@@ -191,16 +191,13 @@ def test_value_loss_edges_and_guards():
 # ---- aggregation_weights -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "expected"),
-    [
-        # 3 episodes (one empty), 4 tokens in all, at most 8 per episode
-        ("grpo", [[1 / 9, 1 / 9, 1 / 9], [0, 0, 0], [0, 1 / 3, 0]]),
-        ("bnpo", [[1 / 4, 1 / 4, 1 / 4], [0, 0, 0], [0, 1 / 4, 0]]),
-        ("dapo", [[1 / 4, 1 / 4, 1 / 4], [0, 0, 0], [0, 1 / 4, 0]]),
-        ("dr_grpo", [[1 / 24, 1 / 24, 1 / 24], [0, 0, 0], [0, 1 / 24, 0]]),
-    ],
-)
+@pytest.mark.parametrize(("loss_type", "expected"), [
+    # 3 episodes (one empty), 4 tokens in all, at most 8 per episode
+    ("grpo", [[1 / 9, 1 / 9, 1 / 9], [0, 0, 0], [0, 1 / 3, 0]]),
+    ("bnpo", [[1 / 4, 1 / 4, 1 / 4], [0, 0, 0], [0, 1 / 4, 0]]),
+    ("dapo", [[1 / 4, 1 / 4, 1 / 4], [0, 0, 0], [0, 1 / 4, 0]]),
+    ("dr_grpo", [[1 / 24, 1 / 24, 1 / 24], [0, 0, 0], [0, 1 / 24, 0]]),
+])  # fmt: skip
 def test_weights_by_hand(close, loss_type, expected):
     mask = torch.tensor([[1, 1, 1], [0, 0, 0], [0, 1, 0]], dtype=torch.bool)
     weights = core.aggregation_weights(

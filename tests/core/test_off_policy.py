@@ -10,9 +10,6 @@ def tensor(rows, dtype=torch.float64):
     return torch.tensor(rows, dtype=dtype)
 
 
-# ------------------------------------------------------------------------------ winners
-
-
 def test_winners_by_hand():
     advantages = tensor([[1.0, -0.5, 9.0], [0.5, -1.0, 9.0], [2.0, -2.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[True, True, False]] * 3 + [[False] * 3])

@@ -1,23 +1,20 @@
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [
-        # d = 0.1, 0.3 | obs | -0.6, at the tokens themselves
-        ("token", [0.1, 0.3, 0.0, -0.6]),
-        # turn 0: (0.1 + 0.3) / 2 = 0.2; turn 1: -0.6
-        ("turn", [0.2, 0.2, 0.0, -0.6]),
-        # (0.1 + 0.3 - 0.6) / 3 = -0.2 / 3
-        ("sequence", [-0.2 / 3, -0.2 / 3, 0.0, -0.2 / 3]),
-    ],
-)
+@pytest.mark.parametrize(("level", "expected"), [
+    # d = 0.1, 0.3 | obs | -0.6, at the tokens themselves
+    ("token", [0.1, 0.3, 0.0, -0.6]),
+    # turn 0: (0.1 + 0.3) / 2 = 0.2; turn 1: -0.6
+    ("turn", [0.2, 0.2, 0.0, -0.6]),
+    # (0.1 + 0.3 - 0.6) / 3 = -0.2 / 3
+    ("sequence", [-0.2 / 3, -0.2 / 3, 0.0, -0.2 / 3]),
+])  # fmt: skip
 def test_by_hand(close, level, expected):
     logprobs = torch.tensor([[-0.9, -0.7, NAN, -1.6]], dtype=torch.float64)
     old_logprobs = torch.tensor([[-1.0, -1.0, 1e3, -1.0]], dtype=torch.float64)
@@ -48,12 +45,9 @@ def test_against_reference(make_batch, close, seed, level, with_loss_mask, dtype
         batch.logprobs, batch.old_logprobs, batch.turn_index, level, loss_mask=loss_mask
     )
     expected = references.log_ratio(
-        batch.logprobs.tolist(),
-        batch.old_logprobs.tolist(),
-        batch.turn_index.tolist(),
-        level,
+        batch.logprobs.tolist(), batch.old_logprobs.tolist(), batch.turn_index.tolist(), level,
         loss_mask.tolist() if with_loss_mask else None,
-    )
+    )  # fmt: skip
     close(actual, expected)
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 
 NAN = float("nan")

@@ -1,7 +1,5 @@
 """Weights for the gap to the sampler: by hand, against plain loops, and their edge cases."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -45,23 +43,17 @@ OLD = torch.tensor([[-1.0, -1.0, NAN, -1.0, -1.0, -1.0]], dtype=torch.float64)
 INDEX = torch.tensor([[0, 0, -1, 1, 1, 2]])
 
 
-@pytest.mark.parametrize(
-    ("level", "truncate", "low", "high", "expected"),
-    [
-        # means of the turns: 0.3, -0.45, 2.0
-        ("turn", True, None, 2.0, [math.exp(0.3)] * 2 + [1.0] + [math.exp(-0.45)] * 2 + [2.0]),
-        ("turn", False, None, 2.0, [math.exp(0.3)] * 2 + [1.0] + [math.exp(-0.45)] * 2 + [0.0]),
-        ("turn", True, 0.9, None, [math.exp(0.3)] * 2 + [1.0] + [0.9] * 2 + [math.exp(2.0)]),
-        ("turn", False, 0.9, 2.0, [math.exp(0.3)] * 2 + [1.0, 0.0, 0.0, 0.0]),
-        (
-            "token", True, 0.5, 2.0,
-            [math.exp(0.5), math.exp(0.1), 1.0, 0.5, 1.0, 2.0],
-        ),
-        # all five tokens: (0.5 + 0.1 - 0.9 + 0 + 2.0) / 5 = 0.34
-        ("sequence", True, None, 2.0, [math.exp(0.34)] * 2 + [1.0] + [math.exp(0.34)] * 3),
-        ("sequence", False, None, 1.2, [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("level", "truncate", "low", "high", "expected"), [
+    # means of the turns: 0.3, -0.45, 2.0
+    ("turn", True, None, 2.0, [math.exp(0.3)] * 2 + [1.0] + [math.exp(-0.45)] * 2 + [2.0]),
+    ("turn", False, None, 2.0, [math.exp(0.3)] * 2 + [1.0] + [math.exp(-0.45)] * 2 + [0.0]),
+    ("turn", True, 0.9, None, [math.exp(0.3)] * 2 + [1.0] + [0.9] * 2 + [math.exp(2.0)]),
+    ("turn", False, 0.9, 2.0, [math.exp(0.3)] * 2 + [1.0, 0.0, 0.0, 0.0]),
+    ("token", True, 0.5, 2.0, [math.exp(0.5), math.exp(0.1), 1.0, 0.5, 1.0, 2.0]),
+    # all five tokens: (0.5 + 0.1 - 0.9 + 0 + 2.0) / 5 = 0.34
+    ("sequence", True, None, 2.0, [math.exp(0.34)] * 2 + [1.0] + [math.exp(0.34)] * 3),
+    ("sequence", False, None, 1.2, [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
+])  # fmt: skip
 def test_by_hand(close, level, truncate, low, high, expected):
     weights = core.sampler_correction(
         OLD, SAMPLING, INDEX, level, truncate=truncate, clip_min=low, clip_max=high
@@ -155,14 +147,9 @@ def test_bounds_that_contradict_are_named(bounds):
     zeros = torch.zeros(1, 1)
     with pytest.raises(ValueError, match=r"clip_min must not exceed clip_max, got .* and .*"):
         core.sampler_correction(
-            zeros,
-            zeros,
-            zeros.long(),
-            "turn",
-            truncate=True,
-            clip_min=bounds[0],
+            zeros, zeros, zeros.long(), "turn", truncate=True, clip_min=bounds[0],
             clip_max=bounds[1],
-        )
+        )  # fmt: skip
 
 
 def test_half_precision_is_computed_in_float32():
@@ -172,17 +159,14 @@ def test_half_precision_is_computed_in_float32():
     torch.testing.assert_close(out, torch.full((1, 2), math.exp(0.25)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 3).long()), "sampling_logprobs"),
-        ((torch.zeros(2, 1), torch.zeros(2, 3), torch.zeros(2, 3).long()), "old_logprobs"),
-        ((torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 4).long()), "turn_index"),
-        ((torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)), "turn_index"),
-        ((torch.zeros(2, 3), torch.zeros(2, 3).long(), torch.zeros(2, 3).long()), "sampling"),
-        ((torch.zeros(2, 3).long(), torch.zeros(2, 3), torch.zeros(2, 3).long()), "old_logprobs"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((torch.zeros(2, 3), torch.zeros(2, 1), torch.zeros(2, 3).long()), "sampling_logprobs"),
+    ((torch.zeros(2, 1), torch.zeros(2, 3), torch.zeros(2, 3).long()), "old_logprobs"),
+    ((torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 4).long()), "turn_index"),
+    ((torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)), "turn_index"),
+    ((torch.zeros(2, 3), torch.zeros(2, 3).long(), torch.zeros(2, 3).long()), "sampling"),
+    ((torch.zeros(2, 3).long(), torch.zeros(2, 3), torch.zeros(2, 3).long()), "old_logprobs"),
+])  # fmt: skip
 def test_wrong_shapes_and_dtypes_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         core.sampler_correction(*arguments, "turn", truncate=True)
@@ -194,18 +178,15 @@ def test_an_unknown_level_is_named():
         core.sampler_correction(zeros, zeros, zeros.long(), "word", truncate=True)
 
 
-@pytest.mark.parametrize(
-    ("truncate", "low", "high", "expected"),
-    [
-        # 0.5 + 0.1 - 0.9 + 0 + 2.0 = 1.7
-        (True, None, None, math.exp(1.7)),
-        (True, None, 3.0, 3.0),
-        (False, None, 3.0, 0.0),
-        (True, 6.0, None, 6.0),
-        (False, 6.0, None, 0.0),
-        (False, 5.0, 6.0, math.exp(1.7)),
-    ],
-)
+@pytest.mark.parametrize(("truncate", "low", "high", "expected"), [
+    # 0.5 + 0.1 - 0.9 + 0 + 2.0 = 1.7
+    (True, None, None, math.exp(1.7)),
+    (True, None, 3.0, 3.0),
+    (False, None, 3.0, 0.0),
+    (True, 6.0, None, 6.0),
+    (False, 6.0, None, 0.0),
+    (False, 5.0, 6.0, math.exp(1.7)),
+])  # fmt: skip
 def test_the_product_over_an_episode_by_hand(close, truncate, low, high, expected):
     """One weight per episode, as TRL has it at its level "sequence"."""
     arguments = (OLD, SAMPLING, INDEX, "product")

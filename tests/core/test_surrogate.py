@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 from trl_stppo.core.losses import MAX_LOG_RATIO
 

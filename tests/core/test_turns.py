@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-import references
+from tests.kit import references
 from trl_stppo import core
 from trl_stppo.errors import TurnSpanError
 
@@ -40,23 +40,20 @@ def test_spans_against_reference(make_batch, seed):
     assert index.tolist() == references.turn_index(batch.spans, 23)
 
 
-@pytest.mark.parametrize(
-    ("turns", "message"),
-    [
-        ([(0, 2), (3, 3)], r"episode 1, turn 1, span \(3, 3\): .* at least one token"),
-        ([(4, 2)], r"episode 1, turn 0, span \(4, 2\): .* end must exceed start"),
-        ([(-1, 2)], r"episode 1, turn 0, span \(-1, 2\): start must be at least 0"),
-        ([(0, 2), (5, 9)], r"turn 1, span \(5, 9\): end must be at most the length, 8 tokens"),
-        ([(4, 6), (0, 2)], r"turn 1, span \(0, 2\): out of order: .*turn 0, span \(4, 6\)"),
-        ([(0, 4), (3, 6)], r"turn 1, span \(3, 6\): overlaps: .* start must be at least 4"),
-        ([(0, 4), (0, 4)], r"turn 1, span \(0, 4\): overlaps"),
-        ([(0.0, 4)], r"span \(0.0, 4\): a span is a pair of integers"),
-        ([("0", 4)], r"a span is a pair of integers"),
-        ([(0, 1, 2)], r"span \(0, 1, 2\): a span is a pair of integers"),
-        ([3], r"span 3: a span is a pair of integers"),
-        ([(False, True)], r"pair of integers .*, not bools"),
-    ],
-)
+@pytest.mark.parametrize(("turns", "message"), [
+    ([(0, 2), (3, 3)], r"episode 1, turn 1, span \(3, 3\): .* at least one token"),
+    ([(4, 2)], r"episode 1, turn 0, span \(4, 2\): .* end must exceed start"),
+    ([(-1, 2)], r"episode 1, turn 0, span \(-1, 2\): start must be at least 0"),
+    ([(0, 2), (5, 9)], r"turn 1, span \(5, 9\): end must be at most the length, 8 tokens"),
+    ([(4, 6), (0, 2)], r"turn 1, span \(0, 2\): out of order: .*turn 0, span \(4, 6\)"),
+    ([(0, 4), (3, 6)], r"turn 1, span \(3, 6\): overlaps: .* start must be at least 4"),
+    ([(0, 4), (0, 4)], r"turn 1, span \(0, 4\): overlaps"),
+    ([(0.0, 4)], r"span \(0.0, 4\): a span is a pair of integers"),
+    ([("0", 4)], r"a span is a pair of integers"),
+    ([(0, 1, 2)], r"span \(0, 1, 2\): a span is a pair of integers"),
+    ([3], r"span 3: a span is a pair of integers"),
+    ([(False, True)], r"pair of integers .*, not bools"),
+])  # fmt: skip
 def test_bad_spans_are_refused(turns, message):
     with pytest.raises(TurnSpanError, match=message):
         core.turn_index_from_spans([[(0, 8)], turns], 8)

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.docs_kit import DOCS, GUIDE, PAGES, ROOT, anchors, blocks, links
+from tests.kit.docs_kit import DOCS, GUIDE, PAGES, ROOT, anchors, blocks, links
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 

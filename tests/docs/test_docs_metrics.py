@@ -8,8 +8,8 @@ import transformers
 import trl.trainer.grpo_trainer
 from datasets import Dataset
 
-from tests.docs_kit import CODE, DOCS, ROOT, prose, table_rows
-from tests.script_kit import AGENT
+from tests.kit.docs_kit import CODE, DOCS, ROOT, prose, table_rows
+from tests.kit.script_kit import AGENT
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOConfig, STPPOTrainer
 
 SMALL = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_kit import DOCS, PAGES, ROOT, quoted, table_rows
+from tests.kit.docs_kit import DOCS, PAGES, ROOT, quoted, table_rows
 
 SOURCES = [
     path
@@ -26,7 +26,7 @@ def fields() -> frozenset[str]:
     from trl import ModelConfig
 
     import trl_stppo
-    from tests.docs_scripts import argument_classes
+    from tests.kit.docs_scripts import argument_classes
 
     names: set[str] = set()
     configs = [trl_stppo.STPPOConfig, trl_stppo.STGRPOConfig, ModelConfig, *argument_classes()]

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.docs_kit import PAGES, ROOT, blocks
-from tests.docs_offline import make_short, run_block
+from tests.kit.docs_kit import PAGES, ROOT, blocks
+from tests.kit.docs_offline import make_short, run_block
 
 PYTHON = {page: [b for b in blocks(page) if b.language in ("python", "py")] for page in PAGES}
 WITH_CODE = [page for page, found in PYTHON.items() if any(not b.not_run for b in found)]
@@ -61,6 +61,6 @@ def test_a_block_with_an_old_name_is_noticed(tmp_path, monkeypatch):
     page.write_text(
         "```python\nfrom trl_stppo import STPPOConfig\nSTPPOConfig(output_dir='x', cliprnage=0.2)\n```\n"
     )
-    monkeypatch.setattr("tests.docs_offline.ROOT", tmp_path)
+    monkeypatch.setattr("tests.kit.docs_offline.ROOT", tmp_path)
     with pytest.raises(TypeError, match="cliprnage"):
         run_block(blocks(page)[0], {"__name__": "__page__"})

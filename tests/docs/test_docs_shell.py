@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 
-from tests import docs_scripts
-from tests.docs_kit import CODE, DOCS, PAGES, blocks, table_rows
+from tests.kit import docs_scripts
+from tests.kit.docs_kit import CODE, DOCS, PAGES, blocks, table_rows
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = [block for block in ALL if block.language in ("bash", "shell", "console")]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import trl_stppo
-from tests.docs_kit import DOCS, ROOT
+from tests.kit.docs_kit import DOCS, ROOT
 
 pytest.importorskip("furo")
 pytest.importorskip("myst_parser")

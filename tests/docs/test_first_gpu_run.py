@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.script_kit import ROOT
+from tests.kit.script_kit import ROOT
 
 # The agent of the demo in place of one from the Hub, two rollouts, and no time for measurements.
 FLAGS = {

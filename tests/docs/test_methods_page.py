@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.script_kit import ROOT
+from tests.kit.script_kit import ROOT
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from tests.script_kit import AGENT, LAUNCHES, ROOT, small_data
+from tests.kit.script_kit import AGENT, LAUNCHES, ROOT, small_data
 from trl_stppo.cli import launch, planned, train
 from trl_stppo.models.memory import FITS, GIB, estimate
 
@@ -72,12 +72,8 @@ def test_what_the_paper_and_search_r1_fix_is_the_same_everywhere(name):
 def run(name: str, data: str, folder: Path, *flags: str) -> list[dict]:
     """The log of a short training with the file, changed by flags alone."""
     words = [
-        "--config",
-        str(FOLDER / f"{name}.yaml"),
-        "--model_name_or_path",
-        AGENT,
-        *SMALL.split(),
-    ]
+        "--config", str(FOLDER / f"{name}.yaml"), "--model_name_or_path", AGENT, *SMALL.split(),
+    ]  # fmt: skip
     words += ["--dataset_name", data, "--output_dir", str(folder), *flags]
     if "--environment_kwargs" not in flags:
         words += ["--environment_kwargs", '{"retriever": "stdlib", "max_observation_tokens": 60}']

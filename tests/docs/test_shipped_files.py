@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dry_run_kit import launcher_of
-from tests.fake_gem import install
-from tests.script_kit import AGENT, ROOT
+from tests.kit.dry_run_kit import launcher_of
+from tests.kit.fake_gem import install
+from tests.kit.script_kit import AGENT, ROOT
 from trl_stppo.recipes.textworld import GameKind, game_rows, make_games, write_rows
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS
 from trl_stppo.trainer.stppo_config import VARIANTS

@@ -8,7 +8,7 @@ import pytest
 import torch
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from tests.script_kit import ROOT
+from tests.kit.script_kit import ROOT
 from trl_stppo import STPPOConfig
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments

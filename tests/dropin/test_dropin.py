@@ -1,16 +1,14 @@
 """Scripts that are written for TRL train with our trainers when their import lines change."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.dropin_kit import PPO, run, substituted, with_ours
-from tests.dropin_models import agent_model, plain_models, save_split, texts
-from tests.tool_model import call
+from tests.kit.dropin_kit import PPO, run, substituted, with_ours
+from tests.kit.dropin_models import agent_model, plain_models, save_split, texts
+from tests.kit.tool_model import call
 from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -1,7 +1,5 @@
 """Every name that docs/migration.md gives as ours exists, and no setting of TRL's PPO is left out."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import fields
@@ -18,25 +16,19 @@ NAME = re.compile(r"`([A-Za-z_]\w*)(?:=[^`]*)?`")
 # Own fields of TRL 1.12's PPOConfig.
 OF_PPO_CONFIG = [
     *(
-        "dataset_num_proc",
-        "num_mini_batches",
-        "total_episodes",
-        "local_rollout_forward_batch_size",
-        "num_sample_generations",
+        "dataset_num_proc", "num_mini_batches", "total_episodes",
+        "local_rollout_forward_batch_size", "num_sample_generations",
     ),
     *("response_length", "stop_token", "stop_token_id", "temperature", "missing_eos_penalty"),
     *("sft_model_path", "world_size", "num_total_batches", "micro_batch_size", "local_batch_size"),
     *(
-        "batch_size",
-        "local_mini_batch_size",
-        "mini_batch_size",
-        "reward_model_path",
+        "batch_size", "local_mini_batch_size", "mini_batch_size", "reward_model_path",
         "model_adapter_name",
     ),
     *("ref_adapter_name", "num_ppo_epochs", "whiten_rewards", "kl_coef", "kl_estimator"),
     *("cliprange", "vf_coef", "cliprange_value", "gamma", "lam"),
     *("ds3_gather_for_generation", "learning_rate"),
-]
+]  # fmt: skip
 # Values and column names that stand in a column of ours.
 OTHERS = {"gae", "grpo", "k1", "k3", "turn", "turn_truncate"}
 

@@ -1,10 +1,8 @@
 """Patterns of scripts that people have published for TRL, each written anew in a few lines, with our classes.
 
 Another, PPO of TRL 0.12 by `config=`, `policy=`, `ref_policy=` and `tokenizer=`, is refused with the
-names of today: tests/trainer/test_refused_arguments.py.
+names of today: tests/trainer/planning/test_refused_arguments.py.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -20,11 +18,11 @@ from transformers import TrainerCallback
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.utils import RepeatSampler
 
-from tests.builders import build, logs, prompts, share_of_a, train
-from tests.dropin_models import agent_model
-from tests.fakes import char_tokenizer, tiny_policy, tiny_value_model
 from tests.hub.hub_kit import saved_base
-from tests.tool_model import call
+from tests.kit.builders import build, logs, prompts, share_of_a, train
+from tests.kit.dropin_models import agent_model
+from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.tool_model import call
 from trl_stppo import PPOTrainer, STPPOTrainer
 
 ADAPTER = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
@@ -50,13 +48,9 @@ def says(trainer: Any, ids: list[int], **options: Any) -> list[int]:
     inputs = torch.tensor([ids])
     with torch.no_grad():
         out = trainer.model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=4,
-            do_sample=True,
-            tokenizer=trainer.processing_class,
-            **options,
-        )
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=4, do_sample=True,
+            tokenizer=trainer.processing_class, **options,
+        )  # fmt: skip
     return out[0, len(ids) :].tolist()
 
 
@@ -143,13 +137,10 @@ def test_a_word_game_as_environments_with_lora_and_a_callback(tmp_path):
     words = [call("guess", word=word) for word in ("crane", "stone")]
     arguments = {
         "model": agent_model(tmp_path / "model", [*words, *words, "I am done."]),
-        "processing_class": None,
-        "environment_factory": Guess,
-        "reward_funcs": best,
-        "peft_config": lora(),
-        "callbacks": [remembers],
+        "processing_class": None, "environment_factory": Guess, "reward_funcs": best,
+        "peft_config": lora(), "callbacks": [remembers],
         "train_dataset": prompts(8, word=["crate", "store"] * 4),
-    }
+    }  # fmt: skip
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     limits = {"max_tool_calling_iterations": 2, "max_completion_length": 256}
     trainer = train(tmp_path, STPPOTrainer, arguments=arguments, **sizes, **limits)
@@ -273,16 +264,12 @@ def test_a_reward_model_is_trained_and_then_ppo_on_it_until_a_signal(tmp_path):
     rewards = RewardTrainer(
         model=tiny_value_model(tokenizer),
         args=RewardConfig(
-            output_dir=str(tmp_path / "reward"),
-            max_steps=1,
-            per_device_train_batch_size=4,
-            gradient_checkpointing=False,
-            disable_tqdm=True,
-            **settings,
+            output_dir=str(tmp_path / "reward"), max_steps=1, per_device_train_batch_size=4,
+            gradient_checkpointing=False, disable_tqdm=True, **settings,
         ),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict(pairs),
-    )
+    )  # fmt: skip
     rewards.train()
     arguments = {"reward_model": rewards.model, "value_model": tiny_value_model(tokenizer, seed=2)}
     arguments |= {"callbacks": [Terminates()], "processing_class": tokenizer}

@@ -4,8 +4,6 @@ What is TRL's runs as it is: the specs, the environments, how tools are bound an
 Stood in for is what it imports of `harbor` and `openreward`, by the names and forms that it asks for.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -16,8 +14,8 @@ import pytest
 from trl.experimental.harbor import HarborSpec
 from trl.experimental.openreward import OpenRewardSpec
 
-from tests.builders import logs
-from tests.trainer.test_tool_environments import said_by, tool_trainer
+from tests.kit.builders import logs
+from tests.trainer.loop.test_tool_environments import said_by, tool_trainer
 from trl_stppo import STGRPOConfig, STGRPOTrainer, STPPOTrainer
 
 TRAINERS = [

@@ -1,16 +1,14 @@
 """TRL's example scripts themselves, from a checkout that TRL_EXAMPLES names (its folder examples/scripts)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.dropin_kit import PPO, run, with_ours
-from tests.dropin_models import agent_model, plain_models, save_split, texts
-from tests.dropin_servers import install
-from tests.tool_model import call
+from tests.kit.dropin_kit import PPO, run, with_ours
+from tests.kit.dropin_models import agent_model, plain_models, save_split, texts
+from tests.kit.dropin_servers import install
+from tests.kit.tool_model import call
 
 FOLDER = Path(os.environ.get("TRL_EXAMPLES", "TRL_EXAMPLES is not set"))
 SHORT = {"use_cpu": True, "bf16": False, "report_to": ["none"], "disable_tqdm": True}

@@ -4,8 +4,6 @@
 A reason for "inside" or "wrong" is kept where it was written by hand; new failures say so and want one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -21,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":  # pytest sets the path itself
     sys.path.insert(0, str(ROOT))
 
-from tests.dropin_suite import run
+from tests.kit.dropin_suite import run
 
 FOLDER = Path(os.environ.get("TRL_TESTS", "TRL_TESTS is not set"))
 TABLE = Path(__file__).with_name("trl_suite.json")

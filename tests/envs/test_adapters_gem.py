@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.builders import LIMITS, build, logs
-from tests.fake_gem import Dice, install
-from tests.run_log import comparable
-from tests.scripted import weights
+from tests.kit.builders import LIMITS, build, logs
+from tests.kit.fake_gem import Dice, install
+from tests.kit.run_log import comparable
+from tests.kit.scripted import weights
 from trl_stppo import STGRPOTrainer
 from trl_stppo.envs import check_env
 from trl_stppo.envs.adapters import GemEnv
@@ -40,15 +40,12 @@ def test_the_suffix_is_said_too(gem) -> None:
     assert opening == "A die shows 2.\nBoard."
 
 
-@pytest.mark.parametrize(
-    ("action", "rest"),
-    [
-        ("roll", (0.0, False, False, {"valid_action": True})),
-        ("solve", (1.0, True, False, {"valid_action": True, "success": True})),
-        ("win", (0.25, True, False, {"valid_action": True, "success": True})),
-        ("?", (-0.1, True, False, {"valid_action": False, "success": False})),
-    ],
-)
+@pytest.mark.parametrize(("action", "rest"), [
+    ("roll", (0.0, False, False, {"valid_action": True})),
+    ("solve", (1.0, True, False, {"valid_action": True, "success": True})),
+    ("win", (0.25, True, False, {"valid_action": True, "success": True})),
+    ("?", (-0.1, True, False, {"valid_action": False, "success": False})),
+])  # fmt: skip
 def test_ends(gem, action, rest) -> None:
     env = GemEnv("dice")
     env.reset()

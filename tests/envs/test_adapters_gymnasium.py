@@ -12,24 +12,21 @@ from trl_stppo.envs.adapters import GymnasiumEnv
 from trl_stppo.envs.adapters._common import PrivateRandomness, action_text, last_word
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("left", "left"),
-        ("I go LEFT.", "left"),
-        ("not left but right", "right"),
-        ("<action>up</action> because left is a hole", "up"),
-        ("<action>up</action><action> down </action>", "down"),
-        ("<action>left, then right</action>", "right"),
-        ("<action></action> left", None),
-        ("<action>upwards</action>", None),
-        ("", None),
-        ("pick up", "pick up"),
-        ("leftright", None),
-        ("go up", "go up"),
-        ("go", "go"),
-    ],
-)
+@pytest.mark.parametrize(("text", "word"), [
+    ("left", "left"),
+    ("I go LEFT.", "left"),
+    ("not left but right", "right"),
+    ("<action>up</action> because left is a hole", "up"),
+    ("<action>up</action><action> down </action>", "down"),
+    ("<action>left, then right</action>", "right"),
+    ("<action></action> left", None),
+    ("<action>upwards</action>", None),
+    ("", None),
+    ("pick up", "pick up"),
+    ("leftright", None),
+    ("go up", "go up"),
+    ("go", "go"),
+])  # fmt: skip
 def test_last_word(text: str, word: str | None) -> None:
     assert last_word(text, ["left", "right", "up", "down", "pick up", "go", "go up"]) == word
 

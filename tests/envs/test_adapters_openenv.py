@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.envs import check_env
 from trl_stppo.envs.adapters import AsyncOpenEnvSession, OpenEnvSession
 

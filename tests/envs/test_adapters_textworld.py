@@ -68,14 +68,11 @@ def test_a_cumulative_score_becomes_rewards_of_turns(game) -> None:
     assert env.step("look")[1] == 0.0  # not -3
 
 
-@pytest.mark.parametrize(
-    ("reward", "expected"),
-    [
-        ("score", [1, 0, -0.5, 1, 1]),
-        ("dense", [1 / 3, 0, -0.5, 1 / 3, 1 / 3]),  # a share of all points
-        ("sparse", [0, 0, -0.5, 0, 1]),  # the turn that wins
-    ],
-)
+@pytest.mark.parametrize(("reward", "expected"), [
+    ("score", [1, 0, -0.5, 1, 1]),
+    ("dense", [1 / 3, 0, -0.5, 1 / 3, 1 / 3]),  # a share of all points
+    ("sparse", [0, 0, -0.5, 0, 1]),  # the turn that wins
+])  # fmt: skip
 def test_what_each_kind_of_reward_pays(game, reward, expected) -> None:
     env = TextWorldEnv(game[1], reward=reward, invalid_reward=-0.5)
     env.reset()
@@ -113,19 +110,16 @@ def test_commands_are_listed_on_request(game) -> None:
     assert env.reset()[0].endswith("Dusty.\n\nCommands: look; win")
 
 
-@pytest.mark.parametrize(
-    ("action", "command"),
-    [
-        ("look", "look"),
-        ("I think\nlook ", "look"),
-        ("<action>look</action> and wait", "look"),
-        ("", ""),
-        ("\x00", ""),
-        ("lo\x00ok\x1b", "look"),
-        ("\\boxed{look}", "boxed{look}"),  # an escape, in which the interpreter reads for ever
-        ("x" * 1000, "x" * 150),
-    ],
-)
+@pytest.mark.parametrize(("action", "command"), [
+    ("look", "look"),
+    ("I think\nlook ", "look"),
+    ("<action>look</action> and wait", "look"),
+    ("", ""),
+    ("\x00", ""),
+    ("lo\x00ok\x1b", "look"),
+    ("\\boxed{look}", "boxed{look}"),  # an escape, in which the interpreter reads for ever
+    ("x" * 1000, "x" * 150),
+])  # fmt: skip
 def test_only_a_clean_last_line_reaches_the_interpreter(game, action, command) -> None:
     env = TextWorldEnv(game[1])
     env.reset()

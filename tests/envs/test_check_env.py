@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from check_env_cases import ONE, Clean, CleanAsync, CleanTools, OldForm, env_with, returning, smell
+from tests.kit.check_env_cases import (
+    ONE,
+    Clean,
+    CleanAsync,
+    CleanTools,
+    OldForm,
+    env_with,
+    returning,
+    smell,
+)
 from trl_stppo.envs import check, check_env
 from trl_stppo.errors import EnvironmentContractError
 from trl_stppo.recipes.search import SearchEnv
@@ -45,23 +54,20 @@ FLAGS = [None, 0, "no", np.ones(2, dtype=bool)]
 NUMBERS = [True, np.float64(1), torch.tensor(0.5), Decimal(1)]
 
 
-@pytest.mark.parametrize(
-    ("faulty", "message"),
-    [
-        *((returning(reward, at=1), r"Faulty\.step returned the reward") for reward in REWARDS),
-        *((returning(flag, at=2), r"step returned terminated = ") for flag in FLAGS),
-        (returning(None, at=3), r"step returned truncated = None"),
-        (returning(b"x", at=0), "step returned the observation"),
-        (returning([], at=4), "step returned the info"),
-        (returning({"valid_action": "yes"}, at=4), r"info\['valid_action'\] = 'yes'"),
-        (returning({"success": 1.0}, at=4), r"info\['success'\] = 1.0"),
-        (returning(("x", 0.0, False)), "step returned a tuple of 3"),
-        (returning(("x", 0.0, "no", {})), "step returned done = 'no'"),
-        (lambda self: None, r"step\('hello'\) raised TypeError"),
-        (lambda self, action: int(action), r"Faulty\.step\('hello'\) raised ValueError"),
-        (lambda self, action: asyncio.sleep(0), "Faulty.step returned .* `async def`"),
-    ],
-)
+@pytest.mark.parametrize(("faulty", "message"), [
+    *((returning(reward, at=1), r"Faulty\.step returned the reward") for reward in REWARDS),
+    *((returning(flag, at=2), r"step returned terminated = ") for flag in FLAGS),
+    (returning(None, at=3), r"step returned truncated = None"),
+    (returning(b"x", at=0), "step returned the observation"),
+    (returning([], at=4), "step returned the info"),
+    (returning({"valid_action": "yes"}, at=4), r"info\['valid_action'\] = 'yes'"),
+    (returning({"success": 1.0}, at=4), r"info\['success'\] = 1.0"),
+    (returning(("x", 0.0, False)), "step returned a tuple of 3"),
+    (returning(("x", 0.0, "no", {})), "step returned done = 'no'"),
+    (lambda self: None, r"step\('hello'\) raised TypeError"),
+    (lambda self, action: int(action), r"Faulty\.step\('hello'\) raised ValueError"),
+    (lambda self, action: asyncio.sleep(0), "Faulty.step returned .* `async def`"),
+])  # fmt: skip
 def test_faulty_steps(faulty, message) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
         check_env(env_with(step=faulty))
@@ -75,17 +81,14 @@ def test_whatever_is_a_number_is_a_reward_and_a_bool_a_flag(value, at) -> None:
     assert check_env(env_with(step=returning(value, at=at))()) == []
 
 
-@pytest.mark.parametrize(
-    ("faulty", "message"),
-    [
-        (lambda self, prompt: "x", r"reset\(prompt=.* raised TypeError: .* 'seed'"),
-        (lambda self, task, **row: "x", "reset.* raised TypeError: .*'task'"),
-        (lambda self, **row: 3, "reset returned 3"),
-        (lambda self, **row: ("x", None), "reset returned the info None"),
-        (lambda self, **row: row["answers"], r"reset\(.* raised KeyError: 'answers'"),
-        (lambda self, **row: asyncio.sleep(0), "Faulty.reset returned .* `async def`"),
-    ],
-)
+@pytest.mark.parametrize(("faulty", "message"), [
+    (lambda self, prompt: "x", r"reset\(prompt=.* raised TypeError: .* 'seed'"),
+    (lambda self, task, **row: "x", "reset.* raised TypeError: .*'task'"),
+    (lambda self, **row: 3, "reset returned 3"),
+    (lambda self, **row: ("x", None), "reset returned the info None"),
+    (lambda self, **row: row["answers"], r"reset\(.* raised KeyError: 'answers'"),
+    (lambda self, **row: asyncio.sleep(0), "Faulty.reset returned .* `async def`"),
+])  # fmt: skip
 def test_faulty_resets(faulty, message) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
         check_env(env_with(reset=faulty))
@@ -284,18 +287,15 @@ def test_only_the_first_rows_are_played() -> None:
         check_env(Seeing, [])
 
 
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        (3, "The factory raised TypeError"),
-        (lambda: 3, "int has no method `reset`"),
-        (lambda: 1 / 0, "The factory raised ZeroDivisionError"),
-        (lambda: ONE, "The factory returned the same Clean twice"),
-        (env_with(close=None), r"close\(\) raised TypeError"),
-        (env_with(close=lambda self: 1 / 0), r"close\(\) raised ZeroDivisionError"),
-        (env_with(close=lambda self, code: None), r"close\(\) raised TypeError"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "message"), [
+    (3, "The factory raised TypeError"),
+    (lambda: 3, "int has no method `reset`"),
+    (lambda: 1 / 0, "The factory raised ZeroDivisionError"),
+    (lambda: ONE, "The factory returned the same Clean twice"),
+    (env_with(close=None), r"close\(\) raised TypeError"),
+    (env_with(close=lambda self: 1 / 0), r"close\(\) raised ZeroDivisionError"),
+    (env_with(close=lambda self, code: None), r"close\(\) raised TypeError"),
+])  # fmt: skip
 def test_faulty_factories(factory, message) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
         check_env(factory)

@@ -4,7 +4,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
-from check_env_cases import LOOK, CleanAsyncTools, CleanTools, env_with, smell
+from tests.kit.check_env_cases import LOOK, CleanAsyncTools, CleanTools, env_with, smell
 from trl_stppo.envs import check_env
 from trl_stppo.errors import EnvironmentContractError
 
@@ -24,25 +24,18 @@ def no_docstring(self, where: str) -> str: ...
 
 
 def half_described(self, where: str, when: str) -> str:
-    """Look.
-
-    Args:
-        where: the place.
-    """
+    """Look.\n\nArgs:\n    where: the place."""
 
 
 def odd_hint(self, where: pytest.Config) -> str:
     """Look.\n\nArgs:\n    where: the place."""
 
 
-@pytest.mark.parametrize(
-    ("tool", "message"),
-    [
-        (no_docstring, r"Faulty\.look cannot be described .*docstring"),
-        (half_described, "'when'"),
-        pytest.param(odd_hint, "cannot be described to the model", marks=REFUSES_CLASSES),
-    ],
-)
+@pytest.mark.parametrize(("tool", "message"), [
+    (no_docstring, r"Faulty\.look cannot be described .*docstring"),
+    (half_described, "'when'"),
+    pytest.param(odd_hint, "cannot be described to the model", marks=REFUSES_CLASSES),
+])  # fmt: skip
 def test_faulty_tools(tool, message) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
         check_env(env_with(CleanTools, look=tool))
@@ -54,16 +47,13 @@ def test_an_environment_without_tools_says_so() -> None:
         check_env(faulty)
 
 
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
-        ({"reset": lambda self: None}, r"reset\(.*raised TypeError"),
-        ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
-        ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
-        ({"reset": lambda self, **row: None}, "reset does not empty turn_rewards"),
-    ],
-)
+@pytest.mark.parametrize(("methods", "message"), [
+    ({"reset": lambda self, **row: ("x", {})}, r"reset returned \('x', \{\}\)"),
+    ({"reset": lambda self: None}, r"reset\(.*raised TypeError"),
+    ({"get_reward": lambda self: "1"}, "get_reward returned '1'"),
+    ({"get_reward": lambda self, x: 1.0}, r"get_reward\(\) raised TypeError"),
+    ({"reset": lambda self, **row: None}, "reset does not empty turn_rewards"),
+])  # fmt: skip
 def test_faulty_tool_environments(methods, message) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
         check_env(env_with(CleanTools, **methods), actions=LOOK)

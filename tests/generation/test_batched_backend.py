@@ -61,15 +61,12 @@ def test_what_is_refused() -> None:
     backend.add(TurnRequest(0, [7, 7, 7], 2, (0,)))
 
 
-@pytest.mark.parametrize(
-    ("returned", "match"),
-    [
-        (([[]], None), "empty"),
-        (([], None), "came back"),
-        (([[1]], []), "came back"),
-        (([[1, 2]], [[-0.1]]), "logprobs"),
-    ],
-)
+@pytest.mark.parametrize(("returned", "match"), [
+    (([[]], None), "empty"),
+    (([], None), "came back"),
+    (([[1]], []), "came back"),
+    (([[1, 2]], [[-0.1]]), "logprobs"),
+])  # fmt: skip
 def test_a_batch_of_another_shape_is_refused(returned, match: str) -> None:
     backend = BatchedBackend(lambda rows, limit, seeds: returned)
     backend.add(TurnRequest(0, [7], 2, (0,)))

@@ -5,15 +5,8 @@ from functools import cache
 import pytest
 import torch
 
-from tests.generation.driving import (
-    backend_of,
-    episodes,
-    generated,
-    ids_of,
-    play,
-    tiny_model,
-)
-from tests.tiers import quick
+from tests.generation.driving import backend_of, episodes, generated, ids_of, play, tiny_model
+from tests.kit.tiers import quick
 from trl_stppo.generation.sampling import SamplingSettings
 
 KINDS = ["gpt2", "qwen2", "qwen3", "llama"]
@@ -90,13 +83,10 @@ def test_few_idle_slots_are_kept_and_many_are_closed(monkeypatch) -> None:
 
 
 # The rotary models' eager attention takes its softmax in float32.
-@pytest.mark.parametrize(
-    ("kind", "attention", "tolerance", "temperature"),
-    [
-        *((kind, "sdpa", 1e-10, 0.7) for kind in KINDS),
-        *(("gpt2", "eager", 1e-10, 1.0), ("qwen2", "eager", 1e-5, 1.0)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "attention", "tolerance", "temperature"), [
+    *((kind, "sdpa", 1e-10, 0.7) for kind in KINDS),
+    *(("gpt2", "eager", 1e-10, 1.0), ("qwen2", "eager", 1e-5, 1.0)),
+])  # fmt: skip
 def test_logprobs_are_those_of_a_forward_pass(
     kind: str, attention: str, tolerance: float, temperature: float
 ) -> None:

@@ -29,15 +29,12 @@ def adapted(kind: str, **options):
     return peft.get_peft_model(model, config).double().eval()
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("gpt2", {}),
-        ("qwen2", {"target_modules": "all-linear"}),
-        ("gpt2", {"modules_to_save": ["lm_head"]}),
-        ("qwen2", {"target_modules": ["lm_head"]}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options"), [
+    ("gpt2", {}),
+    ("qwen2", {"target_modules": "all-linear"}),
+    ("gpt2", {"modules_to_save": ["lm_head"]}),
+    ("qwen2", {"target_modules": ["lm_head"]}),
+])  # fmt: skip
 def test_adapters_are_applied(kind: str, options: dict) -> None:
     model = adapted(kind, **options)
     if "modules_to_save" in options:
@@ -155,22 +152,19 @@ def changed(**fields):
     return model
 
 
-@pytest.mark.parametrize(
-    ("model", "match"),
-    [
-        (lambda: changed(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
-        (lambda: changed(is_encoder_decoder=True), "encoder-decoder"),
-        (lambda: changed(_attn_implementation="flash_attention_2"), "flash_attention_2"),
-        (lambda: changed(is_causal=False), "not causal"),
-        (lambda: changed(num_kv_shared_layers=1), "share"),
-        (lambda: changed(alibi=True), "ALiBi"),
-        (lambda: _Blind(Qwen2Config()), "past_key_values and position_ids"),
-        (lambda: prompt_tuned(), "virtual tokens"),
-        (lambda: spread(), "several devices"),
-        (lambda: recurrent(), "recurrent"),
-        (lambda: sliding(4), "sliding"),
-    ],
-)
+@pytest.mark.parametrize(("model", "match"), [
+    (lambda: changed(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
+    (lambda: changed(is_encoder_decoder=True), "encoder-decoder"),
+    (lambda: changed(_attn_implementation="flash_attention_2"), "flash_attention_2"),
+    (lambda: changed(is_causal=False), "not causal"),
+    (lambda: changed(num_kv_shared_layers=1), "share"),
+    (lambda: changed(alibi=True), "ALiBi"),
+    (lambda: _Blind(Qwen2Config()), "past_key_values and position_ids"),
+    (lambda: prompt_tuned(), "virtual tokens"),
+    (lambda: spread(), "several devices"),
+    (lambda: recurrent(), "recurrent"),
+    (lambda: sliding(4), "sliding"),
+])  # fmt: skip
 def test_models_that_are_refused(model, match: str) -> None:
     model = model()
     assert match in supports(model)

@@ -10,14 +10,11 @@ from trl_stppo.generation.sampling import Sampler, SamplingSettings, turn_random
 
 PLAIN = SamplingSettings()
 SETTINGS = [
-    SamplingSettings(),
-    SamplingSettings(temperature=2.0),
-    SamplingSettings(temperature=1.7, top_k=3),
-    SamplingSettings(temperature=1.3, top_p=0.8),
-    SamplingSettings(temperature=1.5, min_p=0.3),
-    SamplingSettings(repetition_penalty=1.8),
+    SamplingSettings(), SamplingSettings(temperature=2.0),
+    SamplingSettings(temperature=1.7, top_k=3), SamplingSettings(temperature=1.3, top_p=0.8),
+    SamplingSettings(temperature=1.5, min_p=0.3), SamplingSettings(repetition_penalty=1.8),
     SamplingSettings(temperature=1.4, top_k=4, top_p=0.9, min_p=0.05, repetition_penalty=0.6),
-]
+]  # fmt: skip
 
 
 def uniforms(count: int) -> torch.Tensor:

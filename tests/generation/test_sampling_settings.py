@@ -31,21 +31,18 @@ def test_the_defaults_are_those_of_generate() -> None:
     assert all(value in _NEUTRAL.get(name, (value,)) for name, value in defaults.items())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("no_repeat_ngram_size", 2),
-        ("num_beams", 2),
-        ("stop_strings", ["."]),
-        ("min_new_tokens", 3),
-        ("typical_p", 0.9),
-        ("exponential_decay_length_penalty", (3, 1.1)),
-        ("remove_invalid_values", True),
-        ("guidance_scale", 1.5),
-        ("cache_implementation", "static"),
-        ("from_a_later_version", 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("no_repeat_ngram_size", 2),
+    ("num_beams", 2),
+    ("stop_strings", ["."]),
+    ("min_new_tokens", 3),
+    ("typical_p", 0.9),
+    ("exponential_decay_length_penalty", (3, 1.1)),
+    ("remove_invalid_values", True),
+    ("guidance_scale", 1.5),
+    ("cache_implementation", "static"),
+    ("from_a_later_version", 1),
+])  # fmt: skip
 def test_anything_else_is_refused_by_name(name: str, value) -> None:
     config = GenerationConfig(do_sample=True)
     setattr(config, name, value)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.generation import server as module
 from trl_stppo.generation.protocol import TurnRequest, TurnResult
 from trl_stppo.generation.server import ServerBackend, ServerError

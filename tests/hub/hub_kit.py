@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tests.builders import LIMITS, TEXT, build, prompts
-from tests.fakes import char_tokenizer, tiny_policy
+from tests.kit.builders import LIMITS, TEXT, build, prompts
+from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import STPPOTrainer
 
 REPO = "me/agent"

@@ -7,9 +7,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import BitsAndBytesConfig, Qwen2ForCausalLM
 
-from tests.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy
 from tests.hub.hub_kit import letters, logits, run, saved_base
-from tests.trainer.test_tool_environments import TEMPLATE, PayingEnv, call
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy
+from tests.trainer.loop.test_tool_environments import TEMPLATE, PayingEnv, call
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
 from trl_stppo.generation.batched import BatchedBackend
@@ -39,7 +39,7 @@ def test_the_settings_are_those_of_the_run(agent):
     assert (settings.max_turns, settings.max_turn_tokens) == (3, 4)
     assert (settings.max_malformed_actions, settings.seed) == (9, 5)
     assert settings.sampling["temperature"] == 0.7
-    assert settings.environments[0]["import"] == "tests.fakes:CountEnv"
+    assert settings.environments[0]["import"] == "tests.kit.fakes:CountEnv"
     assert (settings.dtype, settings.trainer) == ("float32", "STPPOTrainer")
 
 
@@ -92,7 +92,7 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
         (CountEnv(), ROW),
         (lambda: CountEnv(), ROW),
         ({"count": CountEnv}, named),
-        ("tests.fakes:CountEnv", ROW),
+        ("tests.kit.fakes:CountEnv", ROW),
     ):
         assert agent.run(env, row).ids == expected
     own = Closable()
@@ -104,7 +104,7 @@ def test_an_environment_comes_as_instance_class_factory_dict_or_path(agent):
 
 def test_nothing_is_imported_that_nobody_trusts(agent, saved, tmp_path):
     with pytest.raises(ValueError, match="cannot be imported"):
-        agent.run("tests.fakes:NoSuchEnv", ROW)
+        agent.run("tests.kit.fakes:NoSuchEnv", ROW)
     with pytest.raises(ValueError, match="`factory` and `tools`"):
         agent.run(None, ROW)
     (saved / "modeling_evil.py").write_text("raise SystemExit('code was run')")
@@ -262,16 +262,13 @@ def test_settings_survive_the_file_and_unknown_keys_are_passed_over(tmp_path):
     assert AgentSettings.load(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "is damaged"),
-        ("[]", "is damaged"),
-        (json.dumps({"format": FORMAT + 1}), "Upgrade trl_stppo"),
-        (json.dumps({"format": FORMAT, "max_turns": "4"}), r"`max_turns='4'`"),
-        ("[" * 100_000, r"is damaged \(RecursionError"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("{", "is damaged"),
+    ("[]", "is damaged"),
+    (json.dumps({"format": FORMAT + 1}), "Upgrade trl_stppo"),
+    (json.dumps({"format": FORMAT, "max_turns": "4"}), r"`max_turns='4'`"),
+    ("[" * 100_000, r"is damaged \(RecursionError"),
+])  # fmt: skip
 def test_a_damaged_or_later_file_is_refused(tmp_path, text, said):
     (tmp_path / AGENT_FILE).write_text(text)
     with pytest.raises(ValueError, match=said):

@@ -8,10 +8,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen2ForCausalLM
 from trl import ModelConfig
 
-from tests.builders import build, quick_config
-from tests.fakes import char_tokenizer, tiny_policy
 from tests.hub.hub_kit import saved_base
 from tests.hub.hub_server import Repo
+from tests.kit.builders import build, quick_config
+from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo import Agent
 from trl_stppo.cli.agent_models import local_config
 from trl_stppo.cli.evaluate import check_agent, load_agent

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, Impatient, letters, logits, run
 from tests.hub.hub_server import LocalHub
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.fakes import CountEnv
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo import Agent
 from trl_stppo.errors import HubError
 from trl_stppo.trainer.disk import files
@@ -36,16 +36,13 @@ def pushable(trained):
     return trained
 
 
-@pytest.mark.parametrize(
-    ("pattern", "status", "said"),
-    [
-        ("repos/create", 401, "401"),
-        ("commit", 403, "403"),
-        ("commit", 429, "429"),
-        ("lfs/objects/batch", 503, "503"),
-        ("PUT /lfs", None, "RuntimeError|disconnected|Error"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "status", "said"), [
+    ("repos/create", 401, "401"),
+    ("commit", 403, "403"),
+    ("commit", 429, "429"),
+    ("lfs/objects/batch", 503, "503"),
+    ("PUT /lfs", None, "RuntimeError|disconnected|Error"),
+])  # fmt: skip
 def test_a_final_push_that_fails_says_where_everything_is_and_how_to_go_on(
     hub, pushable, pattern, status, said
 ):

@@ -9,8 +9,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from markdown_it import MarkdownIt
 from peft import LoraConfig
 
-from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, letters, run
+from tests.kit.fakes import CountEnv
 from trl_stppo import PPOTrainer, STGRPOTrainer
 from trl_stppo.hub import card as cards
 from trl_stppo.hub.description import Description, Environment
@@ -116,15 +116,12 @@ def test_the_other_trainers_have_cards_of_their_own(tmp_path, trainer_class, tag
     assert absent not in card.text.split("## Citations")[0].lower()
 
 
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("My words.\n", False),
-        ("---\nlicense: mit\ntags: [mine]\n---\nMy words.\n", False),
-        ("---\ntags: [broken\n---\nMy words.\n", False),
-        ("---\ntags:\n- generated_from_trainer\n---\nOf an earlier run.\n", True),
-    ],
-)
+@pytest.mark.parametrize(("text", "written"), [
+    ("My words.\n", False),
+    ("---\nlicense: mit\ntags: [mine]\n---\nMy words.\n", False),
+    ("---\ntags: [broken\n---\nMy words.\n", False),
+    ("---\ntags:\n- generated_from_trainer\n---\nOf an earlier run.\n", True),
+])  # fmt: skip
 def test_only_a_trainers_card_is_overwritten(hub, tmp_path, caplog, text, written):
     trainer = run(tmp_path / "run")
     path = tmp_path / "run" / "README.md"
@@ -236,7 +233,7 @@ def test_a_card_describes_the_run(tmp_path):
     for words in (
         *("| `variant` | `s-ppo` |", "| `critic_learning_rate` | `0.01` |", "`critic/` holds the"),
         *("`CountEnv`: Pays for how often", "li2025stppo", "- trl-stppo: ", "- TRL: "),
-        *("from tests.fakes import CountEnv", "agent.run(CountEnv, row)", "|  | easy | hard |"),
+        *("from tests.kit.fakes import CountEnv", "agent.run(CountEnv, row)", "|  | easy | hard |"),
     ):
         assert words in card.text, words
     assert "time machine" not in card.text  # TRL's stock example

@@ -6,16 +6,12 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel
-from transformers import (
-    AutoModelForCausalLM,
-    Cohere2Config,
-    Cohere2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Cohere2Config, Cohere2ForCausalLM
 
-from tests.builders import build
-from tests.fakes import CountEnv, char_tokenizer, tiny_config
 from tests.hub.hub_kit import REPO, letters, logits, run, saved_base, values
 from tests.hub.hub_server import TOKEN
+from tests.kit.builders import build
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fakes import CountEnv
 from tests.hub.hub_kit import REPO, run, saved_base
 from tests.hub.hub_server import TOKEN
+from tests.kit.fakes import CountEnv
 from trl_stppo.watch.runs import read_run
 
 KEY, PASSWORD, HEADER = "planted-key-1", "planted-word-2", "planted-header-3"

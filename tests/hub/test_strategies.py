@@ -8,8 +8,8 @@ from huggingface_hub import snapshot_download
 from transformers import TrainerCallback
 
 from tests.hub.hub_kit import REPO, letters, run
-from tests.scripted import assert_same, weights
-from tests.waiting import PATIENCE
+from tests.kit.scripted import assert_same, weights
+from tests.kit.waiting import PATIENCE
 from trl_stppo.errors import CheckpointError
 from trl_stppo.trainer.disk import files
 

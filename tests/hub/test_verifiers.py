@@ -6,8 +6,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.fakes import CountEnv, char_tokenizer
 from tests.hub.hub_kit import letters, run, saved_base
+from tests.kit.fakes import CountEnv, char_tokenizer
 from trl_stppo import Agent
 from trl_stppo.models.critic import SharedCritic
 from trl_stppo.trainer.verifiers import CriticScores, published_critic
@@ -112,18 +112,15 @@ def test_by_a_models_name(saved, tmp_path):
     assert agent.run(CountEnv, ROWS[0], candidates=2, verifier=str(tmp_path / "judge")).turns
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"candidates": 2}, "`candidates=2` with `verifier=None`"),
-        ({"verifier": capitals}, "`candidates=1` with `verifier="),
-        ({"candidates": 2, "verifier": capitals, "greedy": True}, "would be the same turn"),
-        ({"candidates": 2, "verifier": 3}, "`verifier` is 3; allowed are 'critic'"),
-        ({"candidates": 2, "verifier": lambda prompts: [1]}, r"does not take .*`completions`"),
-        ({"candidates": 2, "verifier": lambda turn, **_: [math.nan] * len(turn)}, "finite number"),
-        ({"candidates": 2, "verifier": lambda **all_of_it: [1.0]}, "returned 1 rewards for"),
-    ],
-)
+@pytest.mark.parametrize(("options", "match"), [
+    ({"candidates": 2}, "`candidates=2` with `verifier=None`"),
+    ({"verifier": capitals}, "`candidates=1` with `verifier="),
+    ({"candidates": 2, "verifier": capitals, "greedy": True}, "would be the same turn"),
+    ({"candidates": 2, "verifier": 3}, "`verifier` is 3; allowed are 'critic'"),
+    ({"candidates": 2, "verifier": lambda prompts: [1]}, r"does not take .*`completions`"),
+    ({"candidates": 2, "verifier": lambda turn, **_: [math.nan] * len(turn)}, "finite number"),
+    ({"candidates": 2, "verifier": lambda **all_of_it: [1.0]}, "returned 1 rewards for"),
+])  # fmt: skip
 def test_what_is_refused(saved, options, match):
     agent = Agent.from_pretrained(str(saved[0]))
     with pytest.raises((ValueError, TypeError), match=match):

@@ -4,7 +4,7 @@ import torch
 from peft import LoraConfig
 from transformers import Trainer
 
-from tests.scripted import LEARNS, scripted_trainer, weights
+from tests.kit.scripted import LEARNS, scripted_trainer, weights
 
 LORA = LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM")
 

@@ -14,12 +14,8 @@ PACKAGE = ROOT / "trl_stppo"
 COPIED = ("trl_stppo", "tests", "scripts", "docs", "benchmarks")
 FILES = ("setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
 FILES += (
-    "Makefile",
-    "constraints.txt",
-    "constraints-oldest.txt",
-    "constraints-vllm.txt",
-    "ruff.toml",
-)
+    "Makefile", "constraints.txt", "constraints-oldest.txt", "constraints-vllm.txt", "ruff.toml",
+)  # fmt: skip
 
 pytestmark = pytest.mark.slow
 

@@ -1,13 +1,11 @@
 """A causal model as a judge of turns."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
-from tests.fakes import char_tokenizer, tiny_policy
+from tests.kit.fakes import char_tokenizer, tiny_policy
 from trl_stppo.models.label_scorer import LabelTokenScorer
 
 TOKENIZER = char_tokenizer()

@@ -1,7 +1,5 @@
 """The memory model: shapes against real models, sizes against autograd and against sums by hand."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,25 +17,16 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.published import QWEN25, qwen25
+from tests.kit.published import QWEN25, qwen25
 from trl_stppo.generation.slots import SlotCache, Span
 from trl_stppo.models.critic import SeparateCritic, SharedCritic
 from trl_stppo.models.memory import GIB, Geometry, Setup, estimate, make_qlora, optimizer_bytes
-from trl_stppo.models.shapes import (
-    critic_shape,
-    geometry_of,
-    policy_shape,
-    read_setup,
-)
+from trl_stppo.models.shapes import critic_shape, geometry_of, policy_shape, read_setup
 
 SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 500,
-}
+    "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 500,
+}  # fmt: skip
 CONFIGS = {
     "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
     "qwen2 untied": Qwen2Config(**SMALL, tie_word_embeddings=False),
@@ -111,28 +100,14 @@ class TestGeometry:
 
 LINEAR = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 256)
 SHAPE = Geometry(
-    hidden=64,
-    intermediate=256,
-    layers=3,
-    vocab=1000,
-    query=64,
-    key=32,
-    parameters=LINEAR + 1000 * 64 + 7 * 64,
-    linear=LINEAR,
-    widths=3 * (2 * 128 + 2 * 96 + 3 * 320),
+    hidden=64, intermediate=256, layers=3, vocab=1000, query=64, key=32,
+    parameters=LINEAR + 1000 * 64 + 7 * 64, linear=LINEAR, widths=3 * (2 * 128 + 2 * 96 + 3 * 320),
     largest=64 * 256,
-)
+)  # fmt: skip
 SETUP = Setup(
-    geometry=SHAPE,
-    weights=10_000_000,
-    trainable=1000,
-    critic_trainable=500,
-    adapters=6000,
-    rows=2,
-    prompt=20,
-    completion=100,
-    slots=3,
-)
+    geometry=SHAPE, weights=10_000_000, trainable=1000, critic_trainable=500, adapters=6000, rows=2,
+    prompt=20, completion=100, slots=3,
+)  # fmt: skip
 
 # Where the tile does not hide what else there is.
 NARROW = replace(SETUP, prompt=2000, geometry=replace(SHAPE, vocab=10), trainable_bytes=2)
@@ -218,18 +193,15 @@ def test_the_rollouts_cache_takes_no_more_than_is_expected():
     assert 0.6 * expected < largest <= expected
 
 
-@pytest.mark.parametrize(
-    ("optim", "expected"),
-    [
-        ("adamw_torch_fused", 8000),
-        ("adamw_8bit", 2000),
-        ("paged_adamw_8bit", 2000),
-        ("paged_adamw_32bit", 8000),
-        ("lion_8bit", 1000),
-        ("sgd", 0),
-        ("some_new_name", 8000),
-    ],
-)
+@pytest.mark.parametrize(("optim", "expected"), [
+    ("adamw_torch_fused", 8000),
+    ("adamw_8bit", 2000),
+    ("paged_adamw_8bit", 2000),
+    ("paged_adamw_32bit", 8000),
+    ("lion_8bit", 1000),
+    ("sgd", 0),
+    ("some_new_name", 8000),
+])  # fmt: skip
 def test_optimizer_states(optim, expected):
     assert optimizer_bytes(optim, 1000) == expected
 
@@ -305,29 +277,13 @@ def test_paged_states_leave_the_card_while_others_need_it():
 
 
 MORE = {
-    "geometry": replace(SHAPE, layers=6),
-    "weights": 20_000_000,
-    "trainable": 2000,
-    "critic_trainable": 5000,
-    "adapters": 12000,
-    "critic_weights": 1000,
-    "reference_weights": 1000,
-    "critic_geometry": replace(SHAPE, layers=12, hidden=1024, intermediate=4096),
-    "full": True,
-    "weight_bytes": 4,
-    "compute_bytes": 4,
-    "trainable_bytes": 8,
-    "rows": 3,
-    "prompt": 200,
-    "completion": 200,
-    "checkpointing": False,
-    "optim": "ademamix",
-    "bias_buffers": 1,
-    "slots": 300,
-    "scoring_rows": 4000,
-    "other": 1,
-    "gathered": 1,
-}
+    "geometry": replace(SHAPE, layers=6), "weights": 20_000_000, "trainable": 2000,
+    "critic_trainable": 5000, "adapters": 12000, "critic_weights": 1000, "reference_weights": 1000,
+    "critic_geometry": replace(SHAPE, layers=12, hidden=1024, intermediate=4096), "full": True,
+    "weight_bytes": 4, "compute_bytes": 4, "trainable_bytes": 8, "rows": 3, "prompt": 200,
+    "completion": 200, "checkpointing": False, "optim": "ademamix", "bias_buffers": 1, "slots": 300,
+    "scoring_rows": 4000, "other": 1, "gathered": 1,
+}  # fmt: skip
 
 
 class TestMonotonic:

@@ -1,7 +1,5 @@
 """What the memory model says that layers keep for the backward pass, against what autograd keeps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -22,18 +20,11 @@ def test_what_autograd_keeps_of_a_layer(dtype, autocast, lora):
     """Two layers more, so that only what belongs to layers counts; within 5 percent."""
     per_layer = (saved(dtype, autocast, lora, 3) - saved(dtype, autocast, lora, 1)) / 2
     setup = Setup(
-        geometry=geometry_of(policy_shape(layered(1), "float32")),
-        weights=0,
-        trainable=0,
-        critic_trainable=0,
-        full=not lora,
-        weight_bytes=dtype.itemsize,
+        geometry=geometry_of(policy_shape(layered(1), "float32")), weights=0, trainable=0,
+        critic_trainable=0, full=not lora, weight_bytes=dtype.itemsize,
         compute_bytes=2 if autocast else dtype.itemsize,
-        trainable_bytes=4 if lora else dtype.itemsize,
-        rows=2,
-        completion=128,
-        checkpointing=False,
-    )
+        trainable_bytes=4 if lora else dtype.itemsize, rows=2, completion=128, checkpointing=False,
+    )  # fmt: skip
     stored = [
         memory._graph(setup, geometry_of(policy_shape(layered(n), "float32")), not lora, 256)[0]
         for n in (1, 3)
@@ -43,14 +34,9 @@ def test_what_autograd_keeps_of_a_layer(dtype, autocast, lora):
 
 def layered(layers: int) -> Qwen2Config:
     return Qwen2Config(
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=512,
-        tie_word_embeddings=True,
-    )
+        hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=2, vocab_size=512, tie_word_embeddings=True,
+    )  # fmt: skip
 
 
 def saved(dtype: torch.dtype, autocast: bool, lora: bool, layers: int) -> int:

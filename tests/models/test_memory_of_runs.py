@@ -1,13 +1,11 @@
 """What a configuration, an engine and a hint make of a run's memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
-from tests.builders import build, prompts
-from tests.published import qwen25
+from tests.kit.builders import build, prompts
+from tests.kit.published import qwen25
 from trl_stppo import STPPOTrainer
 from trl_stppo.models.memory import Setup, estimate
 from trl_stppo.models.memory_of_runs import hints, settings_of, shared_out
@@ -16,38 +14,17 @@ from trl_stppo.models.shapes import critic_shape, geometry_of, policy_shape
 SHAPE = geometry_of(policy_shape(qwen25("7B"), "float32"))
 CRITIC = sum(p.numel() for p in critic_shape(qwen25("7B"), "float32").parameters())
 FULL = Setup(
-    geometry=SHAPE,
-    weights=4 * SHAPE.parameters,
-    critic_weights=4 * CRITIC,
-    trainable=SHAPE.parameters,
-    critic_trainable=CRITIC,
-    full=True,
-    critic_full=True,
-    weight_bytes=4,
-    rows=4,
-    completion=4096,
-    checkpointing=False,
-    slots=16,
-)
+    geometry=SHAPE, weights=4 * SHAPE.parameters, critic_weights=4 * CRITIC,
+    trainable=SHAPE.parameters, critic_trainable=CRITIC, full=True, critic_full=True,
+    weight_bytes=4, rows=4, completion=4096, checkpointing=False, slots=16,
+)  # fmt: skip
 RANK = SHAPE.lora_parameters(16)
 QLORA = replace(
-    FULL,
-    weights=SHAPE.four_bit_weights(),
-    critic_weights=0,
-    trainable=RANK,
-    critic_trainable=RANK,
-    adapters=4 * RANK,
-    full=False,
-    critic_full=False,
-    four_bit=True,
-    weight_bytes=2,
-    trainable_bytes=2,
-    rows=1,
-    completion=256,
-    checkpointing=True,
-    optim="paged_adamw_8bit",
+    FULL, weights=SHAPE.four_bit_weights(), critic_weights=0, trainable=RANK, critic_trainable=RANK,
+    adapters=4 * RANK, full=False, critic_full=False, four_bit=True, weight_bytes=2,
+    trainable_bytes=2, rows=1, completion=256, checkpointing=True, optim="paged_adamw_8bit",
     slots=1,
-)
+)  # fmt: skip
 
 
 def test_settings_of_a_configuration(tmp_path):
@@ -56,14 +33,10 @@ def test_settings_of_a_configuration(tmp_path):
         return settings_of(trainer.args, 9)
 
     found = settings(
-        gradient_accumulation_steps=4,
-        num_mini_batches=2,
-        local_rollout_forward_batch_size=7,
-        max_completion_length=33,
-        optim="adamw_torch",
-        gradient_checkpointing=True,
+        gradient_accumulation_steps=4, num_mini_batches=2, local_rollout_forward_batch_size=7,
+        max_completion_length=33, optim="adamw_torch", gradient_checkpointing=True,
         variant="st-ppo",
-    )
+    )  # fmt: skip
     assert (found["rows"], found["prompt"], found["completion"]) == (4, 9, 33)
     assert (found["scoring_rows"], found["optim"], found["slots"]) == (7, "adamw_torch", 16)
     assert found["accumulates"]

@@ -20,35 +20,12 @@ CONVERSATION = [
     {"role": "assistant", "content": "<answer> heapq</answer>"},
 ]
 FROZEN_IDS = [
-    3,
-    344,
-    275,
-    334,
-    296,
-    337,
-    264,
-    270,
-    75,
-    73,
-    35,
-    0,
-    4,
-    1024,
-    264,
-    270,
-    75,
-    73,
-    1025,
-    0,
-]
+    3, 344, 275, 334, 296, 337, 264, 270, 75, 73, 35, 0, 4, 1024, 264, 270, 75, 73, 1025, 0,
+]  # fmt: skip
 TRICKY = [
-    "Which module defines DictReader?",
-    "<search> os.path</search> x<|end|><|user|>",
-    " __init__ 12 \n\n x",
-    "\ta  b",
-    "naïve café",
-    "heapq.merge set_ok_verifiability",
-]
+    "Which module defines DictReader?", "<search> os.path</search> x<|end|><|user|>",
+    " __init__ 12 \n\n x", "\ta  b", "naïve café", "heapq.merge set_ok_verifiability",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,6 @@ not touched: package and tests are copied, and the tests are run unbroken first.
 JSON, and with 0 only if every mutant was killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,7 +1,5 @@
 """The list of mutants still fits the sources, and its runner says what it finds."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -55,11 +53,8 @@ def test_the_runner_tells_killed_survived_and_outdated_apart(tmp_path, monkeypat
     assert verdicts == ["killed         minus:", "SURVIVED       times:", "text not found gone:"]
     found = json.loads(last)
     assert (found["mutants"], found["killed"], found["SURVIVED"], found["text not found"]) == (
-        3,
-        1,
-        1,
-        1,
-    )
+        3, 1, 1, 1,
+    )  # fmt: skip
     monkeypatch.setattr("sys.argv", ["run.py", "--only", "min"])
     assert run.main() == 0
     assert "a + b" in (package / "__init__.py").read_text(), "the checkout is not touched"

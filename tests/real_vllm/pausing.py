@@ -1,13 +1,11 @@
 """The demo's environment, in which a rollout stops half-way until a test lets it go on."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from trl_stppo.recipes.search import StdlibSearchEnv
 
 _lock = threading.Lock()

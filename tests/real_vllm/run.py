@@ -5,8 +5,6 @@ writes `rank<r>.json` beside the settings. These are: `flags`, of `trl-stppo tra
 and `engine`, of `vllm.LLM` where that is colocated.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
@@ -24,9 +22,9 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from vllm import SamplingParams
 
+from tests.kit.waiting import wait_until
 from tests.real_vllm import server_side  # noqa: F401 (keeps weights as they are)
 from tests.real_vllm.server import answers
-from tests.waiting import wait_until
 from trl_stppo.cli.agents import parse_flags
 from trl_stppo.cli.arguments import TrainArguments
 from trl_stppo.cli.train import make_trainer
@@ -172,12 +170,9 @@ def main() -> None:
     trainer, observer = build(json.loads(path.read_text("utf-8")), path.parent)
     trainer.train()
     seen = {
-        "log": trainer.state.log_history,
-        "rollouts": observer.rollouts,
-        "probes": observer.probes,
-        "pushed": sorted(FileClient.pushed),
-        "cpu_seconds": time.process_time(),
-    }
+        "log": trainer.state.log_history, "rollouts": observer.rollouts, "probes": observer.probes,
+        "pushed": sorted(FileClient.pushed), "cpu_seconds": time.process_time(),
+    }  # fmt: skip
     rank = trainer.accelerator.process_index
     (path.parent / f"rank{rank}.json").write_text(json.dumps(seen), "utf-8")
 

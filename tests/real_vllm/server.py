@@ -1,7 +1,5 @@
 """A vLLM server in a process group of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -11,7 +9,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "scripts" / "assets" / "search-agent"

@@ -3,8 +3,6 @@
 Nothing but torch and vLLM is imported: a server starts without TRL.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ other tokens; what the engine makes of a fixed sequence shows when its weights c
 would pass for the package itself wherever that is missing.)
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.waiting import wait_until
 from tests.real_vllm.server import Server
 from tests.real_vllm.training import Training
-from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.vllm,

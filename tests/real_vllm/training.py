@@ -1,7 +1,5 @@
 """Starts trainings of `tests.real_vllm.run`, and reads what was seen of them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -11,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.launch import launcher
+from tests.kit.launch import launcher
 from tests.real_vllm.server import ROOT, SURROUNDINGS, free_port
 
 SECONDS = 900.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rollout_kit import BUILT
+from tests.kit.rollout_kit import BUILT
 from trl_stppo.rollout.workers import EnvironmentCalls
 
 

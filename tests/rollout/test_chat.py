@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.episodes import EOS, ids, text
-from tests.fakes import char_tokenizer
+from tests.kit.episodes import EOS, ids, text
+from tests.kit.fakes import char_tokenizer
 from trl_stppo.rollout.chat import ChatRenderer, with_opening
 
 # Shows the number of messages at the front, so that earlier ids change when a message is added.
@@ -31,15 +31,12 @@ def renderer(template: str | None = None, **kwargs) -> ChatRenderer:
     return ChatRenderer(char_tokenizer(), [EOS], chat_template=template, template_kwargs=kwargs)
 
 
-@pytest.mark.parametrize(
-    ("observation", "turn_ended", "expected"),
-    [
-        ("more", True, "[u more][a "),
-        ("more", False, "][u more][a "),  # the end of the turn then belongs to the observation
-        ("", True, "[u ][a "),
-        ("", False, "][u ][a "),
-    ],
-)
+@pytest.mark.parametrize(("observation", "turn_ended", "expected"), [
+    ("more", True, "[u more][a "),
+    ("more", False, "][u more][a "),  # the end of the turn then belongs to the observation
+    ("", True, "[u ][a "),
+    ("", False, "][u ][a "),
+])  # fmt: skip
 def test_an_observation_is_the_suffix_that_the_template_adds(observation, turn_ended, expected):
     result = renderer().observation_ids(observation, conversational=True, turn_ended=turn_ended)
     assert text(result) == expected
@@ -84,18 +81,15 @@ def test_a_template_without_an_end_of_turn_token_is_refused():
         renderer(ENDLESS).observation_ids("x", conversational=True, turn_ended=True)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "observation", "expected"),
-    [
-        ("look: ", "a door", "look: a door"),
-        ("look", "", "look"),
-        (
-            [{"role": "system", "content": "s"}, {"role": "user", "content": "look: "}],
-            "a door",
-            [{"role": "system", "content": "s"}, {"role": "user", "content": "look: a door"}],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "observation", "expected"), [
+    ("look: ", "a door", "look: a door"),
+    ("look", "", "look"),
+    (
+        [{"role": "system", "content": "s"}, {"role": "user", "content": "look: "}],
+        "a door",
+        [{"role": "system", "content": "s"}, {"role": "user", "content": "look: a door"}],
+    ),
+])  # fmt: skip
 def test_the_opening_is_appended_to_the_last_message(prompt, observation, expected):
     assert with_opening(prompt, observation) == expected
 

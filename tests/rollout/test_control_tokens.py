@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from tests.episodes import TOKENIZER
-from tests.fakes import char_tokenizer
-from tests.tokenizer_kit import KINDS, Kind, gpt2, qwen
+from tests.kit.episodes import TOKENIZER
+from tests.kit.fakes import char_tokenizer
+from tests.kit.tokenizer_kit import KINDS, Kind, gpt2, qwen
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.control_tokens import MARK, ControlTokens
 from trl_stppo.trainer.setup.players import tool_format

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests import rollout_kit
-from tests.episodes import EOS, ScriptedEnv, done, going, ids, text
-from tests.fakes import char_tokenizer
-from tests.rollout_kit import build, parse, play, play_once, says, shown
+from tests.kit import rollout_kit
+from tests.kit.episodes import EOS, ScriptedEnv, done, going, ids, text
+from tests.kit.fakes import char_tokenizer
+from tests.kit.rollout_kit import build, parse, play, play_once, says, shown
 from trl_stppo.rollout.chat import ChatRenderer
 from trl_stppo.rollout.loop import MAX_CHARS_PER_TOKEN, OPENING_CHARS_PER_TOKEN
 from trl_stppo.rollout.record import StopReason
@@ -32,16 +32,13 @@ class Tools:
         return x
 
 
-@pytest.mark.parametrize(
-    ("limits", "asked"),
-    [
-        # "[u q][a " has 8 tokens, "ab][u x][a " another 11.
-        ({"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 23}, [6, 4]),
-        ({"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 99}, [6, 5]),
-        ({"max_completion_tokens": 16, "max_context_tokens": 23}, [15, 4]),
-        ({"max_completion_tokens": 16}, [16, 5]),
-    ],
-)
+@pytest.mark.parametrize(("limits", "asked"), [
+    # "[u q][a " has 8 tokens, "ab][u x][a " another 11.
+    ({"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 23}, [6, 4]),
+    ({"max_completion_tokens": 16, "max_turn_tokens": 6, "max_context_tokens": 99}, [6, 5]),
+    ({"max_completion_tokens": 16, "max_context_tokens": 23}, [15, 4]),
+    ({"max_completion_tokens": 16}, [16, 5]),
+])  # fmt: skip
 def test_what_is_asked_of_the_backend_is_what_still_fits(limits, asked):
     played = play_once(texts(going("x")), says(["ab]", "cdefgh"]), **limits)
     assert [request.max_new_tokens for request in played.backend.requests] == asked
@@ -64,14 +61,11 @@ class Long(Tools):
         return x * self.length
 
 
-@pytest.mark.parametrize(
-    ("factory", "prompt", "turn", "tokens"),
-    [
-        (texts(going("x" * 1_000_000)), None, "ab]", "ab][u " + "x" * 34),
-        (texts(going("x" * 1_000_000)), BARE, "ab", "ab" + "x" * 38),
-        (Long, None, "!e x]", "!e x][t " + "x" * 32),
-    ],
-)
+@pytest.mark.parametrize(("factory", "prompt", "turn", "tokens"), [
+    (texts(going("x" * 1_000_000)), None, "ab]", "ab][u " + "x" * 34),
+    (texts(going("x" * 1_000_000)), BARE, "ab", "ab" + "x" * 38),
+    (Long, None, "!e x]", "!e x][t " + "x" * 32),
+])  # fmt: skip
 def test_a_megabyte_is_cut_before_it_is_tokenised(factory, prompt, turn, tokens):
     started = time.process_time()
     played = play_once(factory, says([turn]), prompts=prompt and [prompt], max_completion_tokens=40)

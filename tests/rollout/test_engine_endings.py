@@ -3,8 +3,8 @@
 import threading
 import time
 
-from tests.rollout_kit import build, play, play_once, says
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.rollout_kit import build, play, play_once, says
+from tests.kit.waiting import PATIENCE, wait_until
 
 
 class Closing:

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tests.episodes import ScriptedEnv, done, going
-from tests.rollout_kit import build, play, play_once, says, shown
+from tests.kit.episodes import ScriptedEnv, done, going
+from tests.kit.rollout_kit import build, play, play_once, says, shown
 from trl_stppo.rollout.record import StopReason
 
 
@@ -70,19 +70,16 @@ def test_methods_may_be_asynchronous_or_not(kind):
         assert played.record.errors == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("step", "reason", "success"),
-    [
-        (("x", 1.0, True, False, {}), StopReason.TERMINATED, None),
-        (("x", 1.0, False, True, {}), StopReason.TRUNCATED, None),
-        (("x", 1.0, True, {}), StopReason.TERMINATED, None),
-        (("x", 1.0, True, {"TimeLimit.truncated": True}), StopReason.TRUNCATED, None),
-        (("x", 1.0, False, {"TimeLimit.truncated": True}), StopReason.MAX_TURNS, None),
-        (("x", 1.0, False, {}), StopReason.MAX_TURNS, None),
-        (("x", 1, 1, 0, {"success": 1}), StopReason.TERMINATED, True),
-        (("x", True, True, {"success": False}), StopReason.TERMINATED, False),
-    ],
-)
+@pytest.mark.parametrize(("step", "reason", "success"), [
+    (("x", 1.0, True, False, {}), StopReason.TERMINATED, None),
+    (("x", 1.0, False, True, {}), StopReason.TRUNCATED, None),
+    (("x", 1.0, True, {}), StopReason.TERMINATED, None),
+    (("x", 1.0, True, {"TimeLimit.truncated": True}), StopReason.TRUNCATED, None),
+    (("x", 1.0, False, {"TimeLimit.truncated": True}), StopReason.MAX_TURNS, None),
+    (("x", 1.0, False, {}), StopReason.MAX_TURNS, None),
+    (("x", 1, 1, 0, {"success": 1}), StopReason.TERMINATED, True),
+    (("x", True, True, {"success": False}), StopReason.TERMINATED, False),
+])  # fmt: skip
 def test_a_step_returns_four_or_five_things(step, reason, success):
     played = play_once(scripted(step), says(["a]"]), max_turns=1)
     assert played.reasons == [reason]
@@ -91,20 +88,17 @@ def test_a_step_returns_four_or_five_things(step, reason, success):
     assert isinstance(played.record.turn_rewards[0][0], float)
 
 
-@pytest.mark.parametrize(
-    ("kind", "result", "message"),
-    [
-        (ScriptedEnv, "done", "ScriptedEnv.step returned str: 'done'"),
-        (AsyncStep, ("x", 1.0, True), "AsyncStep.step returned a tuple of 3: "),
-        (ScriptedEnv, ("x", 1.0, True, False, {}, 1), ".step returned"),
-        (ScriptedEnv, ["x", 1.0, True, False, {}], ".step returned list: ['x'"),
-        (ScriptedEnv, None, ".step returned NoneType"),
-        (ScriptedEnv, (b"x", 1.0, False, False, {}), "returned the observation b'x'"),
-        (AsyncStep, ("x", 1.0, False, False), "returned the info False"),
-        (ScriptedEnv, ("x", math.nan, False, False, {}), ".step returned the reward nan"),
-        (AsyncStep, ("x", "1", False, {}), ".step returned the reward '1'"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "result", "message"), [
+    (ScriptedEnv, "done", "ScriptedEnv.step returned str: 'done'"),
+    (AsyncStep, ("x", 1.0, True), "AsyncStep.step returned a tuple of 3: "),
+    (ScriptedEnv, ("x", 1.0, True, False, {}, 1), ".step returned"),
+    (ScriptedEnv, ["x", 1.0, True, False, {}], ".step returned list: ['x'"),
+    (ScriptedEnv, None, ".step returned NoneType"),
+    (ScriptedEnv, (b"x", 1.0, False, False, {}), "returned the observation b'x'"),
+    (AsyncStep, ("x", 1.0, False, False), "returned the info False"),
+    (ScriptedEnv, ("x", math.nan, False, False, {}), ".step returned the reward nan"),
+    (AsyncStep, ("x", "1", False, {}), ".step returned the reward '1'"),
+])  # fmt: skip
 def test_what_a_step_must_not_return_ends_only_that_episode(kind, result, message):
     engine = build({"bad": lambda: kind(going("x", 2.0), result), "good": scripted(done(1.0))})
     rows = [{"environment": "bad"}, {"environment": "good"}]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import fault_envs
-from tests.fault_envs import FACTORIES, draw, expected, say
-from tests.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play
-from tests.tiers import quick
-from tests.waiting import PATIENCE, wait_until
+from tests.kit import fault_envs
+from tests.kit.fault_envs import FACTORIES, draw, expected, say
+from tests.kit.rollout_kit import PROMPT, ScriptedBackend, build, environment_threads, play
+from tests.kit.tiers import quick
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import FAILURES, StopReason
 
 MODES = ("mask", "penalise", "drop")
@@ -120,14 +120,11 @@ def one_row(kind, fault, when, turns=2):
     return {"environment": kind, "kind": kind, "n": 0, "turns": turns, "fault": fault, "when": when}
 
 
-@pytest.mark.parametrize(
-    ("mode", "when"),
-    [
-        *(("penalise", when) for when in ("reset", "turn", "score")),
-        ("mask", "turn"),
-        ("drop", "turn"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "when"), [
+    *(("penalise", when) for when in ("reset", "turn", "score")),
+    ("mask", "turn"),
+    ("drop", "turn"),
+])  # fmt: skip
 def test_what_a_failed_episode_teaches(mode, when, caplog):
     engine = build(FACTORIES, on_env_error=mode, env_error_penalty=2.5)
     kind = "tools" if when == "score" else "text"
@@ -169,13 +166,10 @@ class Unreadable(Exception):
         raise RuntimeError("not even this")
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (Unreadable(), "Unreadable: (its message cannot be read)"),
-        (OSError("x" * 5000), "OSError: " + "x" * 500 + "..."),
-    ],
-)
+@pytest.mark.parametrize(("error", "message"), [
+    (Unreadable(), "Unreadable: (its message cannot be read)"),
+    (OSError("x" * 5000), "OSError: " + "x" * 500 + "..."),
+])  # fmt: skip
 def test_messages_of_errors_are_short_and_never_an_error_themselves(error, message):
     class Failing:
         def reset(self, **row):

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from tests.episodes import ids
-from tests.rollout_kit import ScriptedBackend, build, play, shown
-from tests.tiers import quick
-from tests.waiting import PATIENCE
+from tests.kit.episodes import ids
+from tests.kit.rollout_kit import ScriptedBackend, build, play, shown
+from tests.kit.tiers import quick
+from tests.kit.waiting import PATIENCE
 from trl_stppo.generation.protocol import TurnResult
 from trl_stppo.rollout import loop
 
@@ -246,13 +246,10 @@ class Breaking(ScriptedBackend):
         return super()._result(request) if request.seed[-1] == 0 else self.result
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens"),
-        (TurnResult(0, ids("ab]"), [-1.0]), "1 log-probabilities for 3 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("result", "message"), [
+    (TurnResult(0, ids("abcdef"), None), "sampled 6 tokens"),
+    (TurnResult(0, ids("ab]"), [-1.0]), "1 log-probabilities for 3 tokens"),
+])  # fmt: skip
 def test_a_backend_that_breaks_its_promise_is_told_so(result, message):
     engine = build(Counting, max_turn_tokens=5)
     backend = Breaking(result)

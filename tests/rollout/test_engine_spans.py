@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.episodes import ScriptedEnv, done, going, text
-from tests.rollout_kit import indices, play_once, says
+from tests.kit.episodes import ScriptedEnv, done, going, text
+from tests.kit.rollout_kit import indices, play_once, says
 from trl_stppo.core.turns import turn_index_from_spans
 from trl_stppo.rollout.record import StopReason
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.episodes import ScriptedEnv, done, going
-from tests.isolated_envs import Dangerous, Echo
-from tests.isolation_kit import descendants
-from tests.rollout_kit import ScriptedBackend, build, environment_threads, play, says, shown
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.episodes import ScriptedEnv, done, going
+from tests.kit.isolated_envs import Dangerous, Echo
+from tests.kit.isolation_kit import descendants
+from tests.kit.rollout_kit import ScriptedBackend, build, environment_threads, play, says, shown
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.record import StopReason
 
 EPISODE_TIMEOUT = StopReason.EPISODE_TIMEOUT

@@ -79,44 +79,38 @@ def test_logprobs_count_where_the_policy_has_spoken():
     assert not any(e.has_logprobs for e in read()[0])
 
 
-@pytest.mark.parametrize(
-    ("extra", "terminated"),
-    [
-        ({}, [False, False]),
-        ({"completion_ids": [[3, 4, 5, 6, END], [8, END, 3]]}, [True, False]),  # EOS stands in
-        ({"terminated": [0, 1]}, [False, True]),
-        ({"truncated": [1, 0]}, [False, True]),
-        ({"terminated": [True, True], "truncated": [True, False]}, [True, True]),
-    ],
-)
+@pytest.mark.parametrize(("extra", "terminated"), [
+    ({}, [False, False]),
+    ({"completion_ids": [[3, 4, 5, 6, END], [8, END, 3]]}, [True, False]),  # EOS stands in
+    ({"terminated": [0, 1]}, [False, True]),
+    ({"truncated": [1, 0]}, [False, True]),
+    ({"terminated": [True, True], "truncated": [True, False]}, [True, True]),
+])  # fmt: skip
 def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
     assert [episode.terminated for episode in read(**extra)[0]] == terminated
 
 
-@pytest.mark.parametrize(
-    ("extra", "named"),
-    [
-        ({"turn_spans": [[(3, 5), (0, 2)], [(0, 3)]]}, "turn_spans[0][1]"),
-        ({"turn_spans": [[(0, 3), (2, 5)], [(0, 3)]]}, "turn_spans[0][1]"),
-        ({"turn_spans": [[(-1, 5)], [(0, 3)]]}, "turn_spans[0][0]"),
-        ({"turn_spans": [[(0, 5)], [(0, 4)]]}, "turn_spans[1][0]"),
-        ({"turn_spans": [[(0, 5)], [(2, 2)]]}, "turn_spans[1][0]"),
-        ({"turn_spans": SPANS, "env_mask": [[1, 1, 1, 1, 1], [1, 1, 1]]}, "turn_spans[0]"),
-        ({"turn_spans": SPANS, "env_mask": [[1, 1, 0, 1, 1], [1, 1, 0]]}, "turn_spans[1]"),
-        ({"turn_spans": SPANS[:1]}, "turn_spans"),
-        ({"env_mask": [[1]]}, "env_mask"),
-        ({"env_mask": [[1, 1, 0, 1, 1], [1, 1]]}, "env_mask"),
-        ({"turn_rewards": [[1.0]] * 3}, "turn_rewards"),
-        ({"terminated": [True]}, "terminated"),
-        ({"truncated": [True] * 3}, "truncated"),
-        ({"turn_spans": SPANS, "turn_rewards": [[1.0], [1.0]]}, "turn_rewards[0]"),
-        ({"turn_spans": SPANS, "turn_rewards": [[1.0, math.nan], [1.0]]}, "turn_rewards[0][1]"),
-        ({"completion_ids": [[3], []]}, "completion_ids[1]"),
-        ({"completion_ids": [[3]]}, "completion_ids"),
-        ({"prompt_ids": [[3]]}, "prompt_ids"),
-        ({"logprobs": [[0.0] * 4, [0.0] * 3]}, "logprobs"),
-    ],
-)
+@pytest.mark.parametrize(("extra", "named"), [
+    ({"turn_spans": [[(3, 5), (0, 2)], [(0, 3)]]}, "turn_spans[0][1]"),
+    ({"turn_spans": [[(0, 3), (2, 5)], [(0, 3)]]}, "turn_spans[0][1]"),
+    ({"turn_spans": [[(-1, 5)], [(0, 3)]]}, "turn_spans[0][0]"),
+    ({"turn_spans": [[(0, 5)], [(0, 4)]]}, "turn_spans[1][0]"),
+    ({"turn_spans": [[(0, 5)], [(2, 2)]]}, "turn_spans[1][0]"),
+    ({"turn_spans": SPANS, "env_mask": [[1, 1, 1, 1, 1], [1, 1, 1]]}, "turn_spans[0]"),
+    ({"turn_spans": SPANS, "env_mask": [[1, 1, 0, 1, 1], [1, 1, 0]]}, "turn_spans[1]"),
+    ({"turn_spans": SPANS[:1]}, "turn_spans"),
+    ({"env_mask": [[1]]}, "env_mask"),
+    ({"env_mask": [[1, 1, 0, 1, 1], [1, 1]]}, "env_mask"),
+    ({"turn_rewards": [[1.0]] * 3}, "turn_rewards"),
+    ({"terminated": [True]}, "terminated"),
+    ({"truncated": [True] * 3}, "truncated"),
+    ({"turn_spans": SPANS, "turn_rewards": [[1.0], [1.0]]}, "turn_rewards[0]"),
+    ({"turn_spans": SPANS, "turn_rewards": [[1.0, math.nan], [1.0]]}, "turn_rewards[0][1]"),
+    ({"completion_ids": [[3], []]}, "completion_ids[1]"),
+    ({"completion_ids": [[3]]}, "completion_ids"),
+    ({"prompt_ids": [[3]]}, "prompt_ids"),
+    ({"logprobs": [[0.0] * 4, [0.0] * 3]}, "logprobs"),
+])  # fmt: skip
 def test_a_result_that_contradicts_itself_raises_by_key(extra, named):
     with pytest.raises(ValueError, match=re.escape(f"`{named}`")) as caught:
         read(**extra)

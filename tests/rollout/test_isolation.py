@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.isolation_kit import (
+from tests.kit.isolation_kit import (
     BuildsItsMessage,
     Env,
     HomeBound,
@@ -18,7 +18,7 @@ from tests.isolation_kit import (
     descendants,
     is_running,
 )
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import isolation
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
 
@@ -150,14 +150,11 @@ def test_a_factory_that_cannot_travel():
         IsolatedEnvironment(lambda: generator)
 
 
-@pytest.mark.parametrize(
-    ("factory", "error", "message"),
-    [
-        (lambda: {}["missing index"], KeyError, "missing index"),
-        (lambda: sys.exit(5), RuntimeError, "SystemExit: 5"),
-        (lambda: os._exit(6), EnvironmentDied, "exit code 6"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "error", "message"), [
+    (lambda: {}["missing index"], KeyError, "missing index"),
+    (lambda: sys.exit(5), RuntimeError, "SystemExit: 5"),
+    (lambda: os._exit(6), EnvironmentDied, "exit code 6"),
+])  # fmt: skip
 def test_a_factory_that_fails(factory, error, message):
     with pytest.raises(error, match=message):
         IsolatedEnvironment(factory)
@@ -181,19 +178,16 @@ def test_exceptions_keep_type_message_and_traceback(env):
     assert env.step("a")[0] == "A"
 
 
-@pytest.mark.parametrize(
-    ("method", "args", "message"),
-    [
-        ("raises", (TwoArguments, 3, "why"), "TwoArguments: why (3)"),
-        ("raises", (BuildsItsMessage, 3), "BuildsItsMessage: code 3"),
-        ("raises_local", (), "LocalError: here only"),
-        ("raises_loaded", (), "ValueError: carries a lock"),
-        ("raises", (HomeBound,), "HomeBound: "),
-        ("raises", (SystemExit, 3), "SystemExit: 3"),
-        ("leave", (), "SystemExit: 4"),
-        ("interrupts", (), "KeyboardInterrupt: "),
-    ],
-)
+@pytest.mark.parametrize(("method", "args", "message"), [
+    ("raises", (TwoArguments, 3, "why"), "TwoArguments: why (3)"),
+    ("raises", (BuildsItsMessage, 3), "BuildsItsMessage: code 3"),
+    ("raises_local", (), "LocalError: here only"),
+    ("raises_loaded", (), "ValueError: carries a lock"),
+    ("raises", (HomeBound,), "HomeBound: "),
+    ("raises", (SystemExit, 3), "SystemExit: 3"),
+    ("leave", (), "SystemExit: 4"),
+    ("interrupts", (), "KeyboardInterrupt: "),
+])  # fmt: skip
 def test_what_cannot_travel_is_reported_as_text(env, method, args, message):
     with pytest.raises(RuntimeError) as caught:
         env.call(method, *args)
@@ -214,14 +208,11 @@ def test_results_and_arguments_that_cannot_travel(env):
     assert env.step("a")[0] == "A"
 
 
-@pytest.mark.parametrize(
-    ("method", "argument", "message"),
-    [
-        ("exits", 3, "Env .* ended in or before `exits`: exit code 3"),
-        ("signals", signal.SIGKILL, "signal 9"),
-        ("signals", signal.SIGSEGV, r"signal 11 \(Segmentation fault\)"),
-    ],
-)
+@pytest.mark.parametrize(("method", "argument", "message"), [
+    ("exits", 3, "Env .* ended in or before `exits`: exit code 3"),
+    ("signals", signal.SIGKILL, "signal 9"),
+    ("signals", signal.SIGSEGV, r"signal 11 \(Segmentation fault\)"),
+])  # fmt: skip
 def test_a_child_that_dies_names_its_end(env, method, argument, message):
     with pytest.raises(EnvironmentDied, match=message):
         env.call(method, argument)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.isolation_kit import (
+from tests.kit.isolation_kit import (
     ROOT,
     Env,
     descendants,
@@ -21,7 +21,7 @@ from tests.isolation_kit import (
     is_running,
     run_script,
 )
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import isolation
 from trl_stppo.rollout.isolation import EnvironmentDied, IsolatedEnvironment
 

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from tests.rollout_kit import build, play, play_once, says
+from tests.kit.rollout_kit import build, play, play_once, says
 
 MAIN = threading.main_thread()
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from tests import tiers
-from tests.episodes import ScriptedEnv, done
-from tests.rollout_kit import build, collect, environment_threads, play
-from tests.waiting import wait_until
+from tests.kit import tiers
+from tests.kit.episodes import ScriptedEnv, done
+from tests.kit.rollout_kit import build, collect, environment_threads, play
+from tests.kit.waiting import wait_until
 
 
 async def quick():

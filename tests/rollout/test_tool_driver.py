@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from tests.rollout_kit import FORMAT, build, parse, play, play_once, requested, says, shown
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.rollout_kit import FORMAT, build, parse, play, play_once, requested, says, shown
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout.tool_driver import ToolFormat
 
 
@@ -70,26 +70,23 @@ NOT_FOUND = "{{'error': 'Tool {} not found.'}}"
 MISSING = "{'error': \"Tools.ask() missing 1 required positional argument: 'x'\"}"
 
 
-@pytest.mark.parametrize(
-    ("turn", "expected", "malformed"),
-    [
-        ("!look a;look b]", [("look", "saw a"), ("look", "saw b")], False),
-        ("!ask a;ask b]", [("ask", "told a"), ("ask", "told b")], False),
-        ("!ask a;look b;ask c]", [("look", "saw b"), ("ask", "told a"), ("ask", "told c")], False),
-        ("!jump x;look a]", [("jump", NOT_FOUND.format("jump")), ("look", "saw a")], True),
-        ("!reset]", [("reset", NOT_FOUND.format("reset"))], True),
-        ("!_hidden x]", [("_hidden", NOT_FOUND.format("_hidden"))], True),
-        # A call that does not fit fails at once, so among the synchronous ones.
-        ("!ask b;ask;look a]", [("ask", MISSING), ("look", "saw a"), ("ask", "told b")], True),
-        ("!fail one;look a]", [("fail", "{'error': 'one'}"), ("look", "saw a")], False),
-        ("!fail key]", [("fail", "{'error': \"'key'\"}")], False),
-        ("!fail_later a;ask b]", [("fail_later", "{'error': 'a'}"), ("ask", "told b")], False),
-        ("!give none;give bytes]", [("give", "None"), ("give", "b'b'")], False),
-        ("!give tuple]", [("give", "(1,)")], False),
-        ("!give list]", [("give", [{"type": "text", "text": "t"}])], False),
-        ("!step x]", [("step", "went x")], False),
-    ],
-)
+@pytest.mark.parametrize(("turn", "expected", "malformed"), [
+    ("!look a;look b]", [("look", "saw a"), ("look", "saw b")], False),
+    ("!ask a;ask b]", [("ask", "told a"), ("ask", "told b")], False),
+    ("!ask a;look b;ask c]", [("look", "saw b"), ("ask", "told a"), ("ask", "told c")], False),
+    ("!jump x;look a]", [("jump", NOT_FOUND.format("jump")), ("look", "saw a")], True),
+    ("!reset]", [("reset", NOT_FOUND.format("reset"))], True),
+    ("!_hidden x]", [("_hidden", NOT_FOUND.format("_hidden"))], True),
+    # A call that does not fit fails at once, so among the synchronous ones.
+    ("!ask b;ask;look a]", [("ask", MISSING), ("look", "saw a"), ("ask", "told b")], True),
+    ("!fail one;look a]", [("fail", "{'error': 'one'}"), ("look", "saw a")], False),
+    ("!fail key]", [("fail", "{'error': \"'key'\"}")], False),
+    ("!fail_later a;ask b]", [("fail_later", "{'error': 'a'}"), ("ask", "told b")], False),
+    ("!give none;give bytes]", [("give", "None"), ("give", "b'b'")], False),
+    ("!give tuple]", [("give", "(1,)")], False),
+    ("!give list]", [("give", [{"type": "text", "text": "t"}])], False),
+    ("!step x]", [("step", "went x")], False),
+])  # fmt: skip
 def test_a_turn_is_answered_as_by_trl(turn, expected, malformed):
     answered, played = answers(turn)
     assert answered == expected
@@ -110,19 +107,16 @@ def test_asynchronous_calls_run_together_after_the_synchronous_ones():
     assert played.only.env.log == ["ask a", "ask b", "told b", "told a"]
 
 
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
-        ({"type": "custom", "name": "look"}, ("look", "Unsupported tool call type: custom")),
-        ({"type": "custom"}, ("unknown", "Unsupported tool call type: custom")),
-        ({"name": "look", "arguments": {}}, ("look", "Unsupported tool call type: None")),
-        (requested("look", y=1), ("look", "got an unexpected keyword argument 'y'")),
-        (
-            {"type": "function", "function": {"name": "look", "arguments": "x"}},
-            ("look", "argument after ** must be a mapping, not str"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "answer"), [
+    ({"type": "custom", "name": "look"}, ("look", "Unsupported tool call type: custom")),
+    ({"type": "custom"}, ("unknown", "Unsupported tool call type: custom")),
+    ({"name": "look", "arguments": {}}, ("look", "Unsupported tool call type: None")),
+    (requested("look", y=1), ("look", "got an unexpected keyword argument 'y'")),
+    (
+        {"type": "function", "function": {"name": "look", "arguments": "x"}},
+        ("look", "argument after ** must be a mapping, not str"),
+    ),
+])  # fmt: skip
 def test_calls_of_a_strange_form_are_answered_and_counted_as_malformed(call, answer):
     def read(turn, before, tools):
         message = parse(turn, before, tools)

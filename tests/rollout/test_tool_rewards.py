@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.rollout_kit import build, play, play_once, says
+from tests.kit.rollout_kit import build, play, play_once, says
 
 
 class Tools:
@@ -89,17 +89,14 @@ def test_what_get_reward_appends_belongs_to_the_last_turn(kind):
 
 
 @pytest.mark.parametrize("kind", [Scoring, ScoringLater])
-@pytest.mark.parametrize(
-    ("score", "final", "error"),
-    [
-        (3, 3.0, None),
-        (None, None, None),
-        (math.nan, None, "ValueError: `Kind.get_reward()` is nan"),
-        ("1", None, "ValueError: `Kind.get_reward()` is '1'"),
-        (OSError("no"), None, "OSError: no"),
-        (SystemExit(2), None, "SystemExit: 2"),
-    ],
-)
+@pytest.mark.parametrize(("score", "final", "error"), [
+    (3, 3.0, None),
+    (None, None, None),
+    (math.nan, None, "ValueError: `Kind.get_reward()` is nan"),
+    ("1", None, "ValueError: `Kind.get_reward()` is '1'"),
+    (OSError("no"), None, "OSError: no"),
+    (SystemExit(2), None, "SystemExit: 2"),
+])  # fmt: skip
 def test_get_reward_is_asked_once_and_checked(kind, score, final, error):
     asked = []
 
@@ -119,17 +116,14 @@ def test_get_reward_is_asked_once_and_checked(kind, score, final, error):
 
 
 @pytest.mark.parametrize("kind", [Paying, Scoring, ScoringLater])
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("shrink", "turn_rewards` shrank from 1 to 0 entries"),
-        ("tuple", "turn_rewards` is a tuple; it must be a list"),
-        ("none", "turn_rewards[-1]` is None"),
-        ("str", "turn_rewards[-1]` is '1'"),
-        ("nan", "turn_rewards[-1]` is nan"),
-        ("-inf", "turn_rewards[-1]` is -inf"),
-    ],
-)
+@pytest.mark.parametrize(("value", "message"), [
+    ("shrink", "turn_rewards` shrank from 1 to 0 entries"),
+    ("tuple", "turn_rewards` is a tuple; it must be a list"),
+    ("none", "turn_rewards[-1]` is None"),
+    ("str", "turn_rewards[-1]` is '1'"),
+    ("nan", "turn_rewards[-1]` is nan"),
+    ("-inf", "turn_rewards[-1]` is -inf"),
+])  # fmt: skip
 def test_a_list_that_is_none_ends_the_episode(kind, value, message):
     first = "!pay 1]" if value == "shrink" else "!look a]"
     played = play_once(kind, says([first, f"!set {value}]"]))

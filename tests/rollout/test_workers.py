@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tests.rollout_kit import collect, environment_threads
-from tests.waiting import PATIENCE, wait_until
+from tests.kit.rollout_kit import collect, environment_threads
+from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo.rollout import workers
 from trl_stppo.rollout.workers import EnvironmentCalls
 

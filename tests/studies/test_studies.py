@@ -1,13 +1,11 @@
 """The studies' drivers import, know their stages, and read what they have recorded."""
 
-from __future__ import annotations
-
 import gzip
 import json
 
 import pytest
 
-from tests.script_kit import ROOT
+from tests.kit.script_kit import ROOT
 
 STUDIES = ROOT / "benchmarks" / "studies"
 DRIVERS = sorted(path.stem for path in STUDIES.glob("*.py") if not path.stem.startswith("_"))

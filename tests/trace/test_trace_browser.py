@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
+from tests.kit.trace_kit import HOSTILE, add_hostile, browser, made_up_run, open_page, set_size
 from trl_stppo.trace import build_page
 
 # Ten times what it takes; the machine may be busy.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.trace_kit import HOSTILE, add_hostile, episode, made_up_run
+from tests.kit.trace_kit import HOSTILE, add_hostile, episode, made_up_run
 from trl_stppo.cli import main
 from trl_stppo.errors import TraceError
 from trl_stppo.trace import TracedUpdate, build_page, files, read_trace

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.trace_kit import HOSTILE, add_hostile, made_up_run
+from tests.kit.trace_kit import HOSTILE, add_hostile, made_up_run
 from trl_stppo.errors import TraceError
 from trl_stppo.trace import TracedEpisode, TracedUpdate, build_page, command, read_trace
 from trl_stppo.trace.files import FOLDER, write_update

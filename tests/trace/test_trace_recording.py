@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.builders import LIMITS, TEXT, build, prompts, share_of_a
-from tests.fakes import char_tokenizer, float64_policy
-from tests.launch import on_two_processes
-from tests.run_log import comparable
-from tests.scripted import (
+from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
+from tests.kit.fakes import char_tokenizer, float64_policy
+from tests.kit.launch import on_two_processes
+from tests.kit.run_log import comparable
+from tests.kit.scripted import (
     EPISODES,
     Float64Trainer,
     plain_logprobs,
@@ -19,7 +19,7 @@ from tests.scripted import (
     train,
     weights,
 )
-from tests.trace_run import run
+from tests.kit.trace_run import run
 from trl_stppo import STGRPOTrainer, STPPOTrainer
 from trl_stppo.trace import read_trace
 from trl_stppo.trainer.batch import full_sequence
@@ -230,7 +230,7 @@ def test_a_full_disk_costs_one_warning(tmp_path, caplog):
 
 @pytest.mark.slow
 def test_two_processes_record_what_one_does(tmp_path):
-    on_two_processes("tests.trace_run", tmp_path)
+    on_two_processes("tests.kit.trace_run", tmp_path)
     run(tmp_path / "one", 1)
     two = {e.row: e for e in read_trace(tmp_path / "two")}
     one = {e.row: e for e in read_trace(tmp_path / "one")}

@@ -1,10 +1,8 @@
 """`torch_compile=True`: turns are sampled with the uncompiled module, updates use the compiled one."""
 
-from __future__ import annotations
-
 import torch
 
-from tests.builders import LIMITS, TEXT, Kept, build
+from tests.kit.builders import LIMITS, TEXT, Kept, build
 
 
 def test_a_compiled_policy_samples_and_trains(tmp_path) -> None:

@@ -1,17 +1,15 @@
 """RLOO and ReBN through `trainer.train()`: TRL's numbers, GEM's formula, what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from trl import RLOOConfig, RLOOTrainer
 
-import references
-from tests.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_config, train
-from tests.fakes import CountEnv, char_tokenizer, float64_policy, tiny_policy
-from tests.run_log import comparable
-from tests.scripted import weights
-from tests.tiers import quick
+from tests.kit import references
+from tests.kit.builders import LIMITS, QUICK, TEXT, build, logs, prompts, quick_config, train
+from tests.kit.fakes import CountEnv, char_tokenizer, float64_policy, tiny_policy
+from tests.kit.run_log import comparable
+from tests.kit.scripted import weights
+from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.stgrpo_config import GROUP_VARIANTS

@@ -1,13 +1,11 @@
 """The one description of a run, built of its parts."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from datasets import Dataset
 
-from tests.builders import quick_config
-from tests.fakes import CountEnv
+from tests.kit.builders import quick_config
+from tests.kit.fakes import CountEnv
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.describe import description_of
 from trl_stppo.trainer.planning.plan import plan_rollout
@@ -26,20 +24,12 @@ class Adder:
         return "hi"
 
     def add(self, amount: int) -> str:
-        """Add a number.
-
-        Args:
-            amount: what to add.
-        """
+        """Add a number.\n\nArgs:\n    amount: what to add."""
         return str(amount)
 
 
 def lookup(word: str) -> str:
-    """Look a word up.
-
-    Args:
-        word: any.
-    """
+    """Look a word up.\n\nArgs:\n    word: any."""
     return word
 
 

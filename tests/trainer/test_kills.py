@@ -1,7 +1,5 @@
 """Killed with SIGKILL again and again, in every phase, and resumed: the run ends as if nothing had been."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,9 +14,9 @@ import psutil
 import pytest
 import torch
 
-from tests.kill_run import PHASES, SETTINGS, STEPS, PhaseFile
-from tests.launch import ENVIRONMENT, ROOT, launcher
-from tests.run_log import comparable
+from tests.kit.kill_run import PHASES, SETTINGS, STEPS, PhaseFile
+from tests.kit.launch import ENVIRONMENT, ROOT, launcher
+from tests.kit.run_log import comparable
 from trl_stppo.trainer.disk.files import checkpoints, complaint
 
 TARGETS = PHASES[1:-1]
@@ -30,12 +28,9 @@ def start(folder: Path, kind: str, processes: int) -> subprocess.Popen:
     launch = launcher(processes) if processes > 1 else []
     with open(folder / "output.txt", "ab") as output:
         return subprocess.Popen(
-            [sys.executable, *launch, "-m", "tests.kill_run", str(folder), kind],
-            cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+            [sys.executable, *launch, "-m", "tests.kit.kill_run", str(folder), kind], cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT}, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
 def finish(process: subprocess.Popen, folder: Path) -> None:

@@ -1,40 +1,28 @@
 """`optim=`: each optimizer that runs here is stepped and resumed; those for a GPU get their hooks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig
 from transformers import Adafactor, AutoModelForCausalLM
 
-from tests.fakes import char_tokenizer, tiny_config, tiny_policy
-from tests.scripted import logged, norm, policy_parameters, scripted_trainer
-from tests.tiers import quick
+from tests.kit.fakes import char_tokenizer, tiny_config, tiny_policy
+from tests.kit.scripted import logged, norm, policy_parameters, scripted_trainer
+from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer.optimizers import check_optimizer
 
 STEPS = 2
 RUN = {
-    "trainer_class": STPPOTrainer,
-    "learning_rate": 1e-2,
-    "critic_learning_rate": 2e-2,
-    "lr_scheduler_type": "linear",
-    "num_ppo_epochs": 1,
-    "max_steps": STEPS,
-    "save_strategy": "steps",
-    "save_steps": 1,
-    "variant": "st-ppo",
-    "gradient_checkpointing": False,
-}
+    "trainer_class": STPPOTrainer, "learning_rate": 1e-2, "critic_learning_rate": 2e-2,
+    "lr_scheduler_type": "linear", "num_ppo_epochs": 1, "max_steps": STEPS,
+    "save_strategy": "steps", "save_steps": 1, "variant": "st-ppo", "gradient_checkpointing": False,
+}  # fmt: skip
 TORCH = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd")
 # bitsandbytes steps tensors under 4096 elements with 32-bit state, for which it has CPU kernels.
 BITSANDBYTES = {
-    "adamw_bnb_8bit": "AdamW",
-    "paged_adamw_8bit": "AdamW",
-    "paged_adamw_32bit": "AdamW",
-    "lion_8bit": "Lion",
-    "ademamix_8bit": "AdEMAMix",
-}
+    "adamw_bnb_8bit": "AdamW", "paged_adamw_8bit": "AdamW", "paged_adamw_32bit": "AdamW",
+    "lion_8bit": "Lion", "ademamix_8bit": "AdEMAMix",
+}  # fmt: skip
 
 
 def build(folder, optim, rank=4, **options):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.oracle import FIXTURE, VARIANTS, Oracle, build_models, load_oracle
+from tests.kit.oracle import FIXTURE, VARIANTS, Oracle, build_models, load_oracle
 
 
 @pytest.fixture(params=VARIANTS)

@@ -4,14 +4,12 @@ Only what the recording fixes is injected: prompts, responses and scores. Logpro
 advantages, losses, gradients and weights are the trainer's own.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset
 
-from tests.oracle import VARIANTS, Oracle, OracleModels, build_models, load_oracle
-from tests.scripted import DEFAULTS, Recorder, logged
+from tests.kit.oracle import VARIANTS, Oracle, OracleModels, build_models, load_oracle
+from tests.kit.scripted import DEFAULTS, Recorder, logged
 from trl_stppo import STPPOConfig, STPPOTrainer
 from trl_stppo.trainer.training_loop import TrainingLoop
 
@@ -73,31 +71,21 @@ def run(oracle: Oracle, folder, *, accumulation: int = 1, with_mask: bool = True
     replay = Replay(oracle, models)
     trained = [*models.policy.parameters(), *models.value.parameters()]
     settings = {
-        **DEFAULTS,
-        **{name: ppo[name] for name in KEPT},
-        "variant": "ppo",
-        "loss_type": "bnpo",
-        "temperature": ppo["temperature"],
-        "response_length": ppo["response_length"],
-        "num_ppo_epochs": ppo["num_ppo_epochs"],
-        "max_steps": ppo["num_ppo_epochs"],
+        **DEFAULTS, **{name: ppo[name] for name in KEPT}, "variant": "ppo", "loss_type": "bnpo",
+        "temperature": ppo["temperature"], "response_length": ppo["response_length"],
+        "num_ppo_epochs": ppo["num_ppo_epochs"], "max_steps": ppo["num_ppo_epochs"],
         "per_device_train_batch_size": ppo["per_device_train_batch_size"] // accumulation,
-        "gradient_accumulation_steps": accumulation,
-        "remove_unused_columns": False,
-    }
+        "gradient_accumulation_steps": accumulation, "remove_unused_columns": False,
+    }  # fmt: skip
     recorder = Recorder()
     trainer = ReplayTrainer(
-        model=models.policy,
-        reward_funcs=replay.score,
+        model=models.policy, reward_funcs=replay.score,
         args=STPPOConfig(output_dir=str(folder), **{**settings, **options}),
-        train_dataset=prompt_dataset(oracle, with_mask),
-        processing_class=models.tokenizer,
+        train_dataset=prompt_dataset(oracle, with_mask), processing_class=models.tokenizer,
         callbacks=[recorder],
         optimizers=(torch.optim.SGD(trained, lr=oracle.settings["optimizer"]["lr"]), None),
-        rollout_func=replay.rollout,
-        value_model=models.value,
-        ref_model=models.ref,
-    )
+        rollout_func=replay.rollout, value_model=models.value, ref_model=models.ref,
+    )  # fmt: skip
     recorder.trainer = trainer
     trainer.train()
     return trainer, recorder, models

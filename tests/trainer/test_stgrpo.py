@@ -1,15 +1,13 @@
 """STGRPOTrainer: GRPO's advantages under ST-PPO's ratio and correction, and no trace of a critic."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.builders import LIMITS, QUICK, TEXT, build, logs, prompts, share_of_a
-from tests.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
-from tests.tiers import quick
+from tests.kit.builders import LIMITS, QUICK, TEXT, build, logs, prompts, share_of_a
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.tiers import quick
 from trl_stppo import STGRPOConfig, STGRPOTrainer
 from trl_stppo.trainer.loop import sampler
 from trl_stppo.trainer.training_loop import TrainingLoop

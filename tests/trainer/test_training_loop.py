@@ -1,49 +1,26 @@
 """Epochs, logging, evaluation and samples: what happens around the rollouts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
-from tests.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
-from tests.fakes import CountEnv
+from tests.kit.builders import LIMITS, TEXT, Kept, build, logs, prompts, train
+from tests.kit.fakes import CountEnv
 from trl_stppo import STPPOTrainer
 from trl_stppo.rollout.record import StopReason
 
 LOGGED = (
-    "policy/clip_fraction",
-    "policy/clip_fraction_low",
-    "policy/clip_fraction_high",
-    "policy/ratio_mean",
-    "policy/ratio_max",
-    "policy/approx_kl",
-    "policy/entropy",
-    "objective/kl",
-    *(f"policy/{name}" for name in ("turn_ess", "episode_ess", "divergence_max")),
-    "clip_bias/norm",
-    "clip_bias/grad_norm",
-    "clip_bias/scale",
-    "clip_bias/cosine",
-    "value/loss",
-    "value/clip_fraction",
-    "value/explained_variance",
-    "advantage/mean",
-    "advantage/std",
-    "advantage/max_abs",
-    "turns/mean",
-    "turns/max",
-    "turns/tokens_mean",
-    "turns/valid_action_rate",
-    "episode/score",
-    "episode/success_rate",
-    *(f"stop_reason/{reason.value}" for reason in StopReason),
-    "perf/rollout_tokens_per_second",
-    "perf/update_tokens_per_second",
-    "perf/env_seconds",
-    "perf/peak_memory_gb",
-)
+    "policy/clip_fraction", "policy/clip_fraction_low", "policy/clip_fraction_high",
+    "policy/ratio_mean", "policy/ratio_max", "policy/approx_kl", "policy/entropy", "objective/kl",
+    *(f"policy/{name}" for name in ("turn_ess", "episode_ess", "divergence_max")), "clip_bias/norm",
+    "clip_bias/grad_norm", "clip_bias/scale", "clip_bias/cosine", "value/loss",
+    "value/clip_fraction", "value/explained_variance", "advantage/mean", "advantage/std",
+    "advantage/max_abs", "turns/mean", "turns/max", "turns/tokens_mean", "turns/valid_action_rate",
+    "episode/score", "episode/success_rate",
+    *(f"stop_reason/{reason.value}" for reason in StopReason), "perf/rollout_tokens_per_second",
+    "perf/update_tokens_per_second", "perf/env_seconds", "perf/peak_memory_gb",
+)  # fmt: skip
 
 
 class SureOfHalf(CountEnv):

@@ -1,14 +1,12 @@
 """Two processes with half of the batch each take the steps of one process with all of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from tests.distributed_run import CASES, run
-from tests.launch import by_case
-from tests.scripted import norm
-from tests.tiers import quick
+from tests.kit.distributed_run import CASES, run
+from tests.kit.launch import by_case
+from tests.kit.scripted import norm
+from tests.kit.tiers import quick
 
 NOW = (
     *("LoRA, shared critic", "estimated", "groups of several lengths", "RLOO", "ReBN"),
@@ -19,7 +17,7 @@ NOW = (
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """The results of both ranks, of a case."""
-    return by_case("tests.distributed_run", CASES, NOW, tmp_path_factory)
+    return by_case("tests.kit.distributed_run", CASES, NOW, tmp_path_factory)
 
 
 @pytest.mark.parametrize("case", quick(CASES, *NOW))

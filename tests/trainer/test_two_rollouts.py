@@ -1,13 +1,11 @@
 """Two processes whose episodes have different numbers of turns: no dead-lock, nobody's tokens mixed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from tests.collective_run import LETTERS, TURNS, RowEnv, RowTools, trained
-from tests.fakes import char_tokenizer
-from tests.launch import on_two_processes
+from tests.kit.collective_run import LETTERS, TURNS, RowEnv, RowTools, trained
+from tests.kit.fakes import char_tokenizer
+from tests.kit.launch import on_two_processes
 
 # Of each process by nature: what it measured on its own clock and memory.
 OWN = ("step_time", "train_runtime", "perf/peak_memory_gb")
@@ -17,7 +15,7 @@ OWN = ("step_time", "train_runtime", "perf/peak_memory_gb")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     # A dead-lock ends at the time limit.
-    return on_two_processes("tests.collective_run", folder, weights_only=False)
+    return on_two_processes("tests.kit.collective_run", folder, weights_only=False)
 
 
 @pytest.mark.parametrize("case", ["text", "tools", "server", "slow"])

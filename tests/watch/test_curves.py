@@ -1,7 +1,5 @@
 """Curves: what is drawn, by hand; that files are pictures of it; and the command."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path
@@ -83,9 +81,6 @@ def test_the_same_picture_gives_the_same_file(ending, start, tmp_path):
     assert first.startswith(start)
 
 
-# ------------------------------------------------------------------------------ the command
-
-
 def plot(*words) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -98,17 +93,13 @@ def test_pictures_lie_beside_one_run_or_where_they_are_asked_for(tmp_path, monke
         write_lines(Path(name), history(1.0, 2.0))
     assert plot("a") == plot("a", "b") == plot("a", "--output", "deep/x.pdf") == 0
     assert capsys.readouterr().out.split() == [
-        *("picture:", "a/curves.png", "picture:", "curves.png", "picture:", "deep/x.pdf"),
+        *("picture:", "a/curves.png", "picture:", "curves.png", "picture:", "deep/x.pdf")
     ]
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [
-        (("nowhere",), "nowhere"),
-        (("empty",), "`runs`"),
-        (("a", "--output", "x.gif"), "output"),
-    ],
+    [(("nowhere",), "nowhere"), (("empty",), "`runs`"), (("a", "--output", "x.gif"), "output")],
 )
 def test_mistakes_exit_with_1_and_name_the_word(words, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

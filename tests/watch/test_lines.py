@@ -1,7 +1,5 @@
 """The lines of a training: what it is, one per rollout batch, one per evaluation, and no others."""
 
-from __future__ import annotations
-
 import io
 import math
 import sys
@@ -10,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from tests.scripted import numbered_rows, scripted_trainer
+from tests.kit.scripted import numbered_rows, scripted_trainer
 from trl_stppo.trainer.watching import display
 from trl_stppo.watch import ProgressLines
 from trl_stppo.watch.figures import NOTHING, SUCCESS, duration, number, shown
@@ -50,9 +48,6 @@ def first_words(lines: list[str], start: str = "rollout") -> list[str]:
     return [" ".join(line.split()[:2]) for line in lines if line.startswith(start)]
 
 
-# ------------------------------------------------------------------------- numbers
-
-
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, "0.5", True])
 def test_what_is_no_figure_is_shown_as_a_dash(value):
     assert shown(number(value)) == NOTHING
@@ -88,9 +83,6 @@ def test_a_line_fits_into_80_columns_and_new_columns_get_a_heading(capsys):
         *("time", "left"),
     ]
     assert len(second) <= 80
-
-
-# ----------------------------------------------------------------------- trainings
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
@@ -159,11 +151,8 @@ def test_evaluations_have_lines_and_are_no_part_of_a_rollouts_time(tmp_path, cap
 def test_evaluations_of_several_data_sets_are_told_apart(capsys):
     state = SimpleNamespace(is_world_process_zero=True)
     rates = {
-        "success_rate": 0.5,
-        "success_rate_low": 0.25,
-        "success_rate_high": 0.75,
-        "score": -2.0,
-    }
+        "success_rate": 0.5, "success_rate_low": 0.25, "success_rate_high": 0.75, "score": -2.0,
+    }  # fmt: skip
     metrics = {f"eval_hard_episode/{name}": value for name, value in rates.items()}
     metrics |= {"eval_hard_runtime": 75.0, "eval_hard_episodes": 1200, "eval_hard_turns/mean": 2.5}
     ProgressLines().on_evaluate(None, state, None, metrics=metrics)
@@ -187,12 +176,9 @@ def test_a_resumed_run_goes_on_with_its_next_line(tmp_path, capsys):
 
 def state_of(step: int, history: list[dict], main: bool, max_steps: int) -> SimpleNamespace:
     return SimpleNamespace(
-        global_step=step,
-        max_steps=max_steps,
-        log_history=history,
-        logging_steps=1,
+        global_step=step, max_steps=max_steps, log_history=history, logging_steps=1,
         is_world_process_zero=main,
-    )
+    )  # fmt: skip
 
 
 def two_rollouts(

@@ -1,7 +1,5 @@
 """The log that is written as a run goes: whole, once, and never in the way of the training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -12,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.scripted import train
+from tests.kit.scripted import train
 from trl_stppo.trainer.describe import _arguments
 from trl_stppo.watch import read_run
 from trl_stppo.watch.metrics_file import MetricsFile, changed_settings
@@ -89,7 +87,7 @@ def test_a_run_that_was_killed_and_resumed_has_every_entry_once(finished, tmp_pa
 
 
 def train_on(folder):
-    from tests.scripted import scripted_trainer
+    from tests.kit.scripted import scripted_trainer
 
     trainer, recorder = scripted_trainer(folder, **SETTINGS)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
@@ -118,11 +116,8 @@ def log(writer: MetricsFile, at: SimpleNamespace, entry: dict) -> None:
 def test_settings_are_plain_and_hold_no_secret():
     args = Settings("out", hub_token="hf_x", learning_rate=0.5, plugin=object())
     assert changed_settings(args) == {
-        "variant": "settings",
-        "seed": 1,
-        "output_dir": "out",
-        "learning_rate": 0.5,
-    }
+        "variant": "settings", "seed": 1, "output_dir": "out", "learning_rate": 0.5,
+    }  # fmt: skip
 
 
 def test_what_is_no_number_is_null(tmp_path):

@@ -1,7 +1,5 @@
 """Every integration of `report_to` can take the logs."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -13,7 +11,7 @@ import pytest
 from transformers import TrainerCallback
 from transformers.integrations import TrackioCallback
 
-from tests.scripted import scripted_trainer
+from tests.kit.scripted import scripted_trainer
 
 ODD = {
     "rewards/<lambda>/mean": [math.nan],  # upstream makes None of it
@@ -78,7 +76,7 @@ for name in ("connect", "connect_ex"):
         assert inside, f"NETWORK {address}"
         return original(self, address)
     setattr(socket.socket, name, checked)
-from tests import scripted
+from tests.kit import scripted
 from tests.watch.test_report_to import ODD
 if __name__ == "__main__":
     del scripted.DEFAULTS["report_to"]

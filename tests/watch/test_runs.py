@@ -1,7 +1,5 @@
 """Reading runs from their folders."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -64,20 +62,17 @@ def test_a_file_without_an_entry_is_passed_over(tmp_path):
     assert read_run(tmp_path).history == ENTRIES
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("metrics.jsonl", "{}\n", "format None; this version reads 1"),
-        ("metrics.jsonl", '{"format": 2}\n', "format 2; this version reads 1"),
-        ("metrics.jsonl", "nonsense\n", "JSONDecodeError"),
-        ("metrics.jsonl", '{"format": 1, "settings": []}\n', r"`settings` is \[\]; it must be an"),
-        ("metrics.jsonl", "[]\n", "AttributeError"),
-        ("metrics.jsonl", "[" * 100_000 + "\n", "RecursionError"),
-        ("trainer_state.json", '{"log_history": null}', "TypeError"),
-        ("trainer_state.json", "{}", "KeyError"),
-        ("trainer_state.json", "[]", "TypeError"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("metrics.jsonl", "{}\n", "format None; this version reads 1"),
+    ("metrics.jsonl", '{"format": 2}\n', "format 2; this version reads 1"),
+    ("metrics.jsonl", "nonsense\n", "JSONDecodeError"),
+    ("metrics.jsonl", '{"format": 1, "settings": []}\n', r"`settings` is \[\]; it must be an"),
+    ("metrics.jsonl", "[]\n", "AttributeError"),
+    ("metrics.jsonl", "[" * 100_000 + "\n", "RecursionError"),
+    ("trainer_state.json", '{"log_history": null}', "TypeError"),
+    ("trainer_state.json", "{}", "KeyError"),
+    ("trainer_state.json", "[]", "TypeError"),
+])  # fmt: skip
 def test_a_damaged_file_is_named(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message) as caught:

@@ -51,18 +51,14 @@ def main() -> None:
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": PROMPT}]] * 64}),
         reward_funcs=reached,
         args=GRPOConfig(
-            chat_template_kwargs={"enable_thinking": False},
-            logging_steps=1,
-            log_completions=True,
-            num_completions_to_print=2,
-            max_completion_length=256,
-            per_device_train_batch_size=4,
+            chat_template_kwargs={"enable_thinking": False}, logging_steps=1, log_completions=True,
+            num_completions_to_print=2, max_completion_length=256, per_device_train_batch_size=4,
             gradient_accumulation_steps=2,
         ),
         environment_factory=CorridorEnv,
         peft_config=LoraConfig(),
         callbacks=[RichProgressCallback()],
-    )
+    )  # fmt: skip
     trainer.train()
 
 

@@ -78,13 +78,9 @@ if __name__ == "__main__":
     )
     training.chat_template_kwargs = {"enable_thinking": False}
     trainer = GRPOTrainer(
-        model=model.model_name_or_path,
-        train_dataset=rows,
-        eval_dataset=None,
-        tools=[query],
-        reward_funcs=[correctness, evidence],
-        args=training,
-    )
+        model=model.model_name_or_path, train_dataset=rows, eval_dataset=None, tools=[query],
+        reward_funcs=[correctness, evidence], args=training,
+    )  # fmt: skip
     trainer.train()
     trainer.save_model(training.output_dir)
     if training.push_to_hub:

@@ -63,16 +63,10 @@ if __name__ == "__main__":
     assert train[0]["input_ids"][-1] != tokenizer.eos_token_id
 
     trainer = PPOTrainer(
-        args=training,
-        processing_class=tokenizer,
-        model=policy,
-        ref_model=reference,
-        reward_model=judge,
-        value_model=critic,
-        train_dataset=train,
-        eval_dataset=held_out,
+        args=training, processing_class=tokenizer, model=policy, ref_model=reference,
+        reward_model=judge, value_model=critic, train_dataset=train, eval_dataset=held_out,
         peft_config=peft_config,
-    )
+    )  # fmt: skip
     trainer.train()
     trainer.save_model(training.output_dir)
     if training.push_to_hub:

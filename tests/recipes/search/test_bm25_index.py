@@ -159,19 +159,16 @@ def test_nothing_is_read_into_memory(large) -> None:
         assert not array.flags.owndata
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda f: (f / "index.json").unlink(),
-        lambda f: (f / "index.json").write_text("{"),
-        lambda f: (f / "data.csc.index.npy").unlink(),
-        lambda f: os.truncate(f / "passages.jsonl", 20),
-        lambda f: (f / "index.json").write_text(
-            (f / "index.json").read_text().replace('"bm25"', '"dense"')
-        ),
-        lambda f: shutil.rmtree(f),
-    ],
-)
+@pytest.mark.parametrize("spoil", [
+    lambda f: (f / "index.json").unlink(),
+    lambda f: (f / "index.json").write_text("{"),
+    lambda f: (f / "data.csc.index.npy").unlink(),
+    lambda f: os.truncate(f / "passages.jsonl", 20),
+    lambda f: (f / "index.json").write_text(
+        (f / "index.json").read_text().replace('"bm25"', '"dense"')
+    ),
+    lambda f: shutil.rmtree(f),
+])  # fmt: skip
 def test_a_damaged_folder_is_refused(small, spoil) -> None:
     spoil(small)
     with pytest.raises(IndexFolderError, match=r"small|Build an index"):
@@ -218,15 +215,12 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch
     assert build_bm25(PASSAGES, tmp_path / "x") == 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"k1": -1}, "k1 is -1"),
-        ({"b": 1.5}, "b is 1.5"),
-        ({"block_tokens": 0}, "block_tokens is 0"),
-        ({"stop_words_name": "german"}, "stop_words is 'german'"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"k1": -1}, "k1 is -1"),
+    ({"b": 1.5}, "b is 1.5"),
+    ({"block_tokens": 0}, "block_tokens is 0"),
+    ({"stop_words_name": "german"}, "stop_words is 'german'"),
+])  # fmt: skip
 def test_settings_are_checked(tmp_path, settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         build_bm25(PASSAGES, tmp_path / "x", **settings)

@@ -24,19 +24,16 @@ def test_reads_a_letter(text: str) -> None:
     assert letter_of(text, ["one", "two", "three"]) == "B"
 
 
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("E. coli", "A"),  # no letter E
-        ("The answer is nitrofurantoin.", "C"),
-        ("spleen", "D"),
-        ("B) Vitamin C deficiency", "B"),  # the C in it chooses nothing
-        ("B - vitamin C deficiency", "B"),
-        ("B Vitamin C deficiency", "B"),
-        ("The answer is B) Vitamin C deficiency", "B"),
-        ("C. nitrofurantoin, as it is safe", "C"),
-    ],
-)
+@pytest.mark.parametrize(("text", "letter"), [
+    ("E. coli", "A"),  # no letter E
+    ("The answer is nitrofurantoin.", "C"),
+    ("spleen", "D"),
+    ("B) Vitamin C deficiency", "B"),  # the C in it chooses nothing
+    ("B - vitamin C deficiency", "B"),
+    ("B Vitamin C deficiency", "B"),
+    ("The answer is B) Vitamin C deficiency", "B"),
+    ("C. nitrofurantoin, as it is safe", "C"),
+])  # fmt: skip
 def test_reads_the_text_of_a_choice(text: str, letter: str) -> None:
     assert letter_of(text, CHOICES) == letter
     assert letter_of(text, TEXTS) == letter
@@ -65,24 +62,21 @@ def test_a_reason_tells_the_letter_from_the_article(reason: str) -> None:
 ANSWERS, BLOOD = ["yes", "no", "maybe"], {"A": "B", "B": "AB", "C": "A", "D": "0"}
 
 
-@pytest.mark.parametrize(
-    ("text", "choices", "letter"),
-    [
-        ("B) no", ANSWERS, "B"),  # what reads as a denial may be the text of the choice
-        ("I take (B) no.", ANSWERS, "B"),
-        ("A) Not indicated, as it harms", ["Not indicated", "Once"], "A"),
-        ("A) no", ANSWERS, None),  # the label of one, the text of another
-        ("A. fumigatus", ["C. albicans", "A. fumigatus"], "B"),
-        ("E. coli infection", ["v", "w", "x", "y", "z"], None),  # a name is no label
-        ("e. coli", {"A": "one", "E": "E. coli"}, "E"),
-        ("A", BLOOD, "A"),  # a bare letter wins over a choice of that text
-        ("AB", BLOOD, "B"),
-        ("same", ["same", "Same!"], None),
-        ("A", ["same", "Same!"], "A"),
-        ("E", {"A": "x", "B": "y", "E": None}, None),  # as a data set fills its columns up
-        ("none", {"A": "x", "B": "None", "E": None}, "B"),
-    ],
-)
+@pytest.mark.parametrize(("text", "choices", "letter"), [
+    ("B) no", ANSWERS, "B"),  # what reads as a denial may be the text of the choice
+    ("I take (B) no.", ANSWERS, "B"),
+    ("A) Not indicated, as it harms", ["Not indicated", "Once"], "A"),
+    ("A) no", ANSWERS, None),  # the label of one, the text of another
+    ("A. fumigatus", ["C. albicans", "A. fumigatus"], "B"),
+    ("E. coli infection", ["v", "w", "x", "y", "z"], None),  # a name is no label
+    ("e. coli", {"A": "one", "E": "E. coli"}, "E"),
+    ("A", BLOOD, "A"),  # a bare letter wins over a choice of that text
+    ("AB", BLOOD, "B"),
+    ("same", ["same", "Same!"], None),
+    ("A", ["same", "Same!"], "A"),
+    ("E", {"A": "x", "B": "y", "E": None}, None),  # as a data set fills its columns up
+    ("none", {"A": "x", "B": "None", "E": None}, "B"),
+])  # fmt: skip
 def test_letters_and_texts_in_conflict(text: str, choices, letter: str | None) -> None:
     assert letter_of(text, choices) == letter
 

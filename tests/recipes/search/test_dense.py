@@ -17,12 +17,9 @@ from trl_stppo.recipes.search.retrievers import dense
 from trl_stppo.recipes.search.retrievers.dense import DenseIndex, DenseSettings, build_dense
 
 PASSAGES = [
-    Passage("Heap", "a heap is a tree"),
-    Passage("Queue", "first in first out"),
-    Passage("", "a tree has leaves"),
-    Passage("Twin", "same text"),
-    Passage("Twin", "same text"),
-]
+    Passage("Heap", "a heap is a tree"), Passage("Queue", "first in first out"),
+    Passage("", "a tree has leaves"), Passage("Twin", "same text"), Passage("Twin", "same text"),
+]  # fmt: skip
 SETTINGS = DenseSettings("hash")
 
 

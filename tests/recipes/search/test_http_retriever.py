@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from faulty_server import faulty_server
-from tests.waiting import PATIENCE
+from tests.kit.faulty_server import faulty_server
+from tests.kit.waiting import PATIENCE
 from trl_stppo.errors import RetrievalError
 from trl_stppo.recipes.search import SearchEnv
 from trl_stppo.recipes.search.retrieval import Passage, Retriever
@@ -116,17 +116,14 @@ def test_a_forked_process_uses_connections_of_its_own() -> None:
         assert server.connections == 2
 
 
-@pytest.mark.parametrize(
-    ("url", "settings", "message"),
-    [
-        ("ftp://x/y", {}, "url"),
-        ("http:///y", {}, "url"),
-        ("http://x:y/", {}, "url"),
-        ("http://me:secret@x/y", {}, "url(?!.*secret)"),
-        ("http://x", {"timeout": 0}, "timeout"),
-        ("http://x", {"retries": -1}, "retries"),
-    ],
-)
+@pytest.mark.parametrize(("url", "settings", "message"), [
+    ("ftp://x/y", {}, "url"),
+    ("http:///y", {}, "url"),
+    ("http://x:y/", {}, "url"),
+    ("http://me:secret@x/y", {}, "url(?!.*secret)"),
+    ("http://x", {"timeout": 0}, "timeout"),
+    ("http://x", {"retries": -1}, "retries"),
+])  # fmt: skip
 def test_settings_are_checked(url, settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         HttpRetriever(url, **settings)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
-from tests.hub_copies import flashrag, medical
-from tests.script_kit import scripts
+from tests.kit.hub_copies import flashrag, medical
+from tests.kit.script_kit import scripts
 from trl_stppo.recipes.search.prompts import SEARCH_PROMPT, SEARCH_PROMPT_CHOICES
 
 with scripts() as _module:

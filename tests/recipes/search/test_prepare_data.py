@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datasets import load_dataset
 
-from tests.hub_copies import flashrag
+from tests.kit.hub_copies import flashrag
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from trl import GRPOTrainer
 
-from tests.builders import logs, prompts, train
+from tests.kit.builders import logs, prompts, train
 from trl_stppo import STPPOTrainer
 from trl_stppo.recipes.search import rewards
 from trl_stppo.recipes.search.rewards import (
@@ -26,25 +26,22 @@ def said(*turns: str | None) -> list[dict[str, str | None]]:
     return [m for t in turns for m in ({"role": "assistant", "content": t}, noise)]
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<answer> Paris </answer>", "Paris"),
-        ("<answer>\nParis\n</answer> and more", "Paris"),
-        ("Paris", None),
-        ("", None),
-        ("<answer>one", None),
-        ("one</answer>", None),
-        ("<think><answer>one</answer></think> <answer>two</answer>", "two"),
-        ("<answer>two</answer> <think><answer>one</answer></think>", "two"),
-        ("<think><answer>one</answer>", None),
-        ("so <answer>one</answer>? No. </think> <answer>two</answer>", "two"),
-        ("<answer>one</answer> </think>", None),  # the template opened the thought
-        ("<answer>one <think> two </think></answer>", None),
-        ("<information> <answer>one</answer> </information>", None),
-        ("<ANSWER>one</ANSWER>", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "answer"), [
+    ("<answer> Paris </answer>", "Paris"),
+    ("<answer>\nParis\n</answer> and more", "Paris"),
+    ("Paris", None),
+    ("", None),
+    ("<answer>one", None),
+    ("one</answer>", None),
+    ("<think><answer>one</answer></think> <answer>two</answer>", "two"),
+    ("<answer>two</answer> <think><answer>one</answer></think>", "two"),
+    ("<think><answer>one</answer>", None),
+    ("so <answer>one</answer>? No. </think> <answer>two</answer>", "two"),
+    ("<answer>one</answer> </think>", None),  # the template opened the thought
+    ("<answer>one <think> two </think></answer>", None),
+    ("<information> <answer>one</answer> </information>", None),
+    ("<ANSWER>one</ANSWER>", None),
+])  # fmt: skip
 def test_the_last_complete_answer_outside_of_thoughts_and_observations(text, answer):
     assert final_answer(text) == answer
     assert final_answer(said(text)) == answer
@@ -124,29 +121,26 @@ SEARCH = "<think>I look.</think>\n<search>capital</search>"
 ANSWER = "<think>I know.</think> <answer>Paris</answer>\n"
 
 
-@pytest.mark.parametrize(
-    ("turns", "share"),
-    [
-        ([ANSWER], 1.0),
-        ([SEARCH, ANSWER], 1.0),
-        ([SEARCH, SEARCH], 0.5),  # no answer at the end
-        ([ANSWER, ANSWER], 0.5),  # an answer before the end
-        ([SEARCH, "<answer>Paris</answer>"], 0.5),  # no thought
-        ([SEARCH, "<think></think><answer>Paris</answer>"], 0.5),
-        ([SEARCH, "<think>t</think><answer> </answer>"], 0.5),
-        ([SEARCH, SEARCH + ANSWER], 0.5),
-        ([SEARCH, ANSWER + "And more."], 0.5),
-        ([SEARCH, "So " + ANSWER], 0.5),
-        ([SEARCH, "<think>t</think><answer>a <search>b</search></answer>"], 0.5),
-        ([SEARCH, "<think>t<think>t</think><answer>a</answer>"], 0.5),
-        ([SEARCH, "<think>t</think>" + ANSWER], 0.5),
-        (["I look.</think><search>capital</search>", "I know.</think><answer>Paris</answer>"], 1.0),
-        ([SEARCH, "</think><answer>Paris</answer>"], 0.5),
-        ([SEARCH, "<think>t</think><answer>Paris</search>"], 0.5),
-        ([None], 0.0),
-        ([], 0.0),
-    ],
-)
+@pytest.mark.parametrize(("turns", "share"), [
+    ([ANSWER], 1.0),
+    ([SEARCH, ANSWER], 1.0),
+    ([SEARCH, SEARCH], 0.5),  # no answer at the end
+    ([ANSWER, ANSWER], 0.5),  # an answer before the end
+    ([SEARCH, "<answer>Paris</answer>"], 0.5),  # no thought
+    ([SEARCH, "<think></think><answer>Paris</answer>"], 0.5),
+    ([SEARCH, "<think>t</think><answer> </answer>"], 0.5),
+    ([SEARCH, SEARCH + ANSWER], 0.5),
+    ([SEARCH, ANSWER + "And more."], 0.5),
+    ([SEARCH, "So " + ANSWER], 0.5),
+    ([SEARCH, "<think>t</think><answer>a <search>b</search></answer>"], 0.5),
+    ([SEARCH, "<think>t<think>t</think><answer>a</answer>"], 0.5),
+    ([SEARCH, "<think>t</think>" + ANSWER], 0.5),
+    (["I look.</think><search>capital</search>", "I know.</think><answer>Paris</answer>"], 1.0),
+    ([SEARCH, "</think><answer>Paris</answer>"], 0.5),
+    ([SEARCH, "<think>t</think><answer>Paris</search>"], 0.5),
+    ([None], 0.0),
+    ([], 0.0),
+])  # fmt: skip
 def test_format(turns, share):
     assert format_reward([said(*turns)], answers=None) == [share]
     if None not in turns:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.search_kit import BOTH, ScriptedRetriever, started
+from tests.kit.search_kit import BOTH, ScriptedRetriever, started
 from trl_stppo.envs.base import TextEnv
 from trl_stppo.errors import IndexFolderError
 from trl_stppo.recipes.search import SearchEnv, StdlibSearchEnv
@@ -155,20 +155,17 @@ def test_the_f1_is_paid_and_the_match_is_the_success() -> None:
     assert answered("blue whale", "em", **gold) == (0.0, False)
 
 
-@pytest.mark.parametrize(
-    ("row", "answer", "right"),
-    [
-        ({"answers": ["Paris"], "choices": []}, "The Paris.", True),  # an open question
-        ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
-        ({"answers": ["Paris"]}, "Paris", True),
-        ({"answers": ["Paris"]}, "Lyon", False),
-        ({"answers": ["B"], "choices": []}, "The answer is B", False),
-        ({"answers": ["B"]}, "The answer is (B)", True),  # no column, and all answers are letters
-        ({"answers": ["B", "Paris"]}, "Paris", True),
-        ({"answers": ["beta"], "choices": ["alpha", "beta"]}, "B", True),
-        ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),
-    ],
-)
+@pytest.mark.parametrize(("row", "answer", "right"), [
+    ({"answers": ["Paris"], "choices": []}, "The Paris.", True),  # an open question
+    ({"answers": ["Paris"], "choices": {"A": None, "B": None}}, "Paris", True),
+    ({"answers": ["Paris"]}, "Paris", True),
+    ({"answers": ["Paris"]}, "Lyon", False),
+    ({"answers": ["B"], "choices": []}, "The answer is B", False),
+    ({"answers": ["B"]}, "The answer is (B)", True),  # no column, and all answers are letters
+    ({"answers": ["B", "Paris"]}, "Paris", True),
+    ({"answers": ["beta"], "choices": ["alpha", "beta"]}, "B", True),
+    ({"answers": ["A"], "choices": ["alpha", "beta"]}, "B) beta", False),
+])  # fmt: skip
 def test_the_row_decides_whether_letters_are_read(row, answer: str, right: bool) -> None:
     assert answered(answer, "letter", **row) == (float(right), right)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.script_kit import scripts
+from tests.kit.script_kit import scripts
 from trl_stppo.recipes.search.env import StdlibSearchEnv
 from trl_stppo.recipes.search.stdlib_docs import questions
 

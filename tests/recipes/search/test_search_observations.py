@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.search_kit import started
+from tests.kit.search_kit import started
 from trl_stppo.recipes.search import SearchEnv
 from trl_stppo.recipes.search.retrieval import Passage
 

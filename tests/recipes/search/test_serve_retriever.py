@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.script_kit import scripts
-from tests.waiting import PATIENCE
+from tests.kit.script_kit import scripts
+from tests.kit.waiting import PATIENCE
 from trl_stppo.recipes.search.retrieval import BM25Retriever, Passage
 from trl_stppo.recipes.search.retrievers.remote import HttpRetriever
 
@@ -89,19 +89,16 @@ def test_our_client_gets_the_passages_back(server) -> None:
     assert retriever.search("lines", 3) == [Passage("Two lines", "of a title")]
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"{", "JSONDecodeError"),
-        (b"\xff", "UnicodeDecodeError"),
-        (b"[" * 100_000, "RecursionError"),
-        ([1], "TypeError"),
-        ({"queries": [1]}, "queries has to be"),
-        ({"queries": [], "topk": -1}, "topk is -1"),
-        ({"queries": [], "topk": True}, "topk is True"),
-        ({"queries": [], "topk": 10**9}, "topk is 1000000000"),
-    ],
-)
+@pytest.mark.parametrize(("body", "message"), [
+    (b"{", "JSONDecodeError"),
+    (b"\xff", "UnicodeDecodeError"),
+    (b"[" * 100_000, "RecursionError"),
+    ([1], "TypeError"),
+    ({"queries": [1]}, "queries has to be"),
+    ({"queries": [], "topk": -1}, "topk is -1"),
+    ({"queries": [], "topk": True}, "topk is True"),
+    ({"queries": [], "topk": 10**9}, "topk is 1000000000"),
+])  # fmt: skip
 def test_malformed_requests_are_told_why(server, body, message) -> None:
     connection = http.client.HTTPConnection(*server.server_address[:2], timeout=PATIENCE)
     status, content = ask(server, body, connection=connection)

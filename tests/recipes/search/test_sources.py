@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.hub_copies import FLASHRAG, flashrag, medical, write
-from tests.script_kit import scripts
+from tests.kit.hub_copies import FLASHRAG, flashrag, medical, write
+from tests.kit.script_kit import scripts
 
 with scripts() as _module:
     _module("search_rows")

@@ -10,17 +10,14 @@ import pytest
 from trl_stppo.recipes.search.squad import exact_match, f1_score, normalize_answer
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a cat, an owl and the Dog.", "cat owl and dog"),
-        ("  two \n\t words ", "two words"),
-        ("theatre", "theatre"),  # an article inside a word stays
-        ("A", ""),
-        ("os.path __init__", "ospath init"),
-        ("“quoted” École", "“quoted” école"),  # only ASCII punctuation goes, as in the SQuAD script
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("a cat, an owl and the Dog.", "cat owl and dog"),
+    ("  two \n\t words ", "two words"),
+    ("theatre", "theatre"),  # an article inside a word stays
+    ("A", ""),
+    ("os.path __init__", "ospath init"),
+    ("“quoted” École", "“quoted” école"),  # only ASCII punctuation goes, as in the SQuAD script
+])  # fmt: skip
 def test_normalisation_by_hand(text: str, expected: str) -> None:
     assert normalize_answer(text) == expected
 
@@ -42,25 +39,22 @@ def test_the_same_text_in_another_unicode_form_is_the_same() -> None:
     assert f1_score("Café", [unicodedata.normalize("NFD", "Café")]) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("prediction", "answers", "expected"),
-    [
-        ("the cat sat", ["cat sat down"], 0.8),  # 2 of 2 and 2 of 3 words
-        ("cat cat", ["cat"], 2 / 3),  # a word counts as often as both have it
-        ("cat cat", ["a cat, a cat!"], 1.0),
-        ("dog", ["cat"], 0.0),
-        ("The CAT.", ["dog", "cat"], 1.0),
-        ("black cat", ["dog", "cat", "black cat and dog"], 2 / 3),  # the best of several
-        ("", ["cat"], 0.0),
-        ("cat", [""], 0.0),
-        ("", [""], 0.0),
-        ("cat", [], 0.0),
-        ("A", ["a"], 1.0),
-        ("the", ["a"], 0.0),
-        ("+", ["+"], 1.0),
-        ("...", ["cat"], 0.0),
-    ],
-)
+@pytest.mark.parametrize(("prediction", "answers", "expected"), [
+    ("the cat sat", ["cat sat down"], 0.8),  # 2 of 2 and 2 of 3 words
+    ("cat cat", ["cat"], 2 / 3),  # a word counts as often as both have it
+    ("cat cat", ["a cat, a cat!"], 1.0),
+    ("dog", ["cat"], 0.0),
+    ("The CAT.", ["dog", "cat"], 1.0),
+    ("black cat", ["dog", "cat", "black cat and dog"], 2 / 3),  # the best of several
+    ("", ["cat"], 0.0),
+    ("cat", [""], 0.0),
+    ("", [""], 0.0),
+    ("cat", [], 0.0),
+    ("A", ["a"], 1.0),
+    ("the", ["a"], 0.0),
+    ("+", ["+"], 1.0),
+    ("...", ["cat"], 0.0),
+])  # fmt: skip
 def test_f1_by_hand(prediction: str, answers: list[str], expected: float) -> None:
     assert f1_score(prediction, answers) == pytest.approx(expected)
 

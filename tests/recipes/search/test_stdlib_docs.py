@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.script_kit import scripts
+from tests.kit.script_kit import scripts
 from trl_stppo.recipes.search import stdlib_docs
 from trl_stppo.recipes.search.env import StdlibSearchEnv
 from trl_stppo.recipes.search.stdlib_docs import passages, questions

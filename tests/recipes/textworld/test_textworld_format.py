@@ -7,8 +7,8 @@ import sys
 import pytest
 from datasets import load_dataset
 
-from tests import rollout_kit
-from tests.script_kit import ROOT
+from tests.kit import rollout_kit
+from tests.kit.script_kit import ROOT
 from trl_stppo.envs.adapters import TextWorldEnv
 from trl_stppo.generation.protocol import TurnResult
 from trl_stppo.models.small import tiny_tokenizer

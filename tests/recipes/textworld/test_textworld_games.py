@@ -158,13 +158,10 @@ def test_a_game_without_a_row_is_made_anew(tmp_path, monkeypatch):
     assert len(make_games(tmp_path, KIND, [0])) == len(manifest(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rooms": 0}, "rooms is 0"),
-        ({"theme": "space"}, "theme is 'space'; allowed are house, basic"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"rooms": 0}, "rooms is 0"),
+    ({"theme": "space"}, "theme is 'space'; allowed are house, basic"),
+])  # fmt: skip
 def test_a_kind_that_cannot_be_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         GameKind(**settings)

@@ -1,0 +1,36 @@
+"""The dry run as a fixture; a conftest imports it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+
+from trl_stppo.cli.main import main
+
+
+@pytest.fixture
+def dry_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """Runs the dry run of a file; gives the exit code and what was printed, table lines joined."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    for name in ("AutoModelForCausalLM", "AutoModelForSequenceClassification"):
+        monkeypatch.setattr(getattr(transformers, name), "from_pretrained", refuse)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> tuple[int, str]:
+        code = main(["train", *words, "--dry-run"])  # the same as --dry_run
+        return code, re.sub(r"[ │]+", " ", "".join(capsys.readouterr()))
+
+    return run
+
+
+def launcher_of(path: Path) -> list[str]:
+    """The flag for the file that a configuration's own first lines launch it with."""
+    found = re.search(r"--accelerate_config (\w+)", path.read_text())
+    return ["--accelerate_config", found[1]] if found else []

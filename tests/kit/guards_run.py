@@ -1,0 +1,93 @@
+"""Trainings on two processes where something happens to one of them alone; each rank saves its view.
+
+Started by `test_signals.py` through torch.distributed.run.
+"""
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from tests.kit.launch import save_cases
+from tests.kit.scripted import EPISODES, LEARNS, Float64Trainer, logged, scripted_trainer
+from trl_stppo.errors import NonFiniteError, RunLockError
+from trl_stppo.trainer.disk import run_lock
+from trl_stppo.trainer.watching import metrics
+
+RUN = {
+    **LEARNS, "trainer_class": Float64Trainer, "per_device_train_batch_size": EPISODES // 2,
+    "max_steps": 4, "ddp_backend": "gloo",
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "loss of rank 1": {},
+    "critic of rank 1": {},
+    "signal to rank 1": {},
+    "rank 0 never finite": {"max_consecutive_skips": 2},
+    "target_kl": {"target_kl": 1e-3},  # the scripted rollouts are far from the policy
+    "memory of rank 0": {"stop_when": "perf/peak_memory_gb > 1 for 2"},
+    "the folder of another run": {},
+}  # fmt: skip
+AT = 2  # the step at which it happens
+
+
+class SignalOnce(TrainerCallback):
+    """A SIGTERM to this process while it is in the middle of a step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def arrange(case: str, trainer: Any) -> None:
+    """Make the case happen on the process that it names."""
+    rank = trainer.accelerator.process_index
+
+    def nan_at_its_step() -> float:
+        return math.nan if trainer.state.global_step + 1 == AT else 1.0
+
+    if case == "loss of rank 1" and rank == 1:
+        loss = trainer._compute_loss
+        trainer._compute_loss = lambda m, i: loss(m, i) * nan_at_its_step()
+    elif case == "critic of rank 1" and rank == 1:
+        add = trainer._optimizers.critic_grads.add
+        trainer._optimizers.critic_grads.add = lambda value: add(value * nan_at_its_step())
+    elif case == "signal to rank 1" and rank == 1:
+        trainer.add_callback(SignalOnce())
+    elif case == "rank 0 never finite" and rank == 0:
+        loss = trainer._compute_loss
+        trainer._compute_loss = lambda m, i: loss(m, i) * math.nan
+    elif case == "memory of rank 0":
+        metrics.peak_memory_gb = lambda: 2.0 if rank == 0 else 0.5
+    elif case == "the folder of another run" and rank == 0:
+        trainer.other_run = run_lock.RunLock(Path(trainer.args.output_dir))
+        trainer.other_run.take()
+
+
+def run(case: str, folder: Path) -> dict[str, Any]:
+    """What this process has seen."""
+    trainer, recorder = scripted_trainer(folder, **{**RUN, **CASES[case]})
+    assert trainer.accelerator.num_processes == 2
+    arrange(case, trainer)
+    error, what, count = None, [], trainer._guards._count_skip
+    trainer._guards._count_skip = lambda: what.append(trainer._guards._faults) or count()
+    try:
+        trainer.train()
+    except (NonFiniteError, RunLockError) as caught:
+        error = str(caught)
+    return {
+        "weights": [recorder.before, *recorder.after],
+        "skipped_steps": logged(trainer, "guard/skipped_steps"),
+        "kl_stopped_steps": logged(trainer, "guard/kl_stopped_steps"),
+        "what": what[0] if what else None,
+        "stop_reason": trainer.stop_reason,
+        "stop_signal": trainer.stop_signal,
+        "checkpoints": sorted(path.name for path in folder.glob("checkpoint-*")),
+        "error": error,
+    }
+
+
+if __name__ == "__main__":
+    save_cases(run, *CASES)

@@ -1,0 +1,312 @@
+"""A checkpoint that cannot be written, read or gone on from: a clear error, and nothing lost."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import TrainerCallback
+
+from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.run_log import comparable
+from tests.kit.scripted import numbered_rows, scripted_trainer, weights
+from tests.kit.tiers import quick
+from trl_stppo import STPPOTrainer
+from trl_stppo.errors import CheckpointError, CheckpointWriteError
+from trl_stppo.trainer.checkpoints import run_state
+from trl_stppo.trainer.disk import files
+
+RUN = {
+    "trainer_class": STPPOTrainer,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_mini_batches": 2,
+    "num_ppo_epochs": 2,
+    "max_steps": 6,  # a rollout batch and a half
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+
+
+FINER = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
+def build(folder, rank=4, **options):
+    tokenizer = char_tokenizer()
+    torch.manual_seed(3)
+    if rank:
+        lora = LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        arguments = {"peft_config": lora}
+    else:
+        arguments = {"value_model": tiny_value_model(tokenizer)}
+    arguments["model"] = tiny_policy(tokenizer)
+    return scripted_trainer(folder, **{**RUN, **arguments, **options})[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    trainer = build(folder)
+    trainer.train()
+    return folder, trainer
+
+
+@pytest.mark.parametrize(("step", "options", "message"), [
+    (4, {"variant": "ppo"}, "a run with variant='s-ppo'; this one has variant='ppo'"),
+    (4, {"rank": 2}, r"adapter=\{'type': 'LORA', 'r': 4"),
+    (4, {"rank": 0}, "critic='shared'; this one has critic='separate'"),
+    (4, {"seed": 7}, "seed=42; this one has seed=7"),
+    (4, {"rows": 24}, "rows=8; this one has rows=24"),
+    (4, {"per_device_train_batch_size": 8, "rows": 16}, "rows=8; this one has rows=16"),
+    (4, {"num_ppo_epochs": 3}, "epochs=2; this one has epochs=3"),
+    (4, {"num_mini_batches": 1}, "mini_batches=2; this one has mini_batches=1"),
+    (3, FINER, "in the middle of .* with micro_batches=2; this run has micro_batches=4"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_kind_of_run_is_refused(step, options, message, finished, tmp_path):
+    folder, _ = finished
+    trainer = build(tmp_path, **options)
+    before = weights(trainer)
+    with pytest.raises(CheckpointError, match=message):
+        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert all(torch.equal(w, before[n]) for n, w in weights(trainer).items()), "nothing changed"
+    assert trainer.state.global_step == 0
+
+
+def test_another_cut_goes_on_at_the_end_of_a_rollout_batch_and_says_so(finished, tmp_path, caplog):
+    folder, _ = finished
+    trainer = build(tmp_path, **FINER)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    assert "micro_batches was 2 and is 4 now" in caplog.text
+    assert trainer.state.global_step == 6
+    assert trainer._step == 12
+
+
+def of_two_processes(source, folder):
+    """A checkpoint as two processes would have written it."""
+    shutil.copytree(source, folder)
+    path = folder / files.MANIFEST
+    path.write_text(path.read_text().replace('"processes": 1', '"processes": 2'))
+    return str(folder)
+
+
+def test_another_number_of_processes(finished, tmp_path, caplog):
+    """The rest of a rollout batch cannot be shared out anew; the next one can."""
+    inside = of_two_processes(finished[0] / "checkpoint-3", tmp_path / "checkpoint-3")
+    with pytest.raises(CheckpointError, match="processes=2; this run has processes=1"):
+        build(tmp_path).train(resume_from_checkpoint=inside)
+    trainer = build(tmp_path)
+    outside = of_two_processes(finished[0] / "checkpoint-4", tmp_path / "checkpoint-4")
+    trainer.train(resume_from_checkpoint=outside)
+    assert "processes was 2 and is 1 now" in caplog.text
+    assert trainer.state.global_step == 6
+
+
+def test_changed_settings_are_named(finished, tmp_path, caplog):
+    folder, _ = finished
+    trainer = build(tmp_path, kl_coef=0.2, learning_rate=5e-3)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
+    assert "goes on with new settings: kl_coef: 0.05 -> 0.2; learning_rate: 0.01 -> 0.005" in (
+        caplog.text
+    )
+
+
+def test_the_newest_complete_checkpoint_is_taken(finished, tmp_path, caplog):
+    """The newest one lacks a file, so that the one before it continues the run, with or without texts."""
+    source, reference = finished
+    folder = tmp_path / "copy"
+    shutil.copytree(source, folder)
+    (folder / "checkpoint-6" / "critic" / "value_head.safetensors").unlink()
+    texts = run_state.episodes_file(folder / "checkpoint-5", 0)
+    texts.write_bytes(texts.read_bytes()[:-50])
+    trainer = build(folder)
+    trainer.train(resume_from_checkpoint=True)
+    assert f"`{texts}` cannot be read" in caplog.text
+    theirs = weights(reference)
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(trainer).items())
+    assert files.complaint(folder / "checkpoint-6") is None, "written again"
+    assert "this run ends with step" not in caplog.text
+    trainer.train(resume_from_checkpoint=True)
+    assert "checkpoint-6 is of step 6, and this run ends with step 6" in caplog.text
+
+
+def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path, finished):
+    first = build(tmp_path, max_steps=2)
+    first.train(resume_from_checkpoint="auto")
+    assert first.state.global_step == 2
+    second = build(tmp_path)
+    second.train(resume_from_checkpoint="auto")
+    theirs = weights(finished[1])
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(second).items())
+
+
+@pytest.mark.parametrize(
+    "missing", ["critic/value_head.safetensors", "optimizer.pt", "run_state_0.pt"]
+)
+def test_a_deleted_file_is_named(missing, finished, tmp_path):
+    folder = tmp_path / "checkpoint-4"
+    shutil.copytree(finished[0] / "checkpoint-4", folder)
+    (folder / missing).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks the file '{missing}'"):
+        build(tmp_path).train(resume_from_checkpoint=str(folder))
+
+
+def test_a_checkpoint_without_optimizer_is_refused(tmp_path):
+    trainer = build(tmp_path, save_only_model=True, max_steps=1)
+    trainer.train()
+    with pytest.raises(CheckpointError, match="save_only_model=True and has no optimizer state"):
+        build(tmp_path).train(resume_from_checkpoint=True)
+
+
+class FullDisk:
+    """Lets so many bytes be written by torch.save, then none."""
+
+    def __init__(self, monkeypatch, calls: int) -> None:
+        self.left, self.original = calls, torch.save
+        monkeypatch.setattr(torch, "save", self)
+
+    def __call__(self, state, path, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            with open(path, "wb") as file:
+                file.write(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return self.original(state, path, *args, **kwargs)
+
+
+@pytest.mark.parametrize("calls", quick([0, 2, 4], 2))
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(calls, tmp_path, monkeypatch):
+    """The error names path, cause and remedy; what is there continues bit for bit."""
+    reference = build(tmp_path / "reference", save_strategy="no")
+    reference.train()
+    folder = tmp_path / "run"
+    trainer = build(folder, save_steps=3)
+    save = trainer._save_checkpoint
+
+    def full_at_six(model, trial):
+        if trainer.state.global_step == 6:
+            FullDisk(monkeypatch, calls)
+        save(model, trial)
+
+    trainer._save_checkpoint = full_at_six
+    with pytest.raises(
+        CheckpointWriteError, match="checkpoint of step 6 could not be written"
+    ) as e:
+        trainer.train()
+    assert "No space left on device" in str(e.value)
+    assert "newest complete checkpoint is " + str(folder / "checkpoint-3") in str(e.value)
+    monkeypatch.undo()
+    assert sorted(p.name for p in folder.glob("*check*")) == ["checkpoint-3"]
+    assert not (folder / files.STAGING).exists()
+    resumed = build(folder, save_steps=3)
+    resumed.train(resume_from_checkpoint=True)
+    theirs = weights(reference)
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
+    assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
+
+
+class TooLarge(TrainerCallback):
+    """From here on no file of this process may be larger than that; torch says so in its own words."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+
+
+def test_a_limit_of_file_sizes_ends_the_run_and_leaves_nothing_half_written(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = build(tmp_path, rank=0, max_steps=1)
+    trainer.add_callback(TooLarge)
+    try:
+        with pytest.raises(CheckpointWriteError, match="checkpoint of step 1"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(tmp_path.glob("*check*")) == []
+
+
+BEST = {
+    "load_best_model_at_end": True, "metric_for_best_model": "eval_episode/score",
+    "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 1,
+}  # fmt: skip
+
+
+def test_the_best_checkpoint_is_found_again_where_the_folder_was_moved(tmp_path):
+    options = {**BEST, "eval_dataset": numbered_rows(), "save_total_limit": 2}
+    build(tmp_path / "here", max_steps=3, **options).train()
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    trainer = build(tmp_path / "there", **options)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-1")
+    names = [folder.name for folder in files.checkpoints(tmp_path / "there")]
+    assert names == ["checkpoint-1", "checkpoint-6"]
+
+
+@pytest.mark.parametrize("ends_early", quick([False, True], True))
+def test_the_last_checkpoint_of_a_run_that_ended_early_is_kept(ends_early, tmp_path):
+    """Upstream deletes all but the best one at the end, where only one is to be kept."""
+    trainer = build(tmp_path, **BEST, eval_dataset=numbered_rows(), save_total_limit=1)
+    if ends_early:
+        trainer.add_callback(SendsSignal(step=4))
+    trainer.train()
+    names = [folder.name for folder in files.checkpoints(tmp_path)]
+    assert names == (["checkpoint-1", "checkpoint-4"] if ends_early else ["checkpoint-1"])
+
+
+class SendsSignal(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self._step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_in_the_last_step_is_no_early_end(tmp_path):
+    trainer = build(tmp_path, max_steps=2, save_steps=100)
+    trainer.add_callback(SendsSignal(step=2))
+    trainer.train()
+    assert (trainer.stop_reason, trainer.stop_signal) == (None, signal.SIGTERM)
+    assert files.last_complete(tmp_path).name == "checkpoint-2"
+
+
+def test_a_signal_saves_once_and_leaves_out_the_evaluation_of_an_epochs_end(tmp_path):
+    trainer = build(
+        tmp_path, save_strategy="epoch", eval_strategy="epoch", eval_dataset=numbered_rows()
+    )
+    trainer.add_callback(SendsSignal(step=3))
+    saved, save = [], trainer._save_checkpoint
+    trainer._save_checkpoint = lambda *args: (saved.append(trainer.state.global_step), save(*args))
+    trainer.evaluate = lambda *args, **kwargs: pytest.fail("there is no time for this")
+    trainer.train()
+    assert saved == [3]
+
+
+def test_no_secret_and_nothing_that_is_no_setting_of_the_algorithm_is_written(tmp_path):
+    trainer = build(tmp_path, max_steps=1, hub_token="hf_secret", save_total_limit=3)
+    trainer.train()
+    folder = tmp_path / "checkpoint-1"
+    text = (folder / files.MANIFEST).read_text()
+    assert "hf_secret" not in text
+    settings = files.read_manifest(folder)["settings"]
+    assert {"kl_coef", "variant", "learning_rate", "gamma"} <= settings.keys()
+    assert not any(
+        "token" in n and n not in ("stop_token", "stop_token_id", "max_turn_tokens")
+        for n in settings
+    )
+    assert not {"output_dir", "save_total_limit", "run_name"} & settings.keys()
+    kept = torch.load(folder / "training_args.bin", weights_only=False)
+    assert kept.save_total_limit == 3
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": [1, 2.5, None, True, "x"]}, [(1, 2)], torch.arange(3), object(), {1: object()}]
+)
+def test_anything_becomes_plain(value, tmp_path):
+    torch.save(run_state.plain(value), tmp_path / "x.pt")
+    torch.load(tmp_path / "x.pt", weights_only=True)

@@ -1,0 +1,168 @@
+"""A run that is resumed from any of its checkpoints ends bit for bit as the one that never stopped."""
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.kit.fakes import char_tokenizer, tiny_policy, tiny_value_model
+from tests.kit.run_log import comparable
+from tests.kit.scripted import numbered_rows, scripted_trainer, weights
+from tests.kit.tiers import quick
+from trl_stppo import STPPOTrainer
+from trl_stppo.trace import read_trace
+from trl_stppo.trainer.checkpoints import run_state
+
+LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.1}
+RUN = {
+    "trainer_class": STPPOTrainer,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "critic_learning_rate": 2e-2,
+    "lr_scheduler_type": "cosine",
+    "max_grad_norm": 0.5,
+    "rows": 16,  # two rollout batches an epoch
+    "shuffle_dataset": True,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,  # micro-batches of a rollout batch, two for each step
+    "num_mini_batches": 2,
+    "num_ppo_epochs": 2,
+    "max_steps": 12,  # an epoch and a half
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+# Each makes something matter that a checkpoint could forget.
+CASES = {
+    "separate critic": {},
+    "shared critic, dropout": {"lora": True, "disable_dropout": False, "critic_warmup_steps": 4},
+    "log seldom": {"logging_steps": 5, "beta": 0.1, "log_completions": True},
+    "moving reference": {"sync_ref_model": True, "ref_model_sync_steps": 3, "kl_coef": 0.3},
+    "fewer rows than a rollout batch": {"rows": 5},
+    "evaluation": {"eval_strategy": "steps", "eval_steps": 4, "eval_rows": 6},
+}
+
+
+def build(case: str, folder, **more) -> STPPOTrainer:
+    """The same trainer again and again."""
+    options = {**RUN, **CASES[case], **more}
+    tokenizer = char_tokenizer()
+    options["model"] = tiny_policy(tokenizer)
+    if options.pop("lora", False):
+        options["peft_config"] = LoraConfig(**LORA)
+    else:
+        options["value_model"] = tiny_value_model(tokenizer)
+    if "eval_rows" in options:
+        options["eval_dataset"] = numbered_rows(options.pop("eval_rows"))
+    torch.manual_seed(3)
+    trainer, recorder = scripted_trainer(folder, **options)
+    trainer.remove_callback(recorder)
+    return trainer
+
+
+# Rollout batches end at 4, 8 and 12, the epoch at 8; the others lie inside a batch or a PPO epoch. Each
+# kind of place comes up with a shared critic, and each case at a place.
+NOW = [
+    *(("shared critic, dropout", step) for step in (1, 4, 9)),
+    *(("log seldom", 3), ("moving reference", 4), ("evaluation", 3)),
+    ("fewer rows than a rollout batch", 6),
+]
+SLOW = [("separate critic", step) for step in (1, 3, 4, 6, 8, 9, 12)]
+SLOW += [("log seldom", 8), ("moving reference", 9), ("evaluation", 8), ("evaluation", 12)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Gives the folder, trainer and result of a case, training it when it is first asked for."""
+    runs = {}
+
+    def run_of(case):
+        if case not in runs:
+            folder = tmp_path_factory.mktemp("run")
+            trainer = build(case, folder)
+            runs[case] = folder, trainer, trainer.train()
+        return runs[case]
+
+    return run_of
+
+
+@pytest.mark.parametrize(("case", "step"), quick([*NOW, *SLOW], *NOW))
+def test_every_checkpoint_continues_bit_for_bit(case, step, uninterrupted):
+    folder, reference, result = uninterrupted(case)
+    resumed = build(case, folder, save_strategy="no")
+    again = resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert resumed.state.global_step == reference.state.global_step == 12
+    mine, theirs = weights(resumed), weights(reference)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    log, expected = comparable(resumed.state.log_history), comparable(reference.state.log_history)
+    assert log == expected
+    assert again.training_loss == result.training_loss
+
+
+@pytest.mark.parametrize("case", quick(CASES, "shared critic, dropout", "evaluation"))
+def test_a_checkpoint_inside_a_rollout_batch_holds_it(case, uninterrupted):
+    folder, *_ = uninterrupted(case)
+    for step, inside in ((3, True), (4, False), (5, True)):
+        file = run_state.state_file(folder / f"checkpoint-{step}", 0)
+        buffer = torch.load(file, weights_only=True)["buffer"]
+        assert (buffer is not None) == inside
+        if inside:
+            names = {"advantages", "returns", "values", "old_per_token_logps", "turn_index"}
+            assert len(buffer) == 4
+            assert names <= buffer[0].keys()
+
+
+def stream_run(folder, **more):
+    rows = numbered_rows(16).to_iterable_dataset()
+    settings = {**RUN, "num_mini_batches": 1, "max_steps": 14, "save_total_limit": None}
+    return scripted_trainer(folder, **{**settings, "train_dataset": rows, **more})[0]
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory):
+    """Sixteen rows are two rollout batches: three passes and a half, each in an order of its own."""
+    folder = tmp_path_factory.mktemp("stream")
+    trainer = stream_run(folder)
+    trainer.train()
+    return folder, trainer
+
+
+@pytest.mark.parametrize("step", quick([2, 4, 6, 9, 12], 4, 9))
+def test_a_stream_goes_on_in_the_pass_that_it_was_in(step, streamed):
+    folder, reference = streamed
+    resumed = stream_run(folder, save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    theirs = weights(reference)
+    assert all(torch.equal(w, theirs[n]) for n, w in weights(resumed).items())
+    assert comparable(resumed.state.log_history) == comparable(reference.state.log_history)
+
+
+def test_too_few_rows_are_repeated_equally_often(uninterrupted):
+    _, trainer, _ = uninterrupted("fewer rows than a rollout batch")
+    assert sorted(trainer.train_dataset["prompt"]) == sorted("01234" * 2)
+    assert trainer.state.epoch == 3.0, "an epoch is a rollout batch"
+
+
+def test_a_new_run_of_the_same_trainer_starts_over(tmp_path):
+    """`_step` and the buffer of a run that was stopped half-way are gone."""
+    (tmp_path / "notes.txt").write_text("no run")
+    trainer = build("separate critic", tmp_path)
+    trainer.args.max_steps = 3
+    trainer.train()
+    trainer.train()
+    assert trainer._step == 6
+    assert trainer.state.global_step == 3
+    first = trainer._checkpoints.run_name
+
+    # Another trainer begins in the same folder: its run has another name.
+
+    def build_again(max_steps):
+        trainer = build("separate critic", tmp_path)
+        trainer.args.max_steps = max_steps
+        return trainer
+
+    other = build_again(1)
+    other.train()
+    assert len((tmp_path / "metrics.previous.jsonl").read_text().splitlines()) == 5
+    assert {e.update.first_step for e in read_trace(tmp_path)} == {0}
+    onward = build_again(2)
+    onward.train(resume_from_checkpoint=True)
+    assert onward._checkpoints.run_name == other._checkpoints.run_name != first

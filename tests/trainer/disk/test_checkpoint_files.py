@@ -1,0 +1,265 @@
+"""Checkpoint folders, killed at every single step of their life: whole or not there, never half."""
+
+import json
+import os
+import re
+import shutil
+import zlib
+
+import pytest
+
+from trl_stppo.errors import CheckpointError
+from trl_stppo.trainer.disk import disk, files
+from trl_stppo.trainer.disk.files import (
+    MANIFEST,
+    STAGING,
+    checkpoints,
+    complaint,
+    discard,
+    last_complete,
+    next_order,
+    prune,
+    publish,
+    seal,
+    tidy,
+    to_resume,
+)
+
+ABOUT = {
+    **{"global_step": 5, "resumable": True, "inside_rollout": False},
+    **{"identity": {}, "cut": {}, "settings": {}, "run": "a"},
+}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nobody catches it."""
+
+
+def write(folder, text="weights"):
+    """What a trainer puts into a checkpoint: files, some in folders."""
+    (folder / "critic").mkdir(parents=True)
+    (folder / "model.safetensors").write_text(text)
+    (folder / "critic" / "model.safetensors").write_text(text * 2)
+
+
+def save(run_dir, step, text="weights", **about):
+    staged = run_dir / STAGING / f"checkpoint-{step}"
+    shutil.rmtree(staged.parent, ignore_errors=True)
+    write(staged, text)
+    order = {"order": next_order(run_dir)}
+    seal(staged, {**ABOUT, "global_step": step, **order, **about})
+    publish(staged, run_dir / staged.name)
+
+
+def complete(run_dir) -> list[str]:
+    return [folder.name for folder in checkpoints(run_dir) if complaint(folder) is None]
+
+
+def test_a_saved_checkpoint_is_complete_and_says_what_it_is(tmp_path):
+    save(tmp_path, 4)
+    assert last_complete(tmp_path) == tmp_path / "checkpoint-4"
+    manifest = json.loads((tmp_path / "checkpoint-4" / MANIFEST).read_text())
+    assert manifest["global_step"] == 4
+    assert manifest["files"] == {"critic/model.safetensors": 14, "model.safetensors": 7}
+    assert manifest["crc32"]["model.safetensors"] == f"{zlib.crc32(b'weights'):08x}"
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-4"]
+
+
+def kill_at(monkeypatch, operation: int) -> None:
+    """Die at the n-th operation on the file system, before it or, for removals, in its middle."""
+    left = [operation]
+
+    def counted(name, original):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                if name == "rmtree" and args[0].exists():  # some of it is gone already
+                    for file in [p for p in args[0].rglob("*") if p.is_file()][:1]:
+                        file.unlink()
+                raise Killed
+            return original(*args, **kwargs)
+
+        return call
+
+    for module, name in ((os, "replace"), (os, "fsync"), (shutil, "rmtree")):
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new step", "same step again"])
+@pytest.mark.parametrize("operation", range(1, 16))
+def test_killed_anywhere_while_saving(operation, again, tmp_path, monkeypatch):
+    save(tmp_path, 2, "old")
+    step = 2 if again else 3
+    with monkeypatch.context() as patch:
+        kill_at(patch, operation)
+        try:
+            save(tmp_path, step, "new")
+            prune(tmp_path, 1, None)
+            survived = True
+        except Killed:
+            survived = False
+    assert complete(tmp_path) == [p.name for p in checkpoints(tmp_path)], "nothing half-written"
+    tidy(tmp_path)
+    newest = last_complete(tmp_path)
+    text = (newest / "model.safetensors").read_text()
+    assert (newest.name, text) in (("checkpoint-2", "old"), (f"checkpoint-{step}", "new"))
+    assert not survived or text == "new"
+    assert not (tmp_path / STAGING).exists()
+    assert not (tmp_path / files.TRASH).exists()
+
+
+def test_the_kills_reach_every_operation(tmp_path, monkeypatch):
+    save(tmp_path, 2)
+    kill_at(monkeypatch, 16)
+    save(tmp_path, 2)  # fewer operations than the parametrisation above has
+
+
+def test_a_sealed_checkpoint_that_was_not_renamed_yet_is_used(tmp_path):
+    save(tmp_path, 2)
+    write(tmp_path / STAGING / "checkpoint-3")
+    seal(tmp_path / STAGING / "checkpoint-3", {**ABOUT, "order": 2})
+    tidy(tmp_path)
+    assert complete(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+
+
+def manifest_with(**changes):
+    """A manifest in which some values are others, or missing where None is given."""
+
+    def damage(folder):
+        manifest = json.loads((folder / MANIFEST).read_text()) | changes
+        kept = {name: value for name, value in manifest.items() if value is not None}
+        (folder / MANIFEST).write_text(json.dumps(kept))
+
+    return damage
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda f: (f / MANIFEST).write_text("[]"), "is damaged (it holds [])"),
+    (lambda f: (f / MANIFEST).write_text("null"), "is damaged (it holds None)"),
+    (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged ("),
+    (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "is damaged ("),
+    (manifest_with(files=None), "is damaged (it has no 'files')"),
+    (manifest_with(files=[1]), "is damaged (its 'files' is [1])"),
+    (manifest_with(files={"model.safetensors": "7"}), "it was written with 7"),
+    (manifest_with(saved_at="x"), "is damaged (its 'saved_at' is 'x')"),
+    (manifest_with(order="x"), "is damaged (its 'order' is 'x')"),
+    (manifest_with(identity=None), "is damaged (it has no 'identity')"),
+    (manifest_with(crc32={"gone": "0"}), "cannot be read"),
+    (lambda f: (f / "critic" / "model.safetensors").unlink(), "lacks the file 'critic/model"),
+    (lambda f: (f / "model.safetensors").write_text("x"), "has 1 bytes; it was written with 7"),
+    (lambda f: (f / MANIFEST).unlink(), f"has no {MANIFEST}"),
+    (lambda f: (f / MANIFEST).write_text("{"), "is damaged"),
+    (lambda f: (f / MANIFEST).write_text('{"format": 99}'), "has format 99; this version reads"),
+])  # fmt: skip
+def test_damage_is_named_and_the_one_before_is_taken(damage, message, tmp_path, caplog):
+    save(tmp_path, 2)
+    save(tmp_path, 10)
+    damage(tmp_path / "checkpoint-10")
+    assert message in complaint(tmp_path / "checkpoint-10", thorough=True)
+    assert last_complete(tmp_path, thorough=True).name == "checkpoint-2"
+    assert message in caplog.text
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        last_complete(tmp_path, thorough=True)
+
+
+@pytest.mark.parametrize("content", ["weightt", "another's"[:7]], ids=["one bit", "another run's"])
+def test_content_of_the_same_size_is_found_out_where_it_is_looked_for(content, tmp_path, caplog):
+    for step in (1, 2):
+        save(tmp_path, step)
+    file = tmp_path / "checkpoint-2" / "model.safetensors"
+    file.write_text(content)
+    assert complaint(tmp_path / "checkpoint-2") is None, "sizes alone are quick"
+    said = f"`{file}` is not what was written: CRC-32"
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        to_resume(tmp_path, str(tmp_path / "checkpoint-2"), thorough=True)
+    assert to_resume(tmp_path, True, thorough=True).name == "checkpoint-1"
+    assert said in caplog.text
+
+
+def test_no_folder_at_all(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        last_complete(tmp_path / "nothing")
+    assert "is not a folder" in complaint(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("limit", "best", "kept"), [
+    (None, None, [1, 2, 9, 10]),
+    (0, None, [1, 2, 9, 10]),
+    (2, None, [9, 10]),
+    (1, None, [10]),
+    (2, 1, [1, 10]),
+    (1, 1, [1, 10]),
+    (3, 10, [2, 9, 10]),
+])  # fmt: skip
+def test_pruning_spares_the_newest_and_the_best(limit, best, kept, tmp_path):
+    for step in (1, 2, 9, 10):
+        save(tmp_path, step)
+    (tmp_path / "checkpoint-notes").mkdir()
+    prune(tmp_path, limit, best and str(tmp_path / f"checkpoint-{best}"))
+    assert complete(tmp_path) == [f"checkpoint-{step}" for step in kept]
+    assert (tmp_path / "checkpoint-notes").exists()
+
+
+def test_a_run_that_went_back_keeps_its_own(tmp_path):
+    """Steps 5 and 6 are of the branch that it left."""
+    for step in (2, 5, 6, 3):
+        save(tmp_path, step)
+    assert last_complete(tmp_path).name == "checkpoint-3"
+    prune(tmp_path, 2, None)
+    assert sorted(complete(tmp_path)) == ["checkpoint-3", "checkpoint-6"]
+
+
+def test_a_deletion_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    kill_at(monkeypatch, 3)  # after the rename, while files go
+    with pytest.raises(Killed):
+        discard(tmp_path / "checkpoint-1")
+    assert checkpoints(tmp_path) == []
+
+
+def test_a_clock_that_goes_back_does_not_change_the_order(tmp_path):
+    for step, about in (
+        (4, {"saved_at": 9e9}),
+        (3, {"saved_at": 8e9}),
+        (2, {"saved_at": 7e9}),
+        (1, {"saved_at": 6e9}),
+    ):
+        save(tmp_path, step, **about)
+    assert [f.name[-1] for f in checkpoints(tmp_path)] == ["4", "3", "2", "1"]
+    assert last_complete(tmp_path).name == "checkpoint-1"
+    (tmp_path / "checkpoint-2" / MANIFEST).unlink()
+    prune(tmp_path, 2, None)
+    assert complete(tmp_path) == ["checkpoint-3", "checkpoint-1"], "what nobody can tell goes first"
+
+
+def test_of_a_checkpoint_that_lies_elsewhere_the_link_is_deleted(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for step in (1, 2, 3):
+        save(run, step)
+    elsewhere.mkdir()
+    for step in (1, 2):
+        shutil.move(run / f"checkpoint-{step}", elsewhere)
+        (run / f"checkpoint-{step}").symlink_to(elsewhere / f"checkpoint-{step}")
+    (run / files.TRASH).symlink_to(elsewhere / "checkpoint-1")
+    prune(run, 2, None)
+    assert complete(run) == ["checkpoint-2", "checkpoint-3"]
+    save(run, 2, "new")  # in place of a link, also of one that leads nowhere
+    (run / "checkpoint-4").symlink_to(elsewhere / "nowhere")
+    save(run, 4)
+    prune(run, 1, None)
+    assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
+    assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
+    (run / files.TRASH).symlink_to(elsewhere / "checkpoint-1")
+    tidy(run)
+    assert [p.name for p in run.iterdir()] == ["checkpoint-4"]
+    assert complete(elsewhere) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_every_piece_of_a_file_is_in_its_checksum(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_BLOCK", 4)
+    contents = [b"", b"four", b"more than four", b"less than four"]
+    paths = [tmp_path / str(number) for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    assert disk.checksums(paths) == [f"{zlib.crc32(content):08x}" for content in contents]

@@ -1,0 +1,247 @@
+"""SIGTERM and SIGINT end a run with a checkpoint; two processes agree on that, and on what to skip."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+
+from tests.kit import warm
+from tests.kit.guards_run import CASES
+from tests.kit.launch import ENVIRONMENT, ROOT, on_two_processes
+from tests.kit.scripted import Float64Trainer, numbered_rows, scripted_trainer, train, weights
+from tests.kit.signals_run import RUN
+from tests.kit.tiers import quick
+from tests.kit.waiting import PATIENCE
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Sends(TrainerCallback):
+    """Signals to this very process, at one event of one step."""
+
+    def __init__(self, event: str, step: int, *numbers: int) -> None:
+        self.step, self.numbers = step, numbers
+        setattr(self, event, self.send)
+
+    def send(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """What a shell starts in the background ignores interrupts from the beginning."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    trainer, _ = train(tmp_path_factory.mktemp("whole"), **RUN)
+    return weights(trainer)
+
+
+MOMENTS = [
+    (signal.SIGTERM, "on_step_begin", 1, 2),  # amid a rollout batch's three epochs
+    (signal.SIGINT, "on_step_begin", 3, 4),  # before a rollout
+    (signal.SIGTERM, "on_pre_optimizer_step", 4, 5),
+    (signal.SIGINT, "on_save", 2, 3),  # after the step's end
+]
+
+
+@pytest.mark.parametrize(("number", "event", "at", "stops"), quick(MOMENTS, MOMENTS[0], MOMENTS[3]))
+def test_a_signal_ends_the_step_and_the_run_can_go_on_exactly(
+    number, event, at, stops, tmp_path, uninterrupted, capfd
+):
+    save = {"save_strategy": "steps", "save_steps": 2}
+    before = [signal.getsignal(n) for n in SIGNALS]
+    trainer, _ = train(tmp_path, callbacks=[Sends(event, at, number)], **RUN, **save)
+    assert [signal.getsignal(n) for n in SIGNALS] == before, "the handlers are given back"
+    assert trainer.state.global_step == stops
+    assert trainer.stop_signal == number
+    assert trainer.stop_reason == f"signal {number.name}"
+    assert (tmp_path / f"checkpoint-{stops}").is_dir()
+    assert f"{number.name} received" in capfd.readouterr().err
+    resumed, _ = scripted_trainer(tmp_path, **RUN)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.stop_signal is None
+    final = weights(resumed)
+    assert all(torch.equal(final[name], tensor) for name, tensor in uninterrupted.items())
+
+
+@pytest.mark.parametrize("first", SIGNALS)
+def test_an_interrupt_after_another_signal_stops_at_once(first, tmp_path):
+    twice = Sends("on_step_begin", 2, first, signal.SIGINT)
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[twice], **RUN)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not list(tmp_path.glob("checkpoint-*"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_sigterm_changes_nothing(tmp_path):
+    twice = Sends("on_step_begin", 2, signal.SIGTERM, signal.SIGTERM)
+    trainer, _ = train(tmp_path, callbacks=[twice], **RUN)
+    assert trainer.state.global_step == 3
+
+
+def test_an_evaluation_that_is_due_is_left_out_and_one_that_runs_is_the_end(tmp_path):
+    options = {
+        **RUN, "eval_dataset": numbered_rows(), "per_device_eval_batch_size": 8,
+        "eval_strategy": "steps", "eval_steps": 2,
+    }  # fmt: skip
+    due, _ = train(
+        tmp_path / "due", callbacks=[Sends("on_pre_optimizer_step", 1, signal.SIGTERM)], **options
+    )
+    assert due.state.global_step == 2
+    assert not any(n.startswith("eval_") for entry in due.state.log_history for n in entry)
+
+    class Evaluates(Float64Trainer):
+        def evaluate(self, *args, **kwargs):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(*args, **kwargs)
+
+    during, _ = train(tmp_path / "during", **{**options, "trainer_class": Evaluates})
+    assert during.state.global_step == 2
+    assert (tmp_path / "during" / "checkpoint-2").is_dir()
+
+
+def test_signals_are_left_alone_where_that_is_asked_for(tmp_path):
+    def mine(number, frame):
+        calls.append(number)
+
+    calls, before = [], signal.signal(signal.SIGTERM, mine)
+    try:
+        callback = Sends("on_step_begin", 2, signal.SIGTERM)
+        trainer, _ = train(tmp_path, callbacks=[callback], enable_jit_checkpoint=False, **RUN)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert calls == [signal.SIGTERM]
+    assert trainer.state.global_step == 7
+    assert trainer.stop_signal is None
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer, _ = train(tmp_path, callbacks=[Sends("on_step_begin", 2, signal.SIGINT)], **RUN)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert trainer.state.global_step == 7
+
+
+def test_training_in_another_thread_handles_no_signals(tmp_path):
+    trainer, _ = scripted_trainer(tmp_path, **RUN)
+    thread = threading.Thread(target=trainer.train)
+    thread.start()
+    thread.join()
+    assert trainer.state.global_step == 7
+
+
+def test_upstreams_own_handler_makes_way(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    callback = Sends("on_step_begin", 2, signal.SIGTERM)
+    trainer, _ = scripted_trainer(tmp_path, callbacks=[callback], enable_jit_checkpoint=True, **RUN)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert trainer.args.enable_jit_checkpoint
+    assert trainer.pop_callback(JITCheckpointCallback) is None
+    trainer.train()
+    assert (trainer.state.global_step, trainer.stop_signal) == (3, signal.SIGTERM)
+
+
+def test_a_process_that_is_told_to_end_returns_from_train_and_exits_in_order(tmp_path):
+    process = warm.Process(
+        [sys.executable, "-m", "tests.kit.signals_run", str(tmp_path)], cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stdout:
+        if line.startswith("BEGIN 2"):
+            process.send_signal(signal.SIGTERM)
+            break
+    output, errors = process.communicate("go on\n", timeout=2 * PATIENCE)
+    assert process.returncode == 0, errors[-2000:]
+    assert "RETURNED 2 15" in output
+    assert "BEGIN 3" not in output
+    assert "SIGTERM received" in errors
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("Training stopped after step 2 of 7: signal SIGTERM. Checkpoint: ")
+    assert (tmp_path / "checkpoint-2").is_dir()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The results of both ranks."""
+    folder = tmp_path_factory.mktemp("two")
+    return on_two_processes("tests.kit.guards_run", folder)
+
+
+def moved(result: dict, step: int) -> bool:
+    before, after = result["weights"][step - 1], result["weights"][step]
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_processes_come_to_the_same_end(case, ranks):
+    one, two = (rank[case] for rank in ranks)
+    for name in ("skipped_steps", "kl_stopped_steps", "stop_reason", "stop_signal", "error"):
+        if name != "stop_signal" or one[name] is not None:
+            assert one[name] == two[name], name
+    assert len(one["weights"]) == len(two["weights"])
+    last = one["weights"][-1]
+    assert all(torch.equal(last[name], two["weights"][-1][name]) for name in last)
+
+
+@pytest.mark.parametrize(("case", "what"), [
+    # DDP has spread the one process's gradient to both, before any of them could look.
+    ("loss of rank 1", "the loss (process 1), the policy's gradient (processes 0, 1)"),
+    ("critic of rank 1", "the critic's gradient (process 1)"),
+])  # fmt: skip
+def test_both_skip_what_is_not_finite_on_one_and_tell_which(case, what, ranks):
+    for rank in ranks:
+        assert [moved(rank[case], step) for step in (1, 2, 3, 4)] == [True, False, True, True]
+        assert rank[case]["skipped_steps"] == [0, 1, 1, 1]
+        assert rank[case]["what"] == what, "each knows whose it was"
+
+
+def test_a_signal_to_one_stops_both_after_the_same_step(ranks):
+    for rank in ranks:
+        result = rank["signal to rank 1"]
+        assert len(result["weights"]) == 1 + 2
+        assert result["stop_reason"] == "signal SIGTERM"
+        assert result["stop_signal"] == signal.SIGTERM
+        assert result["checkpoints"] == ["checkpoint-2"]
+
+
+def test_both_raise_once_the_checkpoint_is_there(ranks):
+    for rank in ranks:
+        result = rank["rank 0 never finite"]
+        assert "was not finite at step 2" in result["error"]
+        assert result["checkpoints"] == ["checkpoint-2"]
+
+
+def test_both_leave_the_rollout_batch_alone(ranks):
+    for rank in ranks:
+        assert rank["target_kl"]["kl_stopped_steps"] == [1, 2, 3, 4]
+        assert not any(moved(rank["target_kl"], step) for step in (1, 2, 3, 4))
+
+
+def test_both_stop_by_what_the_main_process_measures(ranks):
+    for rank in ranks:
+        result = rank["memory of rank 0"]
+        assert "the last value is 2 at step 2" in result["stop_reason"]
+        assert result["checkpoints"] == ["checkpoint-2"]
+
+
+def test_both_hear_of_another_run_in_their_folder(ranks):
+    """Only the first of them looks, and the other does not wait for it."""
+    for rank in ranks:
+        assert "belongs to a run on host" in rank["the folder of another run"]["error"]

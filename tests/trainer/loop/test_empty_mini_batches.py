@@ -1,0 +1,183 @@
+"""Mini-batches that have nothing to teach: no weight moves, and nothing is computed."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from tests.kit.guard_kit import build, run, same
+from tests.kit.outages import build as build_asking
+from tests.kit.scripted import logged, weights
+from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
+from trl_stppo.trainer.loop.targets import Targets
+
+
+def masked(*rollouts: int, episodes: slice = slice(None)):
+    """Of these rollout batches, counted from 0, the episodes have no score."""
+
+    def poison(trainer, due):
+        original, count = trainer._rewards.scores, []
+
+        def scores(rollout):
+            values, scored = original(rollout)
+            if len(count) in rollouts:
+                scored = scored.clone()
+                scored[episodes] = False
+            count.append(1)
+            return values, scored
+
+        trainer._rewards.scores = scores
+
+    return poison
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+def test_a_rollout_batch_that_is_masked_moves_nothing(optim, tmp_path):
+    steps = {"optim": optim, "optim_args": "momentum=0.9" if optim == "sgd" else None}
+    trainer, moments = run(tmp_path, masked(1), weight_decay=0.1, max_steps=9, **steps)
+    after = moments.by_step
+    assert any(name.count("/") == 2 for name in after[3]), "there is momentum"
+    assert all(same(after[3], after[n]) for n in (4, 5, 6)), "policy, critic and moments"
+    assert not any(same(after[n], after[n + 1]) for n in (1, 2, 6, 7, 8)), "all others move"
+    assert logged(trainer, "guard/empty_steps") == [0, 0, 0, 1, 2, 3, 3, 3, 3]
+    assert logged(trainer, "guard/skipped_steps") == [0] * 9, "they count towards no end"
+    assert trainer.stop_reason is None
+    rates = logged(trainer, "learning_rate")
+    assert rates[4] > rates[5], "the schedule goes on"
+    assert trainer.state.log_history[4]["loss"] == 0.0
+    assert "policy/approx_kl" not in trainer.state.log_history[4], "nothing is computed for it"
+
+
+def test_one_episode_is_enough_for_a_step(tmp_path):
+    halves = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer, moments = run(tmp_path, masked(1, episodes=slice(1, None)), **halves)
+    after = moments.by_step
+    assert not any(same(after[n], after[n + 1]) for n in range(1, 6))
+    assert logged(trainer, "guard/empty_steps") == [0] * 6
+    _, moments = run(tmp_path / "none", masked(1), **halves)
+    assert same(moments.by_step[3], moments.by_step[6]), "of all its micro-batches"
+
+
+def test_the_loss_has_no_graph_that_an_engine_could_step_with(tmp_path):
+    trainer, _ = build(tmp_path, masked(1))
+    original, graphs = trainer._compute_loss, []
+
+    def watched(model, inputs):
+        loss = original(model, inputs)
+        graphs.append(loss.grad_fn is not None)
+        return loss
+
+    trainer._compute_loss = watched
+    trainer.train()
+    assert graphs == [True] * 3 + [False] * 3
+
+
+def test_they_neither_count_as_skips_nor_end_a_row_of_them(tmp_path):
+    def both(trainer, due):
+        masked(2)(trainer, due)
+        original = trainer._compute_loss
+        trainer._compute_loss = lambda m, i: original(m, i) * (math.nan if due() else 1.0)
+
+    steps = {"num_ppo_epochs": 1, "max_consecutive_skips": 2}
+    trainer, _ = build(tmp_path, both, steps=(2, 4), **steps)
+    with pytest.raises(RuntimeError, match="at step 4, the last of `max_consecutive_skips=2`"):
+        trainer.train()
+    assert logged(trainer, "guard/empty_steps")[-1] == 1
+
+
+def test_a_resumed_run_goes_on_counting(tmp_path):
+    save = {"save_strategy": "steps", "save_steps": 4}
+    whole, expected = run(tmp_path, masked(1), **save)
+    trainer, moments = build(tmp_path, **save)  # in the middle of the masked batch
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert same(expected.by_step[6], moments.by_step[6])
+    assert logged(trainer, "guard/empty_steps") == logged(whole, "guard/empty_steps")
+
+
+class Keeps(TrainerCallback):
+    """The weights after each step."""
+
+    def __init__(self, trainer):
+        self.trainer, self.after = trainer, []
+        trainer.add_callback(self)
+
+    def on_step_end(self, *args, **kwargs):
+        self.after.append(weights(self.trainer))
+
+
+@pytest.mark.parametrize("trainer_class", [PPOTrainer, STPPOTrainer, STGRPOTrainer])
+def test_a_batch_whose_environments_have_failed_teaches_nothing(trainer_class, tmp_path):
+    options = {"num_generations": 2} if trainer_class is STGRPOTrainer else {}
+    options |= {"max_steps": 5, "weight_decay": 0.1}
+    down = lambda trainer, n: trainer.state.global_step == 2  # noqa: E731
+    trainer = build_asking(tmp_path, down, trainer_class, **options)
+    keeps = Keeps(trainer)
+    trainer.train()
+    assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2, 2]
+    assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True, False]
+
+
+def losing(*rollouts: int):
+    """Of these rollout batches no episode goes better than expected."""
+
+    def poison(trainer, due):
+        original, count = trainer._loop.targets, []
+
+        def advantages(*args):
+            targets = original(*args)
+            count.append(1)
+            if len(count) - 1 in rollouts:
+                return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
+            return targets
+
+        trainer._loop.targets = advantages
+
+    return poison
+
+
+WINNERS = {"variant": "st-ppo", "stabilizers": ["winners"], "weight_decay": 0.1}
+
+
+def parts(before: dict, after: dict) -> tuple[bool, bool]:
+    """Whether policy and critic have moved; the policy has the first two groups, with decay and without."""
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    critic = {name for name in moved if name.split("/")[0] not in ("0", "1")}
+    return bool(moved - critic), bool(critic)
+
+
+@pytest.mark.parametrize(
+    "halves", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}]
+)
+def test_without_a_winner_the_critic_alone_steps(halves, tmp_path):
+    trainer, moments = run(tmp_path, losing(1), max_steps=9, **WINNERS, **halves)
+    after = moments.by_step
+    moved = [parts(after[n], after[n + 1]) for n in range(1, 9)]
+    assert moved == [(True, True)] * 2 + [(False, True)] * 3 + [(True, True)] * 3
+    assert logged(trainer, "guard/empty_steps") == [0, 0, 0, 1, 2, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("term", [{"entropy_coef": 0.1}, {"beta": 0.1}])
+def test_terms_without_weights_are_a_reason_to_step(term, tmp_path):
+    trainer, moments = run(tmp_path, losing(1), **WINNERS, **term)
+    after = moments.by_step
+    assert all(parts(after[n], after[n + 1]) == (True, True) for n in range(1, 6))
+    assert logged(trainer, "guard/empty_steps") == [0] * 6
+
+
+def test_without_a_winner_and_a_critic_nothing_moves(tmp_path):
+    options = {"stabilizers": ["winners", "share"], "weight_decay": 0.1, "num_generations": 2}
+    trainer = build_asking(tmp_path, trainer_class=STGRPOTrainer, max_steps=4, **options)
+    original, keeps = trainer._loop.targets, Keeps(trainer)
+
+    def advantages(*args):
+        targets = original(*args)
+        if trainer.state.global_step == 2:
+            return Targets(**{**vars(targets), "advantages": -targets.advantages.abs()})
+        return targets
+
+    trainer._loop.targets = advantages
+    trainer.train()
+    assert [same(*pair) for pair in pairwise(keeps.after)] == [False, True, True]
+    assert logged(trainer, "guard/empty_steps") == [0, 0, 1, 2]

@@ -1,0 +1,381 @@
+"""Every option of the rollout through `trainer.train()`: what it changes, and only that."""
+
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOTrainer
+
+from tests.kit.builders import LIMITS, Kept, build, logs, prompts
+from tests.kit.fakes import CountEnv, char_tokenizer
+from tests.kit.located import Located
+from tests.kit.tool_model import TEMPLATE
+from trl_stppo.generation.batched import BatchedBackend
+from trl_stppo.generation.cached import CachedBackend
+from trl_stppo.models.critic import SharedCritic
+from trl_stppo.rollout.isolation import IsolatedEnvironment
+from trl_stppo.trainer.loop import sampler
+
+SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
+LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"])
+
+
+def built(folder, environment=CountEnv, data=None, arguments=None, **options):
+    arguments = {
+        "environment_factory": environment,
+        "train_dataset": prompts(4) if data is None else data,
+        **(arguments or {}),
+    }
+    options = {**SIZES, **LIMITS, "shuffle_dataset": False, **options}
+    return build(folder, Kept, arguments=arguments, **options)
+
+
+def trained(*args, **kwargs):
+    trainer = built(*args, **kwargs)
+    trainer.train()
+    return trainer
+
+
+def reasons(trainer):
+    return [str(episode.stop_reason) for episode in trainer.episodes]
+
+
+class Unreadable(CountEnv):
+    """Cannot read the actions of rows that say so."""
+
+    def __init__(self):
+        super().__init__(3)
+
+    def reset(self, readable, **row):
+        self.readable = readable
+        return super().reset()
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {"valid_action": self.readable}
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_max_malformed_actions(tmp_path, limit):
+    data = prompts(4, readable=[True, False, True, False])
+    trainer = trained(tmp_path, Unreadable, data, max_malformed_actions=limit)
+    cut = "terminated" if limit is None else "malformed_limit"
+    assert reasons(trainer) == ["terminated", cut] * 2
+    turns = trainer.kept[0][2].turn_index.amax(1) + 1
+    assert turns.tolist() == [3, 3 if limit is None else 2] * 2
+    figures = logs(trainer)
+    assert figures["stop_reason/malformed_limit"] == (0.0 if limit is None else 0.5)
+    assert trainer.kept[0][2].terminated.all(), "an unreadable end is an end"
+
+
+class Sleepy(CountEnv):
+    """Sleeps as long as the row says in its second turn; counts who is awake at once."""
+
+    lock, running, most, open, most_open = threading.Lock(), 0, 0, 0, 0
+    forgotten = threading.Event()  # wakes who sleeps for ever
+
+    @classmethod
+    def forget(cls):
+        cls.forgotten.set()  # abandoned calls of the test before may still come to their end
+        cls.forgotten = threading.Event()
+        cls.running = cls.most = cls.open = cls.most_open = 0
+
+    def reset(self, pause=0.0, **row):
+        with self.lock:
+            Sleepy.open += 1
+            Sleepy.most_open = max(Sleepy.most_open, Sleepy.open)
+        self.pause, self.born = pause, Sleepy.forgotten
+        return super().reset()
+
+    def step(self, action):
+        with self.lock:
+            Sleepy.running += 1
+            Sleepy.most = max(Sleepy.most, Sleepy.running)
+        self.born.wait(self.pause if self.count else 0.01)
+        result = super().step(action)
+        if self.born is Sleepy.forgotten:
+            with self.lock:
+                Sleepy.running -= 1
+                Sleepy.open -= result[2]
+        return result
+
+
+@pytest.mark.parametrize("name", ["env_timeout_seconds", "episode_timeout_seconds"])
+def test_time_limits(tmp_path, name):
+    data = prompts(4, pause=[0.0, 600.0, 0.0, 0.0])
+    trainer = trained(tmp_path, Sleepy, data, **{name: 1.5})
+    reason = name.removesuffix("_seconds")
+    assert reasons(trainer) == ["terminated", reason, "terminated", "terminated"]
+    assert logs(trainer)[f"stop_reason/{reason}"] == 0.25
+    # The environment's fault teaches nothing; the episode's own slowness is a cut like any other.
+    assert bool(trainer.kept[0][1]["loss_mask"][1].any()) is (reason == "episode_timeout")
+    assert trainer.kept[0][2].terminated.tolist()[1] is (reason == "env_timeout")
+    Sleepy.forget()
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, {1}), (8, {2, 3, 4})])
+def test_env_workers(tmp_path, workers, expected):
+    Sleepy.forget()
+    trained(tmp_path, Sleepy, prompts(4, pause=[0.2] * 4), env_workers=workers)
+    assert Sleepy.most in expected
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(1, {1}), (2, {2}), (None, {2, 3, 4})])
+def test_generation_slots(tmp_path, monkeypatch, slots, expected):
+    """Never more episodes at once, neither on the model nor in their environments."""
+    Sleepy.forget()
+    held, original = [], CachedBackend.add
+
+    def add(self, request):
+        original(self, request)
+        held.append(len(self._rows) * (type(self) is CachedBackend))
+
+    monkeypatch.setattr(CachedBackend, "add", add)
+    data = prompts(4, pause=[0.1] * 4)
+    trainer = trained(tmp_path, Sleepy, data, generation_slots=slots)
+    assert max(held) == (slots or 4)
+    assert Sleepy.most_open in expected
+    assert reasons(trainer) == ["terminated"] * 4
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_env_isolation_with_a_factory_that_cannot_be_pickled(tmp_path, isolation):
+    turns = 2
+    data = prompts(4, dies=[False, isolation == "process", False, False])
+    trainer = trained(tmp_path, lambda: Located(turns), data, env_isolation=isolation)
+    episodes = trainer.episodes
+    places = {e.messages[1]["content"] for e in episodes if len(e.messages) > 1}
+    if isolation == "thread":
+        assert places == {str(os.getpid())}
+        return
+    assert len(places) == 3
+    assert str(os.getpid()) not in places
+    assert all(isinstance(e.env, IsolatedEnvironment) for e in episodes)
+    assert reasons(trainer) == ["terminated", "env_error", "terminated", "terminated"]
+    assert "3" in episodes[1].error
+    trainer._player.engine.close()
+
+
+class Failing(CountEnv):
+    """Pays 1 a turn; fails in its second turn, or at once, where the row says so."""
+
+    def reset(self, fails=0, **row):
+        self.fails = fails
+        if fails == 1:
+            raise RuntimeError("no start")
+        return super().reset()
+
+    def step(self, action):
+        if self.fails == 2 and self.count == 1:
+            raise RuntimeError("broken")
+        _, _, *rest = super().step(action)
+        return "more", 1.0, *rest
+
+
+@pytest.mark.parametrize(
+    ("policy", "score"),
+    # Two episodes earn 2. One fails after a turn that earned 1, one before its first.
+    [("mask", (2 + 2 + 1 + 0) / 4), ("penalise 3", (2 + 2 + 1 - 3 + 0) / 4), ("drop", 2.0)],
+)
+def test_on_env_error_and_its_penalty(tmp_path, policy, score):
+    data = prompts(4, fails=[0, 2, 1, 0])
+    trainer = trained(tmp_path, Failing, data, on_env_error=policy)
+    _, batch, _, _, estimates = trainer.kept[0]
+    teaches = batch["loss_mask"].any(dim=1).tolist()
+    assert teaches == [True, policy == "penalise 3", False, True]
+    figures = logs(trainer)
+    assert figures["episode/score"] == pytest.approx(score)
+    assert figures["stop_reason/env_error"] == 0.5
+    if policy == "penalise":
+        assert estimates.rewards[1].sum() == 1.0 - 3.0
+
+
+def test_reward_functions_are_not_asked_about_failed_episodes(tmp_path):
+    asked = []
+
+    def plain(prompts, completions, completion_ids, fails, **kwargs):
+        assert len(prompts) == len(completions) == len(completion_ids) == len(fails)
+        asked.append(fails)
+        return [10.0 + i for i in range(len(fails))]
+
+    async def awaited(completions, fails, **kwargs):
+        asked.append(fails)
+        return [100.0] * len(completions)
+
+    data = prompts(4, fails=[0, 2, 1, 0])
+    trainer = trained(tmp_path, Failing, data, {"reward_funcs": [plain, awaited]})
+    assert asked == [[0, 0]] * 2
+    assert trainer.kept[0][3].tolist() == [110.0, 0.0, 0.0, 111.0], "each row its own"
+    assert logs(trainer)["rewards/plain/mean"] == 10.5
+
+
+def test_the_log_of_completions_has_all_episodes_and_why_they_stopped(tmp_path):
+    def logging(fails, log_extra, **kwargs):
+        log_extra("fails", fails)
+        return [1.0] * len(fails)
+
+    data = prompts(4, fails=[0, 2, 1, 0])
+    trained(tmp_path, Failing, data, {"reward_funcs": logging}, log_completions=True)
+    (path, *_) = sorted(Path(tmp_path, "completions").glob("*.parquet"))
+    table = pandas.read_parquet(path)
+    assert [None if f != f else f for f in table["fails"]] == [0, None, None, 0]
+    failed = [f"env_error: RuntimeError: {cause}" for cause in ("broken", "no start")]
+    reasons = [reason.partition(" (")[0] for reason in table["stop_reason"]]
+    assert reasons == ["terminated", *failed, "terminated"]
+    roles = [message["role"] for message in table["completion"][0]]
+    assert roles[::2] == ["assistant"] * len(roles[::2]), "the conversation, as messages"
+    assert len(roles) % 2 == 1, "what is said after the end is not part of it"
+
+
+class Lookup:
+    """A tool environment beside a text environment."""
+
+    def reset(self, **row) -> str:
+        return " Look it up."
+
+    def look(self, word: str) -> str:
+        """Look a word up.\n\nArgs:\n    word: the word."""
+        return word
+
+    def get_reward(self) -> float:
+        return 7.0
+
+
+def test_text_and_tool_environments_in_one_batch(tmp_path):
+    from trl.chat_template_utils import qwen3_template
+
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template, tokenizer.response_template = TEMPLATE, qwen3_template
+    factories = {"count": lambda: CountEnv(2), "lookup": Lookup}
+    data = prompts(4, environment=["count", "lookup"] * 2)
+    arguments = {"processing_class": tokenizer}
+    trainer = trained(tmp_path, factories, data, arguments, max_completion_length=200)
+    assert reasons(trainer)[::2] == ["terminated"] * 2
+    _, _, turns, scores, estimates = trainer.kept[0]
+    assert (turns.turn_index.amax(1) + 1).tolist()[::2] == [2, 2]
+    assert scores.tolist() == [0.0, 7.0, 0.0, 7.0]
+    paid = turns.turn_rewards.sum(1)
+    torch.testing.assert_close(estimates.rewards.sum(1), paid + scores)
+    assert not paid[1::2].any()
+
+
+def test_sampling_that_the_cache_does_not_know_goes_through_generate(tmp_path, monkeypatch):
+    used = []
+    original = BatchedBackend.step
+    monkeypatch.setattr(
+        BatchedBackend, "step", lambda self: (used.append(len(self._queue)), original(self))[1]
+    )
+    trainer = trained(tmp_path, generation_kwargs={"no_repeat_ngram_size": 2}, max_steps=2)
+    assert "no_repeat_ngram_size" in sampler.why_not_cached(trainer)
+    assert max(used) > 1
+    for _, batch, turns, *_ in trainer.kept:
+        assert "sampling_per_token_logps" not in batch
+        for ids, index in zip(batch["completion_ids"], turns.turn_index, strict=True):
+            for k in range(int(index.max()) + 1):
+                said = ids[index == k].tolist()
+                pairs = list(itertools.pairwise(said))
+                assert len(set(pairs)) == len(pairs)
+    assert trainer.generation_config.max_new_tokens == LIMITS["max_completion_length"]
+
+
+def test_without_logprobs_a_process_whose_episodes_all_failed_says_none_either(tmp_path):
+    """Otherwise processes would gather different figures."""
+    data = prompts(4, fails=[1] * 4)
+    options = {"generation_kwargs": {"no_repeat_ngram_size": 2}, "max_env_error_rate": 1.0}
+    trainer = trained(tmp_path, Failing, data, **options)
+    assert "sampling_per_token_logps" not in trainer.kept[0][1]
+    options = {"max_env_error_rate": 1.0}
+    assert "sampling_per_token_logps" in trained(tmp_path, Failing, data, **options).kept[0][1]
+
+
+def test_continuous_batching_plays_environments_and_leaves_the_model_as_it_was(
+    tmp_path, monkeypatch
+):
+    modes = []
+    original = GRPOTrainer._generate_single_turn
+
+    def watch(self, ids, *args, **kwargs):
+        modes.append(self.model.training)
+        return original(self, ids, *args, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", watch)
+    trainer = built(
+        tmp_path, use_transformers_continuous_batching=True,
+        transformers_continuous_batching_config={"num_blocks": 16, "max_batch_tokens": 128},
+        arguments={"eval_dataset": prompts(4)},
+    )  # fmt: skip
+    trainer.train()
+    assert set(reasons(trainer)) <= {"terminated", "max_turns", "token_budget"}
+    assert (trainer.kept[0][2].turn_index.amax(1) == 1).all()
+    trainer.evaluate()
+    assert trainer.model.training is True, "as the training has left it"
+    assert modes == [True] * modes.count(True) + [False] * modes.count(False)
+    assert set(modes) == {True, False}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_lora_policy_with_checkpointing_generates_with_the_cache(
+    tmp_path, monkeypatch, checkpointing
+):
+    """And neither what the shared critic says nor where gradients go depends on it."""
+    inside = []
+    original = CachedBackend.step
+
+    def watch(self):
+        flags = {bool(getattr(m, "gradient_checkpointing", False)) for m in self.model.modules()}
+        inside.append((flags, self.model.training, self.model.active_adapter))
+        return original(self)
+
+    monkeypatch.setattr(CachedBackend, "step", watch)
+    data, settings = prompts(4, fails=[0] * 4), {"max_steps": 2, "kl_coef": 0.05}
+    arguments = {"peft_config": LORA}
+    trainer = built(
+        tmp_path, Failing, data, arguments, gradient_checkpointing=checkpointing, **settings
+    )
+    assert isinstance(trainer.critic, SharedCritic)
+    before = [p.detach().clone() for p in trainer.critic.parameters()]
+    trainer.train()
+    assert {str(entry) for entry in inside} == {str(({False}, False, "default"))}
+    flags = [getattr(m, "gradient_checkpointing", False) for m in trainer.model.modules()]
+    assert any(flags) is checkpointing
+    after = [p.detach() for p in trainer.critic.parameters()]
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    # The first rollout's values are those of the critic as it was, cache or not.
+    values = trainer.kept[0][1]["values"]
+    assert values.isfinite().all()
+    if checkpointing:
+        plain = trained(tmp_path, Failing, data, arguments, **settings)
+        torch.testing.assert_close(values, plain.kept[0][1]["values"])
+        torch.testing.assert_close(
+            trainer.kept[1][1]["values"], plain.kept[1][1]["values"], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_an_episode_that_is_over_before_its_first_turn_is_not_scored(tmp_path):
+    """Reward functions see neither its empty conversation nor its missing environment."""
+
+    class Late(CountEnv):
+        def reset(self, late=0.0, **row):
+            Sleepy.forgotten.wait(late)
+            return super().reset()
+
+    def first(completions, **kwargs):
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    data = prompts(4, late=[0.0, 600.0, 0.0, 0.0])
+    trainer = trained(tmp_path, Late, data, {"reward_funcs": first}, episode_timeout_seconds=2.0)
+    Sleepy.forget()
+    assert reasons(trainer) == ["terminated", "episode_timeout", "terminated", "terminated"]
+
+
+def test_rows_without_a_prompt_among_others(tmp_path):
+    message = [{"role": "user", "content": "say 1 "}]
+    data = Dataset.from_dict({"prompt": [None, message] * 2})
+    trainer = trained(tmp_path, CountEnv, data)
+    assert reasons(trainer) == ["terminated"] * 4

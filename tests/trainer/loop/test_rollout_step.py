@@ -1,0 +1,269 @@
+"""The rollout step: what it calls, what it hands on, and that it leaves nothing behind."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from tests.kit.builders import LIMITS, TEXT, Kept, build, logs, prompts, share_of_a, train
+from tests.kit.fakes import CountEnv, char_tokenizer
+from tests.kit.tool_model import TEMPLATE
+from trl_stppo import PPOTrainer, STPPOTrainer
+from trl_stppo.rollout.episode import Episode
+from trl_stppo.trainer import batch as batches
+from trl_stppo.trainer.loop import sampler
+from trl_stppo.trainer.loop.rollout import Rollout
+
+ONE = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
+# What upstream's constructor leaves on a trainer that has not trained, and what is of a whole run.
+OF_A_ROLLOUT = (
+    *("rollout", "episode", "record", "row", "column", "name", "score", "sampled", "prompt"),
+)
+
+
+@pytest.mark.parametrize("environment", [True, False])
+def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tmp_path):
+    arguments, limits = (TEXT, LIMITS) if environment else ({}, {})
+    trainer = build(tmp_path, arguments=arguments, **limits)
+    before = set(vars(trainer))
+    trainer.train()
+    trainer.evaluate(prompts(4))
+    new = set(vars(trainer)) - before
+    # Of the update, of upstream's loop, and of the samplers of rows.
+    assert not {name for name in new if any(word in name for word in OF_A_ROLLOUT)}, new
+    held = [v for v in vars(trainer).values() if isinstance(v, Rollout | Episode)]
+    assert not held
+    assert trainer.environments is None, (
+        "these are no tools, whose environments upstream leaves there"
+    )
+    assert trainer._rewards.plan.asked.episodes == ()
+
+
+@pytest.mark.parametrize("name", ["_generate", "_tokenize_prompts", "_tool_call_loop"])
+def test_a_method_that_nobody_calls_is_refused_by_name(name, tmp_path):
+    own = type("Own", (PPOTrainer,), {name: lambda self, *args: None})
+    with pytest.raises(TypeError, match=rf"`Own.{name}` would never be called.*rollout_func"):
+        build(tmp_path, own)
+
+
+def test_a_loss_that_leaves_the_critic_out_is_refused_before_the_first_step(tmp_path):
+    class Own(PPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return self._loop.policy_loss(model, inputs)
+
+    with pytest.raises(TypeError, match=r"`Own\._compute_loss`"):
+        train(tmp_path, Own, **ONE)
+
+    class Wraps(PPOTrainer):
+        def _compute_loss(self, model, inputs):
+            return 2 * super()._compute_loss(model, inputs)
+
+    train(tmp_path / "wraps", Wraps, **ONE)
+
+
+def test_who_overrides_the_rollout_step_is_told_the_shape_of_advantages(tmp_path, caplog):
+    class Own(PPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            assert batch["advantages"].shape == batch["completion_mask"].shape
+            batch["advantages"] = batch["advantages"] * torch.ones(len(inputs))[:, None]
+            return batch
+
+    train(tmp_path, PPOTrainer, **ONE)
+    assert "advantages" not in caplog.text
+    train(tmp_path / "own", Own, **ONE)
+    assert (
+        "`Own._generate_and_score_completions` returns `advantages` of shape [B, T]" in caplog.text
+    )
+
+
+def test_a_subclass_scores_by_calculate_rewards_and_returns_all_processes_rows(tmp_path):
+    asked = []
+
+    class Own(Kept):
+        def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+            asked.append((inputs, prompts, completions, completion_ids_list))
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            return rewards + 5.0
+
+    trainer = train(tmp_path, Own, **ONE)
+    ((inputs, asked_of, completions, ids),) = asked
+    assert [row["prompt"] for row in inputs] == asked_of
+    assert [row.keys() for row in inputs] == [{"prompt"}] * 4
+    assert ids == [episode.ids for episode in trainer.episodes]
+    assert completions == [episode.messages for episode in trainer.episodes]
+    scores = trainer.kept[0][3]
+    torch.testing.assert_close(scores, torch.tensor(share_of_a(completions)) + 5.0)
+
+
+def test_a_turn_sampler_of_ones_own_is_asked_for_every_turn(tmp_path):
+    rows = []
+
+    class Own(Kept):
+        def _generate_single_turn(self, prompt_ids, *args):
+            rows.append(copy.deepcopy(prompt_ids))
+            return [[7, self.eos_token_ids[0]] for _ in prompt_ids], None
+
+    trainer = train(tmp_path, Own, **ONE)
+    assert rows == [[episode.prompt_ids for episode in trainer.episodes]]
+    assert all(e.ids == [7, trainer.eos_token_ids[0]] for e in trainer.episodes)
+    assert "own generation" not in str(sampler.why_not_cached(trainer))
+    assert sampler.why_not_cached(trainer) == "Own generates by itself."
+
+
+def test_rollout_func_is_read_at_every_rollout(tmp_path):
+    """And its further fields become columns; lists by episode, the rest for all of them."""
+    asked = []
+
+    def func(prompts, trainer):
+        asked.append((prompts, trainer))
+        return {
+            "prompt_ids": [[5]] * len(prompts), "completion_ids": [[6, 7]] * len(prompts),
+            "logprobs": None, "number": list(range(len(prompts))), "kind": "own",
+        }  # fmt: skip
+
+    columns = []
+
+    def paid(completions, **kwargs):
+        columns.append({k: v for k, v in kwargs.items() if k in ("number", "kind")})
+        return [1.0] * len(completions)
+
+    trainer = build(tmp_path, Kept, arguments={"reward_funcs": paid}, **{**ONE, "max_steps": 2})
+    generate, original = [], trainer._loop.rollout
+
+    def play(inputs):
+        trainer.rollout_func = func if generate else None
+        generate.append(1)
+        return original(inputs)
+
+    trainer._loop.rollout = play
+    trainer.train()
+    assert [e.ids for e in trainer.rollouts[1].episodes] == [[6, 7]] * 4
+    ((rows, given),) = asked
+    assert given is trainer
+    assert rows == [row["prompt"] for row in trainer.rollouts[1].rows]
+    assert columns == [{}, {"number": [0, 1, 2, 3], "kind": ["own"] * 4}]
+
+
+def test_plain_prompts_are_episodes_of_one_turn_each_from_its_own_seed(tmp_path):
+    """So an answer does not depend on its neighbours, as one that `generate` draws does."""
+    ids = {}
+    for size in (4, 8):
+        data = prompts(8)
+        options = {**ONE, "per_device_train_batch_size": size, "shuffle_dataset": False}
+        trainer = build(tmp_path, Kept, arguments={"train_dataset": data}, **options)
+        trainer.train()
+        assert [episode.turn_spans for episode in trainer.episodes] == [
+            [(0, len(episode.ids))] for episode in trainer.episodes
+        ]
+        ids[size] = [episode.ids for episode in trainer.rollouts[0].episodes]
+    assert ids[4] == ids[8][:4]
+    assert len({tuple(row) for row in ids[8]}) == 8
+    assert not any(name.startswith("stop_reason/") for name in logs(trainer))
+
+
+class Asks:
+    """Gives the prompt, and scores the one answer."""
+
+    def reset(self, **row) -> str:
+        return " please"
+
+    def get_reward(self) -> float:
+        return 0.5
+
+
+class OnlyAsks:
+    """Gives the prompt; a reward function scores."""
+
+    def reset(self, **row) -> str:
+        return " please"
+
+
+@pytest.mark.parametrize(
+    ("environment", "reward_funcs", "names"),
+    [(Asks, None, ["Asks"]), (OnlyAsks, share_of_a, ["share_of_a"])],
+)
+def test_environments_without_tools_ask_once(environment, reward_funcs, names, tmp_path):
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = TEMPLATE  # TRL wants one that could call tools
+    arguments = {
+        "environment_factory": environment,
+        "reward_funcs": reward_funcs,
+        "processing_class": tokenizer,
+    }
+    trainer = train(tmp_path, Kept, arguments=arguments, **ONE)
+    assert trainer.reward_func_names == names
+    for episode in trainer.episodes:
+        assert episode.num_turns == 1
+        assert episode.prompt[-1]["content"].endswith(" please")
+        assert str(episode.stop_reason) in ("terminated", "token_budget")
+    if environment is Asks:
+        assert trainer.rollouts[0].earnings == [0.5] * 4
+
+
+def episode(row, prompt, ids, mask, logprobs=None):
+    return Episode(
+        row, {}, "", prompt_ids=prompt, ids=ids, action_mask=[bool(m) for m in mask],
+        logprobs=[0.0] * len(ids) if logprobs is None else logprobs,
+    )  # fmt: skip
+
+
+def test_collate_by_hand():
+    played = [
+        episode(0, [1, 2], [3, 4, 5], [1, 0, 1], [-1.0, 0.0, None]),
+        episode(1, [6], [7], [1]),
+    ]
+    batch = batches.collate(
+        played, pad_token_id=9, multiple_of=None, device=torch.device("cpu"), has_logprobs=True,
+        hidden=[False, False],
+    )  # fmt: skip
+    assert batch["prompt_ids"].tolist() == [[1, 2], [9, 6]]
+    assert batch["prompt_mask"].tolist() == [[1, 1], [0, 1]]
+    assert batch["completion_ids"].tolist() == [[3, 4, 5], [7, 9, 9]]
+    assert batch["completion_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert (batch["completion_mask"] * batch["tool_mask"]).tolist() == [[1, 0, 1], [1, 0, 0]]
+    said = batch["sampling_per_token_logps"].tolist()
+    assert said[0][:2] == [-1.0, 0.0]
+    assert math.isnan(said[0][2])
+    assert said[1] == [0.0] * 3
+
+
+def test_collate_hides_and_widens():
+    played = [episode(0, [1], [3, 4, 5], [1, 1, 1]), episode(1, [6], [7], [1])]
+    batch = batches.collate(
+        played, pad_token_id=9, multiple_of=4, device=torch.device("cpu"), has_logprobs=False,
+        hidden=[True, False],
+    )  # fmt: skip
+    assert batch["completion_ids"].tolist() == [[3, 4, 5, 9], [7, 9, 9, 9]]
+    assert batch["completion_mask"].tolist() == [[0] * 4, [1, 0, 0, 0]]
+    assert batch["prompt_mask"].tolist() == [[0, 0, 0, 1]] * 2
+    assert "sampling_per_token_logps" not in batch
+
+
+def test_rows_and_episodes_are_numbered_apart():
+    rows = [{"prompt": "a"}, {"prompt": "b"}]
+    played = [episode(1, [1], [2], [1]), episode(0, [3], [4], [1]), episode(1, [1], [5], [1])]
+    rollout = Rollout(rows, played, None, (0,), has_logprobs=True)
+    assert [row["prompt"] for row in rollout.columns()] == ["b", "a", "b"]
+
+
+def test_hidden_episodes_have_had_turns(tmp_path):
+    """`mask_truncated_completions` keeps them from training, not out of the figures."""
+    options = {**ONE, **LIMITS, "max_turns": 2, "mask_truncated_completions": True}
+    trainer = train(
+        tmp_path, Kept, arguments={"environment_factory": lambda: CountEnv(turns=3)}, **options
+    )
+    assert (trainer.kept[0][1]["completion_mask"].sum(dim=1) == 0).any()
+    assert logs(trainer)["turns/mean"] == sum(e.num_turns for e in trainer.episodes) / 4
+    tokens = sum(sum(e.action_mask) for e in trainer.episodes)
+    turns = sum(e.num_turns for e in trainer.episodes)
+    assert logs(trainer)["turns/tokens_mean"] == pytest.approx(tokens / turns)
+
+
+def test_the_reference_is_wanted_only_where_a_kl_is(tmp_path):
+    without = train(tmp_path, STPPOTrainer, **ONE)
+    assert without.beta == 0.0
+    trainer = train(tmp_path, Kept, **{**ONE, "kl_coef": 0.1})
+    assert trainer.beta == trainer.args.beta == 0.0
+    assert "ref_per_token_logps" in trainer.kept[0][1]

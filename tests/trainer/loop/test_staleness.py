@@ -1,0 +1,134 @@
+"""`rollout_staleness`: episodes played by the policy of so many updates ago, in training alone."""
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.kit.builders import logs
+from tests.kit.fakes import char_tokenizer, tiny_policy
+from tests.kit.run_log import comparable
+from tests.kit.scripted import LEARNS, scripted_trainer, weights
+from tests.kit.tiers import quick
+from trl_stppo import STPPOTrainer
+from trl_stppo.trainer.loop.stale import StalePolicies
+from trl_stppo.trainer.optimizers import policy_parameters
+from trl_stppo.trainer.training_loop import TrainingLoop
+
+EPOCHS, UPDATES = 2, 4
+RUN = {
+    **LEARNS,
+    "num_ppo_epochs": EPOCHS,
+    "max_steps": EPOCHS * UPDATES,
+    "kl_coef": 0.0,
+    "staleness": 0.0,  # of the old log-probabilities alone, without `rollout_staleness`
+}
+LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+
+
+class WatchingLoop(TrainingLoop):
+    """Notes the policy's weights whenever episodes have been played, and after each update."""
+
+    def add_old_logprobs(self, batch):
+        if self.host.model.training:
+            self.host.played.append(weights_of(self.host))
+        super().add_old_logprobs(batch)
+
+    def targets(self, *args):
+        if self.host.model.training:
+            self.host.trained.append(weights_of(self.host))  # the weights are back
+        return super().targets(*args)
+
+    def log_ratio(self, inputs, logprobs):
+        ratio = super().log_ratio(inputs, logprobs)
+        self.host.largest.append(float(ratio.abs().max()))
+        return ratio
+
+
+class Watching(STPPOTrainer):
+    loop_class = WatchingLoop
+
+    def __init__(self, *args, **kwargs):
+        self.played, self.trained, self.largest = [], [], []
+        super().__init__(*args, **kwargs)
+
+
+def weights_of(trainer):
+    return torch.cat([p.detach().flatten().clone() for _, p in policy_parameters(trainer)])
+
+
+@pytest.mark.parametrize("staleness", quick([0, 1, 2, 9], 0, 2))
+def test_the_policy_of_so_many_updates_ago_plays(staleness, tmp_path):
+    options = {**RUN, "trainer_class": Watching, "rollout_staleness": staleness}
+    trainer, _ = scripted_trainer(tmp_path, **options)
+    trainer.train()
+    assert len(trainer.played) == len(trainer.trained) == UPDATES
+    for update, played in enumerate(trainer.played):
+        assert torch.equal(played, trainer.trained[max(0, update - staleness)])
+    assert not torch.equal(trainer.trained[0], trainer.trained[-1])
+
+
+@pytest.mark.parametrize("adapters", quick([False, True], True))
+def test_ratios_are_taken_to_the_policy_that_has_played(adapters, tmp_path):
+    options = {**RUN, "trainer_class": Watching, "num_ppo_epochs": 1, "max_steps": 4}
+    for staleness in (0, 1):
+        if adapters:
+            options |= {"model": tiny_policy(char_tokenizer()), "peft_config": LoraConfig(**LORA)}
+        trainer, _ = scripted_trainer(tmp_path, **options, rollout_staleness=staleness)
+        trainer.train()
+        first, *later = trainer.largest
+        assert first < 1e-5  # before the first update there is no older policy
+        assert all((ratio > 1e-4) == bool(staleness) for ratio in later)
+
+
+def test_an_unchanged_policy_is_never_stale(tmp_path):
+    runs = []
+    for staleness in (0, 3):
+        options = {**RUN, "learning_rate": 0.0, "rollout_staleness": staleness}
+        trainer, _ = scripted_trainer(tmp_path, **options)
+        trainer.train()
+        assert logs(trainer)["policy/approx_kl"] == pytest.approx(0.0, abs=1e-9)
+        runs.append(weights(trainer))
+    # The critic learns the same from both.
+    assert all(torch.allclose(runs[0][name], runs[1][name], atol=1e-6) for name in runs[0])
+
+
+@pytest.mark.parametrize("step", quick([3, 4, 6], 3))
+def test_a_resumed_run_has_the_same_past(step, tmp_path):
+    options = {**LEARNS, "max_steps": 8, "rollout_staleness": 2, "save_strategy": "steps"}
+    options |= {"save_steps": 1, "staleness": 0.0}
+    whole, _ = scripted_trainer(tmp_path, **options)
+    whole.train()
+    resumed, _ = scripted_trainer(tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    mine, theirs = weights(resumed), weights(whole)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert comparable(resumed.state.log_history) == comparable(whole.state.log_history)
+
+
+def test_checkpoints_hold_the_past_and_a_new_run_forgets_it(tmp_path):
+    options = {**RUN, "trainer_class": Watching, "rollout_staleness": 2}
+    trainer, _ = scripted_trainer(tmp_path, **options, save_strategy="steps", save_steps=8)
+    trainer.train()
+    folder = tmp_path / "checkpoint-8"
+    past = torch.load(folder / "stale_policies.pt", weights_only=True)
+    assert len(past) == 3
+    trainer.train()
+    assert torch.equal(trainer.played[UPDATES], trainer.trained[UPDATES])
+
+
+def test_an_error_while_playing_brings_the_weights_back():
+    weight = torch.nn.Parameter(torch.ones(2))
+    past = StalePolicies([weight], 1)
+    with past.playing():
+        pass
+    with torch.no_grad():
+        weight.fill_(2.0)
+
+    def fail():
+        with past.playing():
+            assert weight.tolist() == [1.0, 1.0]
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert weight.tolist() == [2.0, 2.0]

@@ -1,0 +1,67 @@
+"""What a training's advantages are made of: the end of an episode, whitened rewards, the critic's share."""
+
+import pytest
+import torch
+
+from tests.kit.fakes import char_tokenizer, float64_value_model
+from tests.kit.scripted import Float64Trainer, logged, play_script, scripted_trainer
+from trl_stppo.trainer.training_loop import TrainingLoop
+
+PLAIN = {"lam": 1.0, "kl_coef": 0.0, "whiten_advantages": False, "staleness": 0.0}
+
+
+class KeepingLoop(TrainingLoop):
+    """Keeps what the first rollout batch was trained on."""
+
+    def rollout_values(self, batch):
+        self.host.values = super().rollout_values(batch)
+        return self.host.values
+
+    def targets(self, batch, turns, *args):
+        self.host.turns, self.host.targets = turns, super().targets(batch, turns, *args)
+        return self.host.targets
+
+
+class Kept(Float64Trainer):
+    loop_class = KeepingLoop
+
+
+def trained(folder, **options) -> Kept:
+    trainer, _ = scripted_trainer(folder, trainer_class=Kept, **{**PLAIN, **options})
+    trainer.train()
+    return trainer
+
+
+def test_a_truncated_episode_has_the_critics_value_behind_it_and_one_that_has_ended_nothing(
+    tmp_path,
+):
+    def half_of_them_end(prompts, trainer=None):
+        return {**play_script(prompts), "terminated": [i % 2 == 0 for i in range(len(prompts))]}
+
+    trainer = trained(tmp_path, rollout_func=half_of_them_end, bootstrap_truncated=True)
+    turns, targets, (_, final) = trainer.turns, trainer.targets, trainer.values
+    assert turns.terminated.tolist() == [i % 2 == 0 for i in range(len(final))]
+    assert final.abs().min() > 1e-6, "the case should be interesting"
+    for b, mask in enumerate(turns.action_mask):
+        last = int(mask.nonzero()[-1])
+        behind = 0.0 if turns.terminated[b] else final[b].item()
+        expected = targets.rewards[b, last].item() + behind
+        assert targets.returns[b, last].item() == pytest.approx(expected, rel=1e-9), b
+
+
+def test_whitened_rewards_keep_their_mean(tmp_path):
+    kept = trained(tmp_path / "plain")
+    mask, plain = kept.turns.action_mask, kept.targets.rewards
+    assert plain[mask].mean().abs() > 1e-3, "the case should be interesting"
+    white = trained(tmp_path / "white", whiten_rewards=True).targets.rewards[mask]
+    assert white.mean().item() == pytest.approx(plain[mask].mean().item(), rel=1e-6)
+    assert white.std().item() == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_critic_that_says_the_same_of_every_state_explains_nothing(tmp_path):
+    """Whatever it says: the mean of its errors is no variance."""
+    critic = float64_value_model(char_tokenizer())
+    torch.nn.init.zeros_(critic.score.weight)
+    trainer = trained(tmp_path, value_model=critic)
+    assert abs(logged(trainer, "value/return_mean")[0]) > 1e-2, "the case should be interesting"
+    assert logged(trainer, "value/explained_variance") == pytest.approx([0.0], abs=1e-9)

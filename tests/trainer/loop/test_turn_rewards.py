@@ -1,0 +1,340 @@
+"""Process rewards through `trainer.train()`: what the functions are asked, and where it is paid."""
+
+import asyncio
+import logging
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOTrainer
+
+from tests.kit.builders import LIMITS, Kept, build, logs, prompts, share_of_a
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_model
+from tests.trainer.loop.test_rollouts_in_training import two_turns
+from tests.trainer.loop.test_tool_environments import SCRIPTS, PayingEnv, tool_trainer
+from trl_stppo.models.label_scorer import LabelTokenScorer
+from trl_stppo.rollout.record import StopReason
+from trl_stppo.trainer.loop import sampler
+
+TOKENIZER = char_tokenizer()
+SIZES = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "max_steps": 1, "kl_coef": 0.0}
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Turns are "aa0.", "aa1." and so on, each with the end-of-turn token."""
+
+    def turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        texts = self._tokenizer.batch_decode(prompt_ids, skip_special_tokens=False)
+        said = [f"aa{text.count('.')}.<|im_end|>" for text in texts]
+        return [self._tokenizer(text)["input_ids"] for text in said], None
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
+    monkeypatch.setattr(sampler, "why_not_cached", lambda trainer: "A script answers.")
+
+
+class Watch:
+    """A turn reward function that keeps what it was asked; pays by `value(turn number)`."""
+
+    __name__ = "watch"
+
+    def __init__(self, value=float):
+        self.value, self.calls = value, []
+
+    def __call__(self, prompts, completions, completion_ids, turn, trainer_state, **kwargs):
+        assert trainer_state.global_step >= 0
+        kwargs["log_extra"]("watched", turn)  # as reward functions of episodes may
+        own = ("log_metric", "log_extra", "environments")
+        columns = {k: v for k, v in kwargs.items() if k not in own}
+        self.calls.append((prompts, completions, completion_ids, turn, columns))
+        return [self.value(number) for number in turn]
+
+
+class Constant(CountEnv):
+    """Two turns that the environment pays 0.25 each."""
+
+    def step(self, action):
+        _, _, done, truncated, info = super().step(action)
+        return "more", 0.25, done, truncated, info
+
+
+def trained(folder, funcs, *, environment=Constant, data=None, arguments=None, **options):
+    arguments = {
+        "train_dataset": prompts(4) if data is None else data,
+        "turn_reward_funcs": funcs,
+        **({} if environment is None else {"environment_factory": environment}),
+        **(arguments or {}),
+    }
+    limits = {} if environment is None else LIMITS
+    trainer = build(folder, Kept, arguments=arguments, **{**SIZES, **limits, **options})
+    trainer.train()
+    return trainer
+
+
+def paid(trainer, rollout=0):
+    """Per episode the rewards at the last tokens of its turns; nothing may be elsewhere."""
+    _, _, turns, _, estimates = trainer.kept[rollout]
+    table = []
+    for index, rewards in zip(turns.turn_index, estimates.rewards, strict=True):
+        last = [int((index == k).nonzero().max()) for k in range(int(index.max()) + 1)]
+        rest = rewards.clone()
+        rest[last] = 0.0
+        assert not rest.any()
+        table.append([round(rewards[at].item(), 4) for at in last])
+    return table
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def test_text_environments_give_the_conversation_before_each_turn(tmp_path, scripted):
+    watch = Watch(lambda number: 1.0 + number)
+    data = prompts(4, level=[5, 6, 7, 8], letter=["b"] * 4)
+    trainer = trained(tmp_path, watch, data=data, shuffle_dataset=False)
+    ((asked, completions, ids, turn, columns),) = watch.calls
+    assert asked == [
+        context
+        for i in range(4)
+        for context in ([user(f"say {i} b")], [user(f"say {i} b"), said("aa0."), user("more")])
+    ]
+    assert completions == [[said("aa0.")], [said("aa1.")]] * 4
+    assert ids == [TOKENIZER(f"aa{k}.<|im_end|>")["input_ids"] for k in (0, 1)] * 4
+    assert turn == [0, 1] * 4
+    assert columns == {"level": [5, 5, 6, 6, 7, 7, 8, 8], "letter": ["b"] * 8}
+    assert paid(trainer) == [[1.25, 2.25]] * 4
+    assert logs(trainer)["rewards/watch/turn_mean"] == 1.5
+    assert logs(trainer)["episode/score"] == 3.5
+
+
+def test_tool_environments_give_calls_and_answers(tmp_path, monkeypatch):
+    watch = Watch(lambda number: 100.0 * (number + 1))
+    trainer = tool_trainer(tmp_path, monkeypatch, PayingEnv, shuffle_dataset=False)
+    trainer._turn_reward_funcs.funcs, trainer._turn_reward_funcs.weights = [watch], [1.0]
+    trainer.train()
+    asked, completions, _, turn, _ = watch.calls[0]
+    assert turn == [0, 1, 2, 0, 1, 2, 0, 1, 0]
+    first = [m["role"] for m in asked[2]]
+    assert first == ["user", "assistant", "tool", "tool", "assistant", "tool"]
+    assert [m["content"] for m in asked[2] if m["role"] == "tool"] == ["ok"] * 3
+    assert asked[4][-1]["content"] == str({"error": "broken"})
+    calls = [c[0]["tool_calls"] for c in completions if c[0].get("tool_calls")]
+    assert calls[0][1]["function"] == {"name": "pay", "arguments": {"amount": 2.0}}
+    assert completions[2][0]["content"] == "done"
+    for row, (_, earned) in zip(paid(trainer), SCRIPTS, strict=True):
+        expected = [e + 100.0 * (k + 1) for k, e in enumerate(earned)]
+        expected[-1] += PayingEnv.final
+        assert row == expected
+
+
+def test_a_rollout_func_gives_the_text_before_each_turn(tmp_path):
+    watch = Watch(lambda number: 10.0)
+    trainer = trained(
+        tmp_path, watch, environment=None, arguments={"rollout_func": two_turns},
+        shuffle_dataset=False,
+    )  # fmt: skip
+    ((asked, completions, ids, turn, columns),) = watch.calls
+    text = TOKENIZER.decode([7, 8, 9])
+    assert asked[:2] == [[user("say 0 ")], [user("say 0 "), said(text)]]
+    assert completions[:2] == [[said(text[:2])], [said(TOKENIZER.decode([10, 11]))]]
+    assert ids[:2] == [[7, 8], [10, 11]]
+    assert turn == [0, 1] * 4
+    assert columns["hint"] == [0, 0, 1, 1, 2, 2, 3, 3], "what the rollout adds to its rows"
+    assert paid(trainer) == [[11.0, 12.0]] * 4
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_plain_prompt_is_one_turn(tmp_path, masked):
+    """Also where a truncated completion is masked: the function still gets its text."""
+    watch = Watch(lambda number: 2.0)
+    arguments = {"reward_funcs": share_of_a}
+    trainer = trained(
+        tmp_path, watch, environment=None, arguments=arguments, max_completion_length=3,
+        shuffle_dataset=False, mask_truncated_completions=masked,
+    )  # fmt: skip
+    ((asked, completions, ids, turn, _),) = watch.calls
+    assert asked == [[user(f"say {i} ")] for i in range(4)]
+    assert all(1 <= len(row) <= 3 for row in ids)
+    assert [c[0]["content"] for c in completions] == [
+        TOKENIZER.decode(row, skip_special_tokens=True) for row in ids
+    ]
+    assert turn == [0] * 4
+    if not masked:
+        _, batch, _, scores, estimates = trainer.kept[0]
+        torch.testing.assert_close(estimates.rewards.sum(1), scores + 2.0)
+        assert [int(mask.sum()) for mask in batch["completion_mask"]] == [len(row) for row in ids]
+
+
+def test_several_functions_count_with_their_weights(tmp_path, scripted):
+    async def thoughtful(completions, **kwargs):
+        await asyncio.sleep(0.01)
+        return [4.0] * len(completions)
+
+    def sometimes(turn, **kwargs):
+        return [None if number == 0 else 8.0 for number in turn]
+
+    def never(turn, **kwargs):
+        return [None] * len(turn)
+
+    funcs = [Watch(lambda number: 1.0), thoughtful, sometimes, never]
+    trainer = trained(tmp_path, funcs, turn_reward_weights=[2.0, 0.5, -1.0, 1.0])
+    assert paid(trainer) == [[0.25 + 2.0 + 2.0, 0.25 + 2.0 + 2.0 - 8.0]] * 4
+    figures = logs(trainer)
+    means = {k.split("/")[1]: v for k, v in figures.items() if k.endswith("/turn_mean")}
+    assert means == {"watch": 1.0, "thoughtful": 4.0, "sometimes": 8.0}
+
+
+def test_metrics_of_a_function_belong_to_its_own_rollout(tmp_path, scripted):
+    def counting(turn, log_metric, trainer_state, **kwargs):
+        log_metric("step_seen", trainer_state.global_step)
+        log_metric("step_seen", trainer_state.global_step + 2)
+        return [0.0] * len(turn)
+
+    trainer = trained(tmp_path, counting, max_steps=3)
+    logged = [e["step_seen"] for e in trainer.state.log_history if "step_seen" in e]
+    assert logged == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("conversational", [True, False])
+def test_a_reward_model_scores_each_turn_in_its_context(tmp_path, scripted, conversational):
+    model = tiny_value_model(TOKENIZER, seed=5)
+    model.config._name_or_path = "someone/process-judge"
+    data = prompts(4)
+    if not conversational:
+        data = Dataset.from_dict({"prompt": [f"say {i} " for i in range(4)]})
+    trainer = trained(
+        tmp_path, model, data=data, shuffle_dataset=False, local_rollout_forward_batch_size=3,
+        arguments={"turn_reward_processing_classes": TOKENIZER},
+    )  # fmt: skip
+    table = []
+    for i in range(4):
+        row = []
+        for k in range(2):
+            turns = [user(f"say {i} a"), said("aa0."), user("more"), said("aa1.")][: 2 * k + 2]
+            text = "".join(m["content"] for m in turns)
+            if conversational:
+                text = TOKENIZER.apply_chat_template(turns, tokenize=False)
+            ids = torch.tensor([TOKENIZER(text, add_special_tokens=False)["input_ids"]])
+            with torch.no_grad():
+                row.append(model(input_ids=ids).logits.item() + 0.25)
+        table.append(row)
+    torch.testing.assert_close(torch.tensor(paid(trainer)), torch.tensor(table), atol=2e-4, rtol=0)
+    mean = sum(map(sum, table)) / 8 - 0.25
+    assert logs(trainer)["rewards/process-judge/turn_mean"] == pytest.approx(mean, abs=1e-4)
+    assert not model.training
+
+
+def test_a_causal_model_that_is_named_is_asked(tmp_path, scripted):
+    judge = tiny_policy(TOKENIZER, seed=3)
+    judge.lm_head.weight.data *= 50  # so that scores differ
+    judge.save_pretrained(tmp_path / "judge")
+    TOKENIZER.save_pretrained(tmp_path / "judge")
+    trainer = trained(tmp_path, str(tmp_path / "judge"), data=prompts(4), shuffle_dataset=False)
+    contexts = [user(f"say {i} a") for i in range(4)]
+    table = [
+        LabelTokenScorer(judge, TOKENIZER)(
+            [[first], [first, said("aa0."), user("more")]], [[said("aa0.")], [said("aa1.")]]
+        )
+        for first in contexts
+    ]
+    expected = torch.tensor(table) + 0.25
+    assert expected.max() - expected.min() > 0.01
+    torch.testing.assert_close(torch.tensor(paid(trainer)), expected, atol=1e-4, rtol=0)
+    assert logs(trainer)["rewards/judge/turn_mean"] == pytest.approx(
+        expected.mean().item() - 0.25, abs=1e-5
+    )
+
+
+def test_plain_prompts_may_be_paid_by_turn_rewards_alone(tmp_path):
+    arguments = {"turn_reward_funcs": Watch(), "reward_funcs": None}
+    trainer = build(tmp_path, Kept, arguments=arguments, kl_coef=0.0)
+    trainer.train()
+    assert all(len(rewards) == 1 for rewards in paid(trainer))
+    assert trainer.kept[0][1]["loss_mask"].any(dim=1).all()
+
+
+class Fragile(Constant):
+    """Fails in its second turn where the row says so."""
+
+    def reset(self, fails: bool, **row):
+        self.fails = fails
+        return super().reset()
+
+    def step(self, action):
+        if self.fails and self.count == 1:
+            raise RuntimeError("broken")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("policy", ["mask", "penalise"])
+def test_episodes_whose_environment_failed(tmp_path, scripted, policy, caplog):
+    watch = Watch(lambda number: 1.0)
+    data = prompts(4, fails=[False, True, False, False])
+    with caplog.at_level(logging.WARNING, "trl_stppo"):
+        trainer = trained(
+            tmp_path, watch, environment=Fragile, data=data, shuffle_dataset=False,
+            on_env_error=policy,
+        )  # fmt: skip
+    fails = watch.calls[0][4]["fails"]
+    _, batch, _, _, estimates = trainer.kept[0]
+    assert trainer.episodes[1].stop_reason is StopReason.ENV_ERROR
+    assert "1 of 4 episodes ended in a failure" in caplog.text
+    if policy == "penalise":
+        assert fails.count(True) == 2, "its turns teach, so they are scored"
+        assert paid(trainer)[1] == [1.25, 1.0 - 1.0]
+        assert batch["loss_mask"][1].any()
+    else:
+        assert fails.count(True) == 0, "nothing is learned from it, so nothing is asked"
+        assert not batch["loss_mask"][1].any()
+        assert not estimates.advantages[1].any()
+    assert paid(trainer)[0] == [1.25, 1.25]
+
+
+BROKEN = [
+    (lambda n: [0.0] * (n - 1), "`broken` returned 7 rewards for 8 turns"),
+    (lambda n: [0.0] * (n + 1), "`broken` returned 9 rewards for 8 turns"),
+    (lambda n: None, r"`broken` returned None \(a NoneType\) for 8"),
+    (lambda n: [0.0] * (n - 1) + [float("nan")], r"`broken\(\)\[7\]` is nan; a reward must"),
+    (lambda n: [float("inf")] + [0.0] * (n - 1), r"`broken\(\)\[0\]` is inf"),
+    (lambda n: ["1.0"] * n, r"`broken\(\)\[0\]` is '1.0'"),
+]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("value", "message"), BROKEN)
+def test_what_a_function_may_not_return_is_named(tmp_path, scripted, value, message, asynchronous):
+    def broken(turn, **kwargs):
+        return value(len(turn))
+
+    async def broken_later(turn, **kwargs):
+        return value(len(turn))
+
+    broken_later.__name__ = "broken"
+    with pytest.raises(ValueError, match=message):
+        trained(tmp_path, [Watch(), broken_later if asynchronous else broken])
+
+
+def test_a_reward_model_that_returns_nan_is_named(tmp_path, scripted):
+    model = tiny_value_model(TOKENIZER)
+    torch.nn.init.constant_(model.score.weight, float("nan"))
+    arguments = {"turn_reward_processing_classes": [TOKENIZER]}
+    with pytest.raises(ValueError, match=r"`Qwen2ForSequenceClassification\(\)` is nan"):
+        trained(tmp_path, [model], arguments=arguments)
+
+
+@pytest.mark.parametrize(("funcs", "processing", "weights", "message"), [
+    ([3], None, None, r"`turn_reward_funcs\[0\]` is a int"),
+    ([Watch(), None], None, None, r"`turn_reward_funcs\[1\]` is a NoneType"),
+    ([Watch()], None, [1.0, 2.0], "`turn_reward_weights` has 2 entries for 1"),
+    (None, None, [1.0], "`turn_reward_weights` has 1 entries for 0"),
+    ([Watch()], [None, None], None, "`turn_reward_processing_classes` has 2 entries for 1"),
+])  # fmt: skip
+def test_lists_that_do_not_fit_are_refused(tmp_path, funcs, processing, weights, message):
+    arguments = {"environment_factory": CountEnv, "turn_reward_funcs": funcs}
+    arguments["turn_reward_processing_classes"] = processing
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path, Kept, arguments=arguments, **LIMITS, turn_reward_weights=weights)

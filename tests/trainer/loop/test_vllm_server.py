@@ -1,0 +1,350 @@
+"""Text environments on TRL's vLLM classes, in server mode, with a small server behind them."""
+
+import itertools
+import math
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.kit.builders import LIMITS, Kept, build, logs, prompts
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy
+from tests.kit.vllm_server import ModelSampler, attach, serving
+from tests.kit.waiting import PATIENCE
+from trl_stppo.core import sampler_correction
+from trl_stppo.errors import EnvironmentFailureError
+from trl_stppo.generation import server as server_backend
+
+
+class ThreeTurns(CountEnv):
+    """Pays something else for nearly every action, so that there is something to learn."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, sum(map(ord, action)) % 7 / 7, *rest
+
+
+@contextmanager
+def running(folder, *, arguments=None, sample=None, during=None, **options):
+    """A trainer, its server and its client; `during` is called with the number of each request, from 1 on."""
+    # One epoch of one mini-batch, so that weights reach the server after every step.
+    sizes = {"gradient_accumulation_steps": 1, "num_mini_batches": 1, "kl_coef": 0.0}
+    given = {"environment_factory": ThreeTurns, **(arguments or {})}
+    given = {name: value for name, value in given.items() if value is not None}
+    trainer = build(folder, Kept, arguments=given, **{**LIMITS, **sizes, **options})
+    model = tiny_policy(char_tokenizer(), seed=1)  # until the first sync
+    with serving(sample or ModelSampler(model, trainer.eos_token_ids)) as server:
+        answer, asked = server.answer, itertools.count(1)
+
+        def answered(handler, request):
+            if during is not None:
+                during(server, next(asked))
+            answer(handler, request)
+
+        server.answer = answered
+        yield trainer, server, attach(trainer, server)
+
+
+def served(folder, faults=(), *, change=None, **options):
+    """The same after a training; `change` alters the server's model at syncs."""
+    with running(folder, **options) as (trainer, server, client):
+        server.faults = list(faults)
+        load = client.update_named_params
+
+        def changed(metadata, named):
+            load(metadata, named)
+            if change is not None:
+                change(server.sample.model)
+
+        client.update_named_params = changed
+        trainer.train()
+        return trainer, server, client
+
+
+def largest_gaps(trainer):
+    """Between the log-probabilities of server and trainer, by step."""
+    name = "sampling/sampling_logp_difference/max"
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def rows_of(batch):
+    """Per episode: prompt, completion, sampling logprobs, without padding."""
+    for b in range(len(batch["prompt_ids"])):
+        prompt = batch["prompt_ids"][b][batch["prompt_mask"][b].bool()].tolist()
+        keep = batch["completion_mask"][b].bool()
+        yield (
+            prompt,
+            batch["completion_ids"][b][keep].tolist(),
+            batch["sampling_per_token_logps"][b][keep],
+        )
+
+
+def perturb(model) -> None:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        weight = model.lm_head.weight
+        weight += 0.02 * torch.randn(weight.shape, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return served(tmp_path_factory.mktemp("vllm"), max_turn_tokens=5)
+
+
+def test_every_sampled_token_and_logprob_is_the_servers(trained):
+    trainer, server, _ = trained
+    answers = list(server.answers)
+    for _, batch, turns, *_ in trainer.kept:
+        for b, (prompt, completion, logprobs) in enumerate(rows_of(batch)):
+            row, index = prompt + completion, turns.turn_index[b]
+            assert int(index.max()) == 2
+            for k in range(3):
+                places = (index == k).nonzero().flatten().tolist()
+                start = len(prompt) + places[0]
+                ids = [completion[t] for t in places]
+                match = next(a for a in answers if a[0] == row[:start] and a[1] == ids)
+                answers.remove(match)
+                assert [logprobs[t].item() for t in places] == pytest.approx(match[2], abs=1e-6)
+            assert not logprobs[index[: len(completion)] < 0].any()
+    assert answers == [], "no completion was thrown away"
+
+
+def test_requests_are_what_the_trainer_is_set_to(trained):
+    trainer, server, _ = trained
+    assert {r["max_tokens"] for r in server.requests} == {5}
+    assert all(r["logprobs"] == 0 and r["n"] == 1 for r in server.requests)
+    assert all(r["temperature"] == trainer.args.temperature for r in server.requests)
+    assert trainer.vllm_generation.max_completion_length == LIMITS["max_completion_length"]
+    assert all(len(r["prompt"]) == 1 for r in server.requests), "each turn is a request"
+
+
+def test_the_server_gets_the_weights_of_every_step(trained):
+    trainer, server, client = trained
+    assert server.resets == client.syncs == 2, "prefixes of running turns are forgotten too"
+    assert len(largest_gaps(trainer)) == 2
+    assert max(largest_gaps(trainer)) < 1e-4, (
+        "the second rollout was sampled with the second weights"
+    )
+
+
+def test_a_lora_policy_reaches_the_server_merged_and_without_its_critic(tmp_path):
+    arguments = {"peft_config": LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])}
+    trainer, _, client = served(tmp_path, arguments=arguments, learning_rate=0.1)
+    assert client.syncs == 2
+    assert logs(trainer)["sampling/sampling_logp_difference/max"] < 1e-4
+    weights = [p for n, p in trainer.model.named_parameters() if "lora_B.default" in n]
+    assert any(p.any() for p in weights), "the case should be interesting"
+    assert any(p.any() for p in trainer.critic.parameters())
+
+
+@pytest.mark.parametrize("mode", ["turn_truncate", "turn_mask"])
+def test_the_gap_to_a_server_with_other_weights_is_corrected_per_turn(tmp_path, mode):
+    bounds = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.03}
+    trainer, _, _ = served(
+        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode=mode, **bounds
+    )
+    _, batch, turns, *_ = trainer.kept[0]
+    old, sampled = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
+    ratio, index = batch["importance_sampling_ratio"], turns.turn_index
+    expected = sampler_correction(
+        old, sampled, index, "turn", truncate=mode == "turn_truncate", clip_min=0.97, clip_max=1.03
+    )
+    assert torch.equal(ratio, expected)
+    inside = index >= 0
+    assert (ratio[~inside] == 1.0).all()
+    edges = (0.97, 1.03) if mode == "turn_truncate" else (0.0,)
+    assert any((ratio[inside] == edge).any() for edge in edges), "the case should be interesting"
+    assert ((ratio > 0.97) & (ratio < 1.03) & inside).any()
+    for b in range(len(index)):
+        for k in range(3):
+            assert ratio[b][index[b] == k].unique().numel() == 1
+    figures = logs(trainer)
+    gap = (old - sampled).abs()[inside]
+    assert figures["sampling/sampling_logp_difference/mean"] == pytest.approx(gap.mean().item())
+    assert gap.mean() > 0.001
+    for name in ("min", "mean", "max"):
+        logged = figures[f"sampling/importance_sampling_ratio/{name}"]
+        assert logged == pytest.approx(getattr(ratio[inside], name)().item(), rel=1e-5)
+
+
+def test_upstreams_own_levels_are_left_to_upstream(tmp_path):
+    trainer, _, _ = served(
+        tmp_path, change=perturb, max_steps=1, vllm_importance_sampling_mode="sequence_mask"
+    )
+    assert trainer.kept[0][1]["importance_sampling_ratio"].shape == (4, 1)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+def test_without_the_correction_the_gap_is_logged_where_old_logprobs_are_needed(kl_coef, tmp_path):
+    """With one epoch and no KL they are not."""
+    options = {"vllm_importance_sampling_correction": False, "kl_coef": kl_coef}
+    trainer, _, _ = served(tmp_path, change=perturb, max_steps=1, **options)
+    _, batch, turns, *_ = trainer.kept[0]
+    assert "importance_sampling_ratio" not in batch
+    logged = logs(trainer).get("sampling/sampling_logp_difference/mean")
+    if not kl_coef:
+        assert ("old_per_token_logps" in batch, logged) == (False, None)
+        return
+    gap = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs()
+    assert logged == pytest.approx(gap[turns.action_mask].mean())
+
+
+def episodes(trainer):
+    return [sorted((tuple(p), tuple(c)) for p, c, _ in rows_of(kept[1])) for kept in trainer.kept]
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "drop", "garbage"])
+def test_what_the_server_fails_at_is_asked_for_again_and_nothing_changes(
+    tmp_path, monkeypatch, fault, trained
+):
+    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
+    expected, faults = trained[0], [None, fault, fault, None, None, fault]
+    trainer, server, _ = served(tmp_path, faults, max_turn_tokens=5)
+    assert server.faults == []
+    assert episodes(trainer) == episodes(expected)
+    for one, other in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    asked = [e["sampling/asked_again"] for e in trainer.state.log_history if "loss" in e]
+    assert sum(asked) == 3
+
+
+def token(value):
+    """An answer whose first token is another."""
+    return lambda choice: choice["token_ids"].__setitem__(0, value)
+
+
+def scored(value):
+    """An answer whose first token has another log-probability."""
+
+    def lie(choice):
+        told = choice["logprobs"]
+        told["token_logprobs"][0] = told["top_logprobs"][0][told["tokens"][0]] = value
+
+    return lie
+
+
+def unfinished(choice):
+    """An answer that goes on after the end of the turn."""
+    token(char_tokenizer().eos_token_id)(choice)
+    choice["token_ids"].append(5)
+    for column in choice["logprobs"].values():
+        column.append(column[-1])
+
+
+LIES = {
+    **{f"token {value!r}": token(value) for value in (99_999, -5, "7")},
+    "unscored": lambda choice: choice.update(logprobs=None),
+    "endless": unfinished,
+    **{str(value): scored(value) for value in (math.inf, -math.inf, 1e300, 5.0, -1e300)},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_cannot_be_a_turn_is_asked_for_again(tmp_path, monkeypatch, lie):
+    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
+    trainer, *_ = served(tmp_path, [None, LIES[lie]], max_steps=1)
+    assert logs(trainer)["sampling/asked_again"] == 1
+    for _, ids, logprobs in rows_of(trainer.kept[0][1]):
+        assert max(ids) < len(char_tokenizer())
+        assert logprobs.isfinite().all()
+
+
+def test_a_request_that_the_server_refuses_ends_the_training_at_once(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"refuses a turn: Request failed: 400, .*out of memory"):
+        served(tmp_path, [None, "400"])
+    assert time.monotonic() - started < PATIENCE
+
+
+@pytest.mark.parametrize("moment", [2, 12], ids=["within a turn", "between rollouts"])
+def test_a_server_that_was_started_anew_gets_the_weights_before_any_turn_counts(tmp_path, moment):
+    """It forgets weights and their name, as vLLM does."""
+
+    def restart(server, number):
+        if number == moment:
+            server.sample.model.load_state_dict(tiny_policy(char_tokenizer(), seed=9).state_dict())
+            server.weights = "default"
+
+    trainer, server, _ = served(tmp_path, during=restart)
+    assert server.joined == 1
+    assert len(largest_gaps(trainer)) == 2
+    assert max(largest_gaps(trainer)) < 1e-4, "no token of the forgotten weights is trained on"
+    assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
+
+
+def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_backend, "FIRST_PAUSE", 0.01)
+    options = {"vllm_server_timeout": 0.2, "max_steps": 30}
+    with running(tmp_path, **options) as (trainer, server, client):
+        server.faults = [None] * 12 + ["503"] * 10_000  # the first rollout batch is whole
+        with pytest.raises(EnvironmentFailureError, match="Request failed: 503"):
+            trainer.train()
+    assert client.syncs >= 2
+    assert {e.stop_reason for e in trainer.episodes} == {"sampler_error"}
+    assert trainer._player.engine.calls._running == {}
+
+
+def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
+    with running(tmp_path) as (trainer, server, _):
+        client = trainer._player._sampler.vllm._client
+        post = client.client._post
+
+        def old(url, **options):
+            if url.endswith("update_weight_version"):
+                raise Exception("Request failed: 404, not found")
+            return post(url, **options)
+
+        client.client._post = old
+        trainer.train()
+    assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
+    assert server.weights == "default"
+
+
+def test_an_evaluation_is_about_the_policy_as_it_is(tmp_path):
+    given = {"arguments": {"eval_dataset": prompts(3)}, "eval_strategy": "steps", "eval_steps": 1}
+    trainer, _, client = served(tmp_path, **given)
+    assert client.syncs == 3
+    assert not any("eval_sampling" in name for e in trainer.state.log_history for name in e)
+
+
+def gap(trainer, server):
+    """Between the weights of the two."""
+    own = dict(trainer.model.named_parameters())
+    pairs = server.sample.model.named_parameters()
+    return max((own[name] - p).abs().max().item() for name, p in pairs)
+
+
+def test_a_rollout_func_finds_the_weights_of_every_step(tmp_path):
+    gaps = []
+
+    def play(prompts, trainer):
+        gaps.append(gap(trainer, trainer.server))
+        ids = [[5, 6]] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-1.0, -1.0]] * len(ids)}
+
+    arguments = {"rollout_func": play, "environment_factory": None}
+    arguments["reward_funcs"] = lambda prompts, **_: [*range(len(prompts))]
+    options = {"max_turns": None, "max_turn_tokens": None, "learning_rate": 0.01}
+    with running(tmp_path, arguments=arguments, **options) as (trainer, server, client):
+        trainer.server = server
+        trainer.train()
+    assert client.syncs == len(gaps) == 2
+    assert max(gaps) == 0
+
+
+def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
+    """The best ones at the end, which an evaluation plays with."""
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    options |= {"max_steps": 3, "learning_rate": 0.05, "load_best_model_at_end": True}
+    options |= {"metric_for_best_model": "episode/score", "greater_is_better": False}
+    given = {"arguments": {"eval_dataset": prompts(4)}}
+    with running(tmp_path, **given, **options) as (trainer, server, _):
+        trainer.train()
+        assert gap(trainer, server) > 0, "the last are not the best"
+        trainer.evaluate()
+        assert gap(trainer, server) == 0

@@ -1,0 +1,63 @@
+"""Images are refused, wherever they come from: nothing here would show them to the model."""
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor
+
+from tests.kit.builders import build, prompts
+from tests.kit.fakes import save_llava
+from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
+from trl_stppo.models.small import tiny_tokenizer
+
+TRAINERS = [PPOTrainer, STPPOTrainer, STGRPOTrainer]
+REFUSED = "images are not supported"
+CONTENT = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "say "}]
+PICTURE = [{"role": "user", "content": CONTENT}]
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    """A model for images and text, with its processor, on disk."""
+    folder = tmp_path_factory.mktemp("llava")
+    save_llava(folder, tiny_tokenizer(["say what you see "] * 4, markers=["<image>"]))
+    return str(folder)
+
+
+@pytest.mark.parametrize("trainer_class", TRAINERS)
+def test_a_model_with_a_processor(llava, tmp_path, monkeypatch, trainer_class):
+    model = LlavaForConditionalGeneration.from_pretrained(llava)
+    loaded = []  # weights may take minutes
+    monkeypatch.setattr(type(model), "from_pretrained", lambda *a, **k: loaded.append(a))
+    given = LlavaProcessor.from_pretrained(llava)
+    for named, processor in ((llava, None), (model, None), (model, given)):
+        arguments = {"model": named, "processing_class": processor}
+        with pytest.raises(ValueError, match=f"LlavaProcessor: {REFUSED}.*AutoTokenizer"):
+            build(tmp_path, trainer_class, arguments=arguments)
+    assert not loaded
+
+
+def test_text_alone_trains_with_the_tokenizer(llava, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(llava, padding_side="left")
+    arguments = {"model": llava, "processing_class": tokenizer}
+    trainer = build(tmp_path, STGRPOTrainer, arguments=arguments, num_generations=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "column"),
+    [(PPOTrainer, "image"), (STPPOTrainer, "images"), (STGRPOTrainer, "image")],
+)
+def test_rows_with_images(tmp_path, trainer_class, column):
+    rows = prompts(8, **{column: ["a.png"] * 8})
+    for name, data in {"train_dataset": rows, "eval_dataset": {"hard": rows}}.items():
+        with pytest.raises(ValueError, match=f"`{name}.* `{column}`.*{REFUSED}"):
+            build(tmp_path, trainer_class, arguments={name: data})
+
+
+@pytest.mark.parametrize("rows", [{"image": ["a.png"] * 8}, {"prompt": [PICTURE] * 8}])
+def test_images_that_only_show_in_a_batch(tmp_path, rows):
+    data = Dataset.from_dict({**prompts(8).to_dict(), **rows}).to_iterable_dataset()
+    trainer = build(tmp_path, arguments={"train_dataset": data.map(dict)}, max_steps=1)
+    with pytest.raises(ValueError, match="image"):
+        trainer.train()

@@ -1,0 +1,116 @@
+"""Runs in which nothing can be played end at the start, or after the first rollout batch, with the cause."""
+
+import functools
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from tests.kit.builders import LIMITS, TEXT, build, prompts
+from tests.kit.fakes import CountEnv
+from tests.kit.tiers import quick
+from trl_stppo.errors import EnvironmentContractError, EnvironmentFailureError
+
+
+class Secret(CountEnv):
+    def reset(self, secret: str, **row):
+        return super().reset(**row)
+
+
+class Guess:
+    """A tool environment that takes one column."""
+
+    def reset(self, prompt):
+        self.reward = 0.0
+
+    def guess(self, word: str) -> str:
+        """Guess.\n\nArgs:\n    word: what."""
+        return word
+
+
+class Broken(CountEnv):
+    """Fails in the way that `kind` names."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def reset(self, **row):
+        return row["start"] if self.kind == "row" else super().reset(**row)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        if self.kind == "reward":
+            return observation, "one", *rest
+        return (3, reward, *rest) if self.kind == "observation" else (observation, reward, *rest)
+
+
+def test_a_column_that_reset_needs_is_missed_at_the_start(tmp_path):
+    with pytest.raises(EnvironmentContractError, match=r"`Secret.reset` needs `secret`") as caught:
+        build(tmp_path, arguments={"environment_factory": Secret}, **LIMITS)
+    assert "`train_dataset`" in str(caught.value)
+    rows = prompts(secret=["x"] * 8)
+    build(tmp_path, arguments={"environment_factory": Secret, "train_dataset": rows}, **LIMITS)
+
+
+def test_named_environments_are_each_looked_at_without_the_column_that_names_them(tmp_path):
+    class Named(CountEnv):
+        def reset(self, environment, **row):
+            return super().reset(**row)
+
+    factories = {"one": CountEnv, "two": Named}
+    rows = prompts(environment=["one", "two"] * 4)
+    with pytest.raises(EnvironmentContractError, match=r"`Named.reset` needs `environment`"):
+        build(
+            tmp_path, arguments={"environment_factory": factories, "train_dataset": rows}, **LIMITS
+        )
+
+
+def test_a_tool_environment_has_to_take_every_column(tmp_path):
+    given = {"environment_factory": Guess, "train_dataset": prompts(level=[1] * 8)}
+    with pytest.raises(EnvironmentContractError, match=r"`Guess.reset` does not take `level`"):
+        build(tmp_path, arguments=given, **LIMITS)
+
+
+@pytest.mark.parametrize("kind", quick(["row", "reward", "observation"], "row", "reward"))
+def test_a_first_batch_in_which_every_episode_fails_ends_the_run(kind, tmp_path, capsys):
+    given = {"environment_factory": functools.partial(Broken, kind)}
+    trainer = build(tmp_path, arguments=given, max_steps=8, **LIMITS)
+    with pytest.raises(EnvironmentFailureError) as caught:
+        trainer.train()
+    cause = {"row": "KeyError: 'start'", "reward": "reward 'one'", "observation": "observation 3"}
+    for part in ("8 of 8", "first rollout batch", cause[kind], "columns prompt", "env check"):
+        assert part in str(caught.value)
+    assert trainer.state.global_step == 0
+    assert "all episodes score" not in capsys.readouterr().out
+
+
+def test_where_failures_are_allowed_such_a_run_goes_on_without_hints_about_scores(tmp_path, capsys):
+    given = {"environment_factory": functools.partial(Broken, "row")}
+    options = {**LIMITS, "max_env_error_rate": 1.0, "max_steps": 2}
+    build(tmp_path, arguments=given, **options).train()
+    said = capsys.readouterr().out
+    assert "no episode to learn from" in said
+    assert "all episodes score" not in said
+
+
+@pytest.mark.parametrize("empty", [None, "", []])
+def test_a_row_that_shows_nothing_is_named_at_the_start(empty, tmp_path):
+    rows = ["hi" if empty == "" else [{"role": "user", "content": "hi"}] for _ in range(12)]
+    rows[7] = empty
+    dataset = Dataset.from_dict({"prompt": rows})
+    for of in (dataset, dataset.select(range(3, 12))):  # which keeps the whole table beside indices
+        row = 7 if of is dataset else 4
+        with pytest.raises(ValueError, match=f"`prompt` of row {row} of `train_dataset` is"):
+            build(tmp_path, arguments={"train_dataset": of})
+    given = {**TEXT, "train_dataset": dataset}
+    if empty != []:  # an environment may say it all
+        build(tmp_path, arguments=given, **LIMITS)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_stream_shorter_than_a_rollout_batch_is_an_error(count, tmp_path):
+    rows = prompts()
+    stream = IterableDataset.from_generator(lambda: (rows[i] for i in range(count)))
+    trainer = build(tmp_path, arguments={"train_dataset": stream})
+    with pytest.raises(ValueError, match="`train_dataset` is a stream"):
+        trainer.train()

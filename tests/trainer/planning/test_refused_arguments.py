@@ -1,0 +1,422 @@
+"""Arguments that cannot work are refused with the name of the argument to change."""
+
+import functools
+import inspect
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import IA3Config, LoraConfig, get_peft_model
+from transformers import (
+    BitsAndBytesConfig,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    ProcessorMixin,
+    Qwen2ForSequenceClassification,
+    Qwen2Model,
+)
+from trl import GRPOConfig
+
+from tests.hub.hub_kit import saved_base
+from tests.kit.builders import build, prompts, quick_config, share_of_a
+from tests.kit.fakes import CountEnv, char_tokenizer, tiny_config, tiny_policy, tiny_value_model
+from trl_stppo import PPOConfig, PPOTrainer, STPPOConfig, STPPOTrainer
+from trl_stppo.models.critic import SharedCritic
+from trl_stppo.rollout.reward_funcs import check_columns
+
+TOKENIZER = char_tokenizer()
+MESSAGE = {"role": "user", "content": "hi"}
+PLAIN = {"use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+class NoReset:
+    def step(self, action: str):
+        return "", 0.0, True, False, {}
+
+
+class ThreeValues(CountEnv):
+    """What `step` returns has neither truncated nor info."""
+
+    def step(self, action):
+        return "more", 0.0, True
+
+
+class Untold:
+    """A tool environment whose tool has no description."""
+
+    def reset(self, **row):
+        return ""
+
+    def look(self, where):
+        return where
+
+    def get_reward(self):
+        return 1.0
+
+
+class ToolEnv(Untold):
+    def look(self, word: str) -> str:
+        """Look a word up.\n\nArgs:\n    word: the word."""
+        return word
+
+
+def untold(x: int) -> int:
+    return x
+
+
+def without(name: str):
+    tokenizer = char_tokenizer()
+    setattr(tokenizer, name, None)
+    return tokenizer
+
+
+def grown():
+    """A tokenizer with one token more than its model."""
+    tokenizer = char_tokenizer()
+    tokenizer.add_tokens(["<new>"])
+    return tokenizer
+
+
+class Images(ProcessorMixin):
+    def __init__(self):
+        pass
+
+
+def value_model():
+    return tiny_value_model(TOKENIZER)
+
+
+def headless():
+    return Qwen2Model(tiny_config(TOKENIZER))
+
+
+def lora_policy(**changes):
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **changes}
+    return get_peft_model(tiny_policy(TOKENIZER), LoraConfig(**settings))
+
+
+def rewarded(value, name="mine"):
+    """A reward function that returns a value, or what a function makes of the number of completions."""
+
+    def func(completions, **kwargs):
+        return value(len(completions)) if callable(value) else value
+
+    func.__name__ = name
+    return func
+
+
+async def one_later(completions, **kwargs):
+    return 1.0
+
+
+def needs_answer(completions, answer, **kwargs):
+    return [1.0] * len(completions)
+
+
+async def needs_answer_later(completions, *, answer, **kwargs):
+    return [1.0] * len(completions)
+
+
+def takes_little(prompts, completions):
+    return [1.0] * len(completions)
+
+
+def rollout(prompts, trainer=None, **changes):
+    ids = [[5, 6]] * len(prompts)
+    return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None, **changes}
+
+
+def too_few(prompts, trainer):
+    return rollout(prompts[1:])
+
+
+def short_mask(prompts, trainer):
+    return rollout(prompts, env_mask=[[1]] * len(prompts))
+
+
+def rows(**columns):
+    return Dataset.from_dict({name: [value] * 8 for name, value in columns.items()})
+
+
+EMPTY = Dataset.from_dict({"prompt": []})
+DICT = rows(prompt=MESSAGE)
+STREAM = {"train_dataset": DICT.to_iterable_dataset()}
+PACKED = BitsAndBytesConfig(load_in_4bit=True)
+COUNT = {"environment_factory": CountEnv}
+IA3 = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+# Made anew for each test; so is what is given as a lambda.
+MADE = ("processing_class", "value_model", "reward_model")
+
+# arguments, words of the message, settings
+REFUSED = [
+    # environments, tools, rollouts of one's own
+    ({"environment_factory": NoReset}, "`environment_factory`.* NoReset .*`reset`", {}),
+    ({"environment_factory": CountEnv()}, "`environment_factory`.*CountEnv", {}),
+    ({"environment_factory": ToolEnv, "rollout_func": rollout}, "`rollout_func` .*`tools`", {}),
+    ({"rollout_func": rollout, "tools": [share_of_a]}, "`rollout_func` .*`tools`", {}),
+    ({**COUNT, "tools": [rollout]}, "`tools` and .*`environment_factory`", {}),
+    ({**COUNT, "rollout_func": rollout}, "`rollout_func` and .*`environment_factory`", {}),
+    *(
+        ({}, f"`{name}=2`", {name: 2})
+        for name in ("max_turns", "max_turn_tokens", "max_malformed_actions", "generation_slots")
+    ),
+    ({}, "`episode_timeout_seconds=2`", {"episode_timeout_seconds": 2}),
+    ({"rollout_func": rollout}, "`max_turn_tokens=2`", {"max_turn_tokens": 2}),
+    # rows
+    ({"train_dataset": EMPTY}, "`train_dataset` is empty", {}),
+    ({"eval_dataset": {"hard": EMPTY}}, r"`eval_dataset\['hard'\]` is empty", {}),
+    ({"train_dataset": rows(question="?")}, r"`train_dataset`.*\['question'\].*`prompt`", {}),
+    ({"eval_dataset": rows(text="a")}, "`eval_dataset` has the columns", {}),
+    ({"train_dataset": rows(input_ids=[3, 4]), **COUNT}, "`train_dataset` has `input_ids`", {}),
+    ({"train_dataset": None, **COUNT}, "`max_steps` or `total_episodes`", {"max_steps": -1}),
+    ({"train_dataset": None}, "`train_dataset` is required", {}),
+    (STREAM, "`prompt` of a row is .*role", {}),
+    # models
+    ({"processing_class": lambda: without("pad_token")}, "`processing_class`.*eos_token`", {}),
+    ({"processing_class": Images()}, "is a Images: images are not", {}),
+    ({"processing_class": grown}, "`processing_class`.* has 99 rows", {}),
+    ({"data_collator": lambda rows: rows}, "`data_collator` is a function", {}),
+    ({"value_model": headless}, "`value_model` is a Qwen2Model.*num_labels=1", {}),
+    (
+        {
+            "value_model": lambda: Qwen2ForSequenceClassification(
+                tiny_config(TOKENIZER, num_labels=2)
+            )
+        },
+        *("`value_model` has num_labels=2", {}),
+    ),
+    (
+        {"value_model": lambda: value_model().requires_grad_(False)},
+        "`value_model` has no train",
+        {},
+    ),
+    (
+        {"value_model": value_model},
+        *("`value_model` and `value_model_name_or_path`", {"value_model_name_or_path": "x"}),
+    ),
+    ({}, "`critic_lora_r=4`", {"critic_lora_r": 4}),
+    ({"peft_config": IA3}, "`peft_config` is a IA3Config", {}),
+    ({"model": "./nope"}, r"`model[=`].*\./nope", {}),
+    ({"quantization_config": PACKED}, "load_in_4bit=True.*`peft_config=", {}),
+    # rewards
+    ({}, "`reward_weights` has 2 entries for 1", {"reward_weights": [1.0, 2.0]}),
+    ({"reward_funcs": None}, "No reward source.*`reward_funcs`", {}),
+    ({"reward_funcs": "accuracy_reward"}, r"`reward_funcs\[0\].*trl\.rewards\.accuracy_reward", {}),
+    *(
+        ({role: func}, rf"`{func.__name__}` returned 1\.0 .*Return a list", {})
+        for role in ("reward_funcs", "turn_reward_funcs")
+        for func in (rewarded(1.0, "one"), one_later)
+    ),
+    (
+        {"reward_funcs": rewarded(lambda n: [0.0, math.nan] * (n // 2))},
+        r"`mine\(\)\[1\]` is nan",
+        {},
+    ),
+    *(
+        ({"reward_funcs": rewarded(value)}, rf"`mine.*\(a {kind}\)", {})
+        for kind, value in {
+            **{"dict": {"a": 1.0}, "str": "1.0"},
+            "list": lambda n: [[1.0, 2.0]] * n,
+        }.items()
+    ),
+    ({"reward_funcs": rewarded(lambda n: ["good"] * n)}, r"`mine\(\)\[0\]`.*'good'", {}),
+    ({"rollout_func": rollout}, "No turn has a reward", {}),
+    # what shows in a rollout
+    ({"rollout_func": too_few, "reward_funcs": share_of_a}, "`rollout_func` .*7 .* 8 prompts", {}),
+    ({"rollout_func": short_mask, "reward_funcs": share_of_a}, "`env_mask`", {}),
+]
+# The same, of a TypeError
+OF_ANOTHER_TYPE = [
+    ({"args": {"max_steps": 1}}, "`args` is a dict.*STPPOConfig"),
+    ({"args": "config.yaml"}, "`args` is a str; .* needs a STPPOConfig"),
+    ({"args": GRPOConfig(output_dir="out", **PLAIN)}, "`args` is a GRPOConfig; .* a STPPOConfig"),
+    ({"args": PPOConfig(output_dir="out", **PLAIN)}, "`args` is a PPOConfig; .* a STPPOConfig"),
+    ({"reward_func": share_of_a}, "reward_func"),
+    ({"processing_class": lambda: "qwen"}, "`processing_class.*qwen"),
+    ({"ref_model": "qwen"}, "`ref_model.*qwen"),
+    ({"model": Qwen2Model}, "`model.*Qwen2Model"),
+    ({"model": value_model()}, "`model.*Qwen2ForSequenceClassification"),
+    ({"model": headless()}, "`model.*Qwen2Model"),
+    ({"turn_reward_funcs": needs_answer}, "`needs_answer` needs `answer`"),
+    ({"reward_funcs": needs_answer, "train_dataset": prompts(8).to_iterable_dataset()}, "`answer`"),
+]
+BARE = {"train_dataset": rows(prompt="hi"), "processing_class": lambda: without("chat_template")}
+# What is refused before weights are loaded: its type, arguments, words of the message
+EARLY = [
+    *(
+        (TypeError, {"reward_funcs": [share_of_a, func]}, f"`{func.__name__}` needs `answer`")
+        for func in (needs_answer, needs_answer_later)
+    ),
+    (TypeError, {"reward_funcs": takes_little}, "`takes_little` .*`completion_ids`.*kwargs"),
+    *(
+        (ValueError, {role: model}, rf"`{role}(\[0\])?` is a Qwen2ForCausalLM")
+        for role in ("reward_model", "reward_funcs")
+        for model in (tiny_policy(TOKENIZER), lora_policy())
+    ),
+    *(
+        (ValueError, {role: rows(prompt=value)}, rf"`prompt` of a row {words}")
+        for role in ("train_dataset", "eval_dataset")
+        for value, words in ((MESSAGE, "is .*role"), (["a", "b"], "is .*'a'"), (7, "is .*7"))
+    ),
+    *(
+        (ValueError, {**BARE, role: prompts(8)}, rf"`{role}` are messages, .*no chat template")
+        for role in ("train_dataset", "eval_dataset")
+    ),
+]
+
+
+def made(arguments):
+    return {k: v() if k in MADE and inspect.isfunction(v) else v for k, v in arguments.items()}
+
+
+@pytest.mark.parametrize(("arguments", "words", "options"), REFUSED)
+def test_what_cannot_work_is_refused_by_name(arguments, words, options, tmp_path):
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        build(tmp_path, STPPOTrainer, arguments=made(arguments), **options).train()
+    assert len(str(caught.value)) < 900
+
+
+@pytest.mark.parametrize(("arguments", "words"), OF_ANOTHER_TYPE)
+def test_what_is_of_another_type_is_refused_by_name(arguments, words, tmp_path):
+    with pytest.raises(TypeError, match=words):
+        build(tmp_path, STPPOTrainer, arguments=made(arguments), max_steps=1).train()
+
+
+@pytest.mark.parametrize(("error", "arguments", "words"), EARLY)
+def test_what_can_be_seen_before_weights_are_loaded_is(
+    error, arguments, words, tmp_path, monkeypatch
+):
+    name = saved_base(tmp_path / "base")
+    loaded = staticmethod(lambda *args, **kwargs: pytest.fail("weights are loaded"))
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", loaded)
+    with pytest.raises(error, match=words):
+        build(tmp_path / "run", arguments={"model": name, **made(arguments)})
+
+
+def test_the_saved_tokenizer_of_a_model_is_looked_at_too(tmp_path):
+    name = saved_base(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match=r"`train_dataset` are messages, .*no chat template"):
+        build(tmp_path / "run", arguments={"model": name, "processing_class": None})
+
+
+def test_steps_of_another_form_end_the_run(tmp_path):
+    arguments = {"environment_factory": ThreeValues}
+    with pytest.raises(RuntimeError, match="observation, reward, terminated, truncated, info"):
+        build(tmp_path, arguments=arguments, max_steps=10).train()
+
+
+@pytest.mark.parametrize("wanted", [True, "nowhere"])
+def test_a_checkpoint_that_is_not_there(wanted, tmp_path):
+    with pytest.raises(ValueError, match=f"`resume_from_checkpoint.*{wanted!r}"):
+        build(tmp_path / "run").train(resume_from_checkpoint=wanted)
+
+
+def test_a_trainer_needs_a_policy():
+    with pytest.raises(TypeError, match="`model` is None"):
+        PPOTrainer()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("value_model", "reward_model"), ("value_model", "model"), ("ref_model", "model")],
+)
+def test_two_roles_may_not_be_one_object(one, other, tmp_path):
+    model = value_model() if other == "reward_model" else tiny_policy(TOKENIZER)
+    with pytest.raises(ValueError, match=f"`{one}` and `{other}` are the same object"):
+        build(tmp_path, arguments={one: model, other: model})
+
+
+def test_ppo_refuses_a_config_whose_correction_it_would_ignore(tmp_path):
+    with pytest.raises(TypeError, match="`args` is a STPPOConfig"):
+        build(tmp_path, PPOTrainer, arguments={"args": quick_config(tmp_path, STPPOConfig)})
+
+
+def test_an_optimizer_with_half_of_the_critic_is_refused(tmp_path):
+    critic, policy = value_model(), tiny_policy(TOKENIZER)
+    some = list(critic.parameters())[:2]
+    optimizer = torch.optim.SGD([*policy.parameters(), *some], lr=0.1)
+    arguments = {"model": policy, "value_model": critic, "optimizers": (optimizer, None)}
+    with pytest.raises(ValueError, match="`optimizers`"):
+        build(tmp_path, arguments=arguments).train()
+
+
+def test_a_reward_model_that_returns_nan_is_named(tmp_path):
+    model = value_model()
+    torch.nn.init.constant_(model.score.weight, math.nan)
+    with pytest.raises(ValueError, match=r"reward model .* returned NaN"):
+        build(tmp_path, arguments={"reward_funcs": None, "reward_model": model}).train()
+
+
+def test_a_causal_model_gives_no_rewards_of_turns(tmp_path):
+    with pytest.raises(ValueError, match=r"`turn_reward_funcs\[0\]` is a Qwen2ForCausalLM"):
+        build(tmp_path, arguments={"turn_reward_funcs": tiny_policy(TOKENIZER, seed=3)})
+
+
+def test_an_evaluation_inside_a_reward_function_is_refused(tmp_path):
+    def mine(completions, **kwargs):
+        trainer.evaluate(prompts(4))
+
+    trainer = build(tmp_path, arguments={"reward_funcs": mine})
+    with pytest.raises(RuntimeError, match="`evaluate` was called inside a reward function"):
+        trainer.train()
+
+
+def has_default(completions, answer=None, **kwargs):
+    return [1.0] * len(completions)
+
+
+@functools.wraps(needs_answer)
+def decorated(**kwargs):
+    return needs_answer(answer=None, **kwargs)
+
+
+def test_functions_that_fit_are_called(tmp_path):
+    funcs = [has_default, functools.partial(needs_answer, answer=None), decorated, share_of_a]
+    trainer = build(tmp_path, arguments={"reward_funcs": funcs})
+    trainer.train()
+    assert trainer.state.global_step
+    check_columns(max, ["prompts"], [])  # which has no signature
+
+
+def test_text_environments_and_rollouts_of_ones_own_need_no_template(tmp_path):
+    build(tmp_path / "text", STPPOTrainer, arguments=made(BARE)).train()
+    build(tmp_path / "env", STPPOTrainer, arguments=made(BARE) | COUNT).train()
+    own = {"rollout_func": rollout, "processing_class": without("chat_template")}
+    build(tmp_path / "own", STPPOTrainer, arguments=own)
+
+
+def test_padding_collators_of_ppo_scripts_are_accepted(tmp_path):
+    assert build(tmp_path, arguments={"data_collator": DataCollatorWithPadding(TOKENIZER)})
+
+
+def test_a_special_token_that_no_row_has_may_lack_one(tmp_path):
+    tokenizer = char_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    build(tmp_path, arguments={"processing_class": tokenizer})
+    tokenizer.pad_token = "<image>"
+    with pytest.raises(ValueError, match="`processing_class`"):
+        build(tmp_path, arguments={"processing_class": tokenizer})
+
+
+def test_a_shared_critic_trains_adapters_of_embeddings_too():
+    critic = SharedCritic(lora_policy(target_modules=["embed_tokens", "q_proj"]))
+    assert any("lora_embedding_A" in name for name in critic.parameter_names)
+
+
+NO_PROMPT = "no `prompt`: the model reads only"
+
+
+@pytest.mark.parametrize(("data", "arguments", "warning", "count"), [
+    (rows(prompt="say a "), {}, "plain text", 1),
+    (rows(prompt="<|im_start|>u say a "), {}, "plain text", 0),
+    (rows(prompt=[MESSAGE]), {}, "plain text", 0),
+    (rows(question="?"), COUNT, NO_PROMPT, 1),
+    (rows(prompt=[MESSAGE]), COUNT, NO_PROMPT, 0),
+])  # fmt: skip
+def test_rows_that_may_not_be_meant_are_warned_of(
+    data, arguments, warning, count, tmp_path, caplog
+):
+    build(tmp_path, arguments={"train_dataset": data, **arguments})
+    assert caplog.text.count(warning) == count

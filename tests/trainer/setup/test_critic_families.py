@@ -1,0 +1,275 @@
+"""Separate critics of architectures without a sequence-classification model, and of mixtures of experts."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BitsAndBytesConfig,
+    Cohere2Config,
+    Glm4MoeConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
+
+from tests.kit.fakes import char_tokenizer, tiny_policy
+from tests.kit.scripted import scripted_trainer
+from trl_stppo import STPPOTrainer
+from trl_stppo.models.critic import SeparateCritic
+from trl_stppo.models.critic_models import critic_from_checkpoint, critic_from_policy
+from trl_stppo.models.shapes import critic_shape
+
+IDS = torch.arange(3, 19).unsqueeze(0)
+SIZES = {
+    "vocab_size": len(char_tokenizer()), "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
+CONFIGS = {
+    "Cohere2": Cohere2Config(**SIZES),
+    "Glm4Moe": Glm4MoeConfig(**SIZES, **EXPERTS, n_routed_experts=4, first_k_dense_replace=1),
+    "Qwen3Moe": Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=4),
+}
+CODE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Model, Qwen2PreTrainedModel
+
+
+class Config(Qwen2Config):
+    model_type = "own"
+
+
+class Body(Qwen2Model):
+    config_class = Config
+
+
+class Policy(Qwen2ForCausalLM):
+    config_class = Config
+    base_model_prefix = "trunk"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.trunk = Body(config)
+        del self.model
+
+    def forward(self, input_ids=None, attention_mask=None, logits_to_keep=0, **kwargs):
+        hidden = self.trunk(input_ids, attention_mask=attention_mask).last_hidden_state
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden[:, -logits_to_keep:]))
+
+
+from transformers.modeling_outputs import CausalLMOutputWithPast
+"""
+OPTIONS = {
+    "value_model": None, "optim": "adamw_torch", "learning_rate": 1e-2,
+    "critic_learning_rate": 1e-2, "max_steps": 2, "save_strategy": "steps", "save_steps": 1,
+    "num_ppo_epochs": 1,
+}  # fmt: skip
+
+
+def policy(name: str, dtype=torch.float32):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype)
+
+
+@pytest.fixture
+def coded(tmp_path, monkeypatch):
+    """A folder with a model whose classes and backbone's name are its own."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "coded"
+    tiny_policy(char_tokenizer()).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "architectures": ["Policy"]}
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Policy"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(CODE)
+    return str(folder)
+
+
+def weights(trainer) -> dict[str, torch.Tensor]:
+    named = {f"policy/{n}": p for n, p in trainer.model.state_dict().items()}
+    named |= {f"critic/{n}": p for n, p in trainer.critic.model.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in named.items()}
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def values(critic) -> torch.Tensor:
+    with torch.no_grad():
+        return critic.values(IDS, torch.ones_like(IDS), IDS.size(1) - 1)
+
+
+@pytest.mark.parametrize("name", ["Cohere2", "Glm4Moe"])
+def test_every_family_trains_and_is_saved(name, tmp_path):
+    trainer, _ = scripted_trainer(
+        tmp_path / "run", model=policy(name), trainer_class=STPPOTrainer, **OPTIONS
+    )
+    start = weights(trainer)
+    trainer.train()
+    end = weights(trainer)
+    assert isinstance(trainer.critic, SeparateCritic)
+    still = [n for n in end if torch.equal(start[n], end[n])]
+    assert not [n for n in still if "expert" not in n and "bias" not in n]
+    assert values(trainer.critic).abs().max() > 1e-4
+    # By its name, in a checkpoint of the run, and where the user has saved it.
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = critic_from_checkpoint(str(tmp_path / "saved" / "critic"))
+    assert same(saved.state_dict(), trainer.critic.model.state_dict())
+    one, _ = scripted_trainer(
+        tmp_path / "named", model=policy(name), trainer_class=STPPOTrainer, **OPTIONS,
+        value_model_name_or_path=str(tmp_path / "saved"),
+    )  # fmt: skip
+    torch.testing.assert_close(values(one.critic), values(trainer.critic))
+
+
+@pytest.mark.parametrize("name", ["Cohere2", "Glm4Moe", "Qwen3Moe"])
+def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
+    """Also of experts, which the disk has one by one and the model in one tensor."""
+    run = {"model": policy(name), "trainer_class": STPPOTrainer, **OPTIONS}
+    trainer, _ = scripted_trainer(tmp_path, **run)
+    trainer.train()
+    run["model"] = policy(name)
+    resumed, _ = scripted_trainer(tmp_path, **run)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert same(weights(resumed), weights(trainer))
+    names = resumed.model.config.name_or_path, resumed.critic.model.config.name_or_path
+    assert names == ("", ""), "what a model is called stays"
+
+
+def test_the_best_weights_are_taken_back_whole(tmp_path):
+    run = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+    run |= {"metric_for_best_model": "eval_reward", "eval_on_start": False}
+    trainer, recorder = scripted_trainer(
+        tmp_path, model=policy("Qwen3Moe"), trainer_class=STPPOTrainer,
+        eval_dataset=[{"prompt": "1"}], **{**OPTIONS, **run},
+    )  # fmt: skip
+    trainer.train()  # scripted rewards never change: the first checkpoint is the best
+    assert trainer.state.best_global_step == 1
+    best = recorder.after[0]
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, best[f"policy/{name}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), zip(CONFIGS, ["float32", "bfloat16", "bfloat16"], strict=True)
+)
+def test_the_backbone_is_the_policys_bit_by_bit(name, dtype):
+    causal = policy(name, getattr(torch, dtype))
+    model = critic_from_policy(causal)
+    body, own = causal.base_model, model.base_model
+    assert type(own) is type(body)
+    assert torch.count_nonzero(model.score.weight) == 0
+    assert model.score.bias is None
+    tensors = dict([*body.named_parameters(), *body.named_buffers()])
+    for part, tensor in [*own.named_parameters(), *own.named_buffers()]:
+        assert tensor.dtype == tensors[part].dtype, part  # also what tells positions
+        assert torch.equal(tensor, tensors[part]), part
+    assert own.get_input_embeddings().weight is not body.get_input_embeddings().weight
+
+
+def test_what_sharding_and_loading_need_to_know_is_carried_over():
+    causal = policy("Glm4Moe")
+    model = critic_from_policy(causal)
+    for name in ("_no_split_modules", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
+        assert set(getattr(model, name) or ()) == set(getattr(causal, name) or ())
+    assert model._no_split_modules == {"Glm4MoeDecoderLayer"}
+    assert model.is_gradient_checkpointing is False
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("name", ["Cohere2", "Qwen3Moe"])
+def test_the_form_on_the_disk_is_that_of_sequence_classification(name, tmp_path):
+    critic_from_policy(policy(name)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == [f"{name}ForSequenceClassification"]
+    assert list(config["id2label"]) == ["0"]
+    from safetensors.torch import load_file
+
+    names = set(load_file(tmp_path / "model.safetensors"))
+    policy(name).save_pretrained(tmp_path / "causal")
+    causal = set(load_file(tmp_path / "causal" / "model.safetensors"))
+    assert names == {n for n in causal if n.startswith("model.")} | {"score.weight"}
+
+
+def test_where_transformers_has_the_class_it_is_taken(tmp_path):
+    model = critic_from_policy(tiny_policy(char_tokenizer()))
+    assert type(model).__module__ == "transformers.models.qwen2.modeling_qwen2"
+    model.save_pretrained(tmp_path)
+    assert type(critic_from_checkpoint(str(tmp_path))) is type(model)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert same(loaded.state_dict(), model.state_dict())
+
+
+def test_a_planned_critic_has_the_shape_of_a_real_one():
+    real, planned = (
+        critic_from_policy(policy("Glm4Moe")),
+        critic_shape(CONFIGS["Glm4Moe"], "float32"),
+    )
+    assert {p.device.type for p in planned.parameters()} == {"meta"}
+    assert [p.shape for p in planned.parameters()] == [p.shape for p in real.parameters()]
+
+
+def test_a_causal_checkpoint_starts_a_critic_with_a_head_of_zeros(tmp_path):
+    policy("Cohere2").save_pretrained(tmp_path)
+    model = critic_from_checkpoint(str(tmp_path))
+    assert torch.count_nonzero(model.score.weight) == 0
+    assert same(model.model.state_dict(), policy("Cohere2").model.state_dict())
+
+
+def test_loading_options_go_through(tmp_path):
+    policy("Cohere2").save_pretrained(tmp_path)
+    options = {"attn_implementation": "eager", "dtype": "bfloat16", "logit_scale": 0.5}
+    model = critic_from_checkpoint(str(tmp_path), **options)
+    assert model.dtype is torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+    assert model.config.logit_scale == 0.5
+    packed = critic_from_checkpoint(
+        str(tmp_path), quantization_config=BitsAndBytesConfig(load_in_4bit=True)
+    )
+    kinds = {type(m).__name__ for m in packed.modules()}
+    assert "Linear4bit" in kinds
+    assert type(packed.score) is torch.nn.Linear, "a head in four bits could not be trained"
+
+
+def test_a_head_of_another_name_is_not_lost(tmp_path):
+    sizes = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+    BertForSequenceClassification(BertConfig(**sizes, is_decoder=True)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a BertForSequenceClassification, whose head is not"):
+        critic_from_checkpoint(str(tmp_path))
+
+
+def test_a_model_without_a_backbone_is_named(tmp_path):
+    model = tiny_policy(char_tokenizer())
+    model.config.__class__ = type("Odd", (Qwen2Config,), {})
+    type(model).base_model_prefix, before = "", type(model).base_model_prefix
+    try:
+        with pytest.raises(ValueError, match="No critic can be made of a Qwen2ForCausalLM"):
+            critic_from_policy(model)
+    finally:
+        type(model).base_model_prefix = before
+        model.config.__class__ = Qwen2Config
+
+
+def test_a_model_of_ones_own_code_trains_saves_and_resumes(coded, tmp_path):
+    run = {"model": coded, "trainer_class": STPPOTrainer, "trust_remote_code": True, **OPTIONS}
+    run["cast_lm_head_to_fp32"] = False
+    trainer, _ = scripted_trainer(tmp_path / "run", **run)
+    trainer.train()
+    assert type(trainer.critic.model).base_model_prefix == "trunk"
+    folder = tmp_path / "run" / "checkpoint-2" / "critic"
+    assert (folder / "own.py").is_file(), "the critic can be loaded where it is alone"
+    loaded = critic_from_checkpoint(str(folder), trust_remote_code=True)
+    assert same(loaded.state_dict(), trainer.critic.model.state_dict())
+    resumed, _ = scripted_trainer(tmp_path / "run", **run)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert same(weights(resumed), weights(trainer))
+
+
+def test_its_code_is_not_run_without_leave(coded):
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        critic_from_checkpoint(coded)

@@ -1,0 +1,332 @@
+"""DeepSpeed and FSDP2 take the steps of DDP, or the constructor says why they cannot."""
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+
+from tests.kit.engine_run import CASES, ENGINES
+from tests.kit.launch import ROOT, on_two_processes
+from tests.kit.scripted import norm
+from trl_stppo.trainer.sharding import checks
+
+CONFIGS = sorted((ROOT / "trl_stppo" / "cli" / "accelerate_configs").glob("*.yaml"))
+DOCS = (ROOT / "docs" / "many_gpus.md").read_text()
+DEEPSPEED = [name for name in ENGINES if name.startswith("ZeRO")]
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+)
+# Of torch 2.6, whose FSDP2 asks the CPU for a stream's events.
+needs_fsdp2_on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 needs a GPU with this torch"
+)
+
+# What each combination of policy and critic does: "trains" as DDP does, or "refused".
+COLUMNS = (
+    "full, copied", "full, named", "full, given", "LoRA, shared", "LoRA, named", "LoRA, given",
+)  # fmt: skip
+EXPECTED = {
+    "DDP": ("trains",) * 6,
+    "ZeRO-1": ("trains",) * 6,
+    "ZeRO-2": ("trains",) * 6,
+    "ZeRO-3": ("refused", "trains", "trains", "refused", "trains", "trains"),
+    "FSDP2": ("trains",) * 6,
+}
+OPTIONS = [case for case in CASES if case not in COLUMNS]
+REFUSED_OPTIONS = {
+    *(
+        (engine, "stopped early") for engine in DEEPSPEED
+    ),  # the step is taken before the KL is known
+    ("ZeRO-3", "trained adapter, its copy as reference"),
+    *((engine, "quantised, LoRA") for engine in ("ZeRO-3", "FSDP2")),
+    *(("ZeRO-3", case) for case in CASES if "shared" in case),
+    ("ZeRO-3", "bfloat16, LoRA"),
+}
+QUICK = ("LoRA, given", "LoRA, shared", "played")
+# Where weights, or masters of weights, are in bfloat16 on one of the two sides.
+TOLERANCE = {
+    **dict.fromkeys(("bfloat16", "bfloat16, resumed"), 0.06),
+    **{"bfloat16, LoRA": 0.1, "quantised, LoRA": 0.05},
+}
+
+
+def launch(folder: Path, engines: list[str], cases: list[str]) -> list[dict[Any, Any]]:
+    """What both ranks say of each engine and case."""
+    folder.mkdir(exist_ok=True)
+    jobs = json.dumps(engines), json.dumps(cases)
+    return on_two_processes("tests.kit.engine_run", folder, *jobs, environment=ninja())
+
+
+def ninja() -> dict[str, str]:
+    """Lets DeepSpeed find it beside Python."""
+    bin_folder = str(Path(sys.executable).parent)
+    return {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def check(ranks: list[dict[Any, Any]], engine: str, case: str) -> None:
+    """The engine's weights are those of DDP after every step, and the same on both ranks."""
+    expected, (one, two) = ranks[0]["DDP", case], (rank[engine, case] for rank in ranks)
+    assert "error" not in one, one["error"]
+    assert len(one["after"]) == len(expected["after"]) == CASES[case].get("max_steps", 3) + 1
+    for step, weights in enumerate(expected["after"]):
+        for part in ("policy/", "critic/"):
+            names = [name for name in weights if name.startswith(part)]
+            assert names == [name for name in one["after"][step] if name.startswith(part)]
+            gap = norm([one["after"][step][n] - weights[n] for n in names])
+            moved = norm([weights[n] - expected["after"][0][n] for n in names])
+            rounding = 1e-12
+            if step == 0 and case in TOLERANCE:  # DeepSpeed has cast the weights
+                rounding = 2**-8 * norm([weights[n] for n in names])
+            assert gap <= TOLERANCE.get(case, 1e-5) * moved + rounding, f"{part} step {step}"
+    assert len(expected["norms"]) > 0
+    assert one["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE.get(case, 1e-4))
+    last, other = one["after"][-1], two["after"][-1]
+    if CASES[case].get("resumed") and not CASES[case].get("changed"):
+        assert all(torch.equal(last[name], one["first_run"][name]) for name in last)
+    assert all(torch.equal(last[name], other[name]) for name in last)
+    moved = norm([last[name] - one["after"][0][name] for name in last])
+    assert moved > 0.05, "the case should be interesting"
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """FSDP2 in a few cases, on any machine."""
+    return launch(tmp_path_factory.mktemp("quick"), ["DDP", "FSDP2"], list(QUICK))
+
+
+@needs_fsdp2_on_cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("case", QUICK)
+def test_fsdp2_takes_the_steps_of_ddp(case, quick):
+    check(quick, "FSDP2", case)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """Gives the results of one engine and DDP, running them when they are first asked for."""
+    results: dict[str, Any] = {}
+
+    def results_of(engine: str) -> Any:
+        if engine not in results:
+            folder = tmp_path_factory.mktemp(engine)
+            results[engine] = launch(folder, ["DDP", engine], list(CASES))
+        return results[engine]
+
+    return results_of
+
+
+def engines(*cases: str) -> list[Any]:
+    """Every engine but DDP with each case."""
+    marks = {name: [needs_deepspeed] if name in DEEPSPEED else [] for name in ENGINES[1:]}
+    return [pytest.param(e, c, marks=marks[e]) for e in ENGINES[1:] for c in cases]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "case"), engines(*COLUMNS))
+def test_every_combination_trains_or_is_refused(engine, case, everything):
+    ranks = everything(engine)
+    if EXPECTED[engine][COLUMNS.index(case)] == "trains":
+        check(ranks, engine, case)
+    else:
+        errors = [rank[engine, case]["error"] for rank in ranks]
+        assert all(f"is not supported with {engine}" in error for error in errors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "case"), engines(*OPTIONS))
+def test_options_work_with_engines(engine, case, everything):
+    ranks = everything(engine)
+    if (engine, case) in REFUSED_OPTIONS:
+        assert all("is not supported with" in rank[engine, case]["error"] for rank in ranks)
+    else:
+        check(ranks, engine, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "case"), engines("resumed", "resumed, LoRA", "resumed, LoRA, shared")
+)
+def test_save_model_writes_the_whole_policy(engine, case, everything):
+    if (engine, case) in REFUSED_OPTIONS:
+        return
+    for rank in everything(engine):
+        saved, last = rank[engine, case]["saved"], rank[engine, case]["first_run"]
+        wanted = {n: t for n, t in last.items() if n.startswith("policy/") and trained(n, case)}
+        assert saved.keys() == wanted.keys()
+        assert all(torch.equal(saved[name], wanted[name]) for name in wanted)
+
+
+def trained(name: str, case: str) -> bool:
+    return "lora_" in name or not CASES[case].get("lora")
+
+
+def zero(stage: int = 2, **options: Any) -> dict[str, Any]:
+    """DeepSpeed, and its configuration."""
+    section = {"stage": stage, **options.pop("zero_optimization", {})}
+    config = {"zero_optimization": section, **options}
+    return {"engine": f"ZeRO-{stage}", "plugin": SimpleNamespace(deepspeed_config=config)}
+
+
+def fsdp(version: int = 2, **options: Any) -> dict[str, Any]:
+    """FSDP, and its options."""
+    names = ("cpu_offload", "cpu_ram_efficient_loading", "activation_checkpointing")
+    plain = {**dict.fromkeys(names, False), "state_dict_type": "FULL_STATE_DICT"}
+    return {"engine": f"FSDP{version}", "plugin": SimpleNamespace(**{**plain, **options})}
+
+
+class CPUOffloadPolicy:
+    """Has the name of torch's."""
+
+
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+PARALLEL = SimpleNamespace(tp_size=1, cp_size=1, sp_size=1, dp_replicate_size=2)
+REFUSALS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "FSDP1": (fsdp(1), {}, "FSDP1"),
+    "stage 0": (zero(0), {}, "ZeRO-0 is not supported"),
+    "optimizer section": (zero(optimizer={"type": "Adam"}), {}, "`optimizer` in DeepSpeed's"),
+    "scheduler section": (zero(scheduler={"type": "WarmupLR"}), {}, "`scheduler`"),
+    "offload": (zero(zero_optimization=OFFLOAD), {}, "`offload_optimizer` to 'cpu'"),
+    "data types": (zero(1, data_types={"grad_accum_dtype": "fp32"}), {}, "`data_types`"),
+    "ZeRO++": (
+        zero(zero_optimization={"zero_quantized_gradients": True}),
+        {},
+        "zero_quantized_grad",
+    ),
+    "FSDP2 offload": (fsdp(cpu_offload=CPUOffloadPolicy()), {}, "`fsdp_offload_params: true`"),
+    "efficient loading": (
+        fsdp(cpu_ram_efficient_loading=True),
+        {},
+        "`fsdp_cpu_ram_efficient_loading",
+    ),
+    "its checkpoints": (fsdp(activation_checkpointing=True), {}, "`fsdp_activation_checkpointing"),
+    "pieces saved": (fsdp(state_dict_type="SHARDED_STATE_DICT"), {}, "`fsdp_state_dict_type`"),
+    "HSDP": (fsdp(), {"parallelism": PARALLEL}, "`parallelism_config` is not supported"),
+    "own optimizer": (zero(), {"own_optimizer": True}, "`optim`"),
+    "stale": (fsdp(), {"args.rollout_staleness": 2}, "`rollout_staleness=2` is not supported with"),
+    "optim": (
+        zero(),
+        {"args.optim": "adafactor"},
+        "`optim='adafactor'` is not supported with ZeRO-2",
+    ),
+    "gradient": (
+        fsdp(),
+        {"args.needs_exact_norms": True, "args.stabilizers": ["triggered"]},
+        "`stabilizers`",
+    ),
+    "quantised": (fsdp(), {"quantised": True}, "A quantised policy is not supported"),
+    "synced": (zero(3), {"args.sync_ref_model": True}, "`sync_ref_model=True` is not supported"),
+    "batching": (
+        fsdp(),
+        {"args.use_transformers_continuous_batching": True},
+        "`use_transformers_continuous_batching",
+    ),
+    "no gathering": (
+        zero(3),
+        {"args.ds3_gather_for_generation": False},
+        "`ds3_gather_for_generation",
+    ),
+    "adapter": (zero(3), {"copies_adapter": True}, "adapter"),
+    "reward model": (zero(3), {"rewards": [torch.nn.Linear(1, 1)]}, "A reward model is not"),
+    "turn reward model": (zero(3), {"rewards": ["some/model"]}, "A reward model is not"),
+}
+
+
+def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
+    """A run of which the checks find nothing to say, but for the changes."""
+    args = {
+        "optim": "adamw_torch", "needs_exact_norms": False, "sync_ref_model": False,
+        "rollout_staleness": 0, "ds3_gather_for_generation": True,
+        "use_transformers_continuous_batching": False, "use_vllm": False,
+    }  # fmt: skip
+    args |= {name.removeprefix("args."): value for name, value in changes.items() if "." in name}
+    own = {name: value for name, value in changes.items() if "." not in name}
+    return checks.EngineRun(**{**engine, "args": SimpleNamespace(**args), "critic": "named", **own})
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_an_engine_cannot_do_is_refused(name):
+    engine, changes, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        checks.check(run(engine, changes))
+
+
+@pytest.mark.parametrize("engine", [zero(1), zero(2), zero(3), fsdp()])
+def test_nothing_else_is_refused(engine):
+    checks.check(run(engine, {}))
+
+
+def test_without_an_engine_nothing_is_refused():
+    checks.check(run({"engine": "DDP", "plugin": None}, {"own_optimizer": True}))
+
+
+def test_a_trainer_is_read():
+    """What the constructor checks."""
+    critic, plugin = torch.nn.Linear(1, 1), zero(3)["plugin"]
+    plugin.zero_stage = 3
+    args = SimpleNamespace(value_model_name_or_path=None)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)), args=args,
+        model=SimpleNamespace(is_loaded_in_4bit=True, peft_config={}), has_critic=True,
+        optimizer=None, optimizer_cls_and_kwargs=(), reward_funcs=["a"],
+    )  # fmt: skip
+    read = checks.run_of(trainer, "given", ["b"], copies_adapter=True)
+    assert read == checks.EngineRun(
+        engine="ZeRO-3", plugin=plugin, args=args, critic="given", lora=True, quantised=True,
+        own_optimizer=True, copies_adapter=True, rewards=["a", "b"],
+    )  # fmt: skip
+    kinds = [
+        checks.critic_kind(model, name, lora=lora)
+        for model, name, lora in (
+            (critic, None, True),
+            (None, None, True),
+            (None, None, False),
+            (None, "critic", True),
+        )
+    ]
+    assert kinds == ["given", "shared", "copied", "named"]
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+def test_the_checks_have_the_expected_table(engine):
+    allowed = checks.CRITICS[engine]
+    for column, result in zip(COLUMNS, EXPECTED[engine], strict=True):
+        policy, kind = column.split(", ")
+        assert (kind in allowed[policy]) == (result == "trains")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_documentation_has_the_expected_table(engine):
+    row = next(line for line in DOCS.splitlines() if line.startswith(f"| {engine} |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    assert tuple(cells) == tuple(
+        {"trains": "yes", "refused": "refused"}[e] for e in EXPECTED[engine]
+    )
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_accelerate_reads_the_configurations(path):
+    config = load_config_from_file(str(path))
+    assert isinstance(config, ClusterConfig)
+    assert config.mixed_precision == "bf16"
+    written = yaml.safe_load(path.read_text())
+    assert config.num_processes == written["num_processes"]
+    assert path.name in DOCS
+
+
+def test_there_is_a_configuration_for_every_engine():
+    stems = {path.stem for path in CONFIGS}
+    assert stems == {"single_gpu", "multi_gpu", "zero1", "zero2", "zero3", "fsdp2", "multi_node"}
+    fsdp = yaml.safe_load((CONFIGS[0].parent / "fsdp2.yaml").read_text())["fsdp_config"]
+    assert (fsdp["fsdp_version"], fsdp["fsdp_cpu_ram_efficient_loading"]) == (2, False)
+    for stage in (1, 2, 3):
+        zero = yaml.safe_load((CONFIGS[0].parent / f"zero{stage}.yaml").read_text())
+        assert zero["deepspeed_config"]["zero_stage"] == stage

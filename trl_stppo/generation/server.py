@@ -1,4 +1,4 @@
-"""A backend over a server that may die, restart, or answer nonsense: each turn is a request of its own."""
+"""A backend over a server that may die, restart or return errors: each turn is a request of its own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .queued import QueuedBackend, cut
 
 logger = logging.getLogger(__name__)
 
-# How long a step waits for an answer, in seconds: meanwhile environments answer, too.
+# Longest time a step blocks for a turn, in seconds; environments run meanwhile.
 WAIT_SECONDS = 0.005
-# How often a turn is asked for whose answer is an error, and how long is waited in between, in seconds.
+# Attempts per turn whose request fails, and the pause between two attempts, in seconds.
 TRIES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 
 
 class ServerError(Exception):
-    """The server has not sampled a turn that it might sample when it is asked again.
+    """The server has not sampled a turn; a repeated request may succeed.
 
-    If `unreachable`, the server is not there or too busy, rather than in trouble with this turn.
+    `unreachable`: the server is down or too busy, so the error does not come from this turn.
     """
 
     def __init__(self, message: str, *, unreachable: bool = False) -> None:
@@ -34,7 +34,7 @@ class ServerError(Exception):
 
 
 class ServerBackend(QueuedBackend):
-    """Sends each turn from a thread of its own, and sends it again after a failure that may pass.
+    """Sends each turn from a thread of its own, and repeats it after a temporary failure.
 
     A turn counts if the server had the right weights before and after it. A turn without an answer within
     `patience` seconds, or with errors alone, gets a result with an `error`.
@@ -42,8 +42,8 @@ class ServerBackend(QueuedBackend):
     Args:
         server: has `sample(request)`, which returns ids and logprobs or None, and `weights()`, a name
             that a restart changes. It raises ServerError.
-        weights: name of the right weights, `update#push`.
-        patience: seconds that a server may be away.
+        weights: name of the current weights, `update#push`.
+        patience: longest time in seconds that the server may be away.
         send_weights: sends weights to a restarted server and returns their name; None if it cannot.
         awaits_weights: whether another process sends them.
         told: whether repetitions were logged before.
@@ -73,16 +73,16 @@ class ServerBackend(QueuedBackend):
         self.asked_again = 0
 
     def add(self, request: TurnRequest) -> None:
-        """Ask for a turn."""
+        """Queue a turn and send its request."""
         super().add(request)
         DaemonThread(self._work, "turn", request).start()
 
     def step(self) -> list[TurnResult]:
-        """Wait for a moment, and return the turns that have been answered."""
+        """Block for a moment, and return the turns that are sampled."""
         if self._lost.is_set() and self._send_weights is not None:
             try:
                 self._weights = self._send_weights()
-            except ServerError as error:  # it is away again; whoever waits for it gives up in time
+            except ServerError as error:  # it is away again; its turns time out by themselves
                 logger.debug("weights were not sent: %s", error)
             else:
                 self._lost.clear()
@@ -126,7 +126,7 @@ class ServerBackend(QueuedBackend):
                 self._away_since = None
                 return cut(request, ids, logprobs)
             failures += not error.unreachable
-            # Others may be answered again and again, so that nobody is away for long.
+            # Other turns' answers reset the time away, so each turn has a limit of its own too.
             starves = time.monotonic() - began > TRIES * self._patience and error.unreachable
             released = self._queue.get(request.key) is not request
             if released or self._gives_up(error, failures) or starves:

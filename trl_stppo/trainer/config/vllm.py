@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._trl import GRPOConfig
 
-# Arguments of `vllm.LLM` that TRL gives -> the option that says them, if there is one.
+# Arguments of `vllm.LLM` that TRL sets -> the option for them, if there is one.
 TAKEN = {
     **dict.fromkeys(("model", "seed", "distributed_executor_backend", "logprobs_mode")),
     "enable_sleep_mode": "vllm_enable_sleep_mode",

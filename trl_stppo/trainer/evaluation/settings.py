@@ -1,4 +1,4 @@
-"""What evaluation does differently from training, and how it leaves training as it was."""
+"""Settings of evaluation that differ from training, and restoration of the training's state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..bridge import Bridge
 from ..planning.plan import RolloutPlan
 from ..ppo_config import PPOConfig
 
-# Of `eval_generation_kwargs`, what says how tokens are drawn.
+# Keys of `eval_generation_kwargs` that control token sampling.
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
-    """Who plays the episodes of evaluation; a `factory` of None is that of training."""
+    """Plan the rollouts of evaluation; a `factory` of None is that of training."""
     if rollout.user_func is not None and args.eval_settings:
         raise ValueError(
             f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."
@@ -53,7 +53,7 @@ def _scores(environment: Any) -> bool:
 
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
-    """Give everything back as it was: random numbers, figures, mode.
+    """Restore random states, metrics and mode on exit.
 
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
@@ -87,7 +87,7 @@ def _emptied(entry: Any) -> Any:
 
 @contextmanager
 def evaluation_settings(host: Bridge) -> Iterator[None]:
-    """Sample as `eval_generation_kwargs` says, each repetition of a row as an episode of its own."""
+    """Sample by `eval_generation_kwargs`; each repetition of a row is an episode of its own."""
     told, per_row = host.args.eval_settings, host.num_generations_eval
     given = {name: told[name] for name in SAMPLING if name in told}
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def evaluation_settings(host: Bridge) -> Iterator[None]:
 
 @contextmanager
 def _sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
-    """Settings of everything that generates with transformers."""
+    """Sampling settings of all generation with transformers."""
     if given.get("temperature") == 0.0:
         given = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     elif "temperature" in given:
@@ -122,7 +122,7 @@ def _sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _vllm_sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
-    """Settings of vLLM, which takes a temperature of 0 for greedy itself."""
+    """Sampling settings of vLLM, in which a temperature of 0 means greedy."""
     vllm = host.vllm_generation
     kept = {name: getattr(vllm, name) for name in (*given, "generation_kwargs")}
     others = {k: v for k, v in kept["generation_kwargs"].items() if k not in given}

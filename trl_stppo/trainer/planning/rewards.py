@@ -1,4 +1,4 @@
-"""Who pays: every source of reward in GRPOTrainer's form."""
+"""All sources of reward, in GRPOTrainer's form."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .plan import RolloutPlan
 
 @dataclass
 class RewardPlan:
-    """Reward functions as GRPOTrainer gets them."""
+    """Reward functions in GRPOTrainer's form."""
 
     funcs: list[Any] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
-    # Index of the function that repeats what the turns have earned, for the log and to satisfy
-    # GRPOTrainer's demand for at least one; not added to the score.
+    # Index of the function that returns the turn rewards' sum, for the log and because
+    # GRPOTrainer needs at least one function; not added to the score.
     turn_sum: int | None = None
-    asked: Asked = field(default_factory=Asked)  # the episodes that they are asked about
+    asked: Asked = field(default_factory=Asked)  # the episodes of the current call
 
     @contextmanager
     def extended_weights(self, args: PPOConfig) -> Iterator[None]:
-        """Give the functions we added a weight of one, where the caller set weights."""
+        """Give the functions we added a weight of one, if the caller set weights."""
         given = args.reward_weights
         if given is not None:
             args.reward_weights = [*given, *[1.0] * (len(self.funcs) - len(given))]
@@ -46,16 +46,16 @@ class RewardPlan:
             args.reward_weights = given
 
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """The functions in place of those that GRPOTrainer has made of environments' `get_reward`.
+        """Replace the functions that GRPOTrainer has made of environments' `get_reward`.
 
-        The engine has asked it already, where a failure costs one episode and no more.
+        The engine has already called `get_reward`; a failure there affects one episode only.
         """
         own = len(self.funcs)
         return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]
 
 
 def check_scores(model: Any, name: str) -> None:
-    """Refuse a model that says words in place of a score."""
+    """Refuse a model that generates text in place of a score."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(base, PreTrainedModel) and base.can_generate():
         raise ValueError(
@@ -65,7 +65,7 @@ def check_scores(model: Any, name: str) -> None:
 
 
 def check_reward_weights(args: PPOConfig, number: int) -> None:
-    """Refuse weights that are not one for each of so many reward functions."""
+    """Refuse weights that are not one per reward function."""
     weights = args.reward_weights
     if weights is not None and len(weights) != number:
         raise ValueError(
@@ -83,7 +83,7 @@ def plan_rewards(
     *,
     scores_turns: bool,
 ) -> RewardPlan:
-    """Collect every source of reward in GRPOTrainer's form."""
+    """Collect all sources of reward in GRPOTrainer's form."""
     funcs = [] if reward_funcs is None else reward_funcs
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]

@@ -1,4 +1,4 @@
-"""From tensors of a rollout batch and its update to the lines of a trace file."""
+"""Conversion of a rollout batch and its update to lines of a trace file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from ...trace.format import DIGITS, TracedEpisode, TracedUpdate
 
 Pieces = Callable[[list[int]], list[str]]  # the text of each token
-# Lines do not hold the update, so any will do.
+# Lines do not contain the update, so this one is a placeholder.
 NOWHERE = TracedUpdate("train", "train", 0, 0)
-# Those that float64 has exactly.
+# The powers of ten that float64 represents exactly.
 _POWERS = torch.tensor([10.0**power for power in range(23)], dtype=torch.float64)
 
 
@@ -33,11 +33,11 @@ def lines(
             episode's `weight`, and `seen`, whether there was a pass. Empty where there was none.
         pieces: cuts the text.
     """
-    # The one wait for the device.
+    # The only synchronisation with the device.
     batch = {name: tensor.cpu() for name, tensor in batch.items()}
     passes = {name: tensor.cpu()[: len(episodes)] for name, tensor in passes.items()}
     if "logprobs" in passes:
-        # Without them the policy that is trained is the one that has played.
+        # Without them the trained policy is the one that played.
         old = batch.get("old_per_token_logps", passes["logprobs"])
         passes["difference"] = passes["logprobs"].double() - old.double()
     rows = {name: _short(tensor).tolist() for name, tensor in batch.items()}
@@ -103,7 +103,7 @@ def _figures(own: dict[str, Any], passed: dict[str, Any], length: int) -> dict[s
 
 
 def _short(tensor: Tensor) -> Tensor:
-    """Figures with `DIGITS` significant digits, as the numbers of float64 that print so."""
+    """Round to `DIGITS` significant digits, as float64 numbers that print with so many digits."""
     if not tensor.is_floating_point():
         return tensor
     exact = tensor.double()

@@ -1,4 +1,4 @@
-"""Builds the rollout engine and its backend from what GRPOTrainer has made of the arguments."""
+"""Builds the rollout engine and its backend after GRPOTrainer's constructor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
 def build_engines(
     host: Bridge, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
 ) -> tuple[RolloutEngine, RolloutEngine]:
-    """The engine that plays in training, and the one that evaluates, with environments of its own."""
+    """Build the engines of training and of evaluation, which has environments of its own."""
     if rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, told = _limits(host), host.args.eval_settings
@@ -71,10 +71,10 @@ def assemble(
     probes_play: bool = True,
     **options: Any,
 ) -> RolloutEngine:
-    """An engine with a driver for every factory, for tools alone, or for prompts that nobody answers.
+    """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
 
-    `env_workers` synchronous environments run at the same time. If `probes_play`, the instances that
-    were looked at play too.
+    `env_workers` synchronous environments run at the same time. If `probes_play`, the probed instances
+    play too.
     """
     calls, form = EnvironmentCalls(env_workers), tool_format(renderer)
     players = rollout.probes if probes_play else None
@@ -105,7 +105,7 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
 
 
 def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
-    """Use TRL's training template where the tokenizer's own does not preserve prefixes."""
+    """Use TRL's training template if the tokenizer's own does not preserve prefixes."""
     try:
         host.chat_template = growing_template(renderer(host, tokenizer))
     except ValueError:
@@ -114,9 +114,9 @@ def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
 
 
 def growing_template(renderer: ChatRenderer) -> str | None:
-    """What to use in place of the tokenizer's template, None if that one grows."""
+    """A replacement for the tokenizer's template, None if that one preserves prefixes."""
     if renderer.tokenizer.chat_template is None:
-        return None  # prompts are plain text, or tokenising the first one explains
+        return None  # prompts are plain text, or tokenising the first one raises
     try:
         renderer.check_template()
     except ValueError:

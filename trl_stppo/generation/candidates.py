@@ -23,7 +23,7 @@ class CandidatesBackend:
         room = backend.capacity
         self.capacity = None if room is None else max(1, room // candidates)
         self.whole_batches = getattr(backend, "whole_batches", False)
-        self._asked: dict[int, TurnRequest] = {}
+        self._requests: dict[int, TurnRequest] = {}
         self._sampled: dict[int, dict[int, TurnResult]] = {}
 
     @property
@@ -33,7 +33,7 @@ class CandidatesBackend:
 
     def add(self, request: TurnRequest) -> None:
         """See `Backend`; each candidate has a seed of its own."""
-        self._asked[request.key], self._sampled[request.key] = request, {}
+        self._requests[request.key], self._sampled[request.key] = request, {}
         for number, key in enumerate(self._keys(request.key)):
             seed = (*request.seed, number)
             self._backend.add(dataclasses.replace(request, key=key, seed=seed))
@@ -48,7 +48,7 @@ class CandidatesBackend:
                 complete.append(key)
         if not complete:
             return []
-        turns = [(self._asked.pop(key), self._turns(key)) for key in complete]
+        turns = [(self._requests.pop(key), self._turns(key)) for key in complete]
         return [
             self._played(request.key, results, best)
             for (request, results), best in zip(turns, self._choose(turns), strict=True)
@@ -56,7 +56,7 @@ class CandidatesBackend:
 
     def release(self, key: int) -> None:
         """See `Backend`."""
-        self._asked.pop(key, None)
+        self._requests.pop(key, None)
         self._sampled.pop(key, None)
         for each in self._keys(key):
             self._backend.release(each)

@@ -65,10 +65,10 @@ class CollectiveBackend(BatchedBackend):
 
     def _round(self, *, finished: bool) -> bool:
         limits = [request.max_new_tokens for request in self._queue.values()]
-        said = self._exchange((len(limits), max(limits, default=0), int(finished)))
-        self._rows = max(queued for queued, _, _ in said)
-        self._limit = max(limit for _, limit, _ in said)
-        return all(done for _, _, done in said)
+        states = self._exchange((len(limits), max(limits, default=0), int(finished)))
+        self._rows = max(queued for queued, _, _ in states)
+        self._limit = max(limit for _, limit, _ in states)
+        return all(done for _, _, done in states)
 
     def _generate_together(
         self, rows: list[list[int]], limit: int, seeds: list[tuple[int, ...]]

@@ -91,8 +91,8 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
     for key, row in enumerate(rows):
         seen = torch.stack([*backend.seen[key].values()])
         gaps.append(_gap(seen, own[key][[at - len(row) for at in backend.seen[key]]], rough))
-    said = f"Its cached log-probabilities are {max(gaps):.2g} nats from those of its forward pass"
-    return None if max(gaps) <= allowed else f"{said}, and {allowed:.2g} are allowed."
+    message = f"Its cached log-probabilities are {max(gaps):.2g} nats off those of its forward pass"
+    return None if max(gaps) <= allowed else f"{message}, and {allowed:.2g} are allowed."
 
 
 def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> Tensor:

@@ -46,7 +46,7 @@ class ServerBackend(QueuedBackend):
         patience: longest time in seconds that the server may be away.
         send_weights: sends weights to a restarted server and returns their name; None if it cannot.
         awaits_weights: whether another process sends them.
-        told: whether repetitions were logged before.
+        warned: whether repetitions were logged before.
         capacity: episodes between `add` and `release`; None is any number.
     """
 
@@ -58,7 +58,7 @@ class ServerBackend(QueuedBackend):
         patience: float,
         send_weights: Callable[[], str] | None = None,
         awaits_weights: bool = True,
-        told: bool = False,
+        warned: bool = False,
         capacity: int | None = None,
     ) -> None:
         super().__init__(capacity=capacity)
@@ -69,7 +69,7 @@ class ServerBackend(QueuedBackend):
         )
         self._lost = threading.Event()  # the weights
         self._away_since: float | None = None
-        self._told = told
+        self._warned = warned
         self.asked_again = 0
 
     def add(self, request: TurnRequest) -> None:
@@ -86,9 +86,7 @@ class ServerBackend(QueuedBackend):
                 logger.debug("weights were not sent: %s", error)
             else:
                 self._lost.clear()
-                logger.warning(
-                    "The vLLM server was started anew; it has the policy's weights again."
-                )
+                logger.warning("The vLLM server was restarted; it has the policy's weights again.")
         results = []
         try:
             request, answer = self._answers.get(timeout=WAIT_SECONDS)
@@ -107,12 +105,12 @@ class ServerBackend(QueuedBackend):
     def _work(self, request: TurnRequest) -> None:
         answer: TurnResult | BaseException
         try:
-            answer = self._asked(request)
+            answer = self._sample(request)
         except BaseException as error:
             answer = error
         self._answers.put((request, answer))
 
-    def _asked(self, request: TurnRequest) -> TurnResult:
+    def _sample(self, request: TurnRequest) -> TurnResult:
         pause, failures, began = FIRST_PAUSE, 0, time.monotonic()
         while True:
             weights = self._weights
@@ -131,7 +129,7 @@ class ServerBackend(QueuedBackend):
             released = self._queue.get(request.key) is not request
             if released or self._gives_up(error, failures) or starves:
                 return TurnResult(request.key, [], None, str(error))
-            self._tell(error)
+            self._warn(error)
             self.asked_again += 1
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -144,7 +142,7 @@ class ServerBackend(QueuedBackend):
             self._weights = present  # another process has sent them again
         elif self._weights == weights:
             self._lost.set()
-        message = f"it has the weights {present!r} instead of {weights!r}: it was started anew"
+        message = f"it has the weights {present!r} instead of {weights!r}: it was restarted"
         raise ServerError(message, unreachable=self._awaits_weights)
 
     def _gives_up(self, error: ServerError, failures: int) -> bool:
@@ -155,12 +153,12 @@ class ServerBackend(QueuedBackend):
             return now - self._away_since > self._patience
         return failures >= TRIES
 
-    def _tell(self, error: ServerError) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, error: ServerError) -> None:
+        if not self._warned:
+            self._warned = True
             logger.warning(
-                "The vLLM server has not sampled a turn (%s). Turns are asked for again, for up to %g s "
-                "where it is away; `sampling/asked_again` counts them.",
+                "The vLLM server has not sampled a turn (%s). Turns are requested again, for up to %g s "
+                "while it is away; `sampling/asked_again` counts them.",
                 error,
                 self._patience,
             )

@@ -161,12 +161,12 @@ class LabelTokenScorer:
     def _question(self, prompt: Any, action: str) -> str:
         task, history = _parts(prompt)
         yes, no = self._labels
-        asked = self._template.format(
+        question = self._template.format(
             task=task, history=history[-self._max_history :], action=action, yes=yes, no=no
         )
         if self.tokenizer.chat_template is None:
-            return asked + "\n"
-        messages = [{"role": "user", "content": asked}]
+            return question + "\n"
+        messages = [{"role": "user", "content": question}]
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
@@ -178,14 +178,14 @@ def _parts(prompt: Any) -> tuple[str, str]:
         return prompt, "(see above)"
     first = next((i for i, m in enumerate(prompt) if m["role"] == "assistant"), len(prompt))
     task = "\n".join(str(message["content"]) for message in prompt[:first])
-    said = [f"{message['role']}: {_said(message)}" for message in prompt[first:]]
-    return task, "\n".join(said) or "(nothing)"
+    lines = [f"{message['role']}: {_line(message)}" for message in prompt[first:]]
+    return task, "\n".join(lines) or "(nothing)"
 
 
 def _text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else _said(completion[0])
+    return completion if isinstance(completion, str) else _line(completion[0])
 
 
-def _said(message: dict[str, Any]) -> str:
+def _line(message: dict[str, Any]) -> str:
     calls = [str(call.get("function", call)) for call in message.get("tool_calls") or []]
     return "\n".join([*filter(None, [str(message.get("content") or "")]), *calls])

@@ -46,7 +46,7 @@ class ControlTokens:
         self.tokenizer = tokenizer
         self._template, self._written = template or {}, written
 
-    def split(self, said: Any, before: str = "") -> Any:
+    def split(self, data: Any, before: str = "") -> Any:
         """Insert a mark into each control token, and between two texts that would join to one.
 
         `before`: text that comes right before it.
@@ -64,7 +64,7 @@ class ControlTokens:
                 return {self.split(k): v if _is_word(k, v) else walk(v) for k, v in part.items()}
             return part
 
-        return walk(said)
+        return walk(data)
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         """Token ids of messages, equal to those of `apply_chat_template` if there is no mark."""

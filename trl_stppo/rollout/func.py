@@ -54,8 +54,8 @@ def _append(episode: Episode, ids: list[int], logprobs: Any, spans: list[tuple[i
         if start > end:
             episode.append_observation(ids[end:start])
         if stop > start:
-            told = None if logprobs is None else list(logprobs[start:stop])
-            episode.append_turn(ids[start:stop], told)
+            sampled = None if logprobs is None else list(logprobs[start:stop])
+            episode.append_turn(ids[start:stop], sampled)
         end = stop
 
 

@@ -227,17 +227,17 @@ class EpisodeLoop:
             )
         )
 
-    def _best(self, asked: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
+    def _best(self, candidates: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
         """Index of each episode's best candidate."""
         assert self._parts.selection is not None
         turns, tokenizer = list[Turn](), self._renderer.tokenizer
-        for request, results in asked:
+        for request, results in candidates:
             episode = self._running[request.key]
             for result in results:
                 message = self._driver(episode).message(episode, result.ids)
                 turns.append(candidate(tokenizer, episode, message, result.ids))
         scores = iter(self._parts.selection.scores(turns))
-        each = [[next(scores) for _ in results] for _, results in asked]
+        each = [[next(scores) for _ in results] for _, results in candidates]
         return [of_one.index(max(of_one)) for of_one in each]
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
@@ -317,8 +317,8 @@ class EpisodeLoop:
         if messages[0]["role"] == "tool":
             assert self._parts.tool_suffix is not None
             end = [] if ended else [self._renderer.tokenizer.eos_token_id]
-            said = messages if trusted else self._renderer.control.split(messages)
-            return end + self._parts.tool_suffix(said)
+            marked = messages if trusted else self._renderer.control.split(messages)
+            return end + self._parts.tool_suffix(marked)
         return self._renderer.observation_ids(
             messages[0]["content"],
             conversational=episode.conversational,

@@ -44,21 +44,21 @@ def culprit(reasons: Iterable[StopReason | None]) -> str:
     return "sampler" if len(failures) == 1 else "environment or sampler"
 
 
-def judged(
+def cut_off_as_failed(
     success: Sequence[bool | None],
     stop_reasons: Sequence[str | None],
     env_types: Sequence[str | None],
-    judges: Collection[str | None],
+    reporting: Collection[str | None],
 ) -> list[bool | None]:
     """`success`, set to False if a reporting environment's episode ran out of its budget unreported.
 
     Without this an agent could raise its success rate by using up its turns. All arguments are per
-    episode; `judges` are the environments that have reported success or failure of any episode.
+    episode; `reporting` are the environments that have reported success or failure of any episode.
     """
     entries = zip(success, stop_reasons, env_types, strict=True)
     return [
-        False if said is None and reason in USED_UP and kind in judges else said
-        for said, reason, kind in entries
+        False if verdict is None and reason in USED_UP and kind in reporting else verdict
+        for verdict, reason, kind in entries
     ]
 
 

@@ -16,7 +16,7 @@ RewardFunc = Callable[..., Any]
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
-class Asked:
+class CurrentEpisodes:
     """The episodes of the current call of reward functions.
 
     This package's own functions need more than TRL's arguments.
@@ -35,7 +35,7 @@ class Asked:
             self.episodes = ()
 
 
-def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
+def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
     """Wrap a reward function so that a NaN or infinite reward raises and names the function.
 
     Episodes that cannot be scored get `None`; the function is not called for them.
@@ -58,7 +58,7 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
     ):
 
         async def asynchronous(**kwargs: Any) -> list[float | None]:
-            kept, selected = _select(kwargs, asked.episodes)
+            kept, selected = _select(kwargs, current.episodes)
             check_columns(func, selected, _columns(kwargs))
             rewards = checked(await func(**selected), len(kept)) if kept else []
             return _spread(rewards, kept, kwargs)
@@ -66,7 +66,7 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
         return _named_like(asynchronous, func, name)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
-        kept, selected = _select(kwargs, asked.episodes)
+        kept, selected = _select(kwargs, current.episodes)
         check_columns(func, selected, _columns(kwargs))
         return _spread(checked(func(**selected), len(kept)) if kept else [], kept, kwargs)
 
@@ -164,24 +164,24 @@ def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:
     return wrapper
 
 
-def paid_by(env_type: str, asked: Asked) -> RewardFunc:
+def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
     """A reward function that returns the results of one environment class's `get_reward`."""
 
     def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
-        return [e.final_reward if e.env_type == env_type else None for e in asked.episodes]
+        return [e.final_reward if e.env_type == env_type else None for e in current.episodes]
 
     return get_reward
 
 
-def turn_sums(asked: Asked, unpaid: float | None) -> RewardFunc:
+def turn_sums(current: CurrentEpisodes, unpaid: float | None) -> RewardFunc:
     """A reward function that returns, for the log, the sum of each episode's turn rewards.
 
     `unpaid`: its value if no turn has a reward.
     """
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
-        if not any(episode.pays_turns for episode in asked.episodes):
-            return [unpaid] * len(asked.episodes)
-        return [sum(episode.turn_rewards) for episode in asked.episodes]
+        if not any(episode.pays_turns for episode in current.episodes):
+            return [unpaid] * len(current.episodes)
+        return [sum(episode.turn_rewards) for episode in current.episodes]
 
     return turn_rewards

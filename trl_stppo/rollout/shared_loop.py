@@ -48,7 +48,7 @@ class SharedLoop:
         return future
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
-        task = self._loop.create_task(_told(coroutine, future))
+        task = self._loop.create_task(_run_into(coroutine, future))
 
         def cancel(future: Future[Any]) -> None:
             if future.cancelled():
@@ -129,7 +129,7 @@ class _Watched(Coroutine[Any, Any, Any]):
         return getattr(self._coroutine, name)
 
 
-async def _told(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+async def _run_into(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
     """Run a coroutine and set its result on the future at once, unless the future is cancelled."""
     try:
         value = await coroutine

@@ -43,8 +43,8 @@ def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]
         context: Any = [*episode.prompt, *episode.messages]
         completion: Any = [message]
     else:
-        said = tokenizer.decode(episode.ids, skip_special_tokens=True)
-        context, completion = f"{episode.prompt}{said}", message["content"]
+        text = tokenizer.decode(episode.ids, skip_special_tokens=True)
+        context, completion = f"{episode.prompt}{text}", message["content"]
     return Turn(episode.row, episode.num_turns, context, completion, before, ids, episode.columns)
 
 

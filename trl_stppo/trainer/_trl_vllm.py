@@ -177,7 +177,7 @@ class TurnClient:
             raise ValueError(f"tokens follow the end {end} of a turn")
         for value in logprobs:  # vLLM writes -9999 for minus infinity
             if value is not None and value == value and not -1e4 <= value <= 1e-3:
-                raise ValueError(f"{value} is no log-probability")
+                raise ValueError(f"{value} is not a log-probability")
         return logprobs
 
     def weights(self) -> str:

@@ -64,7 +64,7 @@ def description_of(
         paper=card.paper.get("id"),
         variant=getattr(args, "variant", None),
         environments=tuple(_environments(rollout)),
-        tools=_told(rollout.standalone_tools),
+        tools=_tool_list(rollout.standalone_tools),
         player=None if player is None else _name_of(player),
         dataset=next(iter(hub_datasets(rows)), None if known in READERS else known),
         rows=len(rows) if hasattr(rows, "__len__") else None,
@@ -128,7 +128,7 @@ def _environments(rollout: RolloutPlan) -> Iterable[Environment]:
             module=cls.__module__,
             arguments=_arguments(factory),
             about=about,
-            tools=_told(tools),
+            tools=_tool_list(tools),
         )
 
 
@@ -156,7 +156,7 @@ def _short(value: Any) -> str:
     return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def _told(tools: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+def _tool_list(tools: Iterable[Any]) -> tuple[tuple[str, str], ...]:
     return tuple((_name_of(tool), (inspect.getdoc(tool) or "").split("\n")[0]) for tool in tools)
 
 

@@ -193,8 +193,8 @@ class Player:
             names: seed of each episode, in addition.
         """
         asks = bool(self.rollout.text or self.rollout.tools)
-        asked, ids = rows_with_prompts(rows, self._speaker.tokenizer, environments_ask=asks)
-        prompts = [row["prompt"] for row in asked]
+        prompted, ids = rows_with_prompts(rows, self._speaker.tokenizer, environments_ask=asks)
+        prompts = [row["prompt"] for row in prompted]
         if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
             raise self._broken
         backend = self._speaker.backend(sampling)

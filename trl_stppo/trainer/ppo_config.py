@@ -287,9 +287,9 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     @property
     def eval_settings(self) -> dict[str, Any]:
         """`eval_generation_kwargs` as a dictionary."""
-        told = self.eval_generation_kwargs or {}
-        assert isinstance(told, dict)
-        return told
+        settings = self.eval_generation_kwargs or {}
+        assert isinstance(settings, dict)
+        return settings
 
     @property
     def forward_batch_size(self) -> int:

@@ -24,8 +24,8 @@ def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
             result.append(call())
     except Exception as raised:
         error = raised
-    told = None if error is None else (type(error), str(error))
-    ends = gather_object([(result, told)])
+    failure = None if error is None else (type(error), str(error))
+    ends = gather_object([(result, failure)])
     if error is not None:
         raise error
     for _, theirs in ends:

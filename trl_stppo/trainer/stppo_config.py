@@ -167,7 +167,7 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     allowed = f"allowed are {', '.join(map(repr, STABILIZERS))}, any of them together, or 'none'"
     for name in names:
         if name not in STABILIZERS:
-            raise ValueError(f"`stabilizers={names}`: there is no {name!r}; {allowed}.")
+            raise ValueError(f"`stabilizers={names}`: unknown stabilizer {name!r}; {allowed}.")
     scaling = [name for name in names if STABILIZERS[name].scales]
     if len(scaling) > 1:
         both = " and ".join(map(repr, scaling))

@@ -55,8 +55,8 @@ def _function(func: Callable[..., Any]) -> Callable[[list[Turn]], list[float]]:
         )
 
     def scores(turns: list[Turn]) -> list[float]:
-        said = scores_of(func, turns, lambda value: value)
-        return [float("-inf") if score is None else score for score in said]
+        scored = scores_of(func, turns, lambda value: value)
+        return [float("-inf") if score is None else score for score in scored]
 
     return scores
 

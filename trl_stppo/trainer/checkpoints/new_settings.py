@@ -43,15 +43,15 @@ def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, A
     if not host.accelerator.is_main_process:
         return
 
-    def said(names: list[str]) -> str:
+    def listed(names: list[str]) -> str:
         return "; ".join(f"{n}: {changed[n][0]!r} -> {changed[n][1]!r}" for n in names)
 
     if new := [name for name in changed if name not in without]:
-        logger.warning("%s: the run goes on with new settings: %s", folder, said(new))
+        logger.warning("%s: the run goes on with new settings: %s", folder, listed(new))
     if without:
         logger.warning(
             "%s: new, but without effect: %s. The optimizer was passed in as it is, or has no such value.",
-            folder, said(without),
+            folder, listed(without),
         )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
             )
         if was != now:
             logger.warning(
-                "%s: %s was %r and is %r now. The run goes on with a new rollout batch; it will not "
+                "%s: %s was %r and is %r now. The run continues with a new rollout batch; it will not "
                 "equal the uninterrupted run bit for bit.",
                 folder, field, was, now,
             )  # fmt: skip

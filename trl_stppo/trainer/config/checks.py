@@ -93,7 +93,7 @@ def check_refused(config: GRPOConfig) -> None:
         )
     if (config.metric_for_best_model or "").removeprefix("eval_") == "loss":
         raise ValueError(
-            f"`metric_for_best_model={config.metric_for_best_model!r}`: there is none. Use 'episode/score'."
+            f"`metric_for_best_model={config.metric_for_best_model!r}` does not exist. Use 'episode/score'."
         )
     for name in {*(config.generation_kwargs or {})} & {*OF_TURNS}:
         raise ValueError(
@@ -195,12 +195,12 @@ def failure_price(on_env_error: str) -> tuple[str, float]:
 
 def _check_eval_kwargs(config: GRPOConfig) -> None:
     """Check `eval_generation_kwargs`; None counts as not set."""
-    told = config.eval_generation_kwargs
-    if not isinstance(told, dict | None):
+    settings = config.eval_generation_kwargs
+    if not isinstance(settings, dict | None):
         raise ValueError(
-            f"`eval_generation_kwargs={told!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
+            f"`eval_generation_kwargs={settings!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
         )
-    kwargs = {name: value for name, value in (told or {}).items() if value is not None}
+    kwargs = {name: value for name, value in (settings or {}).items() if value is not None}
     for name, value in kwargs.items():
         if name not in EVAL_RANGES:
             raise ValueError(
@@ -231,10 +231,10 @@ def _check_combinations(config: GRPOConfig) -> None:
         raise ValueError(
             f"`save_best=True` is not supported with `rollout_staleness={config.rollout_staleness}`."
         )
-    told = (config.generation_kwargs or {}).get("temperature", config.temperature)
-    if told != config.temperature:
+    temperature = (config.generation_kwargs or {}).get("temperature", config.temperature)
+    if temperature != config.temperature:
         raise ValueError(
-            f"`generation_kwargs` has temperature={told}; allowed: `temperature={config.temperature}`."
+            f"`generation_kwargs` has {temperature=}; allowed: `temperature={config.temperature}`."
         )
     upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     if config.delta is not None and config.delta <= upper:

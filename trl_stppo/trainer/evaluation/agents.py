@@ -16,7 +16,7 @@ from transformers import TrainerState
 from ...errors import EnvironmentFailureError, NonFiniteError
 from ...generation.sampling import SamplingSettings
 from ...rollout.episode import Episode
-from ...rollout.reward_funcs import Asked, guarded, name_of
+from ...rollout.reward_funcs import CurrentEpisodes, guarded, name_of
 from ...rollout.turns import RESERVED
 from ..loop.player import raise_first
 from ..loop.rollout import EpisodeKey
@@ -63,7 +63,7 @@ class Evaluation:
         self, names: list[EpisodeKey], rows: list[dict[str, Any]]
     ) -> Iterator[PlayedEpisode]:
         episodes = self.player.play(rows, self.sampling, self.seed, names=names)
-        columns = [self._asked(func, rows, episodes) for func in self.reward_funcs]
+        columns = [self._call(func, rows, episodes) for func in self.reward_funcs]
         for func, column in zip(self.names, columns, strict=True):
             if len(column) != len(rows):
                 raise ValueError(
@@ -84,7 +84,7 @@ class Evaluation:
             paid = rewards[row, :-1].tolist(), self.weights
             yield PlayedEpisode.of(name, episode, episode.ids[-1] in ends, score, *paid)
 
-    def _asked(
+    def _call(
         self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]
     ) -> list[float | None]:
         """Call a reward function; episodes that cannot be scored get None."""
@@ -92,9 +92,9 @@ class Evaluation:
         columns = {key: [row[key] for row in rows] for key in rows[0] if key not in RESERVED}
         if self.player.rollout.tools:
             columns["environments"] = [episode.env for episode in episodes]
-        asked = Asked()
-        with asked.about(episodes):
-            rewards = guarded(func, asked)(
+        current = CurrentEpisodes()
+        with current.about(episodes):
+            rewards = guarded(func, current)(
                 prompts=[e.prompt for e in episodes],
                 completions=[e.messages if e.conversational else decode(e.ids) for e in episodes],
                 completion_ids=[e.ids for e in episodes],

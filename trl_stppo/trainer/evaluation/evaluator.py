@@ -52,7 +52,7 @@ class Evaluator:
         prefix: str,
     ) -> dict[str, float]:
         """Run upstream's `evaluate`, once per dataset, while training pauses."""
-        if self._rewards.plan.asked.episodes:
+        if self._rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)

@@ -9,7 +9,7 @@ from statistics import stdev
 from typing import Any
 
 from ...rollout.episode import Episode
-from ...rollout.record import StopReason, judged
+from ...rollout.record import StopReason, cut_off_as_failed
 from ...statistics import mean_interval, rate_interval
 from ..loop.rollout import EpisodeKey
 
@@ -136,15 +136,15 @@ def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
     """Score and success, with their intervals."""
     result: dict[str, float] = {}
     counted = [e for e in every if e.counted]
-    judges = {e.env_type for e in counted if e.success is not None}
-    success = judged(
+    reporting = {e.env_type for e in counted if e.success is not None}
+    success = cut_off_as_failed(
         [e.success for e in counted],
         [e.stop_reason for e in counted],
         [e.env_type for e in counted],
-        judges,
+        reporting,
     )
     verdicts = zip(counted, success, strict=True)
-    known = [(e, float(said)) for e, said in verdicts if said is not None]
+    known = [(e, float(verdict)) for e, verdict in verdicts if verdict is not None]
     if known:
         totals, counts = _by_row(known)
         low, high = rate_interval(totals, counts)

@@ -88,13 +88,13 @@ def _emptied(entry: Any) -> Any:
 @contextmanager
 def evaluation_settings(host: Bridge) -> Iterator[None]:
     """Sample by `eval_generation_kwargs`; each repetition of a row is an episode of its own."""
-    told, per_row = host.args.eval_settings, host.num_generations_eval
-    given = {name: told[name] for name in SAMPLING if name in told}
+    overrides, per_row = host.args.eval_settings, host.num_generations_eval
+    given = {name: overrides[name] for name in SAMPLING if name in overrides}
     with ExitStack() as stack:
         if given:
             stack.enter_context((_vllm_sampling if host.use_vllm else _sampling)(host, given))
-        if "max_completion_length" in told:
-            stack.enter_context(new_token_limit(host, told["max_completion_length"]))
+        if "max_completion_length" in overrides:
+            stack.enter_context(new_token_limit(host, overrides["max_completion_length"]))
         host.num_generations_eval = 1
         try:
             yield

@@ -157,7 +157,7 @@ class Ending:
         self.reason = f"not finite: the weights after step {step}, first in the {found}"
         good = f"the last good checkpoint is {last or 'none'}"
         if not self.unsaved and last is not None:
-            good = f"they come from {last}, which is no good checkpoint"
+            good = f"they come from {last}, which is not a good checkpoint"
         raise NonFiniteError(
             f"Weights are not finite after step {step}, first in the {found}; they are not saved, and {good}."
         )

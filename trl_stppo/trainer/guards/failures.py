@@ -51,7 +51,7 @@ class FailureWatch:
         common: Counter[str] = Counter()
         for text, count in sum(errors, ()):
             common[text] += count
-        said = "; ".join(f"{text.rstrip('.')} ({n}x)" for text, n in common.most_common(3))
+        causes = "; ".join(f"{text.rstrip('.')} ({n}x)" for text, n in common.most_common(3))
         which, advice = f"the last {FAILURE_BATCHES} rollout batches", ""
         if nothing_played:
             which = "the first rollout batch"
@@ -61,7 +61,7 @@ class FailureWatch:
             )
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of their "
-            f"environment or sampler, more than `max_env_error_rate={self._limit}` allows: {said}.{advice}"
+            f"environment or sampler, more than `max_env_error_rate={self._limit}` allows: {causes}.{advice}"
         )
 
     def clear(self) -> None:

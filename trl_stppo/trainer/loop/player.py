@@ -13,7 +13,7 @@ from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
-from ...rollout.record import judged
+from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate
 from ..bridge import Bridge
@@ -142,7 +142,7 @@ def judge(rollout: Rollout) -> None:
         return
     episodes = rollout.episodes
     own = sorted({str(e.env_type) for e in episodes if e.success is not None})
-    verdicts = judged(
+    verdicts = cut_off_as_failed(
         [e.success for e in episodes],
         [e.stop_reason for e in episodes],
         [e.env_type for e in episodes],

@@ -43,7 +43,7 @@ class EpisodeRewards:
             rollout.completions(self._host.internals.decode),
             [e.ids for e in episodes],
         )
-        with self.plan.asked.about(episodes), self._environments_of(rollout):
+        with self.plan.current.about(episodes), self._environments_of(rollout):
             all_rewards = host.internals.calculate_rewards(
                 rollout.columns(), rollout.prompts, completions, ids
             )

@@ -28,12 +28,12 @@ def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
         if not episode.trains:
             continue
         ids, prompt, messages = episode.ids, episode.prompt, episode.messages
-        said = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        spoken = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         # The result of a rollout_func is one message, whatever its number of turns.
         knows_turns = episode.conversational and rollout.seed is not None
         for number, (start, end) in enumerate(episode.turn_spans):
             if knows_turns:
-                at = said[number]
+                at = spoken[number]
                 context, completion = [*prompt, *messages[:at]], [messages[at]]
             else:
                 before = tokenizer.decode(ids[:start], skip_special_tokens=True)

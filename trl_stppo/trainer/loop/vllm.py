@@ -33,7 +33,7 @@ class VLLM:
         self.figures: dict[str, tuple[float, float]] = {}
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
         self._name = ""  # name of the server's weights
-        self._told = False  # that turns are asked for again
+        self._warned = False  # whether repeated turns were logged
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -152,10 +152,10 @@ class VLLM:
             patience=host.args.vllm_server_timeout,
             send_weights=self._send_again if can_send and main else None,
             awaits_weights=can_send,
-            told=self._told,
+            warned=self._warned,
             capacity=capacity,
         )
         yield backend
-        self._told = self._told or backend.asked_again > 0
+        self._warned = self._warned or backend.asked_again > 0
         if host.model.training:
             self.figures["sampling/asked_again"] = (backend.asked_again, int(main))

@@ -85,7 +85,7 @@ def check_models(
 ) -> None:
     """Refuse models that do not fit their role, and one model in two roles if one of them trains it."""
     if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
-        raise ValueError(f"`model={model!r}`: there is no such folder.")
+        raise ValueError(f"`model={model!r}`: the folder does not exist.")
     given = {"processing_class": processing_class, "ref_model": ref_model}
     wrong: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, str)}
     if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):
@@ -256,9 +256,9 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         rollout.messages = rollout.messages or name
     elif "prompt" in columns and "input_ids" not in columns and rollout.user_func is None:
         rollout.plain = rollout.plain or dataset[0]["prompt"]
-    said = without_prompt(name, dataset.column_names) if owns_prompt else None
-    if said is not None:
-        logger.warning(said)
+    warning = without_prompt(name, dataset.column_names) if owns_prompt else None
+    if warning is not None:
+        logger.warning(warning)
     if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
         raise ValueError(
             f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."

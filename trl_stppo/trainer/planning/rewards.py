@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ...rollout.reward_funcs import (
     GIVEN,
-    Asked,
+    CurrentEpisodes,
     check_columns,
     guarded,
     is_function,
@@ -32,7 +32,9 @@ class RewardPlan:
     # Index of the function that returns the turn rewards' sum, for the log and because
     # GRPOTrainer needs at least one function; not added to the score.
     turn_sum: int | None = None
-    asked: Asked = field(default_factory=Asked)  # the episodes of the current call
+    current: CurrentEpisodes = field(
+        default_factory=CurrentEpisodes
+    )  # the episodes of the current call
 
     @contextmanager
     def extended_weights(self, args: PPOConfig) -> Iterator[None]:
@@ -51,7 +53,7 @@ class RewardPlan:
         The engine has already called `get_reward`; a failure there affects one episode only.
         """
         own = len(self.funcs)
-        return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]
+        return [*funcs[:own], *(paid_by(name, self.current) for name in names[own:])]
 
 
 def check_scores(model: Any, name: str) -> None:
@@ -59,7 +61,7 @@ def check_scores(model: Any, name: str) -> None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(base, PreTrainedModel) and base.can_generate():
         raise ValueError(
-            f"`{name}` is a {type(base).__name__}, which gives a logit for each word and no score. Pass a "
+            f"`{name}` is a {type(base).__name__}, which gives one logit per token, not a score. Pass a "
             f"sequence-classification model with num_labels=1, or a function."
         )
 
@@ -94,7 +96,7 @@ def plan_rewards(
         check_scores(func, f"reward_funcs[{i}]")
         if isinstance(func, str) and hasattr(trl_rewards, func):
             raise ValueError(
-                f"`reward_funcs[{i}]={func!r}` is no model; pass TRL's function trl.rewards.{func} itself."
+                f"`reward_funcs[{i}]={func!r}` is not a model; pass the function trl.rewards.{func}."
             )
         if rollout.columns is not None and is_function(func):
             environments = ["environments"] if rollout.tools else []
@@ -103,10 +105,10 @@ def plan_rewards(
         funcs.append(reward_model)
         classes.append(tokenizer)
     plan = RewardPlan(processing_classes=classes)
-    plan.funcs = [guarded(func, plan.asked) for func in funcs]
+    plan.funcs = [guarded(func, plan.current) for func in funcs]
     may_pay = bool(rollout.tools or rollout.user_func or scores_turns)
     if rollout.text or (may_pay and not funcs and not rollout.pays_episodes):
         plan.turn_sum = len(plan.funcs)
-        plan.funcs.append(turn_sums(plan.asked, unpaid=0.0 if scores_turns else None))
+        plan.funcs.append(turn_sums(plan.current, unpaid=0.0 if scores_turns else None))
         plan.processing_classes.append(None)
     return plan

@@ -26,11 +26,11 @@ from ..loop.sampler import sampling_settings
 
 def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSettings:
     """Settings with which the trainer's evaluation plays."""
-    args, told = host.args, dataclasses.asdict(limits)
-    del told["max_context_tokens"]  # the model's
+    args, fields = host.args, dataclasses.asdict(limits)
+    del fields["max_context_tokens"]  # the model's
     return AgentSettings(
-        max_completion_length=told.pop("max_completion_tokens"),
-        **told,
+        max_completion_length=fields.pop("max_completion_tokens"),
+        **fields,
         sampling=_sampling(host),
         eos_token_ids=[int(i) for i in host.eos_token_ids],
         chat_template_kwargs=as_json(host.chat_template_kwargs or {}),
@@ -57,10 +57,10 @@ def _sampling(host: Bridge) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
     settings = None if host.use_vllm else sampling_settings(host)[0]
     known = {name: getattr(settings or args, name) for name in names}
-    told = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
-    if told.get("temperature") == 0:
-        del told["temperature"]
-    return known | told
+    overrides = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
+    if overrides.get("temperature") == 0:
+        del overrides["temperature"]
+    return known | overrides
 
 
 # ------------------------------------------------------------------ the model card
@@ -110,9 +110,9 @@ def _transcript(folder: Path) -> str | None:
         return None
     if episode is None or not isinstance(episode.prompt, list):
         return None
-    said = [*episode.prompt, *(episode.messages or [])]
+    messages = [*episode.prompt, *(episode.messages or [])]
     lines = [
-        f"{m.get('role')}: {plain(m.get('content') or m.get('tool_calls'), 300)}" for m in said
+        f"{m.get('role')}: {plain(m.get('content') or m.get('tool_calls'), 300)}" for m in messages
     ]
     return "\n".join([*lines, f"score {episode.score}"])
 

@@ -81,8 +81,8 @@ def prompt_id(row: Mapping[str, Any]) -> str:
 
 def short_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The short columns of the row, without its prompt."""
-    told = {name: cut(value) for name, value in row.items() if name not in ("prompt", "id")}
-    some = {name: value for name, value in told.items() if value not in (None, "", [])}
+    columns = {name: cut(value) for name, value in row.items() if name not in ("prompt", "id")}
+    some = {name: value for name, value in columns.items() if value not in (None, "", [])}
     return {name: value for name, value in some.items() if len(json.dumps(value)) <= SHORT}
 
 

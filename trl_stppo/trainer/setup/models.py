@@ -64,7 +64,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
             return ReferencePlan(by_upstream=True)
         if any(map(runtime.is_in_pieces, model.parameters())):
             raise ValueError(
-                "A policy in pieces of ZeRO-3 cannot be copied: pass its name, or `ref_model`."
+                "A policy sharded by ZeRO-3 cannot be copied: pass its name, or `ref_model`."
             )
         return ReferencePlan(model=copy.deepcopy(model))
     config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config

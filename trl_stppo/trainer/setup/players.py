@@ -42,7 +42,7 @@ def build_engines(
     """Build the engines of training and of evaluation, which has environments of its own."""
     if rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
-    limits, told = _limits(host), host.args.eval_settings
+    limits, overrides = _limits(host), host.args.eval_settings
     on_env_error, price = failure_price(host.args.on_env_error)
     options: dict[str, Any] = {
         "env_workers": host.args.env_workers,
@@ -52,8 +52,10 @@ def build_engines(
     }
     reader = renderer(host, tokenizer)
     engine = assemble(rollout, reader, limits, **options)
-    if "max_completion_length" in told:
-        limits = dataclasses.replace(limits, max_completion_tokens=told["max_completion_length"])
+    if "max_completion_length" in overrides:
+        limits = dataclasses.replace(
+            limits, max_completion_tokens=overrides["max_completion_length"]
+        )
     others = rollout is not evaluation
     eval_engine = assemble(evaluation, reader, limits, probes_play=others, **options)
     for each in (engine, eval_engine):  # at the interpreter's end at the latest

@@ -36,15 +36,15 @@ def colocated_engine(
         return nullcontext()
 
     def options() -> dict[str, Any]:
-        told = args.vllm_engine_kwargs or {}
-        assert isinstance(told, dict)
+        overrides = args.vllm_engine_kwargs or {}
+        assert isinstance(overrides, dict)
         kwargs = (args.model_init_kwargs or {}).items()
         plain = all(name in SAME_WEIGHTS or value in USUAL for name, value in kwargs)
         alone = loaded_by_name and plain and trainer.rollout_func is None
         alone = alone and speaks_to_vllm(trainer)
         rank = adapter_rank(trainer) if alone else None
         lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
-        return {"dtype": _dtype(args, trainer.model), **lora, **told}
+        return {"dtype": _dtype(args, trainer.model), **lora, **overrides}
 
     return door.engine_options(options)
 

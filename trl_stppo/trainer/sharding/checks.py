@@ -131,7 +131,7 @@ def _of_any(run: EngineRun) -> Refusals:
     yield not gathers, "`ds3_gather_for_generation=False`; without vLLM allowed: True"
     yield (
         run.copies_adapter,
-        "A KL to an adapter that does something from the start; merge it, pass `ref_model`, or set "
+        "A KL to an adapter that changes the output from the start; merge it, pass `ref_model`, or set "
         "kl_coef=0.0 and beta=0.0",
     )
     scores = any(isinstance(func, str | nn.Module) for func in run.rewards)

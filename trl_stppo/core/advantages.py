@@ -158,13 +158,13 @@ def whiten(
     check_mask("mask", mask)
     check_float(x=x)
     check_like("mask", mask, x=x)
-    given = upcast(x)
-    deviations, mean, squares, count = _moments(widest(zero_off_mask(given, mask)), mask, reduce)
+    precise = upcast(x)
+    deviations, mean, squares, count = _moments(widest(zero_off_mask(precise, mask)), mask, reduce)
     scale = torch.rsqrt(_variance(squares, count - 1) + WHITEN_EPS)
     whitened = deviations * scale
     if not center:
         whitened = zero_off_mask(whitened + mean, mask)
-    return whitened.to(given.dtype)
+    return whitened.to(precise.dtype)
 
 
 def _moments(
@@ -275,16 +275,16 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
     check_float(scores=scores)
     check_mask("counts", counts)
     check_like("counts", counts, scores=scores)
-    given = upcast(scores)
-    scores = widest(zero_off_mask(given, counts))
+    precise = upcast(scores)
+    scores = widest(zero_off_mask(precise, counts))
     centred = _centred(scores, counts, dim=1)
     if scale == "none":
-        return centred.to(given.dtype)
+        return centred.to(precise.dtype)
     if scale == "group":
         squares, number = centred.square().sum(dim=1, keepdim=True), counts.sum(1, keepdim=True)
     else:
         squares, number = _centred(scores, counts).square().sum(), counts.sum()
-    return (centred / (_variance(squares, number - 1).sqrt() + GROUP_EPS)).to(given.dtype)
+    return (centred / (_variance(squares, number - 1).sqrt() + GROUP_EPS)).to(precise.dtype)
 
 
 def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
@@ -347,14 +347,14 @@ def return_batch_norm(
     check_mask("counts", counts)
     check_like("turn_index", turn_index, counts=counts)
     _check_inputs("turn_index", turn_index, rewards, rewards, gamma, 1.0, None)
-    given, counts = upcast(rewards), counts & (turn_index >= 0)
-    steps, trains = (_steps(widest(x), turn_index) for x in (given, counts))
+    precise, counts = upcast(rewards), counts & (turn_index >= 0)
+    steps, trains = (_steps(widest(x), turn_index) for x in (precise, counts))
     nothing = torch.zeros_like(steps)
     returns, _ = _gae_over_steps(steps, nothing, num_turns(turn_index), gamma, 1.0, None)
     mask = trains > 0
     deviations, _, squares, number = _moments(zero_off_mask(returns, mask), mask, reduce)
     normed = deviations / (_variance(squares, number).sqrt() + RETURN_EPS)
-    return zero_off_mask(broadcast_turns(normed, turn_index), counts).to(given.dtype)
+    return zero_off_mask(broadcast_turns(normed, turn_index), counts).to(precise.dtype)
 
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

@@ -18,7 +18,7 @@ NORMALIZATION_MODES = ("none", "triggered", "share")
 
 # "Nothing is clipped" means a norm up to this. Far below the rounding error of any gradient that
 # moves a parameter (float32 keeps 7 digits, and Adam's own epsilon is 1e-8), and far above 1e-19,
-# where the squares inside a float32 norm start to vanish.
+# at which the squares inside a float32 norm start to vanish.
 CLIP_BIAS_EPS = 1e-12
 
 

@@ -74,7 +74,7 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
                     return None
                 for result in results:
                     rows[result.key] += [*result.ids, *text[:2]]
-        own = [_own_logits(model, row, pad_token_id) for row in rows]
+        exact = [_own_logits(model, row, pad_token_id) for row in rows]
         long = max(rows, key=len)
         padded = [
             _own_logits(model, long, pad_token_id, min(blank, context - len(long)))
@@ -82,15 +82,15 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
         ]
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     rough = rough or halves or getattr(model, "is_quantized", False)
-    noise = max(_gap(own[rows.index(long)], logits, rough) for logits in padded)
-    spread = min(float(logits.std(-1).mean()) for logits in own)
+    noise = max(_gap(exact[rows.index(long)], logits, rough) for logits in padded)
+    spread = min(float(logits.std(-1).mean()) for logits in exact)
     allowed = max(TOLERANCE * min(1.0, max(spread, 0.01)), 2 * noise)
     if rough:  # two steps of bfloat16 at the largest logit
-        allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in own))
+        allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in exact))
     gaps = []
     for key, row in enumerate(rows):
         seen = torch.stack([*backend.seen[key].values()])
-        gaps.append(_gap(seen, own[key][[at - len(row) for at in backend.seen[key]]], rough))
+        gaps.append(_gap(seen, exact[key][[at - len(row) for at in backend.seen[key]]], rough))
     message = f"Its cached log-probabilities are {max(gaps):.2g} nats off those of its forward pass"
     return None if max(gaps) <= allowed else f"{message}, and {allowed:.2g} are allowed."
 

@@ -62,7 +62,7 @@ class SamplingSettings:
     Attributes:
         do_sample: draw; if False, take the likeliest.
         temperature: divides the logits.
-        top_k: draw among so many of the likeliest; 0 or None is all.
+        top_k: draw among this many of the likeliest; 0 or None is all.
         top_p: draw among the likeliest that have this probability together; 1 is all.
         min_p: draw among those with this share of the likeliest one's probability; None is all.
         repetition_penalty: divides (multiplies, if negative) the logits of tokens already in the

@@ -55,10 +55,10 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
 def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
     """Add the critic's adapter beside the policy's. A `rank` of None takes the policy's."""
     if CRITIC in model.peft_config:  # the caller has loaded one
-        own = getattr(model.peft_config[CRITIC], "r", None)
-        if rank not in (None, own):
+        present = getattr(model.peft_config[CRITIC], "r", None)
+        if rank not in (None, present):
             raise ValueError(
-                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {own}."
+                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {present}."
             )
         return
     policy = model.peft_config[model.active_adapter]
@@ -186,15 +186,15 @@ def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
     file = folder / "adapter_config.json"
     if not file.exists():
         return
-    saved, own = (
+    saved, present = (
         json.loads(file.read_text()).get("r"),
         getattr(model.peft_config[adapter], "r", None),
     )
-    if saved == own:
+    if saved == present:
         return
     option = "critic_lora_r" if adapter == CRITIC else "r of peft_config"
     raise ValueError(
-        f"The adapter {adapter!r} in `{folder}` has rank {saved}; this run has `{option}={own}`."
+        f"The adapter {adapter!r} in `{folder}` has rank {saved}; this run has `{option}={present}`."
     )
 
 

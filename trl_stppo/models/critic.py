@@ -44,7 +44,7 @@ class Critic:
     """Predicts state values for every completion token with one forward pass of a backbone."""
 
     # The weights that `save` writes if the modules hold shards of them.
-    whole: dict[str, Tensor] | None = None
+    full: dict[str, Tensor] | None = None
     parameter_names: Sequence[str] = ()  # names of the critic's parameters inside the policy
     head: nn.Module  # maps hidden states to values
     _base: PreTrainedModel
@@ -131,8 +131,8 @@ class SharedCritic(Critic):
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Critic.parameters`."""
-        own = [self.model.get_parameter(name) for name in self.parameter_names]
-        return own + list(self.head.parameters())
+        adapter = [self.model.get_parameter(name) for name in self.parameter_names]
+        return adapter + list(self.head.parameters())
 
     def save(self, folder: Path) -> None:
         """Write the head; PEFT saves the adapter into a folder of the adapter's name."""
@@ -144,7 +144,7 @@ class SharedCritic(Critic):
         save_file(
             {
                 k: v.detach().cpu().contiguous()
-                for k, v in (self.whole or self.head.state_dict()).items()
+                for k, v in (self.full or self.head.state_dict()).items()
             },
             folder / HEAD_FILE,
         )
@@ -189,7 +189,7 @@ class SeparateCritic(Critic):
 
     def save(self, folder: Path) -> None:
         """See `Critic.save`."""
-        self.model.save_pretrained(self._folder(folder), state_dict=self.whole)
+        self.model.save_pretrained(self._folder(folder), state_dict=self.full)
 
     def _folder(self, folder: Path) -> Path:
         # transformers loads every adapter one level below the checkpoint into the policy.

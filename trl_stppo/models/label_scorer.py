@@ -87,7 +87,7 @@ class LabelTokenScorer:
         Args:
             name: of a repository on the Hub, or a folder.
             tokenizer: default its own.
-            device: default the GPU where there is one.
+            device: default the GPU if there is one.
             quantization_config: such as `BitsAndBytesConfig(load_in_4bit=True)`.
             model_init_kwargs: further arguments of the model's `from_pretrained`.
             **options: further arguments of the class.

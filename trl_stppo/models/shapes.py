@@ -49,13 +49,13 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
 
     `reference` is a separate model, or None; `settings` are other fields of `Setup`.
     """
-    own: Any = critic.model if isinstance(critic, SeparateCritic) else None
+    separate: Any = critic.model if isinstance(critic, SeparateCritic) else None
     of_critic = {id(p): p for p in critic.parameters()}
     trained = [p for p in policy.parameters() if p.requires_grad and id(p) not in of_critic]
     (backbone, added), shape = _split(policy), geometry_of(policy)
-    critic_backbone, critic_added = ([], []) if own is None else _split(own)
+    critic_backbone, critic_added = ([], []) if separate is None else _split(separate)
     inside = {id(p) for p in policy.parameters()}
-    head = [p for p in of_critic.values() if own is None and id(p) not in inside]
+    head = [p for p in of_critic.values() if separate is None and id(p) not in inside]
     width = policy.get_input_embeddings().weight.element_size()
     four_bit = bool(getattr(policy, "is_loaded_in_4bit", False))
     planned = four_bit and policy.device.type == "meta"  # the weights are not packed
@@ -67,9 +67,9 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
         "adapters": byte_size([*added, *critic_added, *head]),
         "critic_weights": byte_size(critic_backbone),
         "reference_weights": modules_size([reference]),
-        "critic_geometry": None if own is None else geometry_of(own),
+        "critic_geometry": None if separate is None else geometry_of(separate),
         "full": not hasattr(policy, "peft_config"),
-        "critic_full": own is not None and not hasattr(own, "peft_config"),
+        "critic_full": separate is not None and not hasattr(separate, "peft_config"),
         "four_bit": four_bit,
         "weight_bytes": width,
         "compute_bytes": width,
@@ -111,7 +111,7 @@ def geometry_of(model: Any) -> Geometry:
         )
     except (AttributeError, ValueError) as error:
         raise ValueError(
-            f"The memory of a {config.model_type!r} model is not known: its configuration does not tell the "
+            f"The memory of a {config.model_type!r} model is unknown: its configuration does not give the "
             f"shape of its layers ({error})."
         ) from error
 

@@ -28,7 +28,7 @@ def read_rollout(
 
     The result has TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional `env_mask`) and, optional,
     `turn_spans`, `turn_rewards`, `terminated`, `truncated`, one entry per episode. An episode that ends
-    with one of `eos_token_ids` has terminated, unless the result says otherwise.
+    with one of `eos_token_ids` has terminated, unless the result has another value.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
     _check(output, len(rows))

@@ -172,13 +172,13 @@ class EpisodeLoop:
     def _opened(self, episode: Episode, opening: Opening) -> None:
         episode.env = opening.env
         episode.pays_turns = episode.pays_turns or opening.pays_turns
-        whole = self._read_opening(episode, opening.text)
+        complete = self._read_opening(episode, opening.text)
         if episode.turn_limit(self._limits) >= 1:
             episode.prompt = with_opening(episode.prompt, opening.text)
             self._request(episode)
             return
         message = (
-            f"The prompt of row {episode.row} has {'' if whole else 'at least '}"
+            f"The prompt of row {episode.row} has {'' if complete else 'at least '}"
             f"{len(episode.prompt_ids)} tokens and leaves none "
             f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
             f"prompt, or use a model with a longer context."
@@ -256,11 +256,11 @@ class EpisodeLoop:
         call = driver.turn(episode, message)
         rounds = self._limits.max_tool_rounds
         if call is None:
-            whole, last = self._renderer.ended(result.ids), StopReason.TERMINATED
+            complete, last = self._renderer.ended(result.ids), StopReason.TERMINATED
             if driver.tools:  # the turn could have called a tool
                 episode.valid_actions.append(True)
                 last = StopReason.NO_ACTION
-            self._end(episode, last if whole else StopReason.TOKEN_BUDGET)
+            self._end(episode, last if complete else StopReason.TOKEN_BUDGET)
         elif rounds is not None and driver.tools and episode.num_turns > rounds:
             self._end(episode, StopReason.MAX_TURNS)
         else:

@@ -90,7 +90,7 @@ def listed(rewards: Any, name: str, count: int) -> list[Any]:
             return list(rewards)
     raise ValueError(
         f"The reward function `{name}` returned {rewards!r} (a {type(rewards).__name__}) for {count} "
-        f"completions. Return a list with a number for each of them, or None where it does not apply."
+        f"completions. Return a list with one number per completion, None if it does not apply."
     )
 
 

@@ -78,11 +78,11 @@ def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequ
         structure = vllm_generation.StructuredOutputsParams(**structure)
 
     def options(request: TurnRequest) -> dict[str, Any]:
-        own = {**_sampling(vllm), **_further(vllm, request, seeded)}
-        own.setdefault("detokenize", bool(own.get("stop")))  # only stop strings need text
+        sampling = {**_sampling(vllm), **_further(vllm, request, seeded)}
+        sampling.setdefault("detokenize", bool(sampling.get("stop")))  # only stop strings need text
         if structure is not None:
-            own["structured_outputs"] = structure
-        return {"params": vllm_generation.SamplingParams(**own), "lora_request": adapter}
+            sampling["structured_outputs"] = structure
+        return {"params": vllm_generation.SamplingParams(**sampling), "lora_request": adapter}
 
     return options
 
@@ -94,12 +94,12 @@ def _sampling(vllm: Any) -> dict[str, Any]:
 
 def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
     """The turn's own sampling options, and `generation_kwargs`, bounded by them."""
-    own = {"seed": number(request.seed)} if seeded else {}
-    own |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
-    own["max_tokens"] = request.max_new_tokens
-    if "min_tokens" in own:
-        own["min_tokens"] = min(own["min_tokens"], request.max_new_tokens)
-    return own
+    sampling = {"seed": number(request.seed)} if seeded else {}
+    sampling |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
+    sampling["max_tokens"] = request.max_new_tokens
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], request.max_new_tokens)
+    return sampling
 
 
 def number(seed: tuple[int, ...]) -> int:
@@ -167,13 +167,13 @@ class TurnClient:
     ) -> list[Any]:
         """Check a turn and return its log-probabilities; None means NaN, which is unscored."""
         vocabulary = self._vllm.model.config.get_text_config().vocab_size
-        whole, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
+        limited, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
         bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
         if bad or not ids:
             raise ValueError(
                 f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {bad[:1]}"
             )
-        if end in whole[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
+        if end in limited[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
             raise ValueError(f"tokens follow the end {end} of a turn")
         for value in logprobs:  # vLLM writes -9999 for minus infinity
             if value is not None and value == value and not -1e4 <= value <= 1e-3:

@@ -35,8 +35,8 @@ def describe(host: Bridge, rollout: RolloutPlan) -> Description:
     model = host.accelerator.unwrap_model(host.model)
     critic = "none" if not host.has_critic else "shared"
     if isinstance(host.critic, SeparateCritic):
-        own = adapter_of(host.critic.model)
-        critic = "separate" if own is None else f"separate, {own['type']} of rank {own['r']}"
+        lora = adapter_of(host.critic.model)
+        critic = "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
     quantization: Any = getattr(model.config, "quantization_config", None)
     return description_of(
         type(host),

@@ -243,10 +243,10 @@ class Checkpoints:
         """Delete the incomplete folder, which also frees its space; return the error to raise."""
         disk.remove(staging)
         found = files.checkpoints(run_dir)
-        whole = [folder for folder in found if files.complaint(folder) is None]
+        complete = [folder for folder in found if files.complaint(folder) is None]
         step = self._host.state.global_step
         return CheckpointWriteError(
             f"The checkpoint of step {step} could not be written to `{run_dir}`: "
             f"{type(error).__name__}: {error}. The newest complete checkpoint is "
-            f"{whole[-1] if whole else 'none'}."
+            f"{complete[-1] if complete else 'none'}."
         )

@@ -27,12 +27,12 @@ IGNORED = {
 }
 
 
-def without_ignored(given: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
+def without_ignored(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
     """Settings without those of IGNORED; warns if one was set, unless `warns` is False."""
-    for name in IGNORED.keys() & given.keys():
-        if warns and given[name] not in (None, 0):
-            logger.warning("`%s=%s` is ignored: %s.", name, given[name], IGNORED[name])
-    return {name: value for name, value in given.items() if name not in IGNORED}
+    for name in IGNORED.keys() & settings.keys():
+        if warns and settings[name] not in (None, 0):
+            logger.warning("`%s=%s` is ignored: %s.", name, settings[name], IGNORED[name])
+    return {name: value for name, value in settings.items() if name not in IGNORED}
 
 
 # ------------------------------------------------------------------------- constructors
@@ -56,10 +56,10 @@ def takes_ignored(cls: type[Config]) -> type[Config]:
     generated = cls.__init__
 
     @functools.wraps(generated)
-    def __init__(self: Any, *args: Any, **given: Any) -> None:
-        kept = without_ignored(given)
-        for name in IGNORED.keys() & given.keys():
-            setattr(self, name, given[name])  # scripts read them back
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:
+        kept = without_ignored(settings)
+        for name in IGNORED.keys() & settings.keys():
+            setattr(self, name, settings[name])  # scripts read them back
         generated(self, *args, **kept)
 
     cls.__init__ = __init__  # type: ignore[method-assign]

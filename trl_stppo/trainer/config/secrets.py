@@ -11,7 +11,7 @@ from ...redaction import redacted
 class KeepsSecrets:
     """Base class to list before TRL's configuration; the object and its copies keep their secrets."""
 
-    def __getstate__(self) -> dict[str, object]:  # upstream pickles this into what it pushes
+    def __getstate__(self) -> dict[str, object]:  # upstream pickles and pushes this
         return redacted(self.__dict__, blank=None)
 
     def __copy__(self) -> KeepsSecrets:

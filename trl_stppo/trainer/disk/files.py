@@ -148,7 +148,7 @@ def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
         return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
     for name, now in zip(written, found, strict=True):
         if now != written[name]:
-            return f"`{folder / name}` is not what was written: CRC-32 {now}, not {written[name]}."
+            return f"`{folder / name}` has changed since it was written: CRC-32 {now}, not {written[name]}."
     return None
 
 

@@ -68,7 +68,7 @@ class Evaluation:
             if len(column) != len(rows):
                 raise ValueError(
                     f"The reward function {func!r} returned {len(column)} rewards for {len(rows)} "
-                    f"episodes. Return one each, None where it does not apply."
+                    f"episodes. Return one per episode, None if it does not apply."
                 )
         columns.append([episode.final_reward for episode in episodes])
         weights, renderer = [*self.weights, 1.0], self.player.renderer

@@ -162,10 +162,10 @@ class Evaluator:
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
         rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
-        for number, (name, whole) in enumerate(
+        for number, (name, ended) in enumerate(
             zip(names, rollout.ended(self._host.internals.end_ids), strict=True)
         ):
             if number not in rollout.repeated:
                 episode, score = rollout.episodes[number], rollout.earnings[number]
-                played = PlayedEpisode.of(name, episode, whole, score, rewards[number], weights)
+                played = PlayedEpisode.of(name, episode, ended, score, rewards[number], weights)
                 run.episodes.append(played)

@@ -27,7 +27,7 @@ class PlayedEpisode:
     success: bool | None  # None if not reported
     turns: int  # number of turns
     tokens: int  # number of sampled tokens
-    whole: bool  # whether its last token ends a turn
+    ended: bool  # whether its last token ends a turn
     rewards: tuple[float, ...]  # one per reward function, NaN if it returned None
     reward: float  # weighted sum of these, NaN if all returned None
     # Per turn whether the environment could read the action; None if it does not report it.
@@ -44,7 +44,7 @@ class PlayedEpisode:
         cls,
         name: EpisodeKey,
         episode: Episode,
-        whole: bool,
+        ended: bool,
         score: float,
         rewards: Sequence[float],
         weights: Sequence[float],
@@ -60,7 +60,7 @@ class PlayedEpisode:
             success=episode.success,
             turns=episode.num_turns,
             tokens=sum(episode.action_mask),
-            whole=whole,
+            ended=ended,
             rewards=tuple(rewards),
             reward=sum(parts) if parts else math.nan,
             valid_actions=tuple(episode.valid_actions) if answered else None,
@@ -176,15 +176,15 @@ def _turns(every: list[PlayedEpisode]) -> dict[str, float]:
 def _lengths(every: list[PlayedEpisode]) -> dict[str, float]:
     """TRL's metrics of completions: sampled tokens of an episode."""
     lengths = [e.tokens for e in every]
-    whole = [e.tokens for e in every if e.whole] or [0]
+    ended = [e.tokens for e in every if e.ended] or [0]
     return {
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/min_length": min(lengths),
         "completions/max_length": max(lengths),
-        "completions/clipped_ratio": sum(not e.whole for e in every) / len(every),
-        "completions/mean_terminated_length": sum(whole) / len(whole),
-        "completions/min_terminated_length": min(whole),
-        "completions/max_terminated_length": max(whole),
+        "completions/clipped_ratio": sum(not e.ended for e in every) / len(every),
+        "completions/mean_terminated_length": sum(ended) / len(ended),
+        "completions/min_terminated_length": min(ended),
+        "completions/max_terminated_length": max(ended),
     }
 
 

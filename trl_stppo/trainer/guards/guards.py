@@ -140,8 +140,8 @@ class Guards:
         host, state = self._host, self._state
         if not host.args.save_best:
             return
-        own = [e.success for e in episodes if e.counted and e.success is not None]
-        known = [success for part in gather_object([own]) for success in part]
+        local = [e.success for e in episodes if e.counted and e.success is not None]
+        known = [success for part in gather_object([local]) for success in part]
         if not known and any(gather_object([any(e.counted for e in episodes)])):
             raise ValueError(
                 "`save_best=True` needs environments that report `info['success']`, and none did."
@@ -219,8 +219,8 @@ class Guards:
             _broken([self._optimizers.critic_grads.norm()], device),
         ]
         weight = torch.ones((), device=device) if self._weight is None else self._weight
-        own = [*(fault.long() for fault in faults), (weight == 0).long(), self.ending.received()]
-        gathered = host.accelerator.gather(torch.stack(own).unsqueeze(0))
+        local = [*(fault.long() for fault in faults), (weight == 0).long(), self.ending.received()]
+        gathered = host.accelerator.gather(torch.stack(local).unsqueeze(0))
         *columns, weightless, signals = gathered.T.tolist()
         self._weightless = all(weightless)
         self.ending.agree(signals)

@@ -48,9 +48,9 @@ class ForwardPasses:
         # pass, after which it expects gradients. If it searches for unused weights (experts without a
         # token), it counts only that pass.
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        whole = compute_aux_loss or runtime.is_sharded(self._host.accelerator)
-        whole = whole or (ddp is not None and (ddp.find_unused_parameters or ddp.static_graph))
-        overhead = float("inf") if whole else None
+        single = compute_aux_loss or runtime.is_sharded(self._host.accelerator)
+        single = single or (ddp is not None and (ddp.find_unused_parameters or ddp.static_graph))
+        overhead = float("inf") if single else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
         for part in parts:

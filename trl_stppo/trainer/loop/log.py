@@ -54,8 +54,8 @@ class RolloutLog:
             [len(e.prompt_ids), sum(e.action_mask), whole, e.tool_calls, e.tool_failures]
             for e, whole in zip(episodes, rollout.ended(ends), strict=True)
         ]
-        own = torch.tensor(numbers, device=host.accelerator.device)
-        prompt, tokens, whole, calls, failures = host.accelerator.gather(own).T
+        local = torch.tensor(numbers, device=host.accelerator.device)
+        prompt, tokens, whole, calls, failures = host.accelerator.gather(local).T
         if self.mode == "train":
             host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
         self._host.internals.metrics[self.mode]["num_tokens"] = [host.state.num_input_tokens_seen]
@@ -122,7 +122,7 @@ class RolloutLog:
         accelerator = self._host.accelerator
         # Sorted, so that all processes reduce the same metric, also one that only some have.
         for name in sorted(set(gather_object(list(sums)))):
-            own = torch.tensor(sums.get(name, (0.0, 0)), device=accelerator.device)
-            total, count = accelerator.reduce(own.float(), reduction="sum").tolist()
+            local = torch.tensor(sums.get(name, (0.0, 0)), device=accelerator.device)
+            total, count = accelerator.reduce(local.float(), reduction="sum").tolist()
             if count:
                 self.add({name: total / count})

@@ -132,7 +132,7 @@ class EpisodePlayer:
             multiple_of=host.pad_to_multiple_of,
             device=host.accelerator.device,
             has_logprobs=rollout.has_logprobs,
-            hidden=[host.mask_truncated_completions and not whole for whole in ended],
+            hidden=[host.mask_truncated_completions and not complete for complete in ended],
         )
 
 
@@ -141,12 +141,12 @@ def judge(rollout: Rollout) -> None:
     if not rollout.by_engine:
         return
     episodes = rollout.episodes
-    own = sorted({str(e.env_type) for e in episodes if e.success is not None})
+    reporting = sorted({str(e.env_type) for e in episodes if e.success is not None})
     verdicts = cut_off_as_failed(
         [e.success for e in episodes],
         [e.stop_reason for e in episodes],
         [e.env_type for e in episodes],
-        {kind for kinds in gather_object([own]) for kind in kinds},
+        {kind for kinds in gather_object([reporting]) for kind in kinds},
     )
     for episode, success in zip(episodes, verdicts, strict=True):
         episode.success = success
@@ -162,8 +162,8 @@ def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
     )
 
 
-def raise_first(own: Exception | None) -> None:
+def raise_first(local: Exception | None) -> None:
     """Raise one process's error on all processes."""
-    for error in gather_object([own]):
+    for error in gather_object([local]):
         if error is not None:
             raise error

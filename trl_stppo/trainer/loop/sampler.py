@@ -112,8 +112,8 @@ class TurnSampler:
 
     def _exchange(self, numbers: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """Gather three numbers of every process."""
-        own = torch.tensor([numbers], device=self._host.accelerator.device)
-        return [(a, b, c) for a, b, c in self._host.accelerator.gather(own).tolist()]
+        local = torch.tensor([numbers], device=self._host.accelerator.device)
+        return [(a, b, c) for a, b, c in self._host.accelerator.gather(local).tolist()]
 
 
 def why_not_cached(host: Bridge) -> str | None:

@@ -66,10 +66,10 @@ def _sampling(host: Bridge) -> dict[str, Any]:
 # ------------------------------------------------------------------ the model card
 
 
-def card_names(own: str, dataset_name: str | None, rows: Any) -> tuple[str, str | None]:
+def card_names(model_name: str, dataset_name: str | None, rows: Any) -> tuple[str, str | None]:
     """Model name and dataset name for TRL's template, escaped and on one line."""
     data = next(iter([*_public(dataset_name), *hub_datasets(rows)]), None)
-    return plain(own), None if data is None else plain(data)
+    return plain(model_name), None if data is None else plain(data)
 
 
 def improve_card(host: Bridge, run: Description, title: str, dataset: str | None) -> None:

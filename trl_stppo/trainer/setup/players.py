@@ -82,16 +82,16 @@ def assemble(
     players = rollout.probes if probes_play else None
     pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
-    own: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
+    shared: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
     drivers: dict[str | None, Driver] = {}
     for name in rollout.text:
         probe = rollout.probes[name]
         drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
     for name in rollout.tools:
         probe = rollout.probes[name]
-        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **own)
+        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **shared)
     if not drivers and tools:
-        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **own)
+        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **shared)
     if not drivers:
         drivers[None] = PlainDriver(lambda ids, before: form.parse(ids, before, []))
     return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **options)

@@ -116,11 +116,11 @@ def gathered(host: Bridge) -> Iterator[None]:
     module = critic.model if isinstance(critic, SeparateCritic) else critic.head
     saves, plain = host.args.should_save, not hasattr(module, "peft_config")
     state = module.state_dict(keep_vars=True).items()
-    critic.whole = {n: whole(value, saves) for n, value in state if plain or value.requires_grad}
+    critic.full = {n: whole(value, saves) for n, value in state if plain or value.requires_grad}
     try:
         yield
     finally:
-        critic.whole = None
+        critic.full = None
 
 
 @contextmanager

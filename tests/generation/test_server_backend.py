@@ -87,7 +87,7 @@ def test_what_fails_is_asked_again_and_the_log_says_so_once(caplog) -> None:
     assert sorted(server.asked) == [0] * 3 + [1] + [2] * 4
     assert caplog.text.count("Turns are asked for again") == 1
     caplog.clear()
-    play(Server(_0=[AWAY]), told=True)
+    play(Server(_0=[AWAY]), warned=True)
     assert caplog.text == ""
 
 

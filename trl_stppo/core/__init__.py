@@ -1,8 +1,8 @@
 """The algorithm, as pure functions on tensors.
 
 Needs torch and nothing else. Axes B episodes, T tokens, K turns, in this order; True in a mask
-means "counts", and what lies under a False can never reach a result or a gradient; half precision
-goes in, float32 comes out; nothing here waits for a GPU.
+means "counts"; values under a False never reach a result or a gradient. Half precision goes in, float32
+comes out. No function synchronises with the GPU.
 """
 
 from trl_stppo.core.advantages import (

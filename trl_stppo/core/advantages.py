@@ -1,4 +1,4 @@
-"""Advantages: GAE over agent tokens or over turns, whitening, and what serves without a critic.
+"""Advantages: GAE over agent tokens or over turns, whitening, and estimators without a critic.
 
 Both forms of GAE step *across* observations: the successor of a turn's last token is the next
 turn's first token, whose value already contains the observation. Advantages are constants of the
@@ -158,19 +158,19 @@ def whiten(
     check_mask("mask", mask)
     check_float(x=x)
     check_like("mask", mask, x=x)
-    given = upcast(x)
-    deviations, mean, squares, count = _moments(widest(zero_off_mask(given, mask)), mask, reduce)
+    precise = upcast(x)
+    deviations, mean, squares, count = _moments(widest(zero_off_mask(precise, mask)), mask, reduce)
     scale = torch.rsqrt(_variance(squares, count - 1) + WHITEN_EPS)
     whitened = deviations * scale
     if not center:
         whitened = zero_off_mask(whitened + mean, mask)
-    return whitened.to(given.dtype)
+    return whitened.to(precise.dtype)
 
 
 def _moments(
     x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What counts less its mean, 0 elsewhere; the mean, the sum of squared deviations, the count.
+    """Deviations of the counting elements from their mean (0 elsewhere), mean, sum of squares, count.
 
     `reduce` sums over processes, exactly twice; `x` is 0 where `mask` is False.
     """
@@ -184,7 +184,7 @@ def _moments(
     sums = torch.stack([deviations.sum(), deviations.square().sum()])
     if reduce is not None:
         sums = reduce(sums)
-    # The mean of equal values is not quite that value, once rounded; the mean of what they miss it by is.
+    # Rounding moves the mean of equal values off that value; the mean of the deviations corrects it.
     rest = sums[0] / count
     squares = (sums[1] - rest * sums[0]).clamp(min=0)
     return zero_off_mask(deviations - rest, mask), mean + rest, squares, count
@@ -199,7 +199,7 @@ def _check_inputs(
     lam: float,
     bootstrap_values: Tensor | None,
 ) -> None:
-    """The guards that both estimators share."""
+    """Check the arguments that both estimators share."""
     check_float(rewards=rewards, values=values)
     check_like(index_name, index, rewards=rewards, values=values)
     for name, factor in (("gamma", gamma), ("lam", lam)):
@@ -211,7 +211,7 @@ def _check_inputs(
 
 
 def _steps(x: Tensor, index: Tensor) -> Tensor:
-    """[B, T] numbers of each step's tokens, summed, one column per step and zeros behind."""
+    """Sums of `x` [B, T] over the tokens of each step: one column per step, then zeros."""
     return reduce_turns(x, index, num_turns=index.shape[1], op="sum")
 
 
@@ -260,8 +260,8 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
     Args:
         scores: [N, G] float, reward units: N prompts, G episodes each.
         counts: [N, G] bool, False for an episode without a score: mean and deviation leave it out.
-        scale: whose standard deviation (unbiased; 0 for fewer than two episodes) divides: the
-            `"group"`'s, the whole `"batch"`'s, or `"none"`.
+        scale: the standard deviation to divide by (unbiased; 0 for fewer than two episodes): that of
+            the `"group"`, that of the `"batch"`, or `"none"`.
 
     Returns:
         [N, G] float, 0 where `counts` is False. Float32 for half precision input.
@@ -275,16 +275,16 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
     check_float(scores=scores)
     check_mask("counts", counts)
     check_like("counts", counts, scores=scores)
-    given = upcast(scores)
-    scores = widest(zero_off_mask(given, counts))
+    precise = upcast(scores)
+    scores = widest(zero_off_mask(precise, counts))
     centred = _centred(scores, counts, dim=1)
     if scale == "none":
-        return centred.to(given.dtype)
+        return centred.to(precise.dtype)
     if scale == "group":
         squares, number = centred.square().sum(dim=1, keepdim=True), counts.sum(1, keepdim=True)
     else:
         squares, number = _centred(scores, counts).square().sum(), counts.sum()
-    return (centred / (_variance(squares, number - 1).sqrt() + GROUP_EPS)).to(given.dtype)
+    return (centred / (_variance(squares, number - 1).sqrt() + GROUP_EPS)).to(precise.dtype)
 
 
 def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
@@ -323,8 +323,8 @@ def return_batch_norm(
 
         G_k = R_k + gamma G_{k+1},    A_k = (G_k - mean(G)) / (std(G) + 1e-9)
 
-    with R_k the sum of the rewards of turn k's tokens, mean and deviation over turns, an episode of many
-    turns hence with a weight of many.
+    with R_k the sum of the rewards of turn k's tokens. Mean and deviation run over turns, so an episode
+    of n turns has n times the weight.
 
     Args:
         rewards: [B, T] float, reward units.
@@ -347,25 +347,25 @@ def return_batch_norm(
     check_mask("counts", counts)
     check_like("turn_index", turn_index, counts=counts)
     _check_inputs("turn_index", turn_index, rewards, rewards, gamma, 1.0, None)
-    given, counts = upcast(rewards), counts & (turn_index >= 0)
-    steps, trains = (_steps(widest(x), turn_index) for x in (given, counts))
+    precise, counts = upcast(rewards), counts & (turn_index >= 0)
+    steps, trains = (_steps(widest(x), turn_index) for x in (precise, counts))
     nothing = torch.zeros_like(steps)
     returns, _ = _gae_over_steps(steps, nothing, num_turns(turn_index), gamma, 1.0, None)
     mask = trains > 0
     deviations, _, squares, number = _moments(zero_off_mask(returns, mask), mask, reduce)
     normed = deviations / (_variance(squares, number).sqrt() + RETURN_EPS)
-    return zero_off_mask(broadcast_turns(normed, turn_index), counts).to(given.dtype)
+    return zero_off_mask(broadcast_turns(normed, turn_index), counts).to(precise.dtype)
 
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """What counts less its mean; `x` is 0 elsewhere, and so is the result."""
-    for _ in range(2):  # the mean of equal values is not quite that value, once rounded
+    """Deviations of the counting elements from their mean; `x` and the result are 0 elsewhere."""
+    for _ in range(2):  # rounding moves the mean of equal values off that value
         mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
         x = zero_off_mask(x - mean, mask)
     return x
 
 
 def _variance(squares: Tensor, freedom: Tensor) -> Tensor:
-    """NaN where squares overflow, since dividing by infinity would make all values equal."""
+    """Variance; NaN if squares overflow, because dividing by infinity would make all values equal."""
     variance = squares / freedom.clamp(min=1)
     return variance.masked_fill(variance.isinf(), torch.nan)

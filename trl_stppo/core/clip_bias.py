@@ -1,9 +1,9 @@
-"""How much of a policy step is left, given the norms of its gradient and of its clipping bias.
+"""The scale of a policy step, from the norms of its gradient and of its clipping bias.
 
 g is the gradient of the clipped objective, C that of the terms the clip removed (see
-`losses.clipped_surrogate`), both over one whole optimizer step: all micro-batches, all processes,
-all trainable policy parameters. The scale is a constant of the step; it carries no gradient. What
-it multiplies (the gradient, or the optimizer's step) is the trainer's business.
+`losses.clipped_surrogate`), both over one optimizer step: all micro-batches, all processes,
+all trainable policy parameters. The scale is a constant of the step; it carries no gradient. The
+trainer decides what it multiplies (the gradient, or the optimizer's step).
 """
 
 import math
@@ -18,7 +18,7 @@ NORMALIZATION_MODES = ("none", "triggered", "share")
 
 # "Nothing is clipped" means a norm up to this. Far below the rounding error of any gradient that
 # moves a parameter (float32 keeps 7 digits, and Adam's own epsilon is 1e-8), and far above 1e-19,
-# where the squares inside a float32 norm start to vanish.
+# at which the squares inside a float32 norm start to vanish.
 CLIP_BIAS_EPS = 1e-12
 
 
@@ -47,8 +47,8 @@ def normalization_scale(
         share      (g / (g + C))^power   never amplifies, unit-free, smooth
 
     and 1 in every mode if nothing is clipped (C <= eps, so 0 / 0 counts as 1), which holds exactly
-    at the first step after a rollout. A norm that is not finite gives 1 as well: the scale must not
-    hide from the trainer's own guard a gradient that has already broken.
+    at the first step after a rollout. A norm that is not finite gives 1 as well, so that the
+    trainer's guard still sees a gradient that is not finite.
 
     Args:
         grad_norm: number or float tensor of any shape, norm of g, >= 0.
@@ -65,9 +65,9 @@ def normalization_scale(
         ValueError: unknown `mode`, or `power` not positive and finite.
 
     Source: "triggered" is the clipping-triggered normalisation of arXiv:2511.20718v1 (Eqs. 7-8,
-        as far as known), with a guard where nothing is clipped; "share" is this package's own
-        signal. To scale the step by how far off policy a batch is has a precedent in VCPO
-        (arXiv:2602.17616), whose signal is the effective sample size.
+        as far as known), with a guard if nothing is clipped; "share" is this package's own
+        signal. VCPO (arXiv:2602.17616) also scales the step by how far off policy a batch is; its
+        signal is the effective sample size.
     """
     check_choice("mode", mode, NORMALIZATION_MODES)
     if not 0 < power < math.inf:
@@ -85,15 +85,15 @@ def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) 
 
     Args:
         dot: number or [] float tensor, inner product.
-        norm_a: number or [] float tensor, norm of the one, >= 0.
-        norm_b: number or [] float tensor, norm of the other, >= 0.
+        norm_a: number or [] float tensor, norm of the first vector, >= 0.
+        norm_b: number or [] float tensor, norm of the second vector, >= 0.
 
     Returns:
         In [-1, 1]; 0 if either vector is zero; NaN if an argument is. A float for numbers, a
         detached [] tensor if any argument is a tensor.
     """
     product, a, b = _as_tensors(dot, norm_a, norm_b)
-    # Dividing twice, because the product of two small norms may vanish where neither does.
+    # Divide twice: the product of two small norms may underflow although neither norm does.
     value = torch.where((a == 0) | (b == 0), 0.0, product / a / b).clamp(-1.0, 1.0)
     return _like_inputs(value, dot, norm_a, norm_b)
 
@@ -105,11 +105,11 @@ def logit_space_squares(
 
     A term with derivative c_t with respect to log p(y_t) has the gradient c_t (onehot(y_t) - p_t) in
     the logits of token t, whose squared norm is c_t^2 (1 - 2 p_y + sum_v p_v^2). The fused head keeps
-    no table of probabilities, so sum p^2 is replaced by exp(-entropy), which it never falls below and
-    equals where p is uniform over its support. Sums over tokens take these as orthogonal.
+    no table of probabilities, so exp(-entropy) replaces sum p^2. It is a lower bound, exact if p is
+    uniform over its support. Sums over tokens treat these gradients as orthogonal.
 
-    Only the ratio of two such norms means anything for the parameters behind the logits, and only as
-    far as kept and clipped tokens are alike: `docs/algorithm.md` has the measured agreement.
+    Only the ratio of two such norms carries over to the parameters behind the logits, and only as far
+    as kept and clipped tokens are alike: `docs/algorithm.md` has the measured agreement.
 
     Args:
         coefficient: [B, T] float, c_t.
@@ -133,7 +133,7 @@ def logit_space_squares(
     wide = torch.promote_types(logprobs.dtype, torch.float32)
     chosen = zero_off_mask(logprobs.detach().to(wide), loss_mask).exp()
     collision = (-zero_off_mask(entropies.detach().to(wide), loss_mask)).exp()
-    # Never below the part of the chosen token alone, so that rounding cannot make it negative.
+    # The chosen token's own part is a lower bound, so that rounding cannot make it negative.
     per_token = torch.maximum(1.0 - 2.0 * chosen + collision, (1.0 - chosen).square())
     weight = zero_off_mask(coefficient.detach().to(wide), loss_mask).square()
     return weight * per_token
@@ -148,7 +148,7 @@ def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
     if mode == "triggered":
         scale = 1.0 / c
     else:
-        # Halved, which costs no digit, because the sum may overflow where neither does.
+        # Halving is exact; the sum may overflow although neither norm does.
         scale = (0.5 * g / (0.5 * g + 0.5 * c)) ** power
     return torch.where((c > eps) & torch.isfinite(c) & torch.isfinite(g), scale, one)
 

@@ -1,9 +1,9 @@
-"""Rows of very different lengths, put through a model without computing their padding.
+"""Run a model over rows of very different lengths without computing their padding.
 
 A rollout batch is [prompt, padded on the left | completion, padded on the right]. Here each row is
-cut to its own tokens, rows of similar lengths go together, and what a model says of them is put back
-where it belongs. A row then starts at position 0 whatever it was padded with, so that models with
-absolute positions see what they saw when they generated.
+cut to its own tokens, rows of similar lengths are grouped, and the model's outputs are put back at
+their places in the batch. A row then starts at position 0 whatever its padding, so that models with
+absolute positions get the positions that they had during generation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def group_rows(
     Args:
         lengths: tokens of each row.
         max_rows: rows that a group may have; `None` for any number.
-        overhead: what one more group costs, in tokens; infinity asks for as few groups as possible.
+        overhead: cost of one more group, in tokens; infinity gives as few groups as possible.
 
     Returns:
         Row numbers by group, shortest rows first; every row once.
@@ -117,7 +117,7 @@ def cut_rows(
 
 
 def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
-    """How many final columns of a part hold the batch's final `num_tokens` columns of every row."""
+    """Number of final columns of a part that hold the batch's final `num_tokens` columns of every row."""
     first = batch_width - num_tokens - int(part.start.max())
     return max(1, part.input_ids.size(1) - max(0, first))
 
@@ -125,7 +125,7 @@ def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
 def put_back(
     parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int
 ) -> Tensor:
-    """What was computed on the parts, at the batch's rows and columns; zero at padding.
+    """Put results of the parts at the batch's rows and columns; zero at padding.
 
     Args:
         parts: together they hold every row once.

@@ -1,8 +1,8 @@
 """Per-token objectives of policy and critic, and the weights that add them up.
 
 Nothing here averages: every function returns [B, T], and `aggregation_weights` gives the weights
-whose weighted sum is a micro-batch's share of the mini-batch loss. So the split into micro-batches
-and processes cannot change a gradient.
+whose weighted sum is a micro-batch's share of the mini-batch loss. The split into micro-batches and
+processes therefore cannot change a gradient.
 """
 
 import math
@@ -34,7 +34,7 @@ class SurrogateStats(NamedTuple):
         clipped_high: tokens clipped from above (A > 0, ratio over 1 + cliprange_high; or A < 0,
             ratio over delta).
         ratio_sum: sum of the ratios.
-        ratio_max: largest ratio, 0 if there are no tokens. The one to take the max of, not the sum.
+        ratio_max: largest ratio, 0 if there are no tokens. Parts combine by max, not by sum.
         approx_kl_sum: sum of ratio - 1 - log ratio (k3 of old against new policy), nats.
     """
 
@@ -57,7 +57,7 @@ class ClippedSurrogate(NamedTuple):
         objective: [B, T] float, detached value of the usual min/clip objective.
         is_clipped: [B, T] bool, True = the clip stops this token's gradient.
         stats: sums for the metrics.
-        episode_weights: [B] float, what `weighted` has multiplied `kept` by; None for nothing.
+        episode_weights: [B] float, the factors that `weighted` applied to `kept`; None if it was not used.
     """
 
     kept: Tensor
@@ -68,7 +68,7 @@ class ClippedSurrogate(NamedTuple):
     episode_weights: Tensor | None = None
 
     def weighted(self, weights: Tensor) -> "ClippedSurrogate":
-        """The same with each episode's kept terms times its weight, [B]; the logged value stays."""
+        """Multiply each episode's kept terms by its weight, [B]; the logged value stays."""
         kept = self.kept * weights.unsqueeze(1).to(self.kept.dtype)
         return self._replace(kept=kept, episode_weights=weights)
 
@@ -86,8 +86,8 @@ def kl_penalty(
         logprobs: [B, T] float, nats.
         ref_logprobs: [B, T] float, nats.
         estimator: "k1" or "k3".
-        loss_mask: [B, T] bool, True = counts. Give it wherever the result carries a gradient and
-            padding may hold anything; masking afterwards would be too late for NaN and overflow.
+        loss_mask: [B, T] bool, True = counts. Required if the result carries a gradient and padding
+            may hold any value; masking afterwards would be too late for NaN and overflow.
 
     Returns:
         [B, T] float, nats, 0 with zero gradient where `loss_mask` is False. Float32 for half
@@ -115,9 +115,9 @@ def kl_penalty(
 
 
 class _HeldLogRatio(torch.autograd.Function):
-    """The log ratio, at most MAX_LOG_RATIO; its gradient passes as if nothing had happened.
+    """The log ratio, at most MAX_LOG_RATIO; its gradient passes unchanged.
 
-    A plain clamp would silence the derivative, and with it the tokens that need a push back most.
+    A plain clamp would zero the gradient of exactly the tokens that need the largest correction.
     """
 
     @staticmethod
@@ -130,7 +130,7 @@ class _HeldLogRatio(torch.autograd.Function):
 
 
 def importance_ratio(log_ratio: Tensor) -> Tensor:
-    """Exp of the log ratio, one above 20 being taken as 20.
+    """Exp of the log ratio; values above 20 are taken as 20.
 
     Args:
         log_ratio: any shape, float, nats.
@@ -152,7 +152,7 @@ def clipped_surrogate(
     delta: float | None = None,
     weights: Tensor | None = None,
 ) -> ClippedSurrogate:
-    """The clipped surrogate, as its kept and its clipped part (to be maximised).
+    """The clipped surrogate (to be maximised), split into kept and clipped part.
 
     With w = exp(log_ratio), a token is clipped when
 
@@ -163,13 +163,13 @@ def clipped_surrogate(
     turn although w does not.
 
     Log ratios above 20 are taken as 20, in the value and in the gradient (which stays w A, not 0),
-    so that no token can overflow the sum of a batch; below, nothing is changed.
+    so that no token can overflow the sum of a batch; smaller values are not changed.
 
     Args:
         log_ratio: [B, T] float, nats, at the level chosen; carries the gradient.
         advantages: [B, T] float, unitless once whitened; detached here.
         loss_mask: [B, T] bool, True = token counts.
-        cliprange_low: lower half-width, dimensionless, >= 0; from 1 on nothing is clipped there.
+        cliprange_low: lower half-width, dimensionless, >= 0; from 1 on there is no lower clip.
         cliprange_high: upper half-width, dimensionless, >= 0.
         delta: upper bound on the ratio where A < 0 (two-sided clip), dimensionless, above
             1 + cliprange_high. Default: none.
@@ -214,9 +214,9 @@ def clipped_surrogate(
 def _clip(
     ratio: Tensor, advantages: Tensor, low: float, high: float, delta: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens lie below and above what the clip leaves free, and the ratio held to it; [B, T] each."""
+    """Masks of the tokens clipped from below and from above, and the clipped ratio; [B, T] each."""
     clipped_low = (advantages < 0) & (ratio < low)
-    # With A < 0 a large ratio is pessimistic already, so only delta can stop it.
+    # With A < 0 a large ratio is already pessimistic, so only delta clips it.
     upper = torch.full_like(ratio, high)
     upper = upper.masked_fill(advantages < 0, math.inf if delta is None else delta)
     clipped_high = (advantages != 0) & (ratio > upper)
@@ -230,7 +230,7 @@ def clipped_value_loss(
     loss_mask: Tensor,
     cliprange_value: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Squared error of the critic, not rewarded for moving far from its old prediction.
+    """Squared error of the critic, clipped so that moves far from its old prediction do not lower it.
 
     Per token: 0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
 
@@ -291,8 +291,8 @@ def aggregation_weights(
             batch; with the mini-batch's own tokens, as here, it equals "bnpo".
         num_episodes: episodes of the whole mini-batch, over all micro-batches and processes,
             those without tokens included. At least 1 is assumed.
-        num_tokens: tokens, likewise.
-        max_length: completion budget in tokens; needed by "dr_grpo" only.
+        num_tokens: tokens that count in the whole mini-batch, over all micro-batches and processes.
+        max_length: completion budget in tokens; only "dr_grpo" needs it.
         dtype: floating point type of the result.
 
     Returns:
@@ -323,7 +323,7 @@ def _at_least_one(count: float | Tensor) -> float | Tensor:
 
 
 def _check_cliprange(low: float, high: float, delta: float | None) -> None:
-    """Raise ValueError unless the bounds of `clipped_surrogate` lie where they make sense."""
+    """Raise ValueError unless the bounds of `clipped_surrogate` are valid."""
     for name, value in (("low", low), ("high", high)):
         if not value >= 0.0:
             raise ValueError(f"cliprange_{name} must be at least 0, got {value!r}")
@@ -332,7 +332,7 @@ def _check_cliprange(low: float, high: float, delta: float | None) -> None:
 
 
 def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
-    """`weights` checked, detached and as [B, T], 0 where nothing counts."""
+    """`weights`, checked, detached and expanded to [B, T]; 0 off the mask."""
     check_float(weights=weights)
     if weights.shape not in (loss_mask.shape, (loss_mask.shape[0], 1)):
         raise ValueError(
@@ -352,7 +352,7 @@ def _surrogate_stats(
         clipped_low=clipped_low.sum().to(ratio.dtype),
         clipped_high=clipped_high.sum().to(ratio.dtype),
         ratio_sum=counted.sum(),
-        # An empty tensor has no maximum; ratios are positive, so 0 stands for "none".
+        # An empty tensor has no maximum; ratios are positive, so 0 means "none".
         ratio_max=counted.max() if counted.numel() else counted.sum(),
         approx_kl_sum=zero_off_mask(ratio - 1.0 - log_ratio, loss_mask).sum(),
     )

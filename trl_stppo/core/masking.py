@@ -1,8 +1,8 @@
-"""Guards on shapes and dtypes, and reductions that never look under a False mask.
+"""Checks of shapes and dtypes, and reductions that ignore values under a False mask.
 
-True in a mask always means "counts". Everything under a False is replaced by zero *before* any
+True in a mask always means "counts". Values under a False become zero *before* any
 arithmetic: multiplying by the mask afterwards would let NaN through, in the value and (as 0 * inf)
-in the gradient. The guards read metadata only, so that nothing here waits for a GPU.
+in the gradient. The checks read metadata only, so that nothing here synchronises with a GPU.
 """
 
 from collections.abc import Sequence
@@ -49,9 +49,9 @@ def check_turn_index(turn_index: Tensor) -> None:
 
 
 def check_turn_count(what: str, count: int, turn_index: Tensor) -> None:
-    """Raise ValueError if an episode has more turns than `count`, the number of what is named.
+    """Raise ValueError if an episode has more than `count` turns; `what` names that number.
 
-    A GPU would have to be waited for; there, an index out of range ends the run all the same.
+    On a GPU this check would synchronise, so an index out of range ends the run instead.
     """
     if turn_index.device.type != "cpu" or not turn_index.numel():
         return
@@ -67,7 +67,7 @@ def check_like(reference_name: str, reference: Tensor, **tensors: Tensor) -> Non
 
 
 class _FromFloat16(torch.autograd.Function):
-    """To float32, and the gradient back: the largest number of float16 where it would be infinite."""
+    """Cast to float32; a gradient too large for float16 goes back as float16's largest number."""
 
     @staticmethod
     def forward(_ctx: object, x: Tensor) -> Tensor:
@@ -82,8 +82,8 @@ class _FromFloat16(torch.autograd.Function):
 def upcast(x: Tensor) -> Tensor:
     """`x` in float32 if it is in half precision, else unchanged; gradients flow through.
 
-    Sums over hundreds of tokens lose all their digits in bfloat16, so all of `core` computes, and
-    returns, at least float32. A gradient that float16 cannot hold goes back as its largest number.
+    Sums over hundreds of tokens lose all their digits in bfloat16, so `core` computes and returns at
+    least float32. A gradient that float16 cannot hold goes back as its largest number.
     """
     if x.dtype == torch.float16:
         return _FromFloat16.apply(x)
@@ -96,7 +96,7 @@ def widest(x: Tensor) -> Tensor:
 
 
 def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """`x` where `mask` is True, 0 with zero gradient elsewhere, whatever lies there (NaN too).
+    """`x` where `mask` is True; 0 with zero gradient elsewhere, also for NaN.
 
     Args:
         x: any shape, any numeric dtype.

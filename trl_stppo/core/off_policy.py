@@ -1,6 +1,6 @@
-"""Which episodes an off-policy update trains the policy on.
+"""Episode weights for off-policy updates.
 
-The weights are constants of the step: they carry no gradient. What they multiply is the kept part of the
+The weights are constants of the step: they carry no gradient. They multiply the kept part of the
 surrogate (see `losses.clipped_surrogate`).
 """
 
@@ -11,10 +11,10 @@ from trl_stppo.core.masking import check_float, check_like, check_mask, zero_off
 
 
 def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
-    """1 for the episodes whose advantages add up to more than nothing, else 0.
+    """1 for episodes whose advantages have a positive sum, else 0.
 
-    Trained on, an episode that went worse than expected pushes its own tokens down, and what rises
-    instead nobody chose; under stale data that push is what breaks first.
+    An episode that went worse than expected pushes its own tokens down, which raises arbitrary other
+    tokens; with stale data this push is the first to do damage.
 
     Args:
         advantages: [B, T] float.
@@ -26,8 +26,8 @@ def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
     Raises:
         ValueError: wrong dtypes, or shapes that differ.
 
-    Source: this package's own, found as the control of a study (docs/stability.md). Precedents: to
-        learn less from failures, TOPR (arXiv:2503.14286); to leave them out, RAFT (arXiv:2304.06767).
+    Source: this package's own, found as the control of a study (docs/stability.md). Precedents: TOPR
+        learns less from failures (arXiv:2503.14286); RAFT leaves them out (arXiv:2304.06767).
     """
     check_mask("loss_mask", loss_mask)
     check_float(advantages=advantages)

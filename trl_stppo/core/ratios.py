@@ -1,7 +1,6 @@
-"""Importance ratios between the policy being updated and the one that sampled, at three levels.
+"""Importance ratios of the updated policy to the sampling policy, at three levels.
 
-Always as logarithms: the ratio itself is exp of what is returned here, taken once, in
-`losses.clipped_surrogate`.
+All functions return logarithms; `losses.clipped_surrogate` takes exp once.
 """
 
 import math
@@ -32,7 +31,7 @@ def log_importance_ratio(
     *,
     loss_mask: Tensor | None = None,
 ) -> Tensor:
-    """Log importance ratio of every agent token, at the level asked for.
+    """Log importance ratio of every agent token, at the given level.
 
     With d_t = logprobs_t - old_logprobs_t:
 
@@ -40,8 +39,8 @@ def log_importance_ratio(
         turn      (1 / |y^k|) sum of d_s over the tokens s of turn k, the same at each of them
         sequence  the same mean over all agent tokens of the episode
 
-    so that exp of it is the token ratio, or the geometric mean of the token ratios. The gradient
-    flows through the mean: all tokens of a turn share the turn's credit, as Lemma 4.1 has it. With
+    Its exp is the token ratio, or the geometric mean of the token ratios. The gradient
+    flows through the mean: all tokens of a turn share the turn's credit, as in Lemma 4.1. With
     one-token turns "turn" equals "token"; with one turn per episode it equals "sequence".
 
     Args:
@@ -78,7 +77,7 @@ def log_importance_ratio(
     if level == "sequence":
         return zero_off_mask(masked_mean(difference, mask, dim=1).unsqueeze(1), mask)
     index = turn_index.masked_fill(~mask, -1)
-    # T turns always suffice; the true count would have to be read back from the device.
+    # T turns always suffice; reading the true count would synchronise with the device.
     means = reduce_turns(difference, index, num_turns=index.shape[1], op="mean")
     return broadcast_turns(means, index)
 
@@ -93,22 +92,22 @@ def sampler_correction(
     clip_min: float | None = None,
     clip_max: float | None = None,
 ) -> Tensor:
-    """Constant weights for the gap between the policy and the engine that sampled for it.
+    """Constant weights that correct for the difference between the policy and the sampling engine.
 
     The same weights in another engine, or in another precision, are not quite the same policy. The
-    ratio policy / sampler, at the level asked for, is clamped into the bounds (`truncate`) or set to
-    zero outside them. At turn level a long episode does not vanish for small drifts that add up,
-    which is what the product over the whole episode does.
+    ratio policy / sampler, at the given level, is clamped into the bounds (`truncate`) or set to
+    zero outside them. The product over an episode lets small drifts add up until a long episode
+    vanishes; at turn level they do not add up.
 
     Args:
         old_logprobs: [B, T] float, nats. Policy before the update, computed for training.
-        sampling_logprobs: [B, T] float, nats. What the sampler says; NaN where it does not.
+        sampling_logprobs: [B, T] float, nats. The sampler's own; NaN where it gave none.
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         level: "token", "turn" or "sequence", means as in `log_importance_ratio`; or "product", over all
-            agent tokens of the episode, which is what TRL calls "sequence".
-        truncate: clamp; otherwise mask.
-        clip_min: lower bound of the ratio, None for none.
-        clip_max: upper bound of the ratio, None for none.
+            agent tokens of the episode, which TRL calls "sequence".
+        truncate: clamp if True, else mask.
+        clip_min: lower bound of the ratio, None for no bound.
+        clip_max: upper bound of the ratio, None for no bound.
 
     Returns:
         [B, T] float, 1 on tokens outside turns; [B, 1] for "product".
@@ -125,7 +124,7 @@ def sampler_correction(
     high = math.inf if clip_max is None else clip_max
     if not low <= high:
         raise ValueError(f"clip_min must not exceed clip_max, got {low!r} and {high!r}")
-    # Before `where`, which would broadcast.
+    # Checked before `where`, which would broadcast.
     check_like(
         "turn_index", turn_index, old_logprobs=old_logprobs, sampling_logprobs=sampling_logprobs
     )

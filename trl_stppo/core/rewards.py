@@ -1,4 +1,4 @@
-"""Where scores, turn rewards and the KL penalty of an episode land on its tokens."""
+"""Place scores, turn rewards and the KL penalty of an episode on its tokens."""
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ def token_rewards(
     Args:
         turn_index: [B, T] int64, k inside turn k, -1 elsewhere.
         scores: [B] float, reward units; the episode's outcome.
-        turn_rewards: [B, K] float, reward units, from the environment; anything for turns that an
+        turn_rewards: [B, K] float, reward units, from the environment; any value for turns that an
             episode does not have. Default: none.
         kl: [B, T] float, nats per token, against the reference policy (`losses.kl_penalty`).
             Default: none.
@@ -41,8 +41,8 @@ def token_rewards(
         episode without turns. Float32 for half precision input.
 
     Raises:
-        ValueError: wrong dtypes, or shapes that do not fit `turn_index` (on a GPU, which would have to
-            wait for it, too few columns are an assertion of the device instead).
+        ValueError: wrong dtypes, or shapes that do not fit `turn_index` (on a GPU too few columns fail
+            a device assertion instead, because the check would synchronise).
 
     Source: arXiv:2511.20718v1 (outcome reward at the end, turn-level MDP); the KL inside the reward
         as in arXiv:2203.02155, Eq. 2.

@@ -1,9 +1,9 @@
-"""Where the turns of an episode lie, and moving numbers between tokens and turns.
+"""Positions of an episode's turns, and conversion of numbers between tokens and turns.
 
 A turn is a run of tokens that the policy sampled between two messages of the environment. Spans
-are half-open `[start, end)` (the paper's end is inclusive: |y^k| = end - start here). In tensors a
-turn is known by `turn_index` [B, T]: k at the tokens of turn k (0-based), -1 everywhere else, each
-turn contiguous and the turns of an episode numbered 0, 1, 2, ... from left to right.
+are half-open `[start, end)` (the paper's end is inclusive: |y^k| = end - start here). In tensors
+`turn_index` [B, T] marks the turns: k at the tokens of turn k (0-based), -1 everywhere else. Each
+turn is contiguous; the turns of an episode are numbered 0, 1, 2, ... from left to right.
 """
 
 import operator
@@ -40,7 +40,7 @@ def turn_index_from_spans(
         spans: per episode, its turns in order, each (start, end) in tokens, 0 <= start < end <=
             `length`, end excluded.
         length: T, number of tokens per row, padding included.
-        device: where the result goes; default CPU.
+        device: device of the result; default CPU.
 
     Returns:
         [B, T] int64, k inside turn k, -1 elsewhere.
@@ -64,14 +64,14 @@ def turn_index_from_spans(
 def _checked_span(
     episode: int, turn: int, span: Sequence[int], previous: tuple[int, int] | None, length: int
 ) -> tuple[int, int]:
-    """`span` as (start, end), or the TurnSpanError that says what is wrong with it."""
+    """Return `span` as (start, end), or raise a TurnSpanError that names its fault."""
     where = f"episode {episode}, turn {turn}, span {span!r}"
     try:
         start, end = (operator.index(offset) for offset in span)
     except (TypeError, ValueError) as error:
         raise TurnSpanError(f"{where}: a span is a pair of integers (start, end)") from error
     if any(isinstance(offset, bool) for offset in span):
-        # bool is an int to Python; a mask passed by mistake would otherwise be taken for offsets.
+        # A Python bool is an int, so a mask passed by mistake would count as offsets.
         raise TurnSpanError(f"{where}: a span is a pair of integers (start, end), not bools")
     if start < 0:
         raise TurnSpanError(f"{where}: start must be at least 0")
@@ -123,7 +123,7 @@ def turn_starts(turn_index: Tensor) -> Tensor:
 
 
 def turn_ends(turn_index: Tensor) -> Tensor:
-    """Last token of each turn: the token the turn's environment reward is paid on.
+    """Last token of each turn, which carries the turn's environment reward.
 
     Args:
         turn_index: [B, T] int64, -1 outside turns.
@@ -164,7 +164,7 @@ def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> T
         raise ValueError(f"num_turns must be at least 0, got {num_turns}")
     check_turn_count("num_turns", num_turns, turn_index)
     x = upcast(x)
-    # Bucket 0 takes everything outside turns, NaN included, and is dropped with a zero gradient.
+    # Bucket 0 collects all values outside turns, NaN included, and is dropped with a zero gradient.
     buckets = x.new_zeros(x.shape[0], num_turns + 1)
     sums = buckets.scatter_add(1, turn_index + 1, x)[:, 1:]
     if op == "sum":

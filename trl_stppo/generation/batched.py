@@ -14,12 +14,12 @@ GenerateBatch = Callable[
 
 
 class BatchedBackend(QueuedBackend):
-    """Sends all that is queued as one batch, with the largest limit, and cuts each to its own.
+    """Sends all queued turns as one batch with the largest limit, and cuts each to its own limit.
 
     `generate` may ignore the seeds; a `capacity` of None is any number of episodes.
     """
 
-    # Whoever drives it should let turns gather before a step: each step is a batch of its own.
+    # The caller should let turns gather before a step: each step is a batch of its own.
     whole_batches = True
 
     def __init__(self, generate: GenerateBatch, *, capacity: int | None = None) -> None:
@@ -28,7 +28,7 @@ class BatchedBackend(QueuedBackend):
 
     def step(self) -> list[TurnResult]:
         """Sample all queued turns."""
-        # By episode: what a batch draws does not depend on whose environment was faster.
+        # Sorted by episode, so that a batch's samples do not depend on the speed of environments.
         requests, self._queue = [self._queue[key] for key in sorted(self._queue)], {}
         if not requests:
             return []

@@ -1,9 +1,9 @@
-"""Samples turns with the training weights; what an episode's row has computed is kept.
+"""Samples turns with the training weights and keeps each episode's key-value cache.
 
 Each episode has a slot in the key-value storage. A turn first feeds the tokens that are new to its
 slot (prefill), several turns padded together, then all turns advance by one token at a time
-(decode). Decoding runs over the slots from the first to the last that is generating, as a view;
-slots in between whose episode pauses take part without being written, which is cheaper than moving
+(decode). Decoding runs over the slots from the first to the last that is generating, as a view.
+Idle slots in between take part without being written, which is cheaper than moving
 their contents, until there are too many of them.
 """
 
@@ -27,15 +27,15 @@ from .slots import SlotCache, Span, aligned, base_of, options_of, supports
 
 @dataclass(eq=False)
 class _Row:
-    """An episode: `ids` are its tokens, of which its slot holds the first `cached`."""
+    """An episode: `ids` are its tokens; its slot holds the first `cached` of them."""
 
     key: int
     ids: list[int] = field(default_factory=list)
     cached: int = 0
     slot: int = -1
     request: TurnRequest | None = None  # of the turn in flight
-    generating: bool = False  # otherwise it waits, if it has a request
-    added: int = 0  # how many steps there had been when the request came
+    generating: bool = False  # False with a request: the turn has not started
+    added: int = 0  # number of steps before the request was added
     logprobs: list[float] = field(default_factory=list)
     random: Random = field(default_factory=Random)
 
@@ -49,12 +49,12 @@ class _Row:
 
     def start(self, request: TurnRequest, step: int) -> None:
         self.ids, self.request, self.added = list(request.ids), request, step
-        # The last token is fed again if nothing is new: its logits are what is asked for.
+        # If no token is new, the last one is fed again: the next token needs its logits.
         self.cached = min(self.cached, len(self.ids) - 1)
         self.logprobs, self.random = [], turn_random(request.seed)
 
     def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
-        """Append a token; return the turn if that ended it."""
+        """Append a token; return the turn if this token ended it."""
         if not math.isfinite(logprob):
             raise NonFiniteError(
                 f"The logits of episode {self.key} at position {len(self.ids)} are not finite."
@@ -71,22 +71,22 @@ class CachedBackend:
     """Samples the turns of many episodes at once on a causal language model.
 
     Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back, and
-    what is cached outlives a change of the weights. `capacity`: how many episodes may be between `add`
+    the cache outlives a change of the weights. `capacity`: maximum number of episodes between `add`
     and `release`; None is any number.
     """
 
-    # New turns start once there is one for so many that are generating, or after so many steps:
+    # New turns start once there is one per this many generating turns, or after ADMIT_AFTER steps:
     # a forward pass for few rows costs nearly as much as one for many.
     ADMIT_ONE_IN = 8
     ADMIT_AFTER = 4
-    # Contents move once more than one slot in so many is idle among those that decode.
+    # Contents move once more than one in this many of the decoding slots is idle.
     IDLE_ONE_IN = 8
-    # How many tokens, padding included, one forward pass takes at most.
+    # Largest number of tokens of one forward pass, padding included.
     PREFILL_TOKENS = 8192
-    # Prefilling rows that are not neighbours copies what they hold: so many tokens at most for
-    # each of those.
+    # Prefilling rows that are not neighbours copies their cache: at most this many cached tokens per
+    # new token.
     COPIED_PER_TOKEN = 16
-    # Room for this many tokens of a first turn is made along with that for its prompt.
+    # Tokens of a first turn that are allocated together with its prompt.
     FIRST_ROOM = 64
 
     def __init__(
@@ -111,7 +111,7 @@ class CachedBackend:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn waits or is generated."""
+        """Whether a turn is queued or generating."""
         return bool(self._waiting) or self._generating > 0
 
     def add(self, request: TurnRequest) -> None:
@@ -149,7 +149,7 @@ class CachedBackend:
             self._slots[row.slot] = None
 
     def step(self) -> list[TurnResult]:
-        """Start waiting turns if it is time, sample a token of each turn, return those that ended."""
+        """Start queued turns if they are due, sample a token of each turn, return the turns that ended."""
         if not self.busy:
             return []
         self._steps += 1
@@ -159,7 +159,7 @@ class CachedBackend:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluation mode without gradient checkpointing; on exit forget all and free the cache."""
+        """Evaluation mode without gradient checkpointing; on exit forget all episodes and free the cache."""
         if self._running:
             raise RuntimeError("The backend is already running.")
         self._running = True
@@ -184,7 +184,7 @@ class CachedBackend:
         return enough or self._steps - self._waiting[0].added > self.ADMIT_AFTER
 
     def _admit(self) -> list[TurnResult]:
-        """Prefill all that wait and sample their first tokens."""
+        """Prefill all queued turns and sample their first tokens."""
         rows = sorted(self._waiting, key=lambda row: row.new)
         self._waiting = []
         cache = self._seat(rows)
@@ -198,7 +198,7 @@ class CachedBackend:
         return ended
 
     def _seat(self, rows: list[_Row]) -> SlotCache:
-        """Give a slot to each row that has none."""
+        """Assign a slot to each row without one."""
         if self._cache is None:
             self._cache = self._new_cache()
         fresh = [row for row in rows if row.slot < 0]
@@ -223,7 +223,7 @@ class CachedBackend:
         return SlotCache(keep_ids=self.sampling.penalises, device=self._device)
 
     def _groups(self, rows: list[_Row]) -> Iterator[list[_Row]]:
-        """Cut rows, sorted by how much is new, into parts that fit one forward pass."""
+        """Cut rows, sorted by their number of new tokens, into parts that fit one forward pass."""
         group: list[_Row] = []
         longest = 0
         for row in rows:
@@ -237,8 +237,8 @@ class CachedBackend:
             yield group
 
     def _prefill(self, rows: list[_Row], cache: SlotCache) -> Tensor:
-        """Feed all that is new to the rows, padded on the left; logits [rows, vocabulary]."""
-        # The last of each row's new tokens is then the last of all, whose logits models give alone.
+        """Feed the rows' new tokens, padded on the left; return logits [rows, vocabulary]."""
+        # Each row's last new token is then in the last column, the only one with logits.
         width = max(row.new for row in rows)
         for _ in range(0, width, self.PREFILL_TOKENS):
             counts = [min(row.new, self.PREFILL_TOKENS) for row in rows]
@@ -271,7 +271,7 @@ class CachedBackend:
         return self._sample(rows, logits, cache)
 
     def _close_ranks(self, seated: list[_Row], cache: SlotCache) -> None:
-        """Exchange generating rows in the rear with idle slots in front."""
+        """Exchange generating rows in rear slots with idle slots in front."""
         count = len(seated)
         idle = set(range(count)) - {row.slot for row in seated}
         sources, targets = [], []
@@ -296,14 +296,14 @@ class CachedBackend:
         padded: bool,
         cache: SlotCache,
     ) -> Tensor:
-        """Run the model on tokens [rows, tokens] of slots; logits [rows, vocabulary] of the last.
+        """Run the model on tokens [rows, tokens] of slots; return the last ones' logits [rows, vocabulary].
 
         `positions` are -1 for padding; `padded`: whether any is.
         """
         tokens, places = torch.tensor([ids, positions], device=self._device)
         longest = aligned(max(row[-1] for row in positions) + 1)
         cache.aim(Span(slots, places, longest, padded), tokens)
-        # Padding sees the first token rather than nothing, which would make NaN of it.
+        # Padding attends to the first token: attending to nothing would give NaN.
         seen = places.clamp(min=0) if padded else places
         mask = torch.arange(longest, device=self._device) <= seen[:, None, :, None]
         if self._mask_dtype is not None:
@@ -322,7 +322,7 @@ class CachedBackend:
     def _sample(
         self, rows: Sequence[_Row | None], logits: Tensor, cache: SlotCache
     ) -> list[TurnResult]:
-        """Sample a token of each row from logits [rows, vocabulary]; the turns that this ends."""
+        """Sample a token of each row from logits [rows, vocabulary]; return the turns that end."""
         uniforms = None
         if self.sampling.do_sample:
             draws = [row.random.random() if row else 0.5 for row in rows]
@@ -344,8 +344,8 @@ _FLAGS = ("training", "gradient_checkpointing")
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradient checkpointing; each module gets back what it had."""
-    # With checkpointing a model computes no cache. Only the flag changes, so its options stay.
+    """Evaluation mode without gradient checkpointing; restores each module's flags on exit."""
+    # With checkpointing a model computes no cache. Only the flag changes; its options stay.
     flags = [(module, name) for module in model.modules() for name in _FLAGS]
     was_on = [(module, name) for module, name in flags if getattr(module, name, False) is True]
     try:

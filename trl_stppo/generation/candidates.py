@@ -1,4 +1,4 @@
-"""A backend that samples each turn several times with another one, and answers with the best."""
+"""A backend that samples each turn several times with another backend and returns the best."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from .protocol import Backend, TurnRequest, TurnResult
 
-# Requests with the turns sampled for each -> per request which of them to play.
+# Requests with the turns sampled for each -> per request, the number of the turn to play.
 Choose = Callable[[list[tuple[TurnRequest, list[TurnResult]]]], list[int]]
 
 
 class CandidatesBackend:
-    """Asks the other backend for so many turns where it is asked for one.
+    """Requests `candidates` turns from `backend` for each turn.
 
-    An episode counts in `backend` as so many. `choose` says which candidate is played, for all episodes
-    whose candidates are complete.
+    An episode counts as `candidates` episodes in `backend`. `choose` selects the candidates to play, for
+    all episodes whose candidates are complete.
     """
 
     def __init__(self, backend: Backend, candidates: int, choose: Choose) -> None:
@@ -23,7 +23,7 @@ class CandidatesBackend:
         room = backend.capacity
         self.capacity = None if room is None else max(1, room // candidates)
         self.whole_batches = getattr(backend, "whole_batches", False)
-        self._asked: dict[int, TurnRequest] = {}
+        self._requests: dict[int, TurnRequest] = {}
         self._sampled: dict[int, dict[int, TurnResult]] = {}
 
     @property
@@ -32,14 +32,14 @@ class CandidatesBackend:
         return self._backend.busy
 
     def add(self, request: TurnRequest) -> None:
-        """See `Backend`; each candidate has a randomness of its own."""
-        self._asked[request.key], self._sampled[request.key] = request, {}
+        """See `Backend`; each candidate has a seed of its own."""
+        self._requests[request.key], self._sampled[request.key] = request, {}
         for number, key in enumerate(self._keys(request.key)):
             seed = (*request.seed, number)
             self._backend.add(dataclasses.replace(request, key=key, seed=seed))
 
     def step(self) -> list[TurnResult]:
-        """Turns of which all candidates are there."""
+        """Return the chosen turns of requests whose candidates are all sampled."""
         complete = []
         for result in self._backend.step():
             key, number = divmod(result.key, self._candidates)
@@ -48,7 +48,7 @@ class CandidatesBackend:
                 complete.append(key)
         if not complete:
             return []
-        turns = [(self._asked.pop(key), self._turns(key)) for key in complete]
+        turns = [(self._requests.pop(key), self._turns(key)) for key in complete]
         return [
             self._played(request.key, results, best)
             for (request, results), best in zip(turns, self._choose(turns), strict=True)
@@ -56,7 +56,7 @@ class CandidatesBackend:
 
     def release(self, key: int) -> None:
         """See `Backend`."""
-        self._asked.pop(key, None)
+        self._requests.pop(key, None)
         self._sampled.pop(key, None)
         for each in self._keys(key):
             self._backend.release(each)
@@ -70,6 +70,6 @@ class CandidatesBackend:
 
     def _played(self, key: int, results: list[TurnResult], best: int) -> TurnResult:
         for number, each in enumerate(self._keys(key)):
-            if number != best:  # the row will not go on as that candidate did
+            if number != best:  # the row does not continue with that candidate
                 self._backend.release(each)
         return dataclasses.replace(results[best], key=key)

@@ -1,8 +1,8 @@
 """A batch backend whose generation call is made by all processes together, or by none.
 
-Processes whose episodes have different numbers of turns would otherwise wait for each other for
-ever, or take each other's completions: TRL's vLLM server mode, and colocated vLLM over several
-GPUs, gather the prompts of all processes and hand out equal slices.
+Processes whose episodes have different numbers of turns would otherwise deadlock, or get each
+other's completions: TRL's vLLM server mode, and colocated vLLM over several GPUs, gather the
+prompts of all processes and hand out equal slices.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .protocol import TurnResult
 
 # (queued turns, largest limit, 1 if this process has finished) of this process -> of every process
 Exchange = Callable[[tuple[int, int, int]], list[tuple[int, int, int]]]
-# Between two rounds in which nobody had anything to generate, in seconds.
+# Pause in seconds after a round without a turn to generate.
 PAUSE_SECONDS = 0.002
 
 
 class CollectiveBackend(BatchedBackend):
     """Every `step` of every process is one common round; call `finish` when all episodes have ended.
 
-    Processes with fewer turns than others fill up with one-token prompts, whose completions are thrown
-    away, so that the slices are equal. `exchange` gives what all processes say; it is a collective call
+    Processes with fewer turns than others add one-token prompts, whose completions are discarded, so
+    that the slices are equal. `exchange` returns the values of all processes; it is a collective call
     itself.
     """
 
@@ -41,7 +41,7 @@ class CollectiveBackend(BatchedBackend):
 
     @property
     def busy(self) -> bool:
-        """Always: another process may have turns to sample."""
+        """Always True: another process may have turns to sample."""
         return True
 
     def step(self) -> list[TurnResult]:
@@ -65,10 +65,10 @@ class CollectiveBackend(BatchedBackend):
 
     def _round(self, *, finished: bool) -> bool:
         limits = [request.max_new_tokens for request in self._queue.values()]
-        said = self._exchange((len(limits), max(limits, default=0), int(finished)))
-        self._rows = max(queued for queued, _, _ in said)
-        self._limit = max(limit for _, limit, _ in said)
-        return all(done for _, _, done in said)
+        states = self._exchange((len(limits), max(limits, default=0), int(finished)))
+        self._rows = max(queued for queued, _, _ in states)
+        self._limit = max(limit for _, limit, _ in states)
+        return all(done for _, _, done in states)
 
     def _generate_together(
         self, rows: list[list[int]], limit: int, seeds: list[tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""A backend over an engine in this process that batches turns by itself, which vLLM's does."""
+"""A backend over an engine in this process that batches turns by itself, such as vLLM's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .queued import QueuedBackend, cut
 
 
 class EngineBackend(QueuedBackend):
-    """Each turn is a request of its own, with its own limit, and ends when it ends.
+    """Makes each turn a request of its own, with its own limit, and returns it as soon as it ends.
 
     Args:
-        engine: vLLM's `LLMEngine`, or whatever has its `add_request`, `step` and `abort_request`.
-        options: of `add_request` for a turn: `params`, and `lora_request` where an adapter samples.
-        capacity: how many episodes may be between `add` and `release`; None is any number.
+        engine: vLLM's `LLMEngine`, or an object with its `add_request`, `step` and `abort_request`.
+        options: `add_request`'s options for a turn: `params`, and `lora_request` if an adapter samples.
+        capacity: maximum number of episodes between `add` and `release`; None is any number.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class EngineBackend(QueuedBackend):
         super().__init__(capacity=capacity)
         self._engine, self._options = engine, options
         self._numbers = itertools.count()
-        self._names: dict[int, str] = {}  # of the request that an episode has in flight
+        self._names: dict[int, str] = {}  # names of the requests in flight, by episode
 
     def add(self, request: TurnRequest) -> None:
-        """Hand a turn to the engine, which starts it with its next step."""
+        """Pass a turn to the engine, which starts it with its next step."""
         super().add(request)
         name = f"{request.key}:{next(self._numbers)}"
         try:
@@ -45,7 +45,7 @@ class EngineBackend(QueuedBackend):
         self._names[request.key] = name
 
     def step(self) -> list[TurnResult]:
-        """Sample a token of each turn that the engine has begun, and return the turns that ended."""
+        """Sample a token of each turn in the engine, and return the turns that ended."""
         if not self._queue:
             return []
         return [self._result(output) for output in self._engine.step() if output.finished]

@@ -1,4 +1,4 @@
-"""Compares the sampler with a model's own forward pass before it samples a turn."""
+"""Compares the sampler with the model's own forward pass before any turn is sampled."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .sampling import SamplingSettings
 from .slots import SlotCache, base_of, options_of
 
 TOLERANCE = 1e-3  # nats in exact arithmetic, if logits are a nat or more apart
-LONGEST = 2048  # tokens of a row
+LONGEST = 2048  # most tokens of a row
 LENGTHS = (3, 11, 37)
 GROWTH = 12  # tokens that each row gets
-# Settings that name a length from which on a model may compute otherwise ...
+# Settings that name a length beyond which a model may compute differently ...
 _EDGES = re.compile(r'"(\w*(?:window|chunk|original_max_position)\w*)": (\d+)')
-# ... of which `supports` judges these.
+# ... of which `supports` checks these.
 _JUDGED = ("sliding_window", "original_max_position_embeddings")
 
 
@@ -41,7 +41,7 @@ class _Recorder(CachedBackend):
 
 
 def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> str | None:
-    """Why a model that `supports` accepts is sampled wrongly, as a sentence; None if it is not.
+    """The reason why a model that `supports` accepts is sampled wrongly; None if it is not.
 
     Rows of unlike lengths play two turns each on a `CachedBackend`. Their log-probabilities are
     compared with those of the forward pass over each row alone. `rough`: the model computes in 16 bits
@@ -70,11 +70,11 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
             while backend.busy:
                 try:
                     results = backend.step()
-                except NonFiniteError:  # the rollout says so of its own rows
+                except NonFiniteError:  # the rollout raises it for its own rows
                     return None
                 for result in results:
                     rows[result.key] += [*result.ids, *text[:2]]
-        own = [_own_logits(model, row, pad_token_id) for row in rows]
+        exact = [_own_logits(model, row, pad_token_id) for row in rows]
         long = max(rows, key=len)
         padded = [
             _own_logits(model, long, pad_token_id, min(blank, context - len(long)))
@@ -82,17 +82,17 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
         ]
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
     rough = rough or halves or getattr(model, "is_quantized", False)
-    noise = max(_gap(own[rows.index(long)], logits, rough) for logits in padded)
-    spread = min(float(logits.std(-1).mean()) for logits in own)
+    noise = max(_gap(exact[rows.index(long)], logits, rough) for logits in padded)
+    spread = min(float(logits.std(-1).mean()) for logits in exact)
     allowed = max(TOLERANCE * min(1.0, max(spread, 0.01)), 2 * noise)
     if rough:  # two steps of bfloat16 at the largest logit
-        allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in own))
+        allowed = max(allowed, 2**-6 * max(float(logits.amax(-1).abs().max()) for logits in exact))
     gaps = []
     for key, row in enumerate(rows):
         seen = torch.stack([*backend.seen[key].values()])
-        gaps.append(_gap(seen, own[key][[at - len(row) for at in backend.seen[key]]], rough))
-    said = f"Its cached log-probabilities are {max(gaps):.2g} nats from those of its forward pass"
-    return None if max(gaps) <= allowed else f"{said}, and {allowed:.2g} are allowed."
+        gaps.append(_gap(seen, exact[key][[at - len(row) for at in backend.seen[key]]], rough))
+    message = f"Its cached log-probabilities are {max(gaps):.2g} nats off those of its forward pass"
+    return None if max(gaps) <= allowed else f"{message}, and {allowed:.2g} are allowed."
 
 
 def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> Tensor:
@@ -106,7 +106,7 @@ def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> T
 
 
 def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
-    """How far two tables of log-probabilities, given as logits, are apart: at most, or in the mean."""
+    """Distance of two tables of log-probabilities, given as logits: the largest, or the mean if `rough`."""
     a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
-    # In 16 bits one position may go far astray, such as to another expert.
+    # In 16 bits one position may differ a lot, for example by choosing another expert.
     return float((a - b).abs().mean() if rough else (a - b).abs().max())

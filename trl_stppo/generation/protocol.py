@@ -1,7 +1,7 @@
-"""What the rollout asks of whoever samples tokens: one turn of one episode, many in flight.
+"""The interface between a rollout and a sampler: one turn of one episode, many in flight.
 
-A backend never sees messages or environments. It is driven from one thread: `add` as episodes
-become ready, `step` until nothing is pending, `release` when an episode has ended.
+A backend never sees messages or environments. One thread drives it: `add` as episodes become ready,
+`step` until no turn is pending, `release` when an episode has ended.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn to be sampled."""
+    """One turn to sample."""
 
-    # The episode. Its later requests extend the row of its earlier ones, so a backend may keep what
-    # it has computed for it until `release`.
+    # The episode. Its later requests extend the row of its earlier ones, so a backend may cache the
+    # row's computations until `release`.
     key: int
-    ids: list[int]  # the whole row so far: the prompt and everything after it
+    ids: list[int]  # the row so far: the prompt and everything after it
     max_new_tokens: int  # at least 1
-    # Names the turn's randomness, (seed, rollout, row, turn). Equal seeds and equal rows sample
-    # equal tokens, whatever else is in flight, where the backend can promise it.
+    # The turn's seed: (seed, rollout, row, turn). If the backend supports it, equal seeds and equal
+    # rows sample equal tokens, whatever else is in flight.
     seed: tuple[int, ...]
 
 
@@ -29,22 +29,22 @@ class TurnResult:
     """One sampled turn."""
 
     key: int  # as in the request
-    # The sampled tokens, at least one, the end-of-turn token included where there is one.
+    # The sampled tokens, at least one, including the end-of-turn token if there is one.
     ids: list[int]
-    # Of the sampled tokens in nats, one each, or None if the backend does not tell.
+    # Logprobs of the sampled tokens in nats, or None if the backend gives none.
     logprobs: list[float] | None
-    # Why the turn could not be sampled, which ends its episode; `ids` is empty then.
+    # Reason why the turn could not be sampled; it ends the episode, and `ids` is empty.
     error: str | None = None
 
 
 class Backend(Protocol):
-    """Samples turns. `capacity` bounds how many episodes may be between `add` and `release`."""
+    """Samples turns. `capacity` is the largest number of episodes between `add` and `release`."""
 
     capacity: int | None
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """Whether `step` has work to do."""
         ...
 
     def add(self, request: TurnRequest) -> None:

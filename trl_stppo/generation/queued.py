@@ -1,4 +1,4 @@
-"""What backends share that hand turns on to somebody else: which are in flight."""
+"""The queue of turns in flight, shared by backends that pass turns on to another sampler."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from .protocol import TurnRequest, TurnResult
 
 
 class QueuedBackend:
-    """One turn per episode at a time, and no more episodes than allowed.
+    """Holds one turn per episode at a time, and at most `capacity` episodes.
 
-    `capacity`: how many episodes may be between `add` and `release`; None is any number.
+    `capacity`: maximum number of episodes between `add` and `release`; None is any number.
     """
 
     def __init__(self, *, capacity: int | None = None) -> None:
@@ -45,7 +45,7 @@ class QueuedBackend:
 
 
 def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> TurnResult:
-    """A turn within its own limit."""
+    """Cut a turn to its own limit."""
     if not ids:
         raise RuntimeError(f"The turn of episode {request.key} came back empty.")
     if logprobs is not None and len(logprobs) != len(ids):

@@ -1,4 +1,4 @@
-"""From logits to a token: `generate`'s own warpers, and randomness that belongs to the turn."""
+"""Sampling of a token from logits: `generate`'s own warpers, and one random stream per turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-# What `generate` takes where neither its argument nor the model's configuration says anything.
+# Defaults of `generate` for settings that neither its argument nor the model's configuration has.
 _HANDLED: dict[str, Any] = {
     "do_sample": False,
     "temperature": 1.0,
@@ -28,20 +28,20 @@ _HANDLED: dict[str, Any] = {
     "min_p": None,
     "repetition_penalty": 1.0,
 }
-# Fields that do not change which tokens are likely: limits and special ids, which a request or
-# the caller gives, ways to compute the same, what to return, and notes.
+# Fields that do not change the distribution: limits and special ids, which the request or the
+# caller sets, ways to compute the same, choices of outputs, and notes.
 _HARMLESS = {
     *("max_length", "max_new_tokens", "pad_token_id", "bos_token_id", "eos_token_id"),
     *("decoder_start_token_id", "use_cache", "max_cache_len", "compile_config", "disable_compile"),
     *("continuous_batching_config", "prefill_chunk_size", "low_memory", "renormalize_logits"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
     *("return_dict_in_generate", "transformers_version", "_from_model_config"),
-    # Settings of beam search and of assisted generation, neither of which is accepted.
+    # Settings of beam search and assisted generation, which are not supported.
     *("early_stopping", "length_penalty", "num_assistant_tokens", "num_assistant_tokens_schedule"),
     *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
     "max_matching_ngram_size",
 }
-# Values of the remaining fields that change nothing; besides them None does not, for any field.
+# Neutral values of the remaining fields; None is neutral for every field.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "cache_implementation": ("dynamic", "hybrid"),
     **dict.fromkeys(
@@ -57,12 +57,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How a token is drawn.
+    """Settings that control how a token is drawn.
 
     Attributes:
-        do_sample: draw; otherwise take the likeliest.
+        do_sample: draw; if False, take the likeliest.
         temperature: divides the logits.
-        top_k: draw among so many of the likeliest; 0 or None is all.
+        top_k: draw among this many of the likeliest; 0 or None is all.
         top_p: draw among the likeliest that have this probability together; 1 is all.
         min_p: draw among those with this share of the likeliest one's probability; None is all.
         repetition_penalty: divides (multiplies, if negative) the logits of tokens already in the
@@ -89,11 +89,11 @@ class SamplingSettings:
         """Read a configuration as `generate` would.
 
         Args:
-            config: what would be passed to `generate`.
-            model_config: the model's own, which `generate` asks for what `config` leaves None.
+            config: the configuration that would be passed to `generate`.
+            model_config: the model's own, from which `generate` takes the fields that `config` leaves None.
 
         Returns:
-            the settings and None; or None and the fields that ask for more than these settings say.
+            the settings and None; or None and the fields that these settings cannot express.
         """
         values = {} if model_config is None else _given(model_config)
         values.update(_given(config))
@@ -111,7 +111,7 @@ class SamplingSettings:
 
     @property
     def penalises(self) -> bool:
-        """Whether the tokens that a row has matter."""
+        """Whether the distribution depends on the tokens already in the row."""
         return self.repetition_penalty not in (None, 1.0)
 
     @property
@@ -143,8 +143,8 @@ def _given(config: GenerationConfig) -> dict[str, Any]:
 
 
 def turn_random(seed: tuple[int, ...]) -> Random:
-    """The random numbers of one turn, the same in every process and on every machine."""
-    # `random.Random` keeps all bits of its seed; a torch generator on the CPU keeps 32.
+    """The random numbers of one turn, equal on all processes and machines."""
+    # `random.Random` keeps all bits of its seed; a torch CPU generator keeps 32.
     text = ",".join(str(int(part)) for part in seed)
     return Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))
 
@@ -163,12 +163,12 @@ class Sampler:
     def __call__(
         self, logits: Tensor, uniforms: Tensor | None, ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw.
+        """Draw one token per row.
 
         Args:
             logits: [rows, vocabulary].
             uniforms: [rows] in [0, 1), float64; None if the choice is greedy.
-            ids: [rows, tokens] of the rows so far, repeating some to fill up; None unless
+            ids: [rows, tokens] of the rows so far, padded with repeats of their tokens; None unless
                 repetition is penalised.
 
         Returns:
@@ -201,7 +201,7 @@ class Sampler:
         weights = (scores - top).double().exp_()
         sums = weights.cumsum(-1)
         tokens = _invert(weights, sums, uniforms[:, None])
-        # The sums' last column is the normaliser already, unless something was cut away.
+        # The sums' last column is the normaliser already, unless tokens were cut away.
         normaliser = top + sums[:, -1:].log() if plain else _log_total(tempered)
         return tokens[:, 0], (tempered.gather(1, tokens) - normaliser)[:, 0]
 

@@ -1,4 +1,4 @@
-"""A backend over a server that may die, restart, or answer nonsense: each turn is a request of its own."""
+"""A backend over a server that may die, restart or return errors: each turn is a request of its own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .queued import QueuedBackend, cut
 
 logger = logging.getLogger(__name__)
 
-# How long a step waits for an answer, in seconds: meanwhile environments answer, too.
+# Longest time a step blocks for a turn, in seconds; environments run meanwhile.
 WAIT_SECONDS = 0.005
-# How often a turn is asked for whose answer is an error, and how long is waited in between, in seconds.
+# Attempts per turn whose request fails, and the pause between two attempts, in seconds.
 TRIES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 
 
 class ServerError(Exception):
-    """The server has not sampled a turn that it might sample when it is asked again.
+    """The server has not sampled a turn; a repeated request may succeed.
 
-    If `unreachable`, the server is not there or too busy, rather than in trouble with this turn.
+    `unreachable`: the server is down or too busy, so the error does not come from this turn.
     """
 
     def __init__(self, message: str, *, unreachable: bool = False) -> None:
@@ -34,7 +34,7 @@ class ServerError(Exception):
 
 
 class ServerBackend(QueuedBackend):
-    """Sends each turn from a thread of its own, and sends it again after a failure that may pass.
+    """Sends each turn from a thread of its own, and repeats it after a temporary failure.
 
     A turn counts if the server had the right weights before and after it. A turn without an answer within
     `patience` seconds, or with errors alone, gets a result with an `error`.
@@ -42,11 +42,11 @@ class ServerBackend(QueuedBackend):
     Args:
         server: has `sample(request)`, which returns ids and logprobs or None, and `weights()`, a name
             that a restart changes. It raises ServerError.
-        weights: name of the right weights, `update#push`.
-        patience: seconds that a server may be away.
+        weights: name of the current weights, `update#push`.
+        patience: longest time in seconds that the server may be away.
         send_weights: sends weights to a restarted server and returns their name; None if it cannot.
         awaits_weights: whether another process sends them.
-        told: whether repetitions were logged before.
+        warned: whether repetitions were logged before.
         capacity: episodes between `add` and `release`; None is any number.
     """
 
@@ -58,7 +58,7 @@ class ServerBackend(QueuedBackend):
         patience: float,
         send_weights: Callable[[], str] | None = None,
         awaits_weights: bool = True,
-        told: bool = False,
+        warned: bool = False,
         capacity: int | None = None,
     ) -> None:
         super().__init__(capacity=capacity)
@@ -69,26 +69,24 @@ class ServerBackend(QueuedBackend):
         )
         self._lost = threading.Event()  # the weights
         self._away_since: float | None = None
-        self._told = told
+        self._warned = warned
         self.asked_again = 0
 
     def add(self, request: TurnRequest) -> None:
-        """Ask for a turn."""
+        """Queue a turn and send its request."""
         super().add(request)
         DaemonThread(self._work, "turn", request).start()
 
     def step(self) -> list[TurnResult]:
-        """Wait for a moment, and return the turns that have been answered."""
+        """Block for a moment, and return the turns that are sampled."""
         if self._lost.is_set() and self._send_weights is not None:
             try:
                 self._weights = self._send_weights()
-            except ServerError as error:  # it is away again; whoever waits for it gives up in time
+            except ServerError as error:  # it is away again; its turns time out by themselves
                 logger.debug("weights were not sent: %s", error)
             else:
                 self._lost.clear()
-                logger.warning(
-                    "The vLLM server was started anew; it has the policy's weights again."
-                )
+                logger.warning("The vLLM server was restarted; it has the policy's weights again.")
         results = []
         try:
             request, answer = self._answers.get(timeout=WAIT_SECONDS)
@@ -107,12 +105,12 @@ class ServerBackend(QueuedBackend):
     def _work(self, request: TurnRequest) -> None:
         answer: TurnResult | BaseException
         try:
-            answer = self._asked(request)
+            answer = self._sample(request)
         except BaseException as error:
             answer = error
         self._answers.put((request, answer))
 
-    def _asked(self, request: TurnRequest) -> TurnResult:
+    def _sample(self, request: TurnRequest) -> TurnResult:
         pause, failures, began = FIRST_PAUSE, 0, time.monotonic()
         while True:
             weights = self._weights
@@ -126,12 +124,12 @@ class ServerBackend(QueuedBackend):
                 self._away_since = None
                 return cut(request, ids, logprobs)
             failures += not error.unreachable
-            # Others may be answered again and again, so that nobody is away for long.
+            # Other turns' answers reset the time away, so each turn has a limit of its own too.
             starves = time.monotonic() - began > TRIES * self._patience and error.unreachable
             released = self._queue.get(request.key) is not request
             if released or self._gives_up(error, failures) or starves:
                 return TurnResult(request.key, [], None, str(error))
-            self._tell(error)
+            self._warn(error)
             self.asked_again += 1
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -144,7 +142,7 @@ class ServerBackend(QueuedBackend):
             self._weights = present  # another process has sent them again
         elif self._weights == weights:
             self._lost.set()
-        message = f"it has the weights {present!r} instead of {weights!r}: it was started anew"
+        message = f"it has the weights {present!r} instead of {weights!r}: it was restarted"
         raise ServerError(message, unreachable=self._awaits_weights)
 
     def _gives_up(self, error: ServerError, failures: int) -> bool:
@@ -155,12 +153,12 @@ class ServerBackend(QueuedBackend):
             return now - self._away_since > self._patience
         return failures >= TRIES
 
-    def _tell(self, error: ServerError) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, error: ServerError) -> None:
+        if not self._warned:
+            self._warned = True
             logger.warning(
-                "The vLLM server has not sampled a turn (%s). Turns are asked for again, for up to %g s "
-                "where it is away; `sampling/asked_again` counts them.",
+                "The vLLM server has not sampled a turn (%s). Turns are requested again, for up to %g s "
+                "while it is away; `sampling/asked_again` counts them.",
                 error,
                 self._patience,
             )

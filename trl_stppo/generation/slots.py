@@ -1,7 +1,7 @@
 """Key-value storage with one slot per episode, written in place at each episode's own length.
 
-A slot beyond its episode's length holds zeros, never what another episode has left there: masked
-keys get no weight, but zero times a NaN is a NaN.
+A slot beyond its episode's length holds zeros, never another episode's values: masked keys have
+no weight, but zero times a NaN is a NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-# Lengths are rounded up to it: attention kernels like aligned masks, allocators few sizes.
+# Lengths are rounded up to a multiple: attention kernels need aligned masks, allocators few sizes.
 ALIGNMENT = 16
 GROWTH = 1.5
 
@@ -28,7 +28,7 @@ class SlotTensor:
 
     Args:
         like: states [rows, heads, tokens, width] that give heads, width, dtype and device.
-        slots: how many episodes it holds.
+        slots: number of episodes.
         length: tokens of each.
     """
 
@@ -50,7 +50,7 @@ class SlotTensor:
         self.data[:, :, :used].index_fill_(0, slots, 0)
 
     def write(self, states: Tensor, span: Span) -> Tensor:
-        """Write the states of the rows at hand and return all that these rows now hold.
+        """Write new states of the span's rows and return all states of these rows.
 
         Args:
             states: [rows, heads, tokens, width].
@@ -68,10 +68,10 @@ class SlotTensor:
 
 
 class Span:
-    """Where one forward pass reads and writes.
+    """The slots and positions that one forward pass reads and writes.
 
     Args:
-        slots: of the rows, distinct.
+        slots: slots of the rows, distinct.
         positions: [rows, tokens] where each token goes, -1 for padding.
         longest: tokens of each slot that attention sees.
         padded: whether any position is -1.
@@ -81,7 +81,7 @@ class Span:
         self.positions, self.longest, self.padded = positions, longest, padded
         first, count, device = slots[0], len(slots), positions.device
         if slots == list(range(first, first + count)):
-            # Neighbours are read as a view, without a copy.
+            # Adjacent slots are read as a view, without a copy.
             self.rows: slice | Tensor = slice(first, first + count)
             self._slots = torch.arange(first, first + count, device=device)
         else:
@@ -89,7 +89,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Where the tokens go in a [slots * heads * length, width] view, once for all layers."""
+        """Indices of the tokens in a [slots * heads * length, width] view, computed once for all layers."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             heads_of_rows = self._slots[:, None] * heads + torch.arange(
@@ -104,7 +104,7 @@ class Span:
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values; `cache` says how large they are and which rows are at hand."""
+    """One layer's keys and values; `cache` holds their size and the rows in use."""
 
     is_sliding = False
 
@@ -113,7 +113,7 @@ class SlotLayer(CacheLayerMixin):
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate: only the first states tell heads, width, dtype and device."""
+        """Allocate with the heads, width, dtype and device of the first states."""
         self.keys = SlotTensor(key_states, self.cache.slots, self.cache.length)
         self.values = SlotTensor(value_states, self.cache.slots, self.cache.length)
         self.is_initialized = True
@@ -146,11 +146,11 @@ class SlotCache(Cache):
     Call `reserve`, set `span`, then run the model with it.
 
     Attributes:
-        slots: how many episodes there is room for.
-        length: tokens there is room for in each.
-        used: tokens that the longest episode has ever had.
-        span: where the next forward pass reads and writes.
-        ids: the tokens themselves, [slots + 1, 1, length, 1], if they are to be kept.
+        slots: number of episodes that fit.
+        length: tokens that fit in each slot.
+        used: largest number of tokens of any episode so far.
+        span: slots and positions of the next forward pass.
+        ids: the tokens themselves, [slots + 1, 1, length, 1]; None unless `keep_ids`.
     """
 
     def __init__(self, *, keep_ids: bool, device: torch.device) -> None:
@@ -169,7 +169,7 @@ class SlotCache(Cache):
         return self.layers[layer_idx].update(key_states, value_states)
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for that many slots and tokens, with some to spare whenever it has to grow."""
+        """Make room for that many slots and tokens; growing allocates some spare room."""
         if slots > self.slots or length > self.length:
             if slots > self.slots:
                 self.slots = max(slots, int(self.slots * GROWTH))
@@ -180,13 +180,13 @@ class SlotCache(Cache):
         self.used = max(self.used, length)
 
     def aim(self, span: Span, tokens: Tensor) -> None:
-        """Set where the next forward pass, of tokens [rows, tokens], reads and writes."""
+        """Set the span of the next forward pass over tokens [rows, tokens]."""
         self.span = span
         if self.ids is not None:
             self._row_ids = self.ids.write(tokens[:, None, :, None], span)[:, 0, :, 0]
 
     def tokens(self) -> Tensor | None:
-        """The rows that were fed last, [rows, span.longest], filled up with their first tokens."""
+        """The rows fed last, [rows, span.longest], padded with their first tokens."""
         if self.ids is None:
             return None
         ends = self.span.positions[:, -1:]
@@ -201,7 +201,7 @@ class SlotCache(Cache):
             tensor.move(pair[0], pair[1], self.used)
 
     def clear(self, slots: list[int]) -> None:
-        """Zero slots, so that nothing of an earlier episode is left."""
+        """Zero slots, which removes an earlier episode's values."""
         for tensor in self._tensors():
             tensor.clear(torch.tensor(slots, device=tensor.data.device), self.used)
 
@@ -211,7 +211,7 @@ class SlotCache(Cache):
 
 
 def supports(model: nn.Module) -> str | None:
-    """Why a model cannot use a `SlotCache`, as a sentence; None if it can."""
+    """The reason why a model cannot use a `SlotCache`, as a sentence; None if it can."""
     base = base_of(model)
     config = base.config
     text = config.get_text_config(decoder=True)
@@ -257,7 +257,7 @@ def _attention_kind(base: nn.Module, config: Any) -> str | None:
 
 
 def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
-    """Options of a forward pass whose last `keep` logits of each row are wanted, and nothing else."""
+    """Options of a forward pass that returns only the last `keep` logits of each row."""
     known = inspect.signature(base_of(model).forward).parameters
     options = {"logits_to_keep": keep, "output_router_logits": False}
     return {name: value for name, value in options.items() if name in known}

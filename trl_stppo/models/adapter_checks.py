@@ -1,16 +1,16 @@
-"""Which PEFT adapters a policy may have; `docs/one_gpu.md` tables them."""
+"""Checks of the PEFT adapters that a policy may have; `docs/one_gpu.md` lists them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 POLICY, REFERENCE, CRITIC = "default", "ref", "critic"
-# Initialisations that change nothing at first, so that the bare backbone is the initial policy.
+# Initialisations with zero output at first, so that the bare backbone is the initial policy.
 NEUTRAL_INITS = (True, "gaussian", "orthogonal", "eva", "mica")
-# ... that move a part of the base weights into the adapter; the rest is no model of its own.
+# Initialisations that move a part of the base weights into the adapter; the rest is not a working model.
 SPLIT_INITS = ("pissa", "olora")
 
-# What turns, the critic's pass or a second adapter do not get on with; anything falsy is allowed.
+# Fields that do not work with turns, the critic's pass or a second adapter; falsy values are allowed.
 REFUSED_FIELDS = (
     *("alora_invocation_tokens", "use_qalora", "monteclora_config", "arrow_config"),
     *("layer_replication", "megatron_config"),
@@ -20,14 +20,14 @@ REFUSED_FIELDS = (
 def check_policy_adapter(model: Any, peft_config: Any) -> None:
     """Refuse adapters that could not be trained, played, saved or resumed.
 
-    `peft_config` is of an adapter that is still to be made, or None.
+    `peft_config` describes an adapter that is not yet made, or is None.
     """
     config = peft_config
     if hasattr(model, "peft_config"):
         _check_given_adapters(model)
         config = model.peft_config[POLICY]
     if config is None or not hasattr(config, "peft_type"):
-        return  # no adapter, or something of which GRPOTrainer tells what it is
+        return  # no adapter, or an object that GRPOTrainer's own error describes
     kind = type(config).__name__
     task = getattr(config.task_type, "value", config.task_type)
     if task not in (None, "CAUSAL_LM"):
@@ -84,7 +84,7 @@ def check_loaded_policy(model: Any) -> None:
 
 
 def check_untouched_base(config: Any, who: str, instead: str) -> None:
-    """Refuse trained biases, which stay in the base weights whichever adapter is active."""
+    """Refuse trained biases: they are in the base weights, whichever adapter is active."""
     if getattr(config, "bias", "none") != "none":
         raise ValueError(
             f"`bias={config.bias!r}` would change {who} too. Allowed: 'none'; or {instead}."
@@ -92,6 +92,6 @@ def check_untouched_base(config: Any, who: str, instead: str) -> None:
 
 
 def is_lora(config: Any) -> bool:
-    """Whether a configuration is LoRA's own, not that of a relative."""
+    """Whether a configuration is LoRA itself, not one of its variants."""
     kind = getattr(config, "peft_type", None)
     return str(getattr(kind, "value", kind)) == "LORA"

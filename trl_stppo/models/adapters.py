@@ -1,8 +1,8 @@
 """PEFT adapters on one backbone: the reference's copy, the critic's own, switching, loading.
 
 The policy's adapter is called `default`, as TRL and PEFT's files expect. With it switched off the
-backbone is the reference, unless the adapter does something from the start: then a frozen copy, `ref`,
-is.
+backbone is the reference. If the adapter changes the output from the start, a frozen copy, `ref`,
+is the reference.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 def needs_reference_copy(model: Any, peft_config: Any) -> bool:
-    """Whether the policy starts elsewhere than at its backbone without adapters."""
+    """Whether the initial policy differs from its backbone without adapters."""
     if hasattr(model, "peft_config"):
-        return True  # it may come trained
+        return True  # its adapter may be trained already
     if is_lora(peft_config):
         return peft_config.init_lora_weights not in NEUTRAL_INITS
-    # LoRA's relatives have a switch for tests, with which they start at random.
+    # LoRA's variants have a switch for tests that starts them at random.
     switches = ("init_weights", "init_ia3_weights")
     return any(getattr(peft_config, name, True) is False for name in switches)
 
@@ -55,16 +55,16 @@ def add_reference_adapter(model: PreTrainedModel) -> None:
 def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
     """Add the critic's adapter beside the policy's. A `rank` of None takes the policy's."""
     if CRITIC in model.peft_config:  # the caller has loaded one
-        own = getattr(model.peft_config[CRITIC], "r", None)
-        if rank not in (None, own):
+        present = getattr(model.peft_config[CRITIC], "r", None)
+        if rank not in (None, present):
             raise ValueError(
-                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {own}."
+                f"`critic_lora_r={rank}`, but the adapter {CRITIC!r} of `model` has rank {present}."
             )
         return
     policy = model.peft_config[model.active_adapter]
     model.add_adapter(CRITIC, critic_lora_config(model, rank))
     if policy.init_lora_weights in SPLIT_INITS:
-        # What was moved out of the base weights belongs to the critic's backbone too.
+        # The weights moved out of the base belong to the critic's backbone too.
         _copy_adapter(model, POLICY, CRITIC)
         model.peft_config[CRITIC].init_lora_weights = policy.init_lora_weights
 
@@ -95,7 +95,7 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
 
 
 def _further_config(policy: Any) -> Any:
-    """A copy for one more adapter: what changes the base weights has happened already."""
+    """A copy for one more adapter, without the steps that change the base weights again."""
     config = copy.deepcopy(policy)
     config.inference_mode = False
     for name, value in (
@@ -110,7 +110,7 @@ def _further_config(policy: Any) -> Any:
 
 
 def discard_saved_reference(folder: Path) -> None:
-    """Take the reference's copy out of a saved model, where it would only puzzle."""
+    """Delete the reference's copy from a saved model."""
     saved = folder / REFERENCE
     if not (saved / "adapter_config.json").is_file():
         return
@@ -126,7 +126,7 @@ def discard_saved_reference(folder: Path) -> None:
 
 
 def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
-    """Give one adapter the values and dtypes of another."""
+    """Copy one adapter's values and dtypes to another."""
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         if source in parts:
@@ -140,9 +140,9 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
 
 @contextmanager
 def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
-    """Route through one adapter, past whatever other adapters hold, without touching `requires_grad`.
+    """Route through one adapter alone, without changing `requires_grad`.
 
-    A layer without that adapter is left to the base weights.
+    A layer without that adapter uses its base weights.
     """
     previous = [layer._active_adapter for layer in layers]
     for layer in layers:
@@ -164,12 +164,12 @@ def adapter_layers(model: PreTrainedModel) -> list[Any]:
 
 
 def load_in_place(model: PreTrainedModel) -> None:
-    """Let checkpoints be loaded into the adapters as they are.
+    """Make `load_adapter` load checkpoints into the existing adapter parameters.
 
-    PEFT casts what it has loaded to float32, in parameters of its own making: a resumed QLoRA run would
-    go on in another precision, and the critic's gradients would go to parameters that nothing uses.
+    PEFT loads into new parameters and casts them to float32: a resumed QLoRA run would continue in
+    another precision, and the critic's gradients would go to parameters that nothing uses.
     """
-    # A method, not a closure: a copy of the model then loads into itself.
+    # A method, not a closure, so that a copy of the model loads into itself.
     model.load_adapter = types.MethodType(_load_adapter, model)
 
 
@@ -186,23 +186,23 @@ def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
     file = folder / "adapter_config.json"
     if not file.exists():
         return
-    saved, own = (
+    saved, present = (
         json.loads(file.read_text()).get("r"),
         getattr(model.peft_config[adapter], "r", None),
     )
-    if saved == own:
+    if saved == present:
         return
     option = "critic_lora_r" if adapter == CRITIC else "r of peft_config"
     raise ValueError(
-        f"The adapter {adapter!r} in `{folder}` has rank {saved}; this run has `{option}={own}`."
+        f"The adapter {adapter!r} in `{folder}` has rank {saved}; this run has `{option}={present}`."
     )
 
 
 def restore_module_dtypes(model: PreTrainedModel) -> None:
-    """Give modules that an adapter trains as a whole the dtype of those around them again.
+    """Restore the dtype of modules that an adapter trains in full to that of the modules around them.
 
-    On a quantised base TRL casts all that is trained to bfloat16, after which a plain forward pass
-    through a float32 model fails at such a module.
+    On a quantised base TRL casts all trained parameters to bfloat16; a plain forward pass
+    through a float32 model then fails at such a module.
     """
     from peft.utils import ModulesToSaveWrapper
 

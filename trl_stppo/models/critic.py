@@ -2,8 +2,8 @@
 
 `SharedCritic` adds a second LoRA adapter and a scalar head to the policy's own frozen backbone;
 `SeparateCritic` is a sequence-classification model of its own. Neither registers a module inside the
-policy that a weight push to an inference engine would find: the head lives outside, the adapter is
-skipped by its name.
+policy that a weight push to an inference engine would send: the head lives outside, the push skips
+the adapter by its name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HEAD_FILE = "value_head.safetensors"
-ADAPTERS = "value_model"  # folder of a critic's own adapters, in the critic's
+ADAPTERS = "value_model"  # subfolder for the adapters of a separate critic
 
 
 def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
-    """A value head that starts at zero, so that the first advantages are the returns themselves."""
+    """A value head that starts at zero, so that the first advantages equal the returns."""
     dtype = torch.promote_types(like.dtype, torch.float32) if like.is_floating_point() else None
     head = nn.Linear(hidden_size, 1, device=like.device, dtype=dtype or torch.float32)
     nn.init.zeros_(head.weight)
@@ -36,17 +36,17 @@ def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:
-    """Keeps mixed precision from rounding values, and with them rewards and returns, to bfloat16."""
+    """Switch autocast off, which would round values, and with them rewards and returns, to bfloat16."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 class Critic:
-    """State values for every completion token, from one forward pass of a backbone."""
+    """Predicts state values for every completion token with one forward pass of a backbone."""
 
-    # The weights that `save` is to write, where the modules hold pieces of them.
-    whole: dict[str, Tensor] | None = None
-    parameter_names: Sequence[str] = ()  # of those inside the policy
-    head: nn.Module  # makes values of hidden states
+    # The weights that `save` writes if the modules hold shards of them.
+    full: dict[str, Tensor] | None = None
+    parameter_names: Sequence[str] = ()  # names of the critic's parameters inside the policy
+    head: nn.Module  # maps hidden states to values
     _base: PreTrainedModel
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
@@ -59,7 +59,7 @@ class Critic:
 
         Returns:
             [B, T + 1] float32: entry t is the value of the state before completion token t; the last
-            one that of the state after the final token.
+            entry is the value of the state after the final token.
         """
         hidden = self.hidden_states(input_ids, attention_mask)
         return self.score(hidden[:, -num_tokens - 1 :])
@@ -71,7 +71,7 @@ class Critic:
         ).last_hidden_state
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Scalar head: [B, S, H] -> [B, S] float32, or float64 where the head is."""
+        """Apply the scalar head: [B, S, H] -> [B, S] float32, or float64 if the head is."""
         with full_precision(hidden):
             values = self.head(hidden.to(next(self.head.parameters()).dtype)).squeeze(-1)
         return values if values.dtype == torch.float64 else values.float()
@@ -84,25 +84,25 @@ class Critic:
         """Write everything `load` needs into `folder`."""
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote; raises FileNotFoundError rather than start over silently."""
+        """Restore what `save` wrote; raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Must surround forward *and* backward: checkpointed layers run again in the backward."""
+        """Context of forward *and* backward: checkpointed layers run again in the backward pass."""
         return nullcontext()
 
 
 class NoCritic(Critic):
-    """Stands in its place where a method has none: nothing to train, to save or to load."""
+    """The null critic of methods without one: nothing to train, save or load."""
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """There are none."""
+        """Raise NotImplementedError."""
         raise NotImplementedError("This trainer has no critic, and so no values.")
 
 
 class SharedCritic(Critic):
     """Adapter `critic` and a scalar head on the policy's own backbone.
 
-    `rank` is that of the critic's adapter; None takes the policy's.
+    `rank` is the rank of the critic's adapter; None takes the policy's.
     """
 
     def __init__(self, model: PreTrainedModel, rank: int | None = None) -> None:
@@ -118,24 +118,24 @@ class SharedCritic(Critic):
         self._enable_gradients()
 
     def _enable_gradients(self) -> None:
-        # PEFT freezes every inactive adapter whenever adapters are switched, disabled or loaded.
+        # PEFT freezes every inactive adapter when adapters are switched, disabled or loaded.
         for name in self.parameter_names:
             self.model.get_parameter(name).requires_grad_(True)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Route the backbone through the critic's adapter, leaving `requires_grad` as it should be."""
+        """Route the backbone through the critic's adapter; `requires_grad` stays correct."""
         with adapters.only_active(self._layers, adapters.CRITIC):
             self._enable_gradients()
             yield
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Critic.parameters`."""
-        own = [self.model.get_parameter(name) for name in self.parameter_names]
-        return own + list(self.head.parameters())
+        adapter = [self.model.get_parameter(name) for name in self.parameter_names]
+        return adapter + list(self.head.parameters())
 
     def save(self, folder: Path) -> None:
-        """Write the head; PEFT itself saves the adapter, into a folder of the adapter's name."""
+        """Write the head; PEFT saves the adapter into a folder of the adapter's name."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class SharedCritic(Critic):
         save_file(
             {
                 k: v.detach().cpu().contiguous()
-                for k, v in (self.whole or self.head.state_dict()).items()
+                for k, v in (self.full or self.head.state_dict()).items()
             },
             folder / HEAD_FILE,
         )
@@ -189,10 +189,10 @@ class SeparateCritic(Critic):
 
     def save(self, folder: Path) -> None:
         """See `Critic.save`."""
-        self.model.save_pretrained(self._folder(folder), state_dict=self.whole)
+        self.model.save_pretrained(self._folder(folder), state_dict=self.full)
 
     def _folder(self, folder: Path) -> Path:
-        # transformers loads every adapter one level below a checkpoint into the policy.
+        # transformers loads every adapter one level below the checkpoint into the policy.
         return folder / ADAPTERS if hasattr(self.model, "peft_config") else folder
 
     def load(self, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """The models of separate critics: the policy's architecture with a scalar head.
 
-Where transformers, or a repository's own code, has the architecture as a sequence-classification model with a
-`score` head, that is the one. For all other architectures one is made of the causal model's own backbone, in
-the same form on the disk: the backbone under its usual prefix, and `score.weight`.
+If transformers, or a repository's own code, has the architecture as a sequence-classification model with a
+`score` head, that class is used. For other architectures a class is made from the causal model's backbone, in
+the same form on disk: the backbone under its usual prefix, and `score.weight`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
-# What says where on the Hub a configuration is, among the arguments of `from_pretrained`.
+# Arguments of `from_pretrained` that locate a configuration on the Hub.
 PLACE = ("cache_dir", "code_revision", "local_files_only", "revision", "subfolder", "token")
 
 
 class _BackboneWithScore(GenericForSequenceClassification):
-    """transformers' own recipe, but for the backbone, which is the causal model's also in remote code."""
+    """transformers' generic classifier, on the causal model's backbone (remote code included)."""
 
     backbone_class: ClassVar[type[PreTrainedModel]]
     has_own_code: ClassVar[bool]
@@ -38,22 +38,22 @@ class _BackboneWithScore(GenericForSequenceClassification):
         setattr(self, self.base_model_prefix, self.backbone_class(config))
         hidden = config.get_text_config().hidden_size
         self.score = nn.Linear(hidden, config.num_labels, bias=False)
-        self.post_init()  # takes over what sharding and loading need to know of the backbone
+        self.post_init()  # copies the backbone's attributes for sharding and loading
 
     @classmethod
     def fresh(cls, config: PretrainedConfig, dtype: Any) -> PreTrainedModel:
-        """What `from_config` of transformers' classes gives."""
+        """Make a model as `from_config` of transformers' classes does."""
         return cls._from_config(config, dtype=dtype)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """As upstream, and the code that a repository has brought."""
+        """Save as upstream does, and add the repository's code files."""
         super().save_pretrained(save_directory, **kwargs)
         if self.has_own_code:
             custom_object_save(self, save_directory)
 
 
 def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
-    """The sequence-classification model of an architecture that comes without one."""
+    """Make a sequence-classification class for an architecture without one."""
     backbone, kind = causal.base_model, type(causal)
     if backbone is causal or not isinstance(backbone, PreTrainedModel):
         raise ValueError(
@@ -81,7 +81,7 @@ def _class_like(causal: PreTrainedModel) -> type[_BackboneWithScore]:
 
 
 def _has_scored_class(config: PretrainedConfig) -> bool:
-    """Whether there is a sequence-classification model of this configuration with a `score` head."""
+    """Whether this configuration has a sequence-classification model with a `score` head."""
     if AUTO_CLASS in (getattr(config, "auto_map", None) or {}):
         return True
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -102,7 +102,7 @@ def critic_from_config(
 ) -> PreTrainedModel:
     """A separate critic with fresh weights.
 
-    `causal` is a model of that configuration, if there is one already.
+    `causal` is an existing model of that configuration, or None.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -115,21 +115,21 @@ def critic_from_config(
     if causal is None:
         with torch.device("meta"):
             causal = AutoModelForCausalLM.from_config(config, **options)
-        config = causal.config  # of its text part, where it has several
+        config = causal.config  # the text part's, if the model has several
     return _class_like(causal).fresh(config, dtype)
 
 
 def critic_from_policy(
     policy: PreTrainedModel, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """A second backbone with the policy's present weights and a fresh scalar head."""
+    """A second backbone with the policy's current weights and a fresh scalar head."""
     model = critic_from_config(
         policy.config, policy, dtype=policy.dtype, trust_remote_code=trust_remote_code
     ).to(policy.device)
     backbone = model.base_model
     for name, weight in policy.base_model.named_parameters():
         own = backbone.get_parameter(name)
-        own.data = own.data.to(weight.dtype)  # an architecture may keep some in full precision
+        own.data = own.data.to(weight.dtype)  # some may be in full precision
     backbone.load_state_dict(policy.base_model.state_dict())
     nn.init.zeros_(model.score.weight)
     return model
@@ -139,7 +139,7 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
     """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
     from transformers import AutoModelForSequenceClassification
 
-    # Left unset, transformers asks in a terminal whether to run a repository's code.
+    # If unset, transformers prompts in a terminal before it runs a repository's code.
     options = {"trust_remote_code": False, **model_init_kwargs}
     own = _own_class_of(path, options)
     model, info = (own or AutoModelForSequenceClassification).from_pretrained(
@@ -152,19 +152,19 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
                 f"The value model {path!r} is a {saved}, whose head is not called `score` and would be lost."
             )
         weight = model.score.weight
-        nn.init.zeros_(getattr(weight, "ds_tensor", weight))  # ZeRO-3's piece of it
+        nn.init.zeros_(getattr(weight, "ds_tensor", weight))  # ZeRO-3's shard
     return model
 
 
 def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore] | None:
-    """The class made for a checkpoint's architecture; None where there is one without us."""
+    """The class made for a checkpoint's architecture; None if transformers has one."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place = {name: options[name] for name in PLACE if name in options}
     trust = options["trust_remote_code"]
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **place)
-    except (OSError, ValueError):  # an adapter, or what cannot be loaded: transformers says why
+    except (OSError, ValueError):  # an adapter, or not loadable: transformers' own error follows
         return None
     if _has_scored_class(config):
         return None

@@ -1,4 +1,4 @@
-"""A process reward model that is a causal language model: how likely it finds "yes" rather than "no"."""
+"""A causal language model as process reward model: its probability of "yes" against "no"."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Does this step bring the agent closer to solving the task? Answer with {yes} or 
 
 
 class LabelTokenScorer:
-    """Scores turns by P(yes) / (P(yes) + P(no)), the first word that a causal model would answer.
+    """Scores turns by P(yes) / (P(yes) + P(no)) as the first word of a causal model's answer.
 
-    Goes wherever a function that scores turns does: in `turn_reward_funcs`, and as a `verifier`.
+    Use it like any function that scores turns: in `turn_reward_funcs`, and as a `verifier`.
 
     Args:
-        model: a causal language model, on the device where it is to stay.
+        model: a causal language model; it stays on its device.
         tokenizer: its tokenizer. With a chat template the question is a user's message.
         template: with the fields `task`, `history`, `action`, `yes` and `no`.
         labels: the two answers, as they are tokenised after the question.
@@ -38,9 +38,9 @@ class LabelTokenScorer:
         batch_size: turns in one forward pass.
 
     Raises:
-        ValueError: both labels begin with the same token, or a field of the template is not known.
+        ValueError: both labels begin with the same token, or the template has an unknown field.
 
-    Source: GUI-Shepherd, arXiv:2509.23738, whose judge sees the screen instead.
+    Source: GUI-Shepherd, arXiv:2509.23738; its judge sees the screen instead.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LabelTokenScorer:
         Args:
             name: of a repository on the Hub, or a folder.
             tokenizer: default its own.
-            device: default the GPU where there is one.
+            device: default the GPU if there is one.
             quantization_config: such as `BitsAndBytesConfig(load_in_4bit=True)`.
             model_init_kwargs: further arguments of the model's `from_pretrained`.
             **options: further arguments of the class.
@@ -114,7 +114,7 @@ class LabelTokenScorer:
         Args:
             prompts: messages or text before each turn.
             completions: the turns, as lists of one message or as text.
-            **columns: not looked at.
+            **columns: ignored.
         """
         rows = [
             self._ids(self._question(prompt, _text(completion)))
@@ -130,7 +130,7 @@ class LabelTokenScorer:
 
     @staticmethod
     def suits(name: str, **options: Any) -> bool:
-        """Whether what a name stands for says words, so that it can be a judge; others give scores.
+        """Whether the named model generates text, so that it can be a judge; others give scores.
 
         Args:
             name: of a repository on the Hub, or a folder.
@@ -144,7 +144,7 @@ class LabelTokenScorer:
     @torch.inference_mode()
     def _scores(self, rows: list[list[int]]) -> list[float]:
         longest, device = max(map(len, rows)), self.model.get_input_embeddings().weight.device
-        # Padded behind, where a causal model does not look; any token will do.
+        # Padded on the right, which a causal model does not attend to; any token works.
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         mask = torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in rows], device=device)
         ends = torch.tensor([len(row) - 1 for row in rows], device=device)
@@ -161,31 +161,31 @@ class LabelTokenScorer:
     def _question(self, prompt: Any, action: str) -> str:
         task, history = _parts(prompt)
         yes, no = self._labels
-        asked = self._template.format(
+        question = self._template.format(
             task=task, history=history[-self._max_history :], action=action, yes=yes, no=no
         )
         if self.tokenizer.chat_template is None:
-            return asked + "\n"
-        messages = [{"role": "user", "content": asked}]
+            return question + "\n"
+        messages = [{"role": "user", "content": question}]
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
 
 
 def _parts(prompt: Any) -> tuple[str, str]:
-    """Task and history: what was said before the agent's first turn, and since."""
+    """Task and history: the messages before the agent's first turn, and those since."""
     if isinstance(prompt, str):
         return prompt, "(see above)"
     first = next((i for i, m in enumerate(prompt) if m["role"] == "assistant"), len(prompt))
     task = "\n".join(str(message["content"]) for message in prompt[:first])
-    said = [f"{message['role']}: {_said(message)}" for message in prompt[first:]]
-    return task, "\n".join(said) or "(nothing)"
+    lines = [f"{message['role']}: {_line(message)}" for message in prompt[first:]]
+    return task, "\n".join(lines) or "(nothing)"
 
 
 def _text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else _said(completion[0])
+    return completion if isinstance(completion, str) else _line(completion[0])
 
 
-def _said(message: dict[str, Any]) -> str:
+def _line(message: dict[str, Any]) -> str:
     calls = [str(call.get("function", call)) for call in message.get("tool_calls") or []]
     return "\n".join([*filter(None, [str(message.get("content") or "")]), *calls])

@@ -1,10 +1,10 @@
-"""How much memory a training run takes, from shapes and settings alone.
+"""Memory use of a training run, computed from shapes and settings alone.
 
-`Setup` says what is trained and how, `estimate` adds up what is alive in each phase; `shapes.py` reads
-models into it. Sizes are bytes unless a name says otherwise. What is counted per layer follows what
+`Setup` describes the run, `estimate` adds up the tensors alive in each phase; `shapes.py` reads
+models into a `Setup`. Sizes are bytes unless a name has another unit. The count per layer is what
 autograd keeps of transformers' Llama-like decoders with SDPA attention, as Korthikanti et al. 2022
-(arXiv:2205.05198, Section 4.1) count it for theirs; of other families it is the closest guess.
-`docs/lab/measurements.md` gives the error.
+(arXiv:2205.05198, Section 4.1) count it for their models; for other families it is an approximation.
+`docs/lab/measurements.md` has the error.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ GIB = 2**30
 FITS = 0.92
 # TRL 1.16 computes log-probabilities in tiles [tokens, vocabulary] (trl/kernels/chunked_logprob.py).
 TILE_TOKENS, TILE_VOCABULARY = 4096, 32768
-# The rollout's cache grows in steps, and one forward pass of it takes so many tokens
+# Growth factor of the rollout's cache, and most tokens of one of its forward passes
 # (generation/slots.py, generation/cached.py).
 CACHE_GROWTH, PREFILL_TOKENS = 1.5, 8192
 # Tables of [rows, vocabulary] while a token is drawn: logits, and three in float32 or two in float64.
 SAMPLER_BYTES = 16
-# What CUDA, cuBLAS and the kernels take of a card before the first tensor.
+# Memory of CUDA, cuBLAS and the kernels on a card before the first tensor.
 OVERHEAD = round(0.7 * GIB)
 # State per parameter; torch's own optimizers keep it in the parameter's dtype, here float32.
 OPTIMIZERS = {
@@ -55,21 +55,21 @@ class Geometry:
     query: int
     key: int
     parameters: int  # all of the model, adapters not counted
-    linear: int  # parameters of all linear layers: what QLoRA quantises, and LoRA adapts
+    linear: int  # parameters of all linear layers, which QLoRA quantises and LoRA adapts
     widths: int  # sum of their input and output widths
     largest: int  # parameters of the largest of them
 
     def lora_parameters(self, rank: int) -> int:
-        """Adapters of this rank on all linear layers."""
+        """Number of parameters of adapters of this rank on all linear layers."""
         return rank * self.widths
 
     def four_bit_weights(self, other_bytes: int = 2, *, double: bool = True) -> int:
-        """Bytes with the linear layers in NF4 and everything else in `other_bytes` per parameter."""
+        """Bytes with the linear layers in NF4 and all other parameters in `other_bytes` each."""
         bits = NF4_BITS if double else NF4_PLAIN_BITS
         return round(self.linear * bits / 8) + (self.parameters - self.linear) * other_bytes
 
     def cache_per_token(self, element_bytes: int = 2) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.key * element_bytes
 
 
@@ -78,14 +78,14 @@ class Setup:
     """One training run."""
 
     geometry: Geometry  # of the policy
-    weights: int  # bytes of the policy's backbone, as it is loaded
+    weights: int  # bytes of the policy's loaded backbone
     # Trained parameters (a count) of policy and critic.
     trainable: int
     critic_trainable: int
     adapters: int = 0  # bytes of all adapters and value heads that are not part of a backbone
-    critic_weights: int = 0  # bytes of a separate critic's backbone; 0 where it shares the policy's
-    reference_weights: int = 0  # bytes of a reference policy that is a model of its own
-    critic_geometry: Geometry | None = None  # of a separate critic; default the policy's
+    critic_weights: int = 0  # bytes of a separate critic's backbone; 0 if it shares the policy's
+    reference_weights: int = 0  # bytes of a separate reference model
+    critic_geometry: Geometry | None = None  # shape of a separate critic; default the policy's
     full: bool = False  # the policy's backbone itself is trained
     critic_full: bool = False  # the critic's backbone is trained
     four_bit: bool = False  # linear layers are dequantised for each use
@@ -99,13 +99,13 @@ class Setup:
     accumulates: bool = True  # more than one micro-batch makes an optimizer step
     checkpointing: bool = True  # layers are computed again in the backward pass
     optim: str = "adamw_torch_fused"  # name, as in TrainingArguments
-    # Gradients of the policy's size besides its own: 1 where the clipping bias is measured, 2 with
+    # Gradients of the policy's size besides its own: 1 if the clipping bias is measured, 2 with
     # a loss-side KL or an entropy bonus too.
     bias_buffers: int = 0
-    # Episodes in flight in the rollout; 0 where another process or function plays them.
+    # Episodes in flight in the rollout; 0 if another process or function plays them.
     slots: int = 0
     scoring_rows: int = 0  # episodes per pass of the critic before the update; 0 takes `rows`
-    other: int = 0  # bytes that someone else holds, such as an engine's buffers
+    other: int = 0  # other bytes, such as an engine's buffers
     gathered: int = 0  # bytes of weights that an engine gathers for a rollout
 
     @property
@@ -140,9 +140,9 @@ def make_qlora(setup: Setup, rank: int = 16) -> Setup:
 class Estimate:
     """Expected memory, in bytes."""
 
-    # What is alive at the worst moment of each phase, by name.
+    # Bytes alive at the peak of each phase, by name.
     phases: Mapping[str, Mapping[str, int]]
-    overhead: int  # of the libraries, in every phase
+    overhead: int  # bytes of the libraries, in every phase
 
     @property
     def phase(self) -> str:
@@ -159,14 +159,14 @@ class Estimate:
         return sum(self.phases[phase].values()) + self.overhead
 
     def parts(self, phase: str) -> str:
-        """What is alive in a phase, in GiB and the largest first."""
+        """Sizes of the parts alive in a phase, in GiB, largest first, as a text."""
         parts = {**self.phases[phase], "overhead": self.overhead}
         order = sorted(parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {size / GIB:.1f}" for name, size in order if size / GIB >= 0.05)
 
 
 def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
-    """State of an optimizer after its first step; a name that is not known counts as AdamW."""
+    """Bytes of an optimizer's state after its first step; an unknown name counts as AdamW."""
     each = OPTIMIZERS.get(optim, 8.0)
     if optim.startswith(("adamw_torch", "ademamix")) and not optim.endswith("bit"):
         each *= element_bytes / 4
@@ -174,14 +174,14 @@ def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
 
 
 def estimate(setup: Setup) -> Estimate:
-    """Add up what is alive in each phase."""
+    """Add up the memory in use in each phase."""
     state = optimizer_bytes(
         setup.optim, setup.trainable + setup.critic_trainable, setup.trainable_bytes
     )
     kept = {
         "weights": setup.weights + setup.critic_weights + setup.reference_weights,
         "adapters": setup.adapters,
-        # Paged states move to the host's memory while others need the card's.
+        # Paged states move to the host's memory when the card needs room.
         "optimizer": 0 if setup.optim.startswith("paged") else state,
         "others": setup.other,
     }
@@ -204,10 +204,10 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def _gradients(setup: Setup) -> tuple[int, int]:
-    """Gradients in the middle of a mini-batch, and what one more backward pass adds for a moment."""
+    """Bytes of gradients during a mini-batch, and the temporary bytes of one more backward pass."""
     policy = setup.trainable * setup.trainable_bytes
     critic = setup.critic_trainable * setup.trainable_bytes
-    # A buffer that accumulates is given all new gradients at once, and adds them afterwards.
+    # An accumulating buffer gets all new gradients at once and adds them afterwards.
     fresh = max(critic, policy if setup.bias_buffers else 0) if setup.accumulates else 0
     # Embeddings and head get a gradient of full size each before the two are added.
     embedding = 2 * setup.geometry.vocab * setup.geometry.hidden * 4 if setup.full else 0
@@ -215,7 +215,7 @@ def _gradients(setup: Setup) -> tuple[int, int]:
 
 
 def _step_tables(setup: Setup) -> int:
-    """What the loops of an optimizer over all parameters at once take besides its state."""
+    """Temporary bytes of an optimizer that loops over all parameters at once."""
     in_loops = setup.optim in ("adamw_torch", "rmsprop", "adagrad")
     trained = setup.trainable + setup.critic_trainable
     return trained * setup.trainable_bytes if in_loops else 0
@@ -229,7 +229,7 @@ def _update(setup: Setup) -> dict[str, int]:
     graphs = [_graph(setup, shape, full, tokens) for shape, full in sides]
     stored, layer = max(graphs, key=sum)
     lasting, fresh = _gradients(setup)
-    # The head's tile comes before the layers' backward pass and the gradients that this makes.
+    # The head's tile comes before the layers' backward pass and its gradients.
     tile = _tile(setup, backward=True)
     if graphs[0][0] + tile > stored + layer + fresh:
         return {"gradients": lasting, "activations": graphs[0][0], "log-probabilities": tile}
@@ -237,18 +237,18 @@ def _update(setup: Setup) -> dict[str, int]:
 
 
 def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int, int]:
-    """What a forward pass leaves for the backward pass, and what one layer of the latter takes."""
+    """Bytes that a forward pass keeps for the backward pass, and bytes of one layer's backward pass."""
     c, r = setup.compute_bytes, setup.weight_bytes
     h, q, i = shape.hidden, shape.query, shape.intermediate
     cast = r != c or (setup.trainable_bytes != c and not full)
-    kept = (1 + (r == 4)) * h * r  # the layer's input, and where it is not copied what follows
+    kept = (1 + (r == 4)) * h * r  # the layer's input, and the residual if it is not copied
     kept += 2 * h * 4 if r == 2 else 0  # norms compute in float32
-    kept += 2 * h * r if full else 0  # what a trained norm multiplies
+    kept += 2 * h * r if full else 0  # inputs of trained norms
     kept += (5 if cast else 2) * h * c  # inputs of the linear layers, each its own copy if cast
     kept += 5 * q * c + 4 * i * c  # queries, repeated keys and values, output twice; the MLP
     working = 3 * i * c + 2 * h * r
     matrices = shape.linear // shape.layers
-    weights = matrices * c if r != c and not setup.four_bit else 0  # cast, and kept with the graph
+    weights = matrices * c if r != c and not setup.four_bit else 0  # casts, kept with the graph
     buffer = 2 * shape.largest * c if setup.four_bit else 0
     mask = setup.rows * setup.length**2 * (1 + c)
     final = tokens * h * (r + c)
@@ -260,7 +260,7 @@ def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int,
 
 
 def _tile(setup: Setup, *, backward: bool) -> int:
-    """Log-probabilities of one micro-batch, tile by tile."""
+    """Bytes for log-probabilities of one micro-batch, computed tile by tile."""
     c, shape, tokens = setup.compute_bytes, setup.geometry, setup.rows * setup.completion
     tile = min(tokens, TILE_TOKENS) * TILE_VOCABULARY * c
     weights = TILE_VOCABULARY * shape.hidden * c if setup.weight_bytes != c else 0
@@ -270,7 +270,7 @@ def _tile(setup: Setup, *, backward: bool) -> int:
 
 
 def _working(setup: Setup, tokens: int) -> int:
-    """A forward pass without graph: the widest moment of one layer."""
+    """Bytes of a forward pass without graph: the peak of one layer."""
     shape, c, r = setup.geometry, setup.compute_bytes, setup.weight_bytes
     widest = max(4 * shape.intermediate, 6 * shape.query + 4 * shape.key) * c
     largest = shape.largest if setup.four_bit or r != c else 0

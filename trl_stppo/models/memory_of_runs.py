@@ -1,4 +1,4 @@
-"""What a configuration and an engine make of a run's memory, and what would take less of it."""
+"""Memory use of a run by its configuration and engine, and settings that would lower it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .memory import Setup, estimate, make_qlora
 
 
 def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
-    """The fields of `Setup` that a configuration sets; the length of the longest prompt is given."""
+    """The fields of `Setup` that a configuration sets; `prompt` is the longest prompt in tokens."""
     batch = args.per_device_train_batch_size * (args.steps_per_generation or 1)
     exact = getattr(args, "takes_second_gradient", False)
     extra = args.entropy_coef != 0.0 or args.beta != 0.0
@@ -31,8 +31,8 @@ def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
 def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
     """The same run on one of several processes.
 
-    What an engine saves is reckoned in the plainest way: what it shares out is divided by the number of
-    processes, what it gathers for a rollout is counted whole there, and its buffers are left out. DDP
+    The model of an engine is simple: sharded sizes are divided by the number of processes, weights
+    gathered for a rollout count in full there, and the engine's buffers are left out. DDP
     adds the buckets in which it reduces gradients.
     """
     trained, n = setup.trainable, processes
@@ -40,7 +40,7 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
         buckets = trained * setup.trainable_bytes if n > 1 else 0
         return replace(setup, other=setup.other + buckets)
     setup = _critic_shared_out(setup, engine, n)
-    if not setup.full:  # adapters are small; frozen weights are shared out by two of them
+    if not setup.full:  # adapters are small; two of the engines shard frozen weights
         if engine not in ("ZeRO-3", "FSDP2"):
             return replace(setup, bias_buffers=0)
         gathered = setup.weights
@@ -68,7 +68,7 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
 
 
 def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
-    """What is left of the critic; ZeRO shares out one of its own alone."""
+    """The critic's share of one process; ZeRO shards only a separate critic."""
     weights, trained = setup.critic_weights, setup.critic_trainable
     pieces, other = weights // processes, setup.other
     if engine != "FSDP2" and not setup.critic_full:
@@ -80,20 +80,20 @@ def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
 
 
 def _of_zero(trained: int, engine: str, processes: int) -> int:
-    """Bytes of weights: bfloat16 ones, with which is computed, and float32 ones, which are stepped."""
+    """Bytes of weights: bfloat16 ones for computing, and float32 ones for the optimizer."""
     half, masters = 2 * trained, 4 * trained // processes
     return (half // processes if engine == "ZeRO-3" else half) + masters
 
 
 def _gathering(setup: Setup, weights: int) -> Setup:
-    """With so many bytes more in a rollout, if the policy plays it."""
+    """Add bytes of gathered weights to a rollout, if the policy plays it."""
     if not (weights and setup.slots):
         return setup
     return replace(setup, gathered=weights)
 
 
 def hints(setup: Setup) -> list[tuple[str, int]]:
-    """What would take less memory, the most effective first, with the bytes that each saves."""
+    """Settings that would save memory, the most effective first, with the bytes that each saves."""
     now = estimate(setup).peak
     options = [(text, now - estimate(other).peak) for text, other in _alternatives(setup)]
     return sorted((o for o in options if o[1] > 0.01 * now), key=lambda option: -option[1])

@@ -1,4 +1,4 @@
-"""Models as the memory model takes them: built on the meta device, where they are shapes alone, and read."""
+"""Models for the memory estimate: built on the meta device, without weights, and measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .memory import Geometry, Setup
 def policy_shape(
     config: Any, dtype: str, peft_config: Any = None, *, four_bit: bool = False
 ) -> Any:
-    """A policy without its weights. `four_bit`: it is to be quantised, which its shapes do not show."""
+    """A policy without its weights. `four_bit`: it will be quantised; its shapes do not change."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -29,7 +29,7 @@ def policy_shape(
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         model.is_loaded_in_4bit = four_bit
         if peft_config is not None:
-            model = get_peft_model(model, copy.deepcopy(peft_config))  # which fills it in
+            model = get_peft_model(model, copy.deepcopy(peft_config))  # PEFT changes its copy
             trained = [name for name, p in model.named_parameters() if p.requires_grad]
             adapters.match_policy_dtype(model, trained)
     return model
@@ -45,20 +45,20 @@ def critic_shape(config: Any, dtype: str) -> Any:
 
 
 def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: Any) -> Setup:
-    """The models of a run as the memory model takes them.
+    """Measure the models of a run for the memory estimate.
 
-    `reference` is a model of its own, or None; `settings` are other fields of `Setup`.
+    `reference` is a separate model, or None; `settings` are other fields of `Setup`.
     """
-    own: Any = critic.model if isinstance(critic, SeparateCritic) else None
+    separate: Any = critic.model if isinstance(critic, SeparateCritic) else None
     of_critic = {id(p): p for p in critic.parameters()}
     trained = [p for p in policy.parameters() if p.requires_grad and id(p) not in of_critic]
     (backbone, added), shape = _split(policy), geometry_of(policy)
-    critic_backbone, critic_added = ([], []) if own is None else _split(own)
+    critic_backbone, critic_added = ([], []) if separate is None else _split(separate)
     inside = {id(p) for p in policy.parameters()}
-    head = [p for p in of_critic.values() if own is None and id(p) not in inside]
+    head = [p for p in of_critic.values() if separate is None and id(p) not in inside]
     width = policy.get_input_embeddings().weight.element_size()
     four_bit = bool(getattr(policy, "is_loaded_in_4bit", False))
-    planned = four_bit and policy.device.type == "meta"  # nothing has packed the weights
+    planned = four_bit and policy.device.type == "meta"  # the weights are not packed
     read = {
         "geometry": shape,
         "weights": shape.four_bit_weights(width) if planned else byte_size(backbone),
@@ -67,9 +67,9 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
         "adapters": byte_size([*added, *critic_added, *head]),
         "critic_weights": byte_size(critic_backbone),
         "reference_weights": modules_size([reference]),
-        "critic_geometry": None if own is None else geometry_of(own),
+        "critic_geometry": None if separate is None else geometry_of(separate),
         "full": not hasattr(policy, "peft_config"),
-        "critic_full": own is not None and not hasattr(own, "peft_config"),
+        "critic_full": separate is not None and not hasattr(separate, "peft_config"),
         "four_bit": four_bit,
         "weight_bytes": width,
         "compute_bytes": width,
@@ -86,7 +86,7 @@ def geometry_of(model: Any) -> Geometry:
         module
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
-        # Of a layer, which has a number, and no adapter's.
+        # Linear layers of numbered blocks, without adapters.
         if any(part.isdigit() for part in name.split(".")) and not skip & set(name.split("."))
     ]
     sides = [_sides(module) for module in linear]
@@ -111,27 +111,27 @@ def geometry_of(model: Any) -> Geometry:
         )
     except (AttributeError, ValueError) as error:
         raise ValueError(
-            f"The memory of a {config.model_type!r} model is not known: its configuration does not tell the "
+            f"The memory of a {config.model_type!r} model is unknown: its configuration does not give the "
             f"shape of its layers ({error})."
         ) from error
 
 
 def _sides(module: Any) -> tuple[int, int]:
-    """Input and output width; of packed weights the shape would not tell."""
+    """Input and output width; packed weights have them as attributes, not in their shape."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     return module.weight.shape[0], module.weight.shape[1]
 
 
 def _intermediate(config: Any, sides: list[tuple[int, int]]) -> int:
-    """Width of the MLP: in a mixture of experts of those that one token passes through."""
+    """Width of the MLP; in a mixture of experts, that of the experts that one token passes through."""
     width = getattr(config, "intermediate_size", None) or max(max(pair) for pair in sides)
     experts = getattr(config, "num_experts_per_tok", None)
     return experts * (getattr(config, "moe_intermediate_size", None) or width) if experts else width
 
 
 def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of the backbone, and of the adapters on it."""
+    """Parameters of the backbone, and those of the adapters on it."""
     names = set(getattr(model, "peft_config", {}))
     parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for name, parameter in model.named_parameters():
@@ -140,24 +140,24 @@ def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 
 def byte_size(parameters: Iterable[torch.Tensor]) -> int:
-    """Bytes, with the constants of what is quantised."""
+    """Bytes of parameters, with the constants of quantised weights."""
     return sum(elements(p) * p.element_size() + _constants(p) for p in parameters)
 
 
 def elements(parameter: torch.Tensor) -> int:
-    """Of the whole, where ZeRO-3 has left a piece in its place."""
+    """Number of elements of the full parameter, also if ZeRO-3 has sharded it."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def modules_size(candidates: Iterable[Any]) -> int:
-    """Bytes of those that are modules."""
+    """Bytes of the candidates that are modules."""
     return sum(byte_size(m.parameters()) for m in candidates if isinstance(m, nn.Module))
 
 
 def _constants(parameter: Any) -> int:
     """Bytes of the block constants that bitsandbytes keeps beside a packed weight."""
     total, state = 0, getattr(parameter, "quant_state", None)
-    while state is not None:  # double quantisation has constants of the constants
+    while state is not None:  # double quantisation quantises the constants too
         total += sum(
             t.numel() * t.element_size()
             for t in (state.absmax, state.code, getattr(state, "offset", None))

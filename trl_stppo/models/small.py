@@ -1,7 +1,7 @@
-"""A decoder and a tokenizer small enough to train on a laptop, built from nothing but text.
+"""A decoder and a tokenizer small enough to train on a laptop, built from text alone.
 
-Both are Qwen2: a tokenizer of another class saved beside a Qwen2 model comes back as
-`Qwen2Tokenizer` and then, silently, with other ids.
+Both are Qwen2: a tokenizer of another class saved beside a Qwen2 model is loaded as
+`Qwen2Tokenizer`, silently with other ids.
 """
 
 import json
@@ -14,7 +14,7 @@ END_OF_TURN = "<|end|>"
 ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>")
 
 # One token before and one after each message, so that a conversation's tokens only ever grow.
-# The generation block marks what a model is trained to say; it renders to nothing.
+# The generation block marks the trained text; it renders to nothing.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
@@ -35,7 +35,7 @@ def tiny_tokenizer(
     """Train a byte-level BPE tokenizer with a chat template whose end of turn is the EOS token.
 
     Args:
-        texts: what to learn the merges from; any other text still round-trips, in more tokens.
+        texts: training texts of the merges; any other text still round-trips, in more tokens.
         vocab_size: tokens before `markers` are added, >= 300 (the bytes take 256).
         markers: strings that are always one token each and survive `skip_special_tokens`, such as
             the tags of a protocol.
@@ -74,7 +74,7 @@ def tiny_config(tokenizer: Qwen2Tokenizer, **overrides: int | float) -> Qwen2Con
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    # Tied embeddings halve what has to be learnt to copy a name: finding it is already saying it.
+    # With tied embeddings copying a name is easier to learn: input and output share its vector.
     return Qwen2Config(**{**settings, **overrides}, bos_token_id=None, tie_word_embeddings=True)
 
 

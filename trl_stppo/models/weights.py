@@ -1,4 +1,4 @@
-"""Weights from a folder into a model that is there already, under whatever names the disk has them."""
+"""Load weights from a folder into an existing model, whatever their names on disk."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ SINGLE = "model.safetensors"
 
 
 def load_converted(model: Any, folder: Path) -> bool:
-    """Load weights that the disk has in another form than the model, and only those.
+    """Load weights if their form on disk differs from the model's.
 
-    transformers saves the experts of a mixture one by one, as checkpoints on the Hub have them, and keeps
-    them in one tensor. Its trainer loads by name alone, and passes over what it does not find.
+    transformers saves the experts of a mixture one by one, as checkpoints on the Hub do, and keeps
+    them in one tensor. Its trainer loads by name alone and skips names that it does not find.
 
     Returns:
-        Whether there were such weights, so that all are loaded now.
+        True if there were such weights; all weights are loaded then.
     """
     names = _names(folder)
     if not names or not hasattr(model, "config") or names <= set(model.state_dict()):
         return False
-    # Wide enough for all: what is copied into narrower weights comes from them.
+    # The widest dtype of all weights; copies into narrower ones round.
     dtype = reduce(torch.promote_types, (p.dtype for p in model.parameters()))
-    config = copy.deepcopy(model.config)  # which is given the folder's name
+    config = copy.deepcopy(model.config)  # loading writes the folder's name into it
     saved = type(model).from_pretrained(folder, config=config, dtype=dtype)
     model.load_state_dict(saved.state_dict())
     return True
 
 
 def _names(folder: Path) -> set[str]:
-    """Of the tensors in a folder; none where they are not in safetensors."""
+    """Names of the tensors in a folder; empty if they are not in safetensors."""
     from safetensors import safe_open
 
     if (folder / INDEX).is_file():
         return set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
     if not (folder / SINGLE).is_file():
         return set()
-    with safe_open(str(folder / SINGLE), framework="pt") as tensors:  # its header alone is read
+    with safe_open(str(folder / SINGLE), framework="pt") as tensors:  # reads only the header
         return set(tensors.keys())

@@ -1,1 +1,1 @@
-"""Episodes: how they are played, recorded, and collated."""
+"""Playing, recording and collating of episodes."""

@@ -1,4 +1,4 @@
-"""A call into an environment, its result, and what of its time counts."""
+"""A call into an environment, its result, and the time that counts towards its limit."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from .shared_loop import SharedLoop
 
-# What a coroutine gets, in seconds, to react to its cancellation before it is abandoned.
+# Seconds for a coroutine to react to its cancellation before it is abandoned.
 CANCEL_SECONDS = 0.5
 
 
 @dataclass
 class CallResult:
-    """How one call ended."""
+    """The result of one call."""
 
     key: int  # as submitted
-    value: Any = None  # what it returned
-    error: BaseException | None = None  # what it raised, SystemExit and the like included, or None
-    timed_out: bool = False  # whether it was abandoned; then there is neither value nor error
-    # Who has blocked the event loop when it was abandoned: "itself", "another" or None.
+    value: Any = None  # the return value
+    error: BaseException | None = None  # the exception, SystemExit and the like included, or None
+    timed_out: bool = False  # whether it was abandoned; value and error are None then
+    # The call that blocked the event loop when this one was abandoned: "itself", "another" or None.
     blocked: str | None = None
-    seconds: float = 0.0  # how long it ran
+    seconds: float = 0.0  # duration
 
 
 @dataclass(eq=False)
@@ -35,8 +35,8 @@ class Call:
     key: int
     func: Callable[[], Any]
     timeout: float | None
-    started: float | None = None  # None while it waits, for worker, event loop or poller
-    spent: float = 0.0  # before it began to wait for the poller
+    started: float | None = None  # None while it is queued for worker, event loop or poller
+    spent: float = 0.0  # seconds before it was queued for the poller
     abandoned: bool = False
     asynchronous: bool = False
     loop: SharedLoop | None = None
@@ -44,23 +44,23 @@ class Call:
     future: Future[Any] | None = None
 
     def overdue_at(self, now: float) -> float | None:
-        """When it is to be given up, as it looks now; None for never."""
+        """Time at which the call is abandoned, as known at `now`; None for never."""
         if self.timeout is None or self.started is None:
             return None
         at = self.started + self.timeout + (CANCEL_SECONDS if self.asynchronous else 0.0)
         blocked = None if self.loop is None else self.loop.blocked_for(now)
         if blocked is None or blocked[0] is self:
             return at
-        # A block that never ends costs the others one limit more.
+        # A block that never ends extends the other calls' limits once.
         return at + min(now - max(blocked[1], self.started), self.timeout)
 
     def blocked_by(self, now: float) -> str | None:
-        """Who blocks its event loop, as in `CallResult.blocked`."""
+        """The blocker of the call's event loop, as in `CallResult.blocked`."""
         blocked = None if self.loop is None else self.loop.blocked_for(now)
         return None if blocked is None else "itself" if blocked[0] is self else "another"
 
     def postpone(self, seconds: float) -> None:
-        """The loop, on whose thread this is, was blocked by another call."""
+        """Extend the limit after another call has blocked the loop; runs on the loop's thread."""
         if self.started is None:
             return
         seconds = min(seconds, time.monotonic() - self.started)
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(eq=False)
 class Job:
-    """A coroutine that waits for its turn on the event loop, or runs there."""
+    """A coroutine that is queued for the event loop, or runs there."""
 
     make: Callable[[], Coroutine[Any, Any, Any]]
     call: Call | None
@@ -81,7 +81,7 @@ class Job:
 
 
 async def caught(make: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
-    """What there is to await returns, and what making or awaiting it raises."""
+    """Make an awaitable and await it; return its result, and the exception of either step."""
     try:
         return await make(), None
     except asyncio.CancelledError:

@@ -1,8 +1,8 @@
-"""Messages to token ids for a conversation that only ever grows at its end.
+"""Conversion of messages to token ids for a conversation that only grows at its end.
 
-Sampled ids are kept as sampled. What the environment says is tokenised once, as the suffix that the
-chat template puts after an assistant message, so nothing is decoded and encoded again. It holds no
-control token that the template has not written, unless its environment is trusted with them.
+Sampled ids are kept as sampled. An observation is tokenised once, as the suffix that the chat
+template puts after an assistant message, so no text is decoded and encoded again. It holds only
+control tokens that the template has written, unless its environment is trusted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class ChatRenderer:
     `chat_template` overrides the tokenizer's own; `eos_token_ids` end a turn.
 
     Attributes:
-        control: keeps control tokens out of what environments say.
-        template: what goes to `apply_chat_template` besides messages and tools.
+        control: keeps control tokens out of observations.
+        template: arguments of `apply_chat_template` besides messages and tools.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class ChatRenderer:
     ) -> list[int]:
         """Token ids of a prompt, ready for the model's turn.
 
-        `opening` is an environment's words, appended to the last message; if `trusted`, they may hold
-        control tokens.
+        `opening` is an environment's opening text, appended to the last message; if `trusted`, it may
+        hold control tokens.
         """
         if opening and not trusted:
             opening = self.control.split(opening, before=_end_of(prompt))
@@ -66,10 +66,10 @@ class ChatRenderer:
         """Token ids between two turns.
 
         Args:
-            text: what the environment said.
-            conversational: as a user message of the template; otherwise as bare text.
+            text: the observation.
+            conversational: render it as a user message of the template; if False, as bare text.
             turn_ended: whether the turn before ended with an end-of-turn token of its own. If not
-                (it was cut), the template's one comes first, as part of the observation.
+                (it was cut), the observation begins with the template's end-of-turn token.
             trusted: whether the text may hold control tokens.
         """
         text = text if trusted else self.control.split(text)
@@ -96,12 +96,12 @@ class ChatRenderer:
         return bool(ids) and ids[-1] in self.eos_token_ids
 
     def decode_action(self, ids: list[int]) -> str:
-        """The text of one turn, as the environment sees it."""
+        """The text of one turn, as the environment gets it."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @functools.cached_property
     def _boundary(self) -> tuple[list[int], int]:
-        """A rendered dummy conversation, and where its assistant message ends."""
+        """A rendered dummy conversation, and the position at which its assistant message ends."""
         ids = self._render(_DUMMY, add_generation_prompt=False)
         for position in range(len(ids) - 1, -1, -1):
             if ids[position] in self.eos_token_ids:
@@ -138,8 +138,8 @@ class ChatRenderer:
 
 
 def check_template(tokenizer: Any, rows: str = "") -> None:
-    """Refuse a tokenizer that cannot show messages."""
-    # Those of other libraries may show messages without a template.
+    """Refuse a tokenizer that cannot render messages."""
+    # Tokenizers of other libraries may render messages without a template.
     if not getattr(tokenizer, "chat_template", "its own"):
         name = tokenizer.name_or_path or type(tokenizer).__name__
         raise ValueError(
@@ -149,13 +149,13 @@ def check_template(tokenizer: Any, rows: str = "") -> None:
 
 
 def has_image(content: Any) -> bool:
-    """Whether a message's content, text or blocks, shows an image."""
+    """Whether a message's content, text or blocks, holds an image."""
     blocks = content if isinstance(content, list) else []
     return any(isinstance(block, dict) and block.get("type") == "image" for block in blocks)
 
 
 def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[Message] | str:
-    """Append an environment's opening words to the last message, as GRPOTrainer does."""
+    """Append an environment's opening text to the last message, as GRPOTrainer does."""
     if not opening:
         return prompt
     if isinstance(prompt, str):
@@ -169,7 +169,7 @@ def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[
 
 
 def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
-    """No more than so many characters of each text."""
+    """At most the first `chars` characters of each text."""
     if isinstance(opening, str):
         return opening[:chars]
     return [

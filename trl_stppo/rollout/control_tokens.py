@@ -1,9 +1,9 @@
-"""Text of others, tokenised so that it holds no control token.
+"""Tokenisation of foreign text without control tokens.
 
-A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands, so whoever writes a passage, a web
-page or the answer of a tool could speak as system or assistant. Here each such string is split by a mark
-before the chat template gets to see it, and what the template renders is tokenised mark by mark: only
-what the template itself has written becomes a control token.
+A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands, so the author of a passage, a web
+page or a tool's answer could write as system or assistant. Here a mark splits each such string before the
+chat template gets it, and the rendered text is tokenised mark by mark: only strings that the template
+itself has written become control tokens.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
-# A noncharacter of Unicode: texts have no use for it.
+# A noncharacter of Unicode, which texts do not contain.
 MARK = "\ufdd0"
-# Parts of a message whose words templates compare with.
+# Parts of a message whose values templates compare.
 _STRUCTURE = ("role", "type")
 _TURN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
 _CALL = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
-# Conversations whose rendering shows what a template writes.
+# Conversations whose rendering shows the strings that a template writes.
 _PROBES = (
     [*_TURN, _TURN[0]],
     [_TURN[0], {**_TURN[1], "tool_calls": _CALL}, {"role": "tool", "name": "f", "content": "x"}],
@@ -28,16 +28,16 @@ _PROBES = (
 
 
 class ControlTokens:
-    """The strings that one tokenizer reads as control tokens, and how to tokenise texts that hold them.
+    """The strings that a tokenizer reads as control tokens, and tokenisation of texts that hold them.
 
     They are the special tokens, and all other added tokens that the chat template writes
-    (`<tool_response>`, `<think>`). One of a single character is a character like any other.
+    (`<tool_response>`, `<think>`). Tokens of a single character do not count.
 
     Args:
         tokenizer: with or without a chat template.
-        template: `chat_template` in place of the tokenizer's own (None for that one), and what else goes
-            to `apply_chat_template`.
-        written: whether those that are not special count.
+        template: `chat_template` (None for the tokenizer's own) and other arguments of
+            `apply_chat_template`.
+        written: whether tokens that are not special count.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class ControlTokens:
         self.tokenizer = tokenizer
         self._template, self._written = template or {}, written
 
-    def split(self, said: Any, before: str = "") -> Any:
-        """The same with a mark in each control token, and where one would arise between two texts.
+    def split(self, data: Any, before: str = "") -> Any:
+        """Insert a mark into each control token, and between two texts that would join to one.
 
         `before`: text that comes right before it.
         """
@@ -64,17 +64,17 @@ class ControlTokens:
                 return {self.split(k): v if _is_word(k, v) else walk(v) for k, v in part.items()}
             return part
 
-        return walk(said)
+        return walk(data)
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of messages, as `apply_chat_template` gives them where nothing has a mark."""
+        """Token ids of messages, equal to those of `apply_chat_template` if there is no mark."""
         if not any(MARK in text for text in _texts(messages)):
             return list(self.tokenizer.apply_chat_template(messages, **options))
         options["tokenize"] = False
         return self._ids(self.tokenizer.apply_chat_template(messages, **options))
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of text. `special`: the tokenizer adds what it puts at the beginning and end of a row."""
+        """Token ids of text. `special`: with the tokenizer's tokens at the beginning and end of a row."""
         if not special:
             return self._ids(text)
         if MARK not in text:
@@ -93,7 +93,7 @@ class ControlTokens:
         return (MARK if tail and arising else "") + self._pattern.sub(rf"\g<0>{MARK}", text)
 
     def _as_read(self, text: str) -> str:
-        """Normalised where that brings out a control token that is spelled otherwise."""
+        """The normalised text if that reveals a control token in another spelling, else the text."""
         if self._normalize is None:
             return text
         normal = self._normalize(text)
@@ -113,7 +113,7 @@ class ControlTokens:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _continued(self, text: str) -> list[int]:
-        """Ids of text in the middle of a line; at its beginning some tokenizers would put a space."""
+        """Ids of text in the middle of a line; some tokenizers put a space at its beginning."""
         line, ids = self._plain("\n"), self._plain("\n" + text)
         return ids[len(line) :] if ids[: len(line)] == line else self._plain(text)
 
@@ -122,7 +122,7 @@ class ControlTokens:
         """The control tokens as the tokenizer finds them."""
         try:
             added = self.tokenizer.added_tokens_decoder.values()
-        except NotImplementedError:  # mistral-common finds none in a text
+        except NotImplementedError:  # mistral-common reads none in a text
             return []
         contents = {t.content for t in added if t.special} | set(self.tokenizer.all_special_tokens)
         if self._written:
@@ -148,7 +148,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _normalize(self) -> Callable[[str], str] | None:
-        """What the tokenizer does to a text before it looks for some of its added tokens."""
+        """The tokenizer's normalisation before it searches for its normalised added tokens, or None."""
         normalizer = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "normalizer", None)
         if normalizer is None:
             return None
@@ -165,7 +165,7 @@ class ControlTokens:
                         probe, tokenize=False, add_generation_prompt=True, **self._template
                     )
                 )
-            except Exception:  # a template may refuse tools; its source has been read anyway
+            except Exception:  # a template may refuse tools; its source is read in any case
                 continue
         return "\n".join(known)
 

@@ -1,9 +1,9 @@
 """Plays a batch of episodes, each at its own pace.
 
-One thread (the caller's) generates and keeps the books; environments run on workers. An episode
-goes round: its environment answers -> the answer is appended to its row -> the backend samples its
-next turn, together with whoever else is ready -> the turn goes to its environment. Nothing waits
-for the slowest episode, and whatever goes wrong in an environment ends that episode alone.
+The caller's thread generates and keeps all state; environments run on workers. The cycle of an
+episode: its environment answers -> the answer is appended to its row -> the backend samples its
+next turn, together with all other ready episodes -> the turn goes to its environment. No episode is
+delayed by a slower one, and a failure of an environment ends its episode alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .record import FAILURES, culprit
 logger = logging.getLogger(__name__)
 
 ON_ENV_ERROR = ("penalise", "mask", "drop")
-# After as many episodes in a row that only failed, the environment is broken, not flaky.
+# Failed episodes in a row after which the environment counts as broken, not flaky.
 MAX_FAILURES_IN_A_ROW = 64
-# What the environments get to close, all together, in seconds.
+# Time for all environments together to close, in seconds.
 CLOSE_SECONDS = 2.0
 
 
@@ -49,8 +49,8 @@ class RolloutEngine(Parts):
     ) -> tuple[list[Episode], Durations]:
         """Play one episode per row.
 
-        `rows` are columns for `reset`, `seed` and `first_row` (or `names`) name the random numbers of
-        episodes, and `prompt_ids` replace the rendered prompts.
+        `rows` are columns for `reset`. `seed` and `first_row` (or `names`) are the seeds of the
+        episodes. `prompt_ids` replace the rendered prompts.
         """
         episodes, indices = self._episodes(rows, prompts)
         if prompt_ids is not None:
@@ -68,14 +68,14 @@ class RolloutEngine(Parts):
         return episodes, Durations(loop.env_seconds, loop.wait_seconds, loop.generation_seconds)
 
     def close(self) -> None:
-        """Let go of workers and environments, without waiting for long."""
+        """Release workers and environments, within a short time."""
         if self.pool is not None:
             pool, run_async = self.pool, self.calls.run_async
             closing = DaemonThread(pool.close, "closing", run_async)
             try:
                 closing.start()
                 closing.join(CLOSE_SECONDS)
-            except ThreadStartError:  # the interpreter is ending and starts no threads any more
+            except ThreadStartError:  # the interpreter is ending and starts no more threads
                 logger.debug("environments are not closed: the interpreter is ending")
         self.calls.close()
 
@@ -103,7 +103,7 @@ class RolloutEngine(Parts):
         return episodes, indices
 
     def _report(self, episodes: list[Episode]) -> None:
-        """Warn of failures; raise when nothing but failures has been seen for long."""
+        """Warn of failures; raise after too many failed episodes in a row."""
         for episode in episodes:
             failed = episode.stop_reason in FAILURES
             self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
@@ -116,7 +116,7 @@ class RolloutEngine(Parts):
                 len(errors), len(episodes), who, common,
             )  # fmt: skip
         if self.failures_in_a_row >= max(MAX_FAILURES_IN_A_ROW, len(episodes)):
-            count, self.failures_in_a_row = self.failures_in_a_row, 0  # who goes on counts anew
+            count, self.failures_in_a_row = self.failures_in_a_row, 0  # the next run counts anew
             raise EnvironmentFailureError(
                 f"The last {count} episodes all ended in a failure of their {who}. The newest: "
                 f"{errors[-1].rstrip('.')}. Try `trl-stppo env check`."

@@ -1,4 +1,4 @@
-"""Tells text environments from TRL's tool-method environments, and keeps their instances."""
+"""Separates text environments from TRL's tool-method environments, and keeps their instances."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def split_environments(
 
 
 class EnvironmentPool:
-    """Instances that are made once and reset often, one per episode of a batch.
+    """Reuses environment instances: one per episode of a batch, made once and reset often.
 
-    The n-th episode of a name always gets the n-th instance, so that an environment with randomness of
-    its own does not depend on timing. A broken instance is discarded; the next taker makes another one.
+    The n-th episode of a factory always gets the n-th instance, so that an environment's own randomness
+    does not depend on timing. A broken instance is discarded; the next `take` makes another one.
     `probes` are used first; if `isolate`, each instance gets a process of its own.
     """
 
@@ -71,7 +71,7 @@ class EnvironmentPool:
         self._isolate = isolate
         self._lock = threading.Lock()
         self._instances: dict[tuple[str | None, int], Any] = {}
-        # Raised by `discard`: an instance that is still being made by then comes too late.
+        # `discard` raises the count, so an instance whose making began before it is not kept.
         self._discards: Counter[tuple[str | None, int]] = Counter()
         if not isolate:
             self._instances = {(name, 0): env for name, env in (probes or {}).items()}
@@ -81,7 +81,7 @@ class EnvironmentPool:
         return self._instances.get((name, index))
 
     def take(self, name: str | None, index: int) -> Any:
-        """The instance, made now if need be; called from worker threads."""
+        """The instance, made now if it does not exist; called from worker threads."""
         key = (name, index)
         with self._lock:
             env, discards = self._instances.get(key), self._discards[key]
@@ -108,7 +108,7 @@ class EnvironmentPool:
         return env
 
     def close(self, run_async: Callable[[Any], Any]) -> None:
-        """Let go of all instances; `close()` is called on those that have one."""
+        """Release all instances; call `close()` of those that have one."""
         with self._lock:
             instances, self._instances = list(self._instances.values()), {}
         for env in instances:
@@ -116,7 +116,7 @@ class EnvironmentPool:
 
 
 def close_environment(env: Any, run_async: Callable[[Any], Any]) -> None:
-    """Call `close()` of an environment that has one; what it raises is logged."""
+    """Call an environment's `close()` if it has one, and log its exception."""
     close = getattr(env, "close", None)
     isolated = isinstance(env, IsolatedEnvironment)
     # A tool environment's public methods are its tools.

@@ -1,4 +1,4 @@
-"""One episode: an append-only row of tokens, and what is known about its turns."""
+"""One episode: an append-only row of tokens, and the data of its turns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Limits:
 
     Attributes:
         max_completion_tokens: all tokens after the prompt, observations included.
-        max_turns: turns; the last one is still played.
+        max_turns: turns; the environment still plays the last one.
         max_turn_tokens: sampled tokens of one turn.
-        max_context_tokens: prompt and completion together, what the model can attend to.
-        max_tool_rounds: turns whose tool calls are carried out.
+        max_context_tokens: prompt and completion together, the model's context.
+        max_tool_rounds: turns whose tool calls are executed.
         max_malformed_actions: turns without a readable action until the episode ends.
         env_timeout_seconds: one call into the environment.
         episode_timeout_seconds: the episode from its reset on, generation included.
@@ -36,12 +36,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Durations:
-    """Where the time of a rollout went, in seconds.
+    """Durations of the parts of a rollout, in seconds.
 
     Attributes:
-        environments: inside environments, all episodes together.
-        waiting: wall-clock time in which nothing could be generated because every running episode was
-            waiting for its environment.
+        environments: time inside environments, summed over episodes.
+        waiting: wall-clock time without generation because every running episode was in its
+            environment.
         generation: wall-clock time spent generating.
     """
 
@@ -55,35 +55,35 @@ class Episode:
     """One episode, from its row to its end.
 
     Attributes:
-        row: position of its row among those of the rollout; no two episodes share one today.
-        columns: of the dataset row, as `reset` gets them.
-        name: of the environment factory, None for the single unnamed one.
-        env_type: class of the environment, "tools" for tools without one; None where nobody answers.
-        prompt: the row's prompt, later with the environment's opening words.
+        row: index of its row in the rollout; today each episode has its own row.
+        columns: columns of the dataset row, as `reset` gets them.
+        name: key of the environment factory, None for the single unnamed one.
+        env_type: class of the environment, "tools" for tools without one; None without either.
+        prompt: the row's prompt, later with the environment's opening text.
         env: the environment instance, None until `reset` has returned.
         prompt_ids: tokens of the prompt.
         ids, action_mask, logprobs: the tokens after the prompt, one entry each: the id, whether the
-            policy sampled it, and its sampling log-probability in nats (0.0 elsewhere). The loss goes
-            by `turn_spans`; `action_mask` is for counts, and for TRL's `tool_mask`.
+            policy sampled it, and its sampling log-probability in nats (0.0 elsewhere). The loss uses
+            `turn_spans`; `action_mask` is for counts, and for TRL's `tool_mask`.
         messages: the conversation after the prompt.
-        turn_spans: per turn half-open token offsets.
-        turn_rewards: per turn what the environment has paid.
-        pays_turns: whether the environment pays turns at all.
-        turn_rewards_seen: entries of a tool environment's `turn_rewards` that are accounted for.
-        final_reward: of the whole episode, from `get_reward`.
-        valid_actions: per turn whether the environment could read the action, where it says.
-        success: whether the task was solved, None if the environment does not say.
+        turn_spans: half-open token offsets of each turn.
+        turn_rewards: the environment's reward of each turn.
+        pays_turns: whether the environment gives turn rewards.
+        turn_rewards_seen: entries of a tool environment's `turn_rewards` that are already counted.
+        final_reward: reward of the episode, from `get_reward`.
+        valid_actions: per turn whether the environment could read the action, if it reports that.
+        success: whether the task was solved, None if the environment does not report it.
         stop_reason: None while the episode runs.
-        error: message of what went wrong in the environment.
-        trains: False for an episode that must not teach anything.
-        counted: False for one that is left out of the metrics of its rollout too.
-        lost: whether its environment failed or was given up in the middle of a call, or its next turn could
-            not be sampled.
-        terminated: whether nothing can follow, so that the state after the episode is worth nothing.
+        error: message of the environment's failure.
+        trains: False for an episode that is not trained on.
+        counted: False for an episode that is left out of its rollout's metrics too.
+        lost: whether its environment failed or timed out in a call, or its next turn could not be
+            sampled.
+        terminated: whether no state can follow, so that the value after the episode is 0.
         tool_calls, tool_failures: counts of a tool environment.
         has_logprobs: whether every turn came with sampling log-probabilities.
-        policy_versions: per turn the optimizer steps that the policy had taken which sampled it; empty
-            where the policy that is trained samples itself.
+        policy_versions: per turn the number of optimizer steps of the policy that sampled it; empty if
+            the trained policy itself samples.
     """
 
     row: int
@@ -122,7 +122,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether it leaves nothing to be scored: no environment to ask, or not one turn."""
+        """Whether it cannot be scored: its environment is lost, or it has no turn."""
         return self.lost or not self.num_turns
 
     @property
@@ -136,7 +136,7 @@ class Episode:
         return len(self.turn_spans)
 
     def append_turn(self, ids: list[int], logprobs: list[float] | None) -> None:
-        """Add what the policy sampled; a turn has at least one token."""
+        """Add a sampled turn; it has at least one token."""
         start = len(self.ids)
         self.has_logprobs = self.has_logprobs and logprobs is not None
         self._append(ids, True, logprobs if logprobs is not None else [0.0] * len(ids))
@@ -144,7 +144,7 @@ class Episode:
         self.turn_rewards.append(0.0)
 
     def append_observation(self, ids: list[int]) -> None:
-        """Add what the environment said."""
+        """Add an observation."""
         self._append(ids, False, [0.0] * len(ids))
 
     def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
@@ -182,8 +182,8 @@ class Episode:
         """Verify the row once more.
 
         Args:
-            placeholder_id: stands in, outside every mask, for an episode that has no token at all;
-                TRL cannot collate an empty completion.
+            placeholder_id: the token, outside every mask, of an episode without any token; TRL
+                cannot collate an empty completion.
         """
         if not self.ids:
             self.append_observation([placeholder_id])

@@ -1,4 +1,4 @@
-"""Makes episodes of what a user's `rollout_func` returns, and checks it."""
+"""Checks the result of a user's `rollout_func` and makes episodes of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .episode import Episode
 from .record import check_reward, check_spans, mask_from_spans, spans_from_mask
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
-# What every result must hold, in TRL's form.
+# Required keys of a result, in TRL's form.
 NEEDED = ("prompt_ids", "completion_ids", "logprobs")
-# One entry per episode each, all optional; TRL knows the first.
+# Optional keys with one entry per episode each; TRL has the first one too.
 RECORD = ("env_mask", "turn_spans", "turn_rewards", "terminated", "truncated")
 
 
@@ -24,11 +24,11 @@ def read_rollout(
     eos_token_ids: Sequence[int],
     read: Callable[[list[int], list[int]], Message],
 ) -> tuple[list[Episode], dict[str, Any]]:
-    """The episodes of a rollout_func's result.
+    """Make the episodes of a rollout_func's result.
 
     The result has TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional `env_mask`) and, optional,
     `turn_spans`, `turn_rewards`, `terminated`, `truncated`, one entry per episode. An episode that ends
-    with one of `eos_token_ids` has terminated, unless the result says otherwise.
+    with one of `eos_token_ids` has terminated, unless the result has another value.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
     _check(output, len(rows))
@@ -48,14 +48,14 @@ def read_rollout(
 
 
 def _append(episode: Episode, ids: list[int], logprobs: Any, spans: list[tuple[int, int]]) -> None:
-    """Write the tokens down, turn by turn."""
+    """Append the tokens, turn by turn."""
     end = 0
     for start, stop in [*spans, (len(ids), len(ids))]:
         if start > end:
             episode.append_observation(ids[end:start])
         if stop > start:
-            told = None if logprobs is None else list(logprobs[start:stop])
-            episode.append_turn(ids[start:stop], told)
+            sampled = None if logprobs is None else list(logprobs[start:stop])
+            episode.append_turn(ids[start:stop], sampled)
         end = stop
 
 
@@ -80,7 +80,7 @@ def _terminated(output: dict[str, Any], row: int, by_itself: bool) -> bool:
 
 
 def _check(output: dict[str, Any], count: int) -> None:
-    """Refuse a result that leaves out keys or entries."""
+    """Refuse a result that lacks keys or entries."""
     missing = [key for key in NEEDED if key not in output]
     if missing:
         raise ValueError(
@@ -108,7 +108,7 @@ def _check(output: dict[str, Any], count: int) -> None:
 
 
 def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tuple[int, int]]]:
-    """Spans from the record; without them one turn per run of the mask, or per episode."""
+    """Spans from the result; without them one turn per run of the mask, or per episode."""
     spans, masks = output.get("turn_spans"), output.get("env_mask")
     if spans is None:
         if masks is None:

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, so that a hang or a crash in one costs only that one.
+"""Environments in processes of their own, so that a hang or a crash affects only one of them.
 
 A thread cannot be stopped from outside, a process can: `IsolatedEnvironment.kill` ends a tool that
 loops forever, and `os._exit`, `sys.exit` or a segfault in a tool reach the caller as an exception.
@@ -6,13 +6,13 @@ This protects against accidents, not against malice: replies are unpickled by th
 
 Forking a process that runs torch and threads is unsafe, and `multiprocessing` runs the main script again
 in each child. So each environment gets a new interpreter, which imports this module and forks: the fork
-holds the environment, the first process guards it. The guard kills the environment and what it has
-started when the caller kills the guard or is gone, and ends as the environment ends.
+holds the environment, the first process guards it. The guard kills the environment and its subprocesses
+if the caller kills the guard or ends. The guard ends when the environment ends.
 
-A factory travels by pickle if everything in it can be imported by name, otherwise by value with dill:
-lambdas, closures, local classes, and whatever `__main__` defines.
+A factory is pickled by name if all its parts can be imported, else by value with dill:
+lambdas, closures, local classes, and objects that `__main__` defines.
 
-Limits: POSIX only. Results must be picklable by name, so not of a type that `__main__` defines. An
+Limits: POSIX only. Results must be picklable by name, so their types cannot come from `__main__`. An
 asyncio loop runs during calls only. Processes that leave the child's session outlive it.
 """
 
@@ -39,8 +39,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-CLOSE_TIMEOUT = 2.0  # seconds that `close` gives the environment
-REAP_TIMEOUT = 2.0  # seconds to wait for a killed process; longer only if the kernel holds it
+CLOSE_TIMEOUT = 2.0  # seconds for the environment's `close`
+REAP_TIMEOUT = 2.0  # seconds until a killed process ends; longer only if the kernel holds it
 _PR_SET_PDEATHSIG = 1
 _CODE = (
     "import sys; fd, caller, sys.path[:] = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]; "
@@ -50,7 +50,7 @@ _dill_lock = threading.Lock()  # dill keeps state in globals while it pickles
 
 
 class MISSING:
-    """Stands for an attribute that is not there; both processes have it under this name."""
+    """Marks a missing attribute; both processes have this class under this name."""
 
 
 class EnvironmentDied(RuntimeError):
@@ -74,7 +74,7 @@ class IsolatedEnvironment:
     """
 
     def __init__(self, factory: Callable[[], Any], *, start_timeout: float = 60.0) -> None:
-        """Start the child, and call (and await, if need be) the factory in it, within some seconds."""
+        """Start the child and call (and await) the factory in it, within `start_timeout` seconds."""
         name = getattr(factory, "__qualname__", type(factory).__name__)
         body = _dumps(factory, f"the environment factory `{name}`")
         self.env_type_name, self.pid = name, 0
@@ -107,24 +107,24 @@ class IsolatedEnvironment:
         self.pid, self.env_type_name, self.methods = made
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """A copy of what a method returns that is run, and awaited, in the child; `kill` ends one that hangs.
+        """Run, and await, a method in the child; return a copy of its result. `kill` ends a hanging call.
 
         Raises:
             EnvironmentDied: the child ended, or was killed, before or during the call.
             TypeError: arguments or result cannot be sent between processes.
-            Exception: what the method raised, with the child's traceback as a note. Of the same type
-                if that survives pickling unchanged, otherwise, and for SystemExit and its like, a
-                RuntimeError that reads "TypeName: message".
+            Exception: the method's exception, with the child's traceback as a note. It has the same type
+                if pickling preserves it. If not, and for SystemExit and its like, it is a RuntimeError
+                that reads "TypeName: message".
         """
         return self._ask(f"`{method}`", "call", method, args, kwargs)
 
     def get(self, attribute: str, default: Any = None) -> Any:
-        """A copy of an attribute of the environment, or `default` if it has none of that name."""
+        """A copy of an attribute of the environment, or `default` if it is missing."""
         value = self._ask(f"`{attribute}`", "get", attribute)
         return default if value is MISSING else value
 
     def __getattr__(self, name: str) -> Any:
-        # Dunder names would make pickle, copy and inspect believe in protocols that do not exist.
+        # Dunder names would make pickle, copy and inspect detect protocols that do not exist.
         if name.startswith("__") or "methods" not in self.__dict__:
             raise AttributeError(name)
         if name in self.methods:
@@ -135,17 +135,17 @@ class IsolatedEnvironment:
         return value
 
     def kill(self) -> None:
-        """End the child and its subprocesses; from any thread, any number of times."""
+        """End the child and its subprocesses; callable from any thread, any number of times."""
         self._killed = True
         self._process.terminate()
         self._wait(REAP_TIMEOUT)
-        # A descriptor that another thread still reads must stay open: its number could be reused.
+        # A descriptor that another thread reads must stay open: its number could be reused.
         if self._lock.acquire(timeout=1.0):
             self._release()
             self._lock.release()
 
     def close(self) -> None:
-        """Call the environment's `close`, if there is one, and end the child after 2 seconds at most."""
+        """Call the environment's `close`, if it has one, and end the child after 2 seconds at most."""
         deadline = time.monotonic() + CLOSE_TIMEOUT
         try:
             self._ask("`close`", "close", "close", seconds=CLOSE_TIMEOUT)
@@ -168,7 +168,7 @@ class IsolatedEnvironment:
         except (OSError, EOFError):
             reply = b""
         except BaseException:
-            self._process.terminate()  # the reply to come would be taken for that of the next call
+            self._process.terminate()  # the next call would read the late reply
             raise
         finally:
             self._lock.release()
@@ -184,7 +184,7 @@ class IsolatedEnvironment:
         raise EnvironmentDied(f"{who} ended in or before {what}: {end}")
 
     def _wait(self, seconds: float) -> int | None:
-        """How the child ended; None if it has not yet."""
+        """Exit code of the child; None if it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(max(0.0, seconds))
         return None
@@ -202,7 +202,7 @@ def _release(owner: int, connection: Connection, process: subprocess.Popen[bytes
 
 
 class _ByName(pickle.Pickler):
-    """Refuses what `__main__` defines: in the child that name means another module."""
+    """Refuses objects that `__main__` defines: in the child `__main__` is another module."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
@@ -211,7 +211,7 @@ class _ByName(pickle.Pickler):
 
 
 def _dumps(value: Any, what: str) -> bytes:
-    """Pickle by name, otherwise by value; TypeError names `what`."""
+    """Pickle by name, else by value; a TypeError names `what`."""
     buffer = io.BytesIO()
     try:
         _ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
@@ -221,7 +221,7 @@ def _dumps(value: Any, what: str) -> bytes:
             import dill
 
             with _dill_lock:
-                # recurse: only the globals that the code refers to, not the whole module.
+                # recurse: only the globals that the code uses, not all of the module's.
                 return dill.dumps(value, recurse=True)
         except Exception as by_value:
             raise TypeError(
@@ -230,7 +230,7 @@ def _dumps(value: Any, what: str) -> bytes:
 
 
 def _pack(value: Any) -> bytes:
-    """A reply: the value, or why it cannot travel."""
+    """A reply: the value, or the reason why it cannot be pickled."""
     try:
         body: bytes | str = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -239,13 +239,13 @@ def _pack(value: Any) -> bytes:
 
 
 def _pack_error(error: BaseException) -> bytes:
-    """A reply: what was raised, with its traceback as text."""
+    """A reply: the exception, with its traceback as text."""
     message, body = "<unprintable>", None
     with contextlib.suppress(Exception):
         message = str(error)
         body = pickle.dumps(error)
         again = pickle.loads(body)
-        # An `__init__` that builds the message would build it around itself a second time.
+        # An `__init__` that builds the message would wrap the message a second time.
         if type(again) is not type(error) or str(again) != message:
             body = None
     trace = "".join(traceback.format_exception(error))
@@ -266,7 +266,7 @@ def _unpack(reply: bytes, what: str) -> Any:
     raised: Any = None
     with contextlib.suppress(Exception):
         raised = pickle.loads(body)
-    # What is not an Exception (SystemExit, KeyboardInterrupt) would end the caller's thread.
+    # A BaseException alone (SystemExit, KeyboardInterrupt) would end the caller's thread.
     if not isinstance(raised, Exception):
         raised = RuntimeError(text)
     raised.add_note(f"In the environment's process:\n{trace}")
@@ -277,7 +277,7 @@ def _unpack(reply: bytes, what: str) -> Any:
 
 
 def _guard(fd: int, caller: int) -> None:
-    """Fork the process of the environment, and wait for its end or the caller's."""
+    """Fork the environment's process, and block until it or the caller ends."""
     guard, signals = os.getpid(), (signal.SIGTERM, signal.SIGALRM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -303,7 +303,7 @@ def _guard(fd: int, caller: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)  # the subprocesses that it leaves
+        os.killpg(child, signal.SIGKILL)  # its remaining subprocesses
     if code < 0:
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
@@ -312,7 +312,7 @@ def _guard(fd: int, caller: int) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    """Make the environment; answer requests until the caller closes it or goes away."""
+    """Make the environment; answer requests until the caller closes it or ends."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)  # for clients that look it up in a constructor
     for stream in (sys.stdout, sys.stderr):
@@ -347,7 +347,7 @@ def _serve(connection: Connection) -> None:
 
 def _public_methods(env: Any) -> frozenset[str]:
     names = [name for name in dir(env) if not name.startswith("_")]
-    # Properties are not looked at: reading one may be expensive, or raise.
+    # Properties are skipped: reading one may be expensive, or raise.
     names = [name for name in names if not isinstance(getattr(type(env), name, None), property)]
     values = {name: getattr(env, name, None) for name in names}
     return frozenset(n for n, v in values.items() if callable(v) and not isinstance(v, type))

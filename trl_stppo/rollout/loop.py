@@ -22,17 +22,17 @@ from .parts import Parts
 from .record import FINAL, StopReason
 from .turns import Turn, candidate
 
-# An observation longer than this per token of room is cut before it is tokenised, in characters.
+# Longest observation that is tokenised, in characters per token of room; the rest is cut before.
 MAX_CHARS_PER_TOKEN = 256
-# So much of an opening is tokenised at first, per token of the context, to see whether it can fit.
+# Characters of an opening that are tokenised first, per token of the context, to check that it fits.
 OPENING_CHARS_PER_TOKEN = 8
-# How long a backend that samples whole batches waits for more episodes to become ready, in seconds.
+# Seconds for more episodes to become ready before a backend samples a batch at once.
 LINGER_SECONDS = 0.05
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class EpisodeLoop:
-    """One batch on its way; `_calls` says which call of an episode is out: open, turn or score."""
+    """Plays one batch; `_calls` has the kind of each episode's running call: open, turn or score."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EpisodeLoop:
         self.env_seconds = self.wait_seconds = self.generation_seconds = 0.0
 
     def play(self) -> None:
-        """Until every episode has ended."""
+        """Play until every episode has ended."""
         try:
             while self._waiting or self._running:
                 self._admit()
@@ -107,7 +107,7 @@ class EpisodeLoop:
             self._answer(left)
 
     def _answer(self, wait: float | None = None) -> None:
-        """Take what environments have said; wait for it when there is nothing else to do."""
+        """Process the environments' answers; block for them if there is no other work."""
         if wait is None:
             wait = 0.0 if self._backend.busy or not self._calls else self._patience()
         started = time.perf_counter()
@@ -142,7 +142,7 @@ class EpisodeLoop:
         return self._parts.drivers[episode.name]
 
     def _episode_seed(self, episode: Episode) -> int:
-        """A stable number for environments that ask for one, below 2**31."""
+        """A stable seed below 2**31 for environments that take one."""
         number = 0
         for part in self._seeds[episode.row]:
             number = (number * 1_000_003 + part + 1) % (2**31 - 1)
@@ -172,13 +172,13 @@ class EpisodeLoop:
     def _opened(self, episode: Episode, opening: Opening) -> None:
         episode.env = opening.env
         episode.pays_turns = episode.pays_turns or opening.pays_turns
-        whole = self._read_opening(episode, opening.text)
+        complete = self._read_opening(episode, opening.text)
         if episode.turn_limit(self._limits) >= 1:
             episode.prompt = with_opening(episode.prompt, opening.text)
             self._request(episode)
             return
         message = (
-            f"The prompt of row {episode.row} has {'' if whole else 'at least '}"
+            f"The prompt of row {episode.row} has {'' if complete else 'at least '}"
             f"{len(episode.prompt_ids)} tokens and leaves none "
             f"to sample: the model's context has {self._limits.max_context_tokens}. Shorten the "
             f"prompt, or use a model with a longer context."
@@ -187,16 +187,16 @@ class EpisodeLoop:
             episode.prompt_ids = self._prompt_ids(episode)
         if episode.turn_limit(self._limits) < 1:
             raise ValueError(message)
-        # The environment's opening words are too long; another row's need not be.
+        # The environment's opening is too long; another row's may fit.
         self._fail(episode, StopReason.ENV_ERROR, message)
 
     def _read_opening(self, episode: Episode, opening: str | list[Any]) -> bool:
-        """Tokenise the prompt; of a long opening no more than shows that it does not fit.
+        """Tokenise the prompt; stop within a long opening once it is known not to fit.
 
         Returns:
-            Whether all of it was tokenised.
+            Whether the complete opening was tokenised.
         """
-        if episode.prompt_ids:  # the row gives them, token by token
+        if episode.prompt_ids:  # the row is pre-tokenised
             return True
         context = self._limits.max_context_tokens
         shown, most = opening, (context or 0) * OPENING_CHARS_PER_TOKEN
@@ -206,7 +206,7 @@ class EpisodeLoop:
             episode.prompt_ids = self._prompt_ids(episode, shown)
             if context is None or shown == opening:
                 return True
-            # The cut may fall into a long token, and leave many short ones of it.
+            # The cut may split a long token into many short ones.
             if len(episode.prompt_ids) >= context + MAX_CHARS_PER_TOKEN:
                 return False
             most *= 4
@@ -227,21 +227,21 @@ class EpisodeLoop:
             )
         )
 
-    def _best(self, asked: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
-        """Which candidate of each episode is played."""
+    def _best(self, candidates: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
+        """Index of each episode's best candidate."""
         assert self._parts.selection is not None
         turns, tokenizer = list[Turn](), self._renderer.tokenizer
-        for request, results in asked:
+        for request, results in candidates:
             episode = self._running[request.key]
             for result in results:
                 message = self._driver(episode).message(episode, result.ids)
                 turns.append(candidate(tokenizer, episode, message, result.ids))
         scores = iter(self._parts.selection.scores(turns))
-        each = [[next(scores) for _ in results] for _, results in asked]
+        each = [[next(scores) for _ in results] for _, results in candidates]
         return [of_one.index(max(of_one)) for of_one in each]
 
     def _sampled(self, episode: Episode, result: TurnResult) -> None:
-        if result.error is not None:  # no fault of its environment, which can be used again
+        if result.error is not None:  # its environment is intact and can be used again
             episode.error, episode.trains, episode.lost = result.error, False, True
             self._finish(episode, StopReason.SAMPLER_ERROR)
             return
@@ -256,11 +256,11 @@ class EpisodeLoop:
         call = driver.turn(episode, message)
         rounds = self._limits.max_tool_rounds
         if call is None:
-            whole, last = self._renderer.ended(result.ids), StopReason.TERMINATED
-            if driver.tools:  # there was something else to do
+            complete, last = self._renderer.ended(result.ids), StopReason.TERMINATED
+            if driver.tools:  # the turn could have called a tool
                 episode.valid_actions.append(True)
                 last = StopReason.NO_ACTION
-            self._end(episode, last if whole else StopReason.TOKEN_BUDGET)
+            self._end(episode, last if complete else StopReason.TOKEN_BUDGET)
         elif rounds is not None and driver.tools and episode.num_turns > rounds:
             self._end(episode, StopReason.MAX_TURNS)
         else:
@@ -300,7 +300,7 @@ class EpisodeLoop:
         return None
 
     def _observe(self, episode: Episode, messages: list[Message]) -> None:
-        """Append what the environment said; where it does not fit, the part that does, and end."""
+        """Append the observation; if it does not fit, append the part that fits, and end."""
         episode.messages += messages
         room = episode.room(self._limits)
         most = (room + 1) * MAX_CHARS_PER_TOKEN
@@ -317,8 +317,8 @@ class EpisodeLoop:
         if messages[0]["role"] == "tool":
             assert self._parts.tool_suffix is not None
             end = [] if ended else [self._renderer.tokenizer.eos_token_id]
-            said = messages if trusted else self._renderer.control.split(messages)
-            return end + self._parts.tool_suffix(said)
+            marked = messages if trusted else self._renderer.control.split(messages)
+            return end + self._parts.tool_suffix(marked)
         return self._renderer.observation_ids(
             messages[0]["content"],
             conversational=episode.conversational,
@@ -348,7 +348,7 @@ class EpisodeLoop:
             DaemonThread(close_environment, "closing", env, run_async).start()
 
     def _end(self, episode: Episode, reason: StopReason) -> None:
-        """The last turn has been played; what remains is the environment's own score."""
+        """Begin the end of an episode: after its last turn comes the environment's own score."""
         episode.stop_reason = reason
         self._backend.release(episode.row)
         scoring = self._driver(episode).scoring(episode)
@@ -385,7 +385,7 @@ def _described(error: BaseException) -> str:
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
-    if "same thread" in text:  # as sqlite3 has it
+    if "same thread" in text:  # sqlite3's message
         text += ' (give check_same_thread=False, or set env_isolation="process")'
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(PACKAGE)]

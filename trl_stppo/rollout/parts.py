@@ -1,4 +1,4 @@
-"""What plays episodes: the parts that an engine has made once, and every batch uses."""
+"""The parts of an engine that are made once and used by every batch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Parts:
     """Arguments of `RolloutEngine`.
 
     Args:
-        drivers: by name of the environment factory; None is the single unnamed one, or nobody.
-        pool: their instances, None where there are only tools.
-        calls: where environments run.
+        drivers: by key of the environment factory; None is the single unnamed one, or no factory.
+        pool: environment instances, None if there are only tools.
+        calls: runs the environments.
         limits: budgets of an episode.
         tool_suffix: tool messages -> their token ids, TRL's own function.
-        on_env_error: what an episode teaches whose environment failed: `"penalise"` pays its last
-            turn `-env_error_penalty`, `"mask"` teaches nothing, `"drop"` is left out of the batch's
-            figures too.
+        on_env_error: treatment of an episode whose environment failed: `"penalise"` rewards its last
+            turn with `-env_error_penalty`, `"mask"` does not train on it, `"drop"` also leaves it out
+            of the batch's metrics.
         env_error_penalty: reward units.
-        selection: plays the best of several turns; None plays the one that is sampled.
+        selection: plays the best of several turns; None plays the sampled turn.
     """
 
     drivers: dict[str | None, Driver]

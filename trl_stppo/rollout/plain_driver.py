@@ -1,4 +1,4 @@
-"""Plays a prompt that nobody answers: an episode of one turn."""
+"""Plays a prompt without an environment: an episode of one turn."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class PlainDriver:
         self._read = read
 
     def opening(self, episode: Episode, index: int, seed: int) -> None:
-        """There is nothing to reset."""
+        """Return None: there is no environment to reset."""
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
         """The turn as an assistant message."""
         return self._read(ids, episode.prompt_ids)
 
     def turn(self, episode: Episode, message: Message) -> None:
-        """The first turn is the last."""
+        """Return None: the first turn is the last."""
 
     def scoring(self, episode: Episode) -> None:
-        """Reward functions score it."""
+        """Return None: reward functions score the episode."""

@@ -1,4 +1,4 @@
-"""How episodes end, who judges them, and the checks of rewards and turn spans."""
+"""Ends of episodes, their success, and checks of rewards and turn spans."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..errors import TurnSpanError
 
 
 class StopReason(StrEnum):
-    """Why an episode ended; exactly one each."""
+    """The reason why an episode ended; each has exactly one."""
 
     TERMINATED = "terminated"  # the task's own end
     TRUNCATED = "truncated"  # cut off by the environment
     MAX_TURNS = "max_turns"
     TOKEN_BUDGET = "token_budget"
-    NO_ACTION = "no_action"  # a turn that called no tool: a tool agent's last word
+    NO_ACTION = "no_action"  # a turn that called no tool: a tool agent's final answer
     MALFORMED_LIMIT = "malformed_limit"  # too many turns that the environment could not read
     ENV_ERROR = "env_error"
     ENV_TIMEOUT = "env_timeout"  # one call took too long
@@ -25,11 +25,11 @@ class StopReason(StrEnum):
     SAMPLER_ERROR = "sampler_error"  # the server that samples turns could not be reached
 
 
-# Reasons that say something about what the agent plays with, not about the agent.
+# Reasons caused by environment or sampler, not by the agent.
 FAILURES = (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.SAMPLER_ERROR)
-# Reasons after which nothing can follow: the state is worth nothing and is never bootstrapped.
+# Reasons after which no state follows: its value is 0 and is never bootstrapped.
 FINAL = (StopReason.TERMINATED, StopReason.NO_ACTION, StopReason.MALFORMED_LIMIT, *FAILURES)
-# Ends at which the agent has used up what it had, whether or not its environment has judged it.
+# Ends by an exhausted budget, with or without a verdict of the environment.
 USED_UP = (
     *(StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.TOKEN_BUDGET),
     StopReason.MALFORMED_LIMIT,
@@ -37,33 +37,33 @@ USED_UP = (
 
 
 def culprit(reasons: Iterable[StopReason | None]) -> str:
-    """What has failed where episodes have ended in a failure."""
+    """The failed part, for messages: environment, sampler, or either."""
     failures = {reason for reason in reasons if reason in FAILURES}
     if StopReason.SAMPLER_ERROR not in failures:
         return "environment"
     return "sampler" if len(failures) == 1 else "environment or sampler"
 
 
-def judged(
+def cut_off_as_failed(
     success: Sequence[bool | None],
     stop_reasons: Sequence[str | None],
     env_types: Sequence[str | None],
-    judges: Collection[str | None],
+    reporting: Collection[str | None],
 ) -> list[bool | None]:
-    """Success, where an agent that never came to be judged by a judging environment has failed.
+    """`success`, set to False if a reporting environment's episode ran out of its budget unreported.
 
-    Without it an agent that searches until its turns are over would improve its rate by it. All are per
-    episode; `judges` are environments that have said of some episode whether it succeeded.
+    Without this an agent could raise its success rate by using up its turns. All arguments are per
+    episode; `reporting` are the environments that have reported success or failure of any episode.
     """
     entries = zip(success, stop_reasons, env_types, strict=True)
     return [
-        False if said is None and reason in USED_UP and kind in judges else said
-        for said, reason, kind in entries
+        False if verdict is None and reason in USED_UP and kind in reporting else verdict
+        for verdict, reason, kind in entries
     ]
 
 
 def check_reward(value: Any, name: str) -> float:
-    """Return a reward as a float, or raise a ValueError that names where it came from."""
+    """Return a reward as a float, or raise a ValueError that names its source."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Reward functions that refuse NaN, and are not asked about episodes whose environment failed."""
+"""Reward functions that refuse NaN, and are not called for episodes whose environment failed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .episode import Episode
 from .record import check_reward
 
 RewardFunc = Callable[..., Any]
-# What every reward function is asked with, besides the columns of the rows.
+# Arguments of every reward function, besides the columns of the rows.
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
-class Asked:
-    """The episodes that reward functions are being asked about.
+class CurrentEpisodes:
+    """The episodes of the current call of reward functions.
 
-    Our own functions need more of them than the arguments that TRL gives to all.
+    This package's own functions need more than TRL's arguments.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Asked:
 
     @contextmanager
     def about(self, episodes: Sequence[Episode]) -> Iterator[None]:
-        """Around the call that asks."""
+        """Set the episodes during a call of reward functions."""
         self.episodes = episodes
         try:
             yield
@@ -35,13 +35,13 @@ class Asked:
             self.episodes = ()
 
 
-def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
+def guarded(func: RewardFunc, current: CurrentEpisodes) -> RewardFunc:
     """Wrap a reward function so that a NaN or infinite reward raises and names the function.
 
-    Episodes that leave nothing to be scored get `None` without being shown.
+    Episodes that cannot be scored get `None`; the function is not called for them.
 
     `None` keeps its meaning ("does not apply to this row"); upstream turns it into NaN afterwards,
-    where the two could no longer be told apart. Reward models and names pass unchanged.
+    so a NaN has to be detected before. Reward models and names pass unchanged.
     """
     if not is_function(func):
         return func
@@ -58,7 +58,7 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
     ):
 
         async def asynchronous(**kwargs: Any) -> list[float | None]:
-            kept, selected = _select(kwargs, asked.episodes)
+            kept, selected = _select(kwargs, current.episodes)
             check_columns(func, selected, _columns(kwargs))
             rewards = checked(await func(**selected), len(kept)) if kept else []
             return _spread(rewards, kept, kwargs)
@@ -66,7 +66,7 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
         return _named_like(asynchronous, func, name)
 
     def synchronous(**kwargs: Any) -> list[float | None]:
-        kept, selected = _select(kwargs, asked.episodes)
+        kept, selected = _select(kwargs, current.episodes)
         check_columns(func, selected, _columns(kwargs))
         return _spread(checked(func(**selected), len(kept)) if kept else [], kept, kwargs)
 
@@ -74,28 +74,28 @@ def guarded(func: RewardFunc, asked: Asked) -> RewardFunc:
 
 
 def is_function(func: Any) -> bool:
-    """Whether it is a function, and no model or name of one."""
+    """Whether it is a function, not a model or a model's name."""
     return callable(func) and not isinstance(func, type) and not hasattr(func, "forward")
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """What a function of the user's is called: a reward, or a tool."""
+    """Name of a user's reward function or tool."""
     return getattr(func, "__name__", type(func).__name__)
 
 
 def listed(rewards: Any, name: str, count: int) -> list[Any]:
-    """The rewards that a function has returned, which may be of any kind that can be gone through."""
+    """The returned rewards as a list; any iterable is allowed."""
     if not isinstance(rewards, dict | str):
         with suppress(TypeError):
             return list(rewards)
     raise ValueError(
         f"The reward function `{name}` returned {rewards!r} (a {type(rewards).__name__}) for {count} "
-        f"completions. Return a list with a number for each of them, or None where it does not apply."
+        f"completions. Return a list with one number per completion, None if it does not apply."
     )
 
 
 def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collection[str]) -> None:
-    """Refuse a reward function that cannot be called with what there is, before it is."""
+    """Refuse a reward function that cannot be called with the available arguments."""
     missing, left = unmatched(func, arguments)
     if missing:
         raise TypeError(
@@ -110,11 +110,11 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
 
 
 def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[list[str], list[str]]:
-    """Parameters that need an argument and get none of these, and arguments that `func` does not take."""
+    """Required parameters that are not among `arguments`, and arguments that `func` does not take."""
     try:
-        # A decorator may add what the function below it needs.
+        # A decorator may add arguments that the wrapped function needs.
         parameters = inspect.signature(func, follow_wrapped=False).parameters
-    except (TypeError, ValueError):  # a compiled function tells none
+    except (TypeError, ValueError):  # a compiled function has no signature
         return [], []
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     missing = [n for n, p in named.items() if p.default is p.empty and n not in arguments]
@@ -153,7 +153,7 @@ def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[
     """Values of the rows that count, None for the others."""
     rows = len(kwargs["completions"])
     if len(values) != len(kept) or len(kept) == rows:
-        return values  # a wrong number is for GRPOTrainer to explain
+        return values  # GRPOTrainer raises for a wrong number
     by_row = dict(zip(kept, values, strict=True))
     return [by_row.get(row) for row in range(rows)]
 
@@ -164,24 +164,24 @@ def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:
     return wrapper
 
 
-def paid_by(env_type: str, asked: Asked) -> RewardFunc:
-    """A reward function: what `get_reward` of the environments of one class has returned."""
+def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
+    """A reward function that returns the results of one environment class's `get_reward`."""
 
     def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
-        return [e.final_reward if e.env_type == env_type else None for e in asked.episodes]
+        return [e.final_reward if e.env_type == env_type else None for e in current.episodes]
 
     return get_reward
 
 
-def turn_sums(asked: Asked, unpaid: float | None) -> RewardFunc:
-    """A reward function that repeats, for the log, what the turns of each episode have earned.
+def turn_sums(current: CurrentEpisodes, unpaid: float | None) -> RewardFunc:
+    """A reward function that returns, for the log, the sum of each episode's turn rewards.
 
-    `unpaid`: what it says if nobody has paid a turn.
+    `unpaid`: its value if no turn has a reward.
     """
 
     def turn_rewards(completions: list[Any], **kwargs: Any) -> list[float | None]:
-        if not any(episode.pays_turns for episode in asked.episodes):
-            return [unpaid] * len(asked.episodes)
-        return [sum(episode.turn_rewards) for episode in asked.episodes]
+        if not any(episode.pays_turns for episode in current.episodes):
+            return [unpaid] * len(current.episodes)
+        return [sum(episode.turn_rewards) for episode in current.episodes]
 
     return turn_rewards

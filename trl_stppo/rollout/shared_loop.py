@@ -1,7 +1,7 @@
-"""The event loop that asynchronous environments share; it knows who keeps the others from running.
+"""The event loop that asynchronous environments share; it detects the call that blocks it.
 
-They share one, as they would elsewhere: a client, a lock or a limit that all instances use belongs to one
-loop. So a call that blocks, such as `time.sleep` in a coroutine, makes all of them wait.
+They share one loop because a client, a lock or a limit that all instances use belongs to one loop. So a
+call that blocks, such as `time.sleep` in a coroutine, delays all of them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from ..threads import DaemonThread
 
-# Who runs shorter than this, in seconds, until it waits or ends has not blocked the loop.
+# Tasks that yield or end within this time, in seconds, do not count as blocking.
 BLOCKING = 0.1
-# For whom a task runs; the tasks that it starts inherit it.
+# The owner of a task; the tasks that it starts inherit it.
 _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=None)
 
 
 class SharedLoop:
     """A running event loop on a daemon thread of its own.
 
-    `blocked` is called on the loop's thread, as soon as a block is over, with whom and how long it was.
+    `blocked` is called on the loop's thread, as soon as a block is over, with loop, owner and seconds.
     """
 
     def __init__(self, blocked: Callable[[SharedLoop, Any, float], None]) -> None:
@@ -36,10 +36,10 @@ class SharedLoop:
         DaemonThread(self._run, "environment-loop").start()
 
     def start(self, coroutine: Coroutine[Any, Any, Any], owner: Any) -> Future[Any]:
-        """Run a coroutine for somebody; from any thread.
+        """Run a coroutine for an owner; callable from any thread.
 
-        `asyncio.run_coroutine_threadsafe` would hand the result on when the loop comes round again, which
-        a block may keep it from.
+        `asyncio.run_coroutine_threadsafe` would pass the result on in the loop's next cycle, which a
+        block may delay.
         """
         future: Future[Any] = Future()
         context = contextvars.copy_context()
@@ -48,7 +48,7 @@ class SharedLoop:
         return future
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
-        task = self._loop.create_task(_told(coroutine, future))
+        task = self._loop.create_task(_run_into(coroutine, future))
 
         def cancel(future: Future[Any]) -> None:
             if future.cancelled():
@@ -57,13 +57,13 @@ class SharedLoop:
         future.add_done_callback(cancel)
 
     def ping(self) -> threading.Event:
-        """Is set once the loop comes to it."""
+        """Return an event that is set once the loop runs it."""
         answered = threading.Event()
         self._loop.call_soon_threadsafe(answered.set)
         return answered
 
     def blocked_for(self, now: float) -> tuple[Any, float] | None:
-        """For whom the loop is blocked, and since when (`time.monotonic`); None if it is not."""
+        """The owner that blocks the loop, and the start of the block (`time.monotonic`); None if free."""
         holder = self._holder
         return holder if holder is not None and now - holder[1] >= BLOCKING else None
 
@@ -84,11 +84,11 @@ class SharedLoop:
         return asyncio.Task(_Watched(coroutine, self), loop=loop, **options)
 
     def begin(self) -> None:
-        """A task begins to run."""
+        """Record that a task begins to run."""
         self._holder = _OWNER.get(), time.monotonic()
 
     def end(self) -> None:
-        """It waits for something, or is over."""
+        """Record that the task yields or ends."""
         assert self._holder is not None
         (owner, since), self._holder = self._holder, None
         took = time.monotonic() - since
@@ -97,13 +97,13 @@ class SharedLoop:
 
 
 class _Watched(Coroutine[Any, Any, Any]):
-    """A coroutine of which the loop knows when it runs."""
+    """A coroutine that reports to the loop when it runs."""
 
     def __init__(self, coroutine: Any, loop: SharedLoop) -> None:
         self._coroutine, self._loop = coroutine, loop
 
     def send(self, value: Any) -> Any:
-        """Run to the next place where it waits."""
+        """Run to the next yield."""
         self._loop.begin()
         try:
             return self._coroutine.send(value)
@@ -111,7 +111,7 @@ class _Watched(Coroutine[Any, Any, Any]):
             self._loop.end()
 
     def throw(self, *error: Any) -> Any:
-        """Likewise, with an exception where it waits."""
+        """Raise an exception at the current yield and run to the next one."""
         self._loop.begin()
         try:
             return self._coroutine.throw(*error)
@@ -119,18 +119,18 @@ class _Watched(Coroutine[Any, Any, Any]):
             self._loop.end()
 
     def close(self) -> None:
-        """Leave it where it is."""
+        """Close the coroutine."""
         self._coroutine.close()
 
     def __await__(self) -> Any:
         return self._coroutine.__await__()
 
-    def __getattr__(self, name: str) -> Any:  # frames and names, for whoever shows tasks
+    def __getattr__(self, name: str) -> Any:  # frames and names, for displays of tasks
         return getattr(self._coroutine, name)
 
 
-async def _told(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
-    """Run a coroutine and say at once what came of it, unless nobody waits any more."""
+async def _run_into(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
+    """Run a coroutine and set its result on the future at once, unless the future is cancelled."""
     try:
         value = await coroutine
     except asyncio.CancelledError:

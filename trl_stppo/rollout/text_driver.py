@@ -1,4 +1,4 @@
-"""Plays text environments: `reset(**row)` and `step(action)`, synchronous or not."""
+"""Plays text environments: `reset(**row)` and `step(action)`, synchronous or asynchronous."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class TextDriver:
         self._wants_seed = any(p.name == "seed" for p in parameters)
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call:
-        """Reset with the row's columns; a `reset` that names its parameters gets those it names."""
+        """Reset with the row's columns; a `reset` with named parameters gets only these columns."""
         columns = dict(episode.columns)
         if self._wants_seed:
             columns.setdefault("seed", seed)
         if self._accepted is not None:
             columns = {k: v for k, v in columns.items() if k in self._accepted}
-        episode.pays_turns = True  # a failing `reset` changes nothing about that
+        episode.pays_turns = True  # also if `reset` fails
         existing = self._pool.existing(self._name, index)
         if self._reset_async and existing is not None:
 
@@ -82,7 +82,7 @@ class TextDriver:
         return lambda: self._checked_step(env.step(action))
 
     def scoring(self, episode: Episode) -> None:
-        """Text environments pay in `step`."""
+        """Return None: text environments give their rewards in `step`."""
 
     def _checked_opening(self, env: Any, result: Any) -> Opening:
         observation = result[0] if isinstance(result, tuple) and len(result) == 2 else result

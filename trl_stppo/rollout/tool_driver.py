@@ -1,7 +1,7 @@
 """Plays TRL's tool-method environments, and plain tools, by TRL's own contract.
 
-Per turn: the synchronous calls in their order, then the asynchronous ones together; a tool that
-raises answers with its error and the episode goes on; a turn that calls no tool ends the episode.
+Per turn: the synchronous calls in their order, then the asynchronous ones together. The error of a
+tool that raises is its answer, and the episode continues. A turn that calls no tool ends the episode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .isolation import EnvironmentDied
 from .record import check_reward
 
 TURN_REWARDS = "turn_rewards"  # attribute: a list that `reset` clears and tools append to
-# What Python says where a tool limits its time by an alarm.
+# Python's message if a tool sets an alarm on another thread.
 MAIN_THREAD_ONLY = "signal only works in main thread"
 
 
@@ -41,7 +41,7 @@ class ToolFormat:
 class ToolDriver:
     """Drives the tool environments of one factory, or tools without an environment.
 
-    `run_on_main` runs a function on the main thread, which some tools need. `pool` and `probe` are None
+    `run_on_main` runs a function on the main thread for tools that need it. `pool` and `probe` are None
     without an environment.
     """
 
@@ -99,7 +99,7 @@ class ToolDriver:
         return self._format.parse(ids, episode.prompt_ids + episode.ids, self.tools)
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
-        """Carry out the turn's tool calls."""
+        """Execute the turn's tool calls."""
         requests = message.get("tool_calls")
         if not requests:
             return None
@@ -123,7 +123,7 @@ class ToolDriver:
         return carrying_out
 
     def scoring(self, episode: Episode) -> Call | None:
-        """`get_reward`, and turn rewards that were appended since the last turn."""
+        """Call `get_reward`, and add the turn rewards that were appended since the last turn."""
         if episode.env is None or not (self._scores or episode.pays_turns):
             return None
 
@@ -155,9 +155,9 @@ class ToolDriver:
         return {**self._standalone, **methods}
 
     def _run_tool(self, name: str, call: Callable[[], Any]) -> Any:
-        """On the worker's own thread; on the main one for a tool that sets signal handlers, as in TRL.
+        """Run a tool on the worker's thread, or on the main one if it sets signal handlers, as in TRL.
 
-        Such a tool is found out by its failure, which its first call pays for by beginning anew.
+        Such a tool is detected by its failure; its first call then runs twice.
         """
         if name not in self._main_only:
             try:
@@ -211,14 +211,14 @@ class _ToolTurn:
     ) -> None:
         self._tools, self._signatures, self._run = tools, signatures, run
         self.results: list[tuple[str, Any]] = []
-        self.now: list[Callable[[], None]] = []  # in order, failures in sorting among them
+        self.now: list[Callable[[], None]] = []  # in order, with failures found while sorting
         self.waiting: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
         self.count = self.failures = 0
         self.malformed = False
         self.fatal: BaseException | None = None
 
     def sort(self, requests: list[dict[str, Any]]) -> None:
-        """Decide how each call is carried out, without running any."""
+        """Decide how each call is executed, without running any."""
         for request in requests:
             self.count += 1
             if request.get("type") != "function":
@@ -234,14 +234,14 @@ class _ToolTurn:
                 self._schedule(name, arguments)
 
     def run_now(self) -> None:
-        """The synchronous calls."""
+        """Run the synchronous calls."""
         for call in self.now:
             call()
             if self.fatal is not None:
                 raise self.fatal
 
     async def run_waiting(self) -> None:
-        """The asynchronous calls, together; each exception stays with its own call."""
+        """Run the asynchronous calls together; each exception stays with its own call."""
         calls = (functools.partial(tool, **arguments) for _, tool, arguments in self.waiting)
         answers = await asyncio.gather(*map(caught, calls))
         for (name, _, _), (result, error) in zip(self.waiting, answers, strict=True):
@@ -283,7 +283,7 @@ class _ToolTurn:
             return
         self.failures += 1
         if not isinstance(error, Exception) or isinstance(error, EnvironmentDied):
-            self.fatal = error  # SystemExit and the like are no answer to a model
+            self.fatal = error  # SystemExit and the like are not answers to the model
         self.results.append((name, {"error": str(error)}))
 
 

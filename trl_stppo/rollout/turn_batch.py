@@ -26,7 +26,7 @@ class TurnBatch:
         return self.turn_index >= 0
 
     def earned(self, scores: Tensor) -> Tensor:
-        """What episodes have earned, [B]: their scores and turn rewards, those of hidden turns as 0."""
+        """Total rewards of episodes, [B]: score plus turn rewards; hidden turns count as 0."""
         return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
 
 
@@ -39,10 +39,10 @@ def build_turn_batch(
     """Collate the turns of episodes.
 
     Args:
-        episodes: of the batch, in its order.
-        turn_rewards: of each turn of each, reward units; None where nobody pays turns.
-        completion_mask: [B, T], 0 past an episode's end, and throughout one that is hidden.
-        dtype: of the rewards.
+        episodes: episodes of the batch, in its order.
+        turn_rewards: reward of each turn of each episode, reward units; None without turn rewards.
+        completion_mask: [B, T], 0 past an episode's end, and 0 throughout a hidden episode.
+        dtype: dtype of the rewards.
     """
     device = completion_mask.device
     spans = [episode.turn_spans for episode in episodes]
@@ -56,7 +56,7 @@ def build_turn_batch(
 def _padded(
     turn_rewards: Sequence[Sequence[float]], turn_index: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """[B, K]; a hidden episode, of which no turn is in the index, has none."""
+    """Turn rewards as [B, K]; a hidden episode has no turn in the index, so none of its rewards count."""
     counts = (turn_index.amax(dim=1) + 1).tolist()
     table = torch.zeros(len(turn_rewards), max(1, *counts), dtype=dtype)
     for episode, (rewards, turns) in enumerate(zip(turn_rewards, counts, strict=True)):

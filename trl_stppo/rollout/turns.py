@@ -1,4 +1,4 @@
-"""Turns with everything before them, as functions and models that score turns get them."""
+"""Turns with their context, in the form that turn reward functions and models get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .episode import Episode
 from .record import check_reward
 from .reward_funcs import check_columns, listed, name_of
 
-# Columns that reward functions get under another name, or not at all.
+# Columns that reward functions get under another name, or do not get.
 RESERVED = ("prompt", "completion", "completion_ids")
 
 
@@ -20,36 +20,36 @@ class Turn:
     """One turn and everything before it."""
 
     episode: int  # number of its episode in the rollout
-    number: int  # of the turn, from 0
+    number: int  # number of the turn, from 0
     prompt: Any  # messages or text before the turn
     completion: Any  # the turn, as a list of one message or as text
     before: list[int]  # tokens before the turn
     ids: list[int]  # its tokens
-    columns: dict[str, Any]  # of the dataset row
+    columns: dict[str, Any]  # columns of the dataset row
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Sample several turns in each state, and play the one that is scored best."""
+    """Samples several turns in each state, and plays the one with the best score."""
 
-    candidates: int  # how many, at least 2
-    scores: Callable[[list[Turn]], list[float]]  # of turns; of equal ones the first is played
+    candidates: int  # turns per state, at least 2
+    scores: Callable[[list[Turn]], list[float]]  # scores turns; the first of equal ones is played
 
 
 def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]) -> Turn:
-    """A turn that the episode has not taken yet."""
+    """A candidate for the episode's next turn."""
     before = episode.prompt_ids + episode.ids
     if episode.conversational:
         context: Any = [*episode.prompt, *episode.messages]
         completion: Any = [message]
     else:
-        said = tokenizer.decode(episode.ids, skip_special_tokens=True)
-        context, completion = f"{episode.prompt}{said}", message["content"]
+        text = tokenizer.decode(episode.ids, skip_special_tokens=True)
+        context, completion = f"{episode.prompt}{text}", message["content"]
     return Turn(episode.row, episode.num_turns, context, completion, before, ids, episode.columns)
 
 
 def arguments_of(turns: Sequence[Turn]) -> dict[str, Any]:
-    """What a function that scores turns is asked with: the rows' columns, and the turns in their context."""
+    """Arguments of a turn reward function: the rows' columns, and the turns in their context."""
     columns = [key for key in turns[0].columns if key not in RESERVED]
     return {
         **{key: [turn.columns[key] for turn in turns] for key in columns},
@@ -63,9 +63,9 @@ def arguments_of(turns: Sequence[Turn]) -> dict[str, Any]:
 def scores_of(
     func: Callable[..., Any], turns: Sequence[Turn], wait: Callable[[Any], Any], **more: Any
 ) -> list[float | None]:
-    """What a function says of turns.
+    """Call a function that scores turns.
 
-    `wait` turns what an asynchronous function returns into its result, and leaves others alone.
+    `wait` resolves the awaitable of an asynchronous function, and returns other values unchanged.
     """
     arguments = arguments_of(turns) | more
     check_columns(func, arguments, [key for key in turns[0].columns if key not in RESERVED])

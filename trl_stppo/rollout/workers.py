@@ -1,10 +1,10 @@
 """Runs calls into environments off the main thread, each under a time limit.
 
-Synchronous calls run on daemon threads that come as they are needed and go when idle; asynchronous
-ones on one event loop. A call that exceeds its limit is abandoned: its thread is written off and
-replaced, whatever it returns later is thrown away, and nothing waits for it, at exit neither. So is the
-loop, where such a call blocks it; what has not begun there moves to a new one. Time for which another
-call blocks the loop does not count.
+Synchronous calls run on daemon threads that start as needed and end when idle; asynchronous calls
+run on one event loop. A call that exceeds its limit is abandoned: its thread is replaced, its later
+result is discarded, and the program's exit does not block on it. If such a call blocks the loop, the
+loop is replaced too; jobs that have not begun move to the new one. Time for which another call blocks the
+loop does not count.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..threads import DaemonThread
 from .calls import CANCEL_SECONDS, Call, CallResult, Job, caught
 from .shared_loop import SharedLoop
 
-# A thread without work stays this long, in seconds: turns follow each other quickly.
+# Seconds that a thread without work stays: turns follow each other quickly.
 IDLE_SECONDS = 2.0
 
 
 class EnvironmentCalls:
-    """A thread pool and an event loop whose results are polled from one thread.
+    """Runs calls on a thread pool and an event loop; one thread polls their results.
 
-    `workers`: synchronous calls at the same time, abandoned ones not counted.
+    `workers`: synchronous calls at the same time, not counting abandoned ones.
     """
 
     def __init__(self, workers: int) -> None:
@@ -46,12 +46,12 @@ class EnvironmentCalls:
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call | None]] = deque()
         self._loop: SharedLoop | None = None
-        self._jobs: list[Job] = []  # that have not begun
-        # Loops that may be blocked, until when they have time to answer, and whether they did.
+        self._jobs: list[Job] = []  # jobs that have not begun
+        # Loops that may be blocked, the deadline of their answer, and the event of that answer.
         self._doubted: list[tuple[SharedLoop, float, threading.Event]] = []
 
     def submit(self, key: int, func: Callable[[], Any], timeout: float | None) -> None:
-        """Start `func()` as soon as a worker is free; a coroutine function goes to the event loop.
+        """Start `func()` as soon as a worker is free; a coroutine function runs on the event loop.
 
         One call per key at a time. `timeout`: seconds from the moment it starts, None for no limit.
         """
@@ -68,12 +68,12 @@ class EnvironmentCalls:
     def poll(self, wait: float = 0.0) -> list[CallResult]:
         """Results since the last poll, abandoned calls among them.
 
-        `wait`: seconds to wait for the first one.
+        `wait`: seconds to block for the first one.
         """
         until = time.monotonic() + wait
         while True:
             if self._run_for_worker():
-                until = time.monotonic()  # that took time: whoever polls may have limits to keep
+                until = time.monotonic()  # return at once: the caller may have limits
             with self._change:
                 self._abandon_overdue()
                 left = until - time.monotonic()
@@ -93,9 +93,9 @@ class EnvironmentCalls:
             self._finished = deque(result for result in self._finished if result.key != key)
 
     def run_async(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the event loop and wait for it, from a worker thread.
+        """Run a coroutine on the event loop and block on it, from a worker thread.
 
-        It is cancelled if the call that waits for it is abandoned.
+        It is cancelled if its call is abandoned.
         """
         call: Call | None = getattr(self._current, "call", None)
         with self._change:
@@ -111,7 +111,7 @@ class EnvironmentCalls:
                 if job.future is not future:
                     continue  # it has moved to another loop
                 if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                    coroutine.close()  # or Python warns that nobody has run it
+                    coroutine.close()  # else Python warns that it was never awaited
                 raise
         if call is not None:
             call.loop = None
@@ -120,10 +120,10 @@ class EnvironmentCalls:
         return value
 
     def run_on_poller(self, func: Callable[[], Any]) -> Any:
-        """Run `func()` on the thread that polls and wait for it, from a worker thread.
+        """Run `func()` on the polling thread and block on it, from a worker thread.
 
-        For what works on the main thread only. Once it runs there, its time limit cannot end it; while
-        it waits for its turn, the limit's clock stands still.
+        It is for functions that need the main thread. Once it runs there, its time limit cannot end it;
+        while it is queued, the limit's clock stands still.
         """
         call: Call | None = getattr(self._current, "call", None)
         future: Future[Any] = Future()
@@ -139,11 +139,11 @@ class EnvironmentCalls:
         return future.result()
 
     def _run_for_worker(self) -> bool:
-        """Run the function that has waited longest, if any does."""
+        """Run the oldest queued function, if there is one."""
         while self._for_poller:
             func, future, call = self._for_poller.popleft()
             if not future.set_running_or_notify_cancel():
-                continue  # the call that waited for it has been abandoned
+                continue  # its call was abandoned
             if call is not None:
                 call.started = time.monotonic() - call.spent
             try:
@@ -156,13 +156,13 @@ class EnvironmentCalls:
         return False
 
     def rest(self) -> None:
-        """Let idle threads go; called between rollouts."""
+        """End idle threads; called between rollouts."""
         with self._change:
             self._resting = True
             self._work.notify_all()
 
     def close(self) -> None:
-        """Let go of threads and event loop; running calls are abandoned."""
+        """Release threads and event loop; running calls are abandoned."""
         with self._change:
             self._waiting.clear()
             for call in list(self._running.values()):
@@ -193,10 +193,10 @@ class EnvironmentCalls:
                 result.value = call.func()
             except BaseException as error:
                 result.error = error
-            if call.started is not None:  # or it was abandoned as it waited for the poller
+            if call.started is not None:  # None: abandoned in the poller's queue
                 result.seconds = time.monotonic() - call.started
             if call.timeout is not None and result.seconds > call.timeout:
-                # Overdue, though nobody has polled in the meantime: timing must not decide.
+                # Overdue even if no poll came in the meantime: the result must not depend on it.
                 result.value, result.error, result.timed_out = None, None, True
             if not self._finish(call, result):
                 return  # this thread has been replaced
@@ -229,7 +229,7 @@ class EnvironmentCalls:
     def _seconds_to_deadlines(self) -> list[float]:
         now = time.monotonic()
         times = [call.overdue_at(now) for call in self._running.values()]
-        # Not all the time while a block postpones them.
+        # A lower bound, so that a block that postpones deadlines does not cause a busy loop.
         return [max(0.01, at - now) for at in times if at is not None]
 
     def _drop_blocked_loops(self) -> None:
@@ -267,7 +267,7 @@ class EnvironmentCalls:
             if blocked is not None and blocked[0] is call:
                 self._replace_loop()
             elif blocked is None or blocked[0] not in self._running.values():
-                # What blocks it may be no task; and one that began just now has some time to end.
+                # The blocker may not be a task, and a task that has just begun gets time to end.
                 until = time.monotonic() + CANCEL_SECONDS
                 self._doubted.append((call.loop, until, call.loop.ping()))
 
@@ -294,7 +294,7 @@ class EnvironmentCalls:
     async def _begin(self, job: Job, loop: SharedLoop) -> Any:
         with self._change:
             if job not in self._jobs or job.loop is not loop:
-                return None  # it has been given up, or runs on another loop
+                return None  # it was abandoned, or runs on another loop
             self._jobs.remove(job)
         return await job.make()
 
@@ -305,7 +305,7 @@ class EnvironmentCalls:
                     call.postpone(seconds)
 
     def _replace_loop(self) -> None:
-        """Use a new loop from now on; what has begun on the old one may still finish there."""
+        """Use a new loop from now on; jobs that run on the old one may still finish there."""
         now = time.monotonic()
         blocked = None if self._loop is None else self._loop.blocked_for(now)
         self._drop_loop()
@@ -330,7 +330,7 @@ class EnvironmentCalls:
         try:
             async with asyncio.timeout(call.timeout) as limit:
                 call.limit = limit
-                # Caught inside: an asyncio task lets SystemExit through, which would end the loop.
+                # Caught here: an asyncio task lets SystemExit through, which would end the loop.
                 result.value = await call.func()
         except BaseException as error:
             result.timed_out = limit.expired()
@@ -338,7 +338,7 @@ class EnvironmentCalls:
         call.limit = None
         result.seconds = time.monotonic() - call.started
         overdue = call.timeout is not None and result.seconds > call.timeout
-        if overdue and not result.timed_out:  # blocking, it kept its limit from being noticed
+        if overdue and not result.timed_out:  # it blocked the loop, so its limit was not noticed
             result.value, result.error, result.timed_out = None, None, True
             result.blocked = call.blocked_by(time.monotonic())
         self._finish(call, result)

@@ -1,7 +1,7 @@
 """Everything we borrow from TRL's and transformers' private side, in one place.
 
-`OVERRIDDEN` names each upstream method our trainers wrap or replace, `BORROWED_ATTRIBUTES` what they
-read of its state besides the documented. `tests/test_trl_contract.py` holds both against the installed
+`OVERRIDDEN` names each upstream method that our trainers wrap or replace, `BORROWED_ATTRIBUTES` the
+undocumented state that they read. `tests/test_trl_contract.py` compares both with the installed
 TRL: when it fails after an upgrade, read the upstream diff, adapt, then refresh the recorded hashes.
 """
 
@@ -50,7 +50,7 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
-# Not used here: the door lets them through.
+# Re-exported; unused in this file.
 __all__ = [
     "SyncRefModelCallback",
     "apply_chat_template",
@@ -68,7 +68,7 @@ __all__ = [
     "use_adapter",
 ]
 
-# Method name -> "wrapped" (we call super() and post-process) or "replaced" (ours alone).
+# Method name -> "wrapped" (calls super() and post-processes) or "replaced" (ours alone).
 OVERRIDDEN = {
     "__init__": "wrapped",
     "_get_per_token_logps_and_entropies": "wrapped",
@@ -101,9 +101,9 @@ OVERRIDDEN = {
     "log": "wrapped",
 }
 
-# What our rollout step does in place of upstream's: whoever overrides one of these waits in vain.
+# Upstream's methods that our rollout step replaces: overriding one of these has no effect.
 NOT_CALLED = ("_generate", "_tokenize_prompts", "_tool_call_loop")
-# Of what our rollout step calls or replaces, the bodies we have read: what they log, and offer to others.
+# Methods whose bodies we have read, because our rollout step calls or replaces them.
 READ = ("_generate", "_generate_single_turn", "_calculate_rewards")
 
 BORROWED_ATTRIBUTES = (
@@ -134,12 +134,12 @@ BORROWED_ATTRIBUTES = (
 )
 
 
-# Tokens of a tile of log-probabilities where TRL folds it without Triton.
+# Tokens of a tile of log-probabilities if TRL computes it without Triton.
 TORCH_TILE_TOKENS = 256
 
 
 class SingleGeneration(int):
-    """The number one, never "less than" anything.
+    """The number one, which never compares as "less than".
 
     `GRPOConfig.__post_init__` refuses `num_generations < 2` halfway through its checks and offers no
     switch. With this value in place the comparison is false and the later checks still run.
@@ -151,11 +151,11 @@ class SingleGeneration(int):
 
 @contextmanager
 def small_tiles(device: torch.device) -> Iterator[None]:
-    """Let the fused head work on fewer tokens at a time where it does so in torch.
+    """Limit the fused head to fewer tokens at a time if it computes in torch.
 
-    With Triton a tile of log-probabilities takes two bytes per entry of the vocabulary. Without, on the
-    CPU, eight tables of its size are alive at once: a gigabyte for every thousand tokens of a tile, for
-    no speed.
+    With Triton a tile of log-probabilities takes two bytes per entry of the vocabulary. Without it, on the
+    CPU, eight tables of its size are alive at once: a gigabyte per thousand tokens of a tile, without any
+    gain in speed.
     """
     kept = chunked_logprob.TOKEN_CHUNK_SIZE
     if not chunked_logprob._use_triton(device):
@@ -182,7 +182,7 @@ def new_token_limit(trainer: Any, max_new_tokens: int) -> Iterator[None]:
 
 
 def open_trackio(trainer: Any) -> None:
-    """TRL's profiling writes to trackio, which upstream opens when training begins or with its first log."""
+    """Open trackio for TRL's profiling; upstream opens it only when training begins or at the first log."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TrackioCallback) and not callback._initialized:
             callback.setup(trainer.args, trainer.state, trainer.model)
@@ -190,7 +190,7 @@ def open_trackio(trainer: Any) -> None:
 
 @contextmanager
 def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
-    """Leave more out of upstream's uploads than it does itself; it offers no argument for that."""
+    """Exclude more files from upstream's uploads; upstream has no argument for that."""
     original = upstream_trainer.hf_api
 
     def api() -> Any:
@@ -212,14 +212,14 @@ def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
 
 
 def max_context_tokens(trainer: Any) -> int | None:
-    """Tokens of prompt and completion that whoever generates can attend to."""
+    """Longest context of the generating model, prompt and completion, in tokens."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     return getattr(trainer.model.config, "max_position_embeddings", None)
 
 
 def overrides(trainer: Any, name: str) -> bool:
-    """Whether a trainer's class, or a user, has put a method of its own in place of GRPOTrainer's."""
+    """Whether a trainer's class, or its instance, replaces a method of GRPOTrainer."""
     own = vars(trainer).get(name) or getattr(type(trainer), name)
     return own is not getattr(GRPOTrainer, name)
 
@@ -227,7 +227,7 @@ def overrides(trainer: Any, name: str) -> bool:
 def read_message(
     tokenizer: Any, ids: list[int], before: list[int], tools: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """An assistant's turn as GRPOTrainer reads it: with its tool calls, where the tokenizer knows them."""
+    """Parse an assistant's turn as GRPOTrainer does: with tool calls if the tokenizer has a format."""
     if any(getattr(tokenizer, f"response_{form}", None) for form in ("template", "schema")):
         return parse_response(tokenizer, ids, prefix=before, tools=list(tools))
     return {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}
@@ -246,8 +246,8 @@ def tool_suffix(
 ) -> Callable[[list[dict[str, Any]]], list[int]]:
     """GRPOTrainer's own rendering of tool messages as the suffix of a turn.
 
-    Its method reads nothing but these attributes, so that agents can be played without a trainer.
-    `render` stands in for the tokenizer's `apply_chat_template`.
+    Its method reads only these attributes, so that agents can be played without a trainer.
+    `render` replaces the tokenizer's `apply_chat_template`.
     """
     reader: Any = SimpleNamespace(
         processing_class=SimpleNamespace(apply_chat_template=render),
@@ -260,7 +260,7 @@ def tool_suffix(
 
 
 def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
-    """What GRPOTrainer's constructor does to a tokenizer for tools; returns the template to use."""
+    """Prepare a tokenizer for tools as GRPOTrainer's constructor does; return the template to use."""
     if not supports_tool_calling(tokenizer):
         raise ValueError(
             f"The chat template of {tokenizer.name_or_path!r} cannot render tool calls and their results."
@@ -272,7 +272,7 @@ def prepare_tool_tokenizer(tokenizer: Any) -> str | None:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """TRL's, also for what models hand to functions as a number, such as OPT's and `layerdrop`."""
+    """Disable dropout as TRL does, also for rates that models store as numbers, such as OPT's `layerdrop`."""
     disable_dropout_in_model(model)
     for module in model.modules():
         for name, value in list(vars(module).items()):
@@ -293,7 +293,7 @@ def prepare_reference(
 
 
 def prepare_frozen(model: PreTrainedModel | nn.Module, trainer: Any) -> Any:
-    """Place a frozen model as GRPOTrainer places the reference that it makes itself."""
+    """Place a frozen model as GRPOTrainer places its own reference."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     if trainer.is_fsdp_enabled:

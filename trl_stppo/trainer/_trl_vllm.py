@@ -14,17 +14,17 @@ from ..generation.protocol import TurnRequest
 from ..generation.sampling import turn_random
 from ..generation.server import ServerError
 
-# The bodies that we have read, held by the contract test: what we call, or do in their place.
+# Methods whose bodies we have read, because we call or replace them; the contract test holds them.
 READ = (
     *("VLLMGeneration._init_vllm", "VLLMGeneration.generate", "VLLMGeneration.sync_weights"),
     *("VLLMClient.__init__", "VLLMClient._get", "VLLMClient._post", "VLLMClient.check_server"),
     *("VLLMClient.get_server_info", "VLLMClient.generate"),
     *("VLLMClient.init_communicator", "VLLMClient.close_communicator"),
 )
-# How long one turn may take on a server, its time in the queue included, in seconds.
+# Longest time of one turn on a server, its time in the queue included, in seconds.
 TURN_SECONDS = 7200.0
 CONNECT_SECONDS = 10.0
-# Answers of a server that is away behind a proxy, or too busy.
+# Statuses of a server that is down behind a proxy, or too busy.
 AWAY = (429, 502, 503, 504)
 _STATUS = re.compile(r"Request failed: (\d+), ")
 
@@ -78,11 +78,11 @@ def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequ
         structure = vllm_generation.StructuredOutputsParams(**structure)
 
     def options(request: TurnRequest) -> dict[str, Any]:
-        own = {**_sampling(vllm), **_further(vllm, request, seeded)}
-        own.setdefault("detokenize", bool(own.get("stop")))  # nobody else reads text
+        sampling = {**_sampling(vllm), **_further(vllm, request, seeded)}
+        sampling.setdefault("detokenize", bool(sampling.get("stop")))  # only stop strings need text
         if structure is not None:
-            own["structured_outputs"] = structure
-        return {"params": vllm_generation.SamplingParams(**own), "lora_request": adapter}
+            sampling["structured_outputs"] = structure
+        return {"params": vllm_generation.SamplingParams(**sampling), "lora_request": adapter}
 
     return options
 
@@ -93,27 +93,27 @@ def _sampling(vllm: Any) -> dict[str, Any]:
 
 
 def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
-    """What belongs to a turn, and `generation_kwargs`, which it may bound."""
-    own = {"seed": number(request.seed)} if seeded else {}
-    own |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
-    own["max_tokens"] = request.max_new_tokens
-    if "min_tokens" in own:
-        own["min_tokens"] = min(own["min_tokens"], request.max_new_tokens)
-    return own
+    """The turn's own sampling options, and `generation_kwargs`, bounded by them."""
+    sampling = {"seed": number(request.seed)} if seeded else {}
+    sampling |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
+    sampling["max_tokens"] = request.max_new_tokens
+    if "min_tokens" in sampling:
+        sampling["min_tokens"] = min(sampling["min_tokens"], request.max_new_tokens)
+    return sampling
 
 
 def number(seed: tuple[int, ...]) -> int:
-    """A turn's seed as vLLM takes it, below 2**63."""
+    """A turn's seed for vLLM, below 2**63."""
     return turn_random(seed).getrandbits(63)
 
 
 def has_adapters(vllm: Any) -> bool:
-    """Whether a colocated engine takes the policy's adapter in place of whole weights."""
+    """Whether a colocated engine takes the policy's adapter in place of merged weights."""
     return vllm.mode == "colocate" and vllm.llm.llm_engine.vllm_config.lora_config is not None
 
 
 def adapter(number: int, folder: str) -> Any:
-    """A version of the policy's adapter, as requests name it."""
+    """A version of the policy's adapter, in the form of vLLM's requests."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"policy-{number}", number, folder)
@@ -123,14 +123,14 @@ def adapter(number: int, folder: str) -> Any:
 
 
 def new_client(vllm: Any, patience: float) -> Any:
-    """A client of TRL's for turns, in any process: it gives up in time and does not ask again by itself.
+    """A TRL client for turns, in any process: with a time limit and without retries of its own.
 
-    `patience`: seconds to wait for the server to be up.
+    `patience`: seconds until the server must be up.
     """
     url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = vllm_client.VLLMClient(base_url=url, connection_timeout=patience)
 
-    for scheme in ("http://", "https://"):  # without the retries of TRL's own
+    for scheme in ("http://", "https://"):  # without TRL's retries
         client.session.mount(scheme, vllm_client.HTTPAdapter(pool_maxsize=1024))
     timeout = (CONNECT_SECONDS, TURN_SECONDS)
     client.session.request = functools.partial(client.session.request, timeout=timeout)  # type: ignore[method-assign]
@@ -138,18 +138,18 @@ def new_client(vllm: Any, patience: float) -> Any:
 
 
 def rejoin(vllm: Any) -> None:
-    """Meet a server that was started anew, so that weights can be sent to it again."""
+    """Reconnect to a restarted server, so that weights can be sent to it again."""
     vllm.vllm_client.close_communicator()
     vllm.vllm_client.init_communicator(device=vllm.accelerator.device)
 
 
 class TurnClient:
-    """TRL's client as a server of turns, for many threads at once."""
+    """Samples turns through TRL's client, for many threads at once."""
 
     def __init__(self, client: Any, vllm: Any) -> None:
         self.client, self._vllm = client, vllm
         self.names_weights = False
-        # vLLM's samplers on other devices refuse the seed of a turn whose row is read in parts.
+        # On other devices vLLM's samplers refuse the seed of a turn whose row is read in parts.
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
@@ -165,19 +165,19 @@ class TurnClient:
     def _checked(
         self, request: TurnRequest, ids: list[int], logprobs: list[float | None]
     ) -> list[Any]:
-        """The log-probabilities of a turn that can be one; None stands for NaN, which means unscored."""
+        """Check a turn and return its log-probabilities; None means NaN, which is unscored."""
         vocabulary = self._vllm.model.config.get_text_config().vocab_size
-        whole, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
+        limited, end = ids[: request.max_new_tokens], self._vllm.processing_class.eos_token_id
         bad = [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]
         if bad or not ids:
             raise ValueError(
                 f"a turn is one or more tokens from 0 to {vocabulary - 1}, not {bad[:1]}"
             )
-        if end in whole[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
+        if end in limited[:-1] and not self._vllm.generation_kwargs.get("ignore_eos"):
             raise ValueError(f"tokens follow the end {end} of a turn")
         for value in logprobs:  # vLLM writes -9999 for minus infinity
             if value is not None and value == value and not -1e4 <= value <= 1e-3:
-                raise ValueError(f"{value} is no log-probability")
+                raise ValueError(f"{value} is not a log-probability")
         return logprobs
 
     def weights(self) -> str:
@@ -189,15 +189,15 @@ class TurnClient:
             return str(self.client._get(url)["weight_version"])
 
     def name_weights(self, name: str) -> str:
-        """After a push: give the weights a name, which the server loses with them.
+        """Name the weights after a push; the server loses the name together with the weights.
 
         Returns:
-            What they are called now, "" where the server cannot name them.
+            Their name now, "" if the server cannot name them.
         """
         url = self.client.base_url
         with failures():
             if not self._forget_prefixes():
-                raise ServerError("it does not let go of what it has computed with other weights")
+                raise ServerError("it does not drop its prefix cache of other weights")
             try:
                 self.client._post(f"{url}/update_weight_version", json={"new_version": name})
             except Exception as error:
@@ -208,23 +208,23 @@ class TurnClient:
         return name
 
     def _forget_prefixes(self) -> bool:
-        """As TRL has done; but while a turn runs, perhaps one that nobody waits for, vLLM refuses that."""
+        """Reset the prefix cache; vLLM refuses it while any turn runs, also an abandoned one."""
         url = f"{self.client.base_url}/reset_prefix_cache?reset_running_requests=true"
         try:
             return bool(self.client._post(url, json={}).get("success", True))
-        except ValueError:  # vLLM before 0.26 answers nothing
+        except ValueError:  # vLLM before 0.26 has an empty answer
             return True
 
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Raise a failure that may pass as a ServerError, a refusal as a RuntimeError."""
+    """Raise a temporary failure as a ServerError, a refusal as a RuntimeError."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:
         message = f"its answer cannot be read ({type(error).__name__}: {error})"
         raise ServerError(message) from error
-    except OSError as error:  # those of `requests` among them
+    except OSError as error:  # includes those of `requests`
         raise ServerError(f"{type(error).__name__}: {error}", unreachable=True) from error
     except Exception as error:
         status = _status(error)

@@ -1,4 +1,4 @@
-"""Types of what trainers are built from, as upstream takes it and where we take more."""
+"""Types of the trainers' arguments: upstream's, and our extensions of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch: its fields, and how it is joined, taken apart and dealt into micro-batches."""
+"""The batch: its fields, and functions that join it, split it and deal it into micro-batches."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class Batch(TypedDict, total=False):
     prompt_ids: Tensor
     prompt_mask: Tensor
     completion_ids: Tensor  # [B, T] int64, padded on the right: turns and what lies between them
-    # [B, T] int, 0 past an episode's end; throughout one that `mask_truncated_completions` hides.
+    # [B, T] int, 0 past an episode's end, and throughout episodes that `mask_truncated_completions` hides.
     completion_mask: Tensor
-    tool_mask: Tensor  # [B, T] int, 0 where the environment speaks, and throughout hidden episodes
+    tool_mask: Tensor  # [B, T] int, 0 at observations, and throughout hidden episodes
     # [], tokens of the policy in the rollout batch, over all processes. It and `tool_mask` are for
-    # subclasses that know TRL's names; our loss goes by `loss_mask`.
+    # subclasses that use TRL's names; our loss uses `loss_mask`.
     num_items_in_batch: Tensor
     turn_index: Tensor  # [B, T] int64, k inside turn k, -1 elsewhere
     loss_mask: Tensor  # [B, T] bool, tokens that train
     old_per_token_logps: Tensor  # [B, T] nats, log-probabilities when sampled
-    # [B, T] nats, what the sampler says of it; NaN where it does not.
+    # [B, T] nats, the sampler's own log-probabilities; NaN if it gave none.
     sampling_per_token_logps: Tensor
-    # [B, T] or [B, 1], constant weights for the gap between these two.
+    # [B, T] or [B, 1], constant weights that correct for the difference of these two.
     importance_sampling_ratio: Tensor
     ref_per_token_logps: Tensor  # [B, T] nats, of the reference policy
     # [B, T] reward units, the critic's before the update, and its targets.
     values: Tensor
     returns: Tensor
-    value_mask: Tensor  # [B, T] bool, where the critic regresses
+    value_mask: Tensor  # [B, T] bool, True at the critic's regression targets
     advantages: Tensor  # [B, T], as they enter the loss; 0 off `loss_mask`
-    trace_row: Tensor  # [B] int64, row of the trace; there while the update is recorded
-    # [B, K] int64, of the policy that sampled each turn; absent while one policy plays all of a
+    trace_row: Tensor  # [B] int64, row of the trace; present while the update is recorded
+    # [B, K] int64, version of the policy that sampled each turn; absent if one policy plays all of a
     # rollout.
     policy_version: Tensor
 
@@ -55,7 +55,7 @@ def collate(
 ) -> Batch:
     """Pad the tokens of episodes.
 
-    `multiple_of` is of both widths, None for any. No token of a `hidden` episode counts.
+    Both widths are multiples of `multiple_of`; None allows any. No token of a `hidden` episode counts.
     """
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
@@ -74,7 +74,7 @@ def collate(
         "tool_mask": padded([[int(flag) for flag in e.action_mask] for e in episodes], 1) * shown,
     }
     if has_logprobs:
-        # vLLM says None where it has no number.
+        # vLLM gives None if it has no number.
         rows = [[float("nan") if x is None else x for x in e.logprobs] for e in episodes]
         batch["sampling_per_token_logps"] = padded(rows, 0.0)
     return batch
@@ -93,7 +93,7 @@ def episode_tokens(batch: Batch) -> Tensor:
 
 
 def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Shuffle episodes into so many micro-batches of one size; they may be dealt out already."""
+    """Shuffle episodes into `count` micro-batches of one size; the input may be dealt out already."""
     dealt = split_tensor_dict(shuffle_sequence_dict(join(batches)), count)
     return cast(list[Batch], dealt)
 
@@ -111,12 +111,12 @@ def group_by_length(batches: list[Batch]) -> list[Batch]:
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Some episodes of a batch, in this order; what does not belong to episodes stays as it is."""
+    """Select episodes of a batch, in this order; fields that are not per episode stay unchanged."""
     return cast(Batch, {key: _take(value, rows) for key, value in batch.items()})
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """All episodes of batches, in their order."""
+    """Join the episodes of batches, in their order."""
     if len(batches) == 1:
         return batches[0]
     joined: dict[str, Any] = {}
@@ -132,9 +132,9 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def without_padding(batch: Batch) -> Batch:
-    """The batch without the final columns that are padding in every one of its episodes.
+    """The batch without the final columns that are padding in all of its episodes.
 
-    The rollout batch is padded to its longest episode; a micro-batch seldom holds that one.
+    The rollout batch is padded to its longest episode, which few micro-batches hold.
     """
     width = batch["completion_mask"].size(1)
     length = max(1, int(batch["completion_mask"].sum(dim=1).max()))

@@ -94,13 +94,13 @@ class Internals:
 
     @property
     def pending_metrics(self) -> dict[str, list[float]]:
-        """What reward functions have given to `log_metric`."""
+        """Values that reward functions passed to `log_metric`."""
         pending: dict[str, list[float]] = self._trainer._pending_metrics
         return pending
 
     @property
     def pending_columns(self) -> dict[str, list[Any]]:
-        """What reward functions have given to `log_extra`."""
+        """Values that reward functions passed to `log_extra`."""
         pending: dict[str, list[Any]] = self._trainer._pending_extra_logs
         return pending
 

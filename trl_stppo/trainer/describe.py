@@ -1,4 +1,4 @@
-"""Builds the one description of a run, `hub.description`, of a trainer or of what is only planned."""
+"""Builds the description of a run, `hub.description`, from a trainer or from a plan."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .bridge import Bridge, Internals
 from .planning.plan import RolloutPlan
 from .ppo_config import PPOConfig
 
-# What `datasets` calls rows that it has read from files; says how, not which.
+# Names that `datasets` gives to rows read from files: the reader, not the data.
 READERS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")
-# An argument that commands bind, whoever configures the environment.
+# An argument that the commands bind, not the user.
 COUNTER = "count_tokens"
 _WORD = re.compile(r"[\w.-]{1,24}")
 # A folder in which `datasets` keeps rows of the Hub.
@@ -31,12 +31,12 @@ _CACHED = re.compile(r"([\w.-]*[^\W_])___([^\W_][\w.-]*)")
 
 
 def describe(host: Bridge, rollout: RolloutPlan) -> Description:
-    """What a trainer's run is, whose episodes are played as planned."""
+    """Describe a trainer's run with its rollout plan."""
     model = host.accelerator.unwrap_model(host.model)
     critic = "none" if not host.has_critic else "shared"
     if isinstance(host.critic, SeparateCritic):
-        own = adapter_of(host.critic.model)
-        critic = "separate" if own is None else f"separate, {own['type']} of rank {own['r']}"
+        lora = adapter_of(host.critic.model)
+        critic = "separate" if lora is None else f"separate, {lora['type']} of rank {lora['r']}"
     quantization: Any = getattr(model.config, "quantization_config", None)
     return description_of(
         type(host),
@@ -54,7 +54,7 @@ def describe(host: Bridge, rollout: RolloutPlan) -> Description:
 def description_of(
     trainer_class: Any, args: PPOConfig, rollout: RolloutPlan | None, rows: Any, **models: Any
 ) -> Description:
-    """What a run is, built or only planned. `rollout` and `rows` are None if they are not known."""
+    """Describe a run, built or only planned. `rollout` and `rows` are None if unknown."""
     rollout, card = rollout or RolloutPlan(), Internals(trainer_class)
     player = rollout.user_func
     known = getattr(getattr(rows, "info", None), "dataset_name", None)
@@ -64,7 +64,7 @@ def description_of(
         paper=card.paper.get("id"),
         variant=getattr(args, "variant", None),
         environments=tuple(_environments(rollout)),
-        tools=_told(rollout.standalone_tools),
+        tools=_tool_list(rollout.standalone_tools),
         player=None if player is None else _name_of(player),
         dataset=next(iter(hub_datasets(rows)), None if known in READERS else known),
         rows=len(rows) if hasattr(rows, "__len__") else None,
@@ -74,7 +74,7 @@ def description_of(
 
 
 def adapter_of(model: Any) -> Mapping[str, Any] | None:
-    """What is trained of a model through PEFT; None where it is trained whole."""
+    """Description of a model's PEFT adapter; None if the model is trained in full."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
         return None
@@ -92,11 +92,11 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
     names |= {"importance_sampling_level", "generation_batch_size", "bf16", "seed"}
     for base in type(args).__mro__:
         if base.__module__.split(".")[0] == __name__.split(".")[0]:
-            names |= vars(base).get("__annotations__", {}).keys()  # not those it inherits
+            names |= vars(base).get("__annotations__", {}).keys()  # without inherited ones
     names &= {spec.name for spec in fields(args)} - {
         "report_to",
         "logging_steps",
-    }  # nor what moves no weights
+    }  # without those that move no weights
     values = {name: getattr(args, name, None) for name in sorted(names)}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     simple = (bool, int, float, str, list, dict, type(None))
@@ -104,14 +104,14 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
 
 
 def hub_datasets(rows: Any) -> list[str]:
-    """Ids of rows on the Hub, as the paths of their local copies tell: `<namespace>___<name>`."""
+    """Ids of data sets on the Hub, from the paths of their local copies: `<namespace>___<name>`."""
     files = getattr(rows, "cache_files", None) or []
     parts = [_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts]
     return list(dict.fromkeys(f"{part[1]}/{part[2]}" for part in parts if part))
 
 
 def as_json(value: Any) -> Any:
-    """The same as plain data."""
+    """Convert a value to plain data."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -128,17 +128,17 @@ def _environments(rollout: RolloutPlan) -> Iterable[Environment]:
             module=cls.__module__,
             arguments=_arguments(factory),
             about=about,
-            tools=_told(tools),
+            tools=_tool_list(tools),
         )
 
 
 def _arguments(factory: Any) -> str:
-    """`(largest=7)` of a `functools.partial`; what is long or has folders by a short digest alone."""
+    """`(largest=7)` of a `functools.partial`; long values and paths become a short digest."""
     if not isinstance(factory, functools.partial):
         return ""
     try:
         named = inspect.signature(factory.func).bind_partial(*factory.args).arguments
-    except (TypeError, ValueError):  # what cannot be told from a secret is left out
+    except (TypeError, ValueError):  # it might hold a secret, so it is left out
         named = {}
     words = [_short(value) for name, value in named.items() if not is_secret(name)]
     for name, value in factory.keywords.items():
@@ -148,7 +148,7 @@ def _arguments(factory: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """The value where it is a number or a word, else what tells it from others without saying it."""
+    """The value if it is a number or a word, else a digest of it."""
     value = redacted(value)
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)
@@ -156,7 +156,7 @@ def _short(value: Any) -> str:
     return f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def _told(tools: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+def _tool_list(tools: Iterable[Any]) -> tuple[tuple[str, str], ...]:
     return tuple((_name_of(tool), (inspect.getdoc(tool) or "").split("\n")[0]) for tool in tools)
 
 

@@ -1,4 +1,4 @@
-"""What steps policy and critic: one optimizer, or two where the policy is sharded (`sharding/runtime.py`)."""
+"""Optimizers of policy and critic: one, or two if the policy is sharded (`sharding/runtime.py`)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .gradients.buffers import GradientBuffer, StepHooks, UpdateScale
 from .sharding import critics, runtime
 from .sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
 
-# What a group holds: policy with and without weight decay, critic likewise, or what the caller has put there.
+# Role of a group: policy with and without weight decay, critic with and without, or the caller's own.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
 
 
 class Optimizers:
-    """Owns what a step needs besides the policy's gradient.
+    """Owns the optimizers, the critic's gradient and the step's hooks.
 
-    `on_creation` gets the policy's optimizer when it is there, before the first step.
+    `on_creation` gets the policy's optimizer after its creation, before the first step.
     """
 
     def __init__(self, host: Bridge, on_creation: Callable[[torch.optim.Optimizer], None]) -> None:
@@ -37,10 +37,10 @@ class Optimizers:
     def create(
         self, wrapped: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
     ) -> torch.optim.Optimizer:
-        """Upstream's optimizer, made or found by its own method, with all that is ours around it."""
+        """Make upstream's optimizer by its own method, and add the critic and our hooks."""
         host = self._host
         parameters, is_callers = host.critic.parameters(), host.optimizer is not None
-        for parameter in parameters:  # a shared critic's adapter is none of upstream's groups
+        for parameter in parameters:  # keep a shared critic's adapter out of upstream's groups
             parameter.requires_grad_(False)
         optimizer = wrapped(*args, **kwargs)
         for parameter in parameters:
@@ -60,7 +60,7 @@ class Optimizers:
         return optimizer
 
     def _take_critic_out(self) -> None:
-        """Give the critic an optimizer of its own, of the same kind as the policy's."""
+        """Make a separate optimizer for the critic, of the same kind as the policy's."""
         host, args = self._host, self._host.args
         kind, options = host.get_optimizer_cls_and_kwargs(args)
         options["lr"] = args.critic_learning_rate
@@ -70,7 +70,7 @@ class Optimizers:
             return optimizer
 
         def rate() -> float | Tensor:
-            """Follows the policy's schedule."""
+            """The critic's rate, on the policy's schedule."""
             assert host.optimizer is not None
             assert args.critic_learning_rate is not None
             group = host.optimizer.param_groups[0]
@@ -80,13 +80,13 @@ class Optimizers:
         self.critic_grads, self.critic = critics.prepare(host, make, rate)
 
     def scale_update(self, factor: float) -> None:
-        """Multiply the policy's learning rate in the coming step; others see nothing of it."""
+        """Multiply the policy's learning rate in the next step only."""
         if self._hooks is not None:
             self._hooks.update_scale = factor
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Surrounds upstream's wrapping of the policy by an engine."""
+        """Context of upstream's wrapping of the policy by an engine."""
         host, accelerator = self._host, self._host.accelerator
         if not is_sharded(accelerator):
             yield
@@ -95,7 +95,7 @@ class Optimizers:
             raise ValueError(
                 f"`train()` was called a second time: {sharding_name(accelerator)} wraps a policy only once."
             )
-        # DeepSpeed casts whatever lies in the policy's module, the adapter of a shared critic too.
+        # DeepSpeed casts all parameters of the policy's module, a shared critic's adapter included.
         casts = host.is_deepspeed_enabled and isinstance(host.critic, SharedCritic)
         inside = host.critic.parameters() if casts else []
         before = [(parameter, parameter.detach().clone()) for parameter in inside]
@@ -109,23 +109,23 @@ class Optimizers:
 
 
 class _EndOfMiniBatch(TrainerCallback):
-    """Steps the critic where the loop steps the policy, or, with DeepSpeed, would."""
+    """Steps the critic when the loop steps the policy, or, with DeepSpeed, would step it."""
 
     def __init__(self, optimizers: Optimizers) -> None:
         self._optimizers = optimizers
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Gradients that are not to be used have been dropped by now."""
+        """Step the critic; refused gradients are already dropped."""
         if self._optimizers.critic is not None:
             self._optimizers.critic.step()
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """The factor holds for one step."""
+        """Reset the factor, which holds for one step."""
         self._optimizers.scale_update(1.0)
 
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
-    """What each group is for, before the critic's is added; under DeepSpeed empty ones will be gone."""
+    """Role of each group before the critic's is added; without empty ones under DeepSpeed."""
     names = set(host.get_decay_parameter_names(host.model))
     decays = {id(p) for name, p in host.model.named_parameters() if name in names}
     roles = []
@@ -138,7 +138,7 @@ def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bo
 
 
 def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
-    """What is trained of the policy; a shared critic is not part of it."""
+    """Trained parameters of the policy by name, without a shared critic's."""
     critic = {id(parameter) for parameter in host.critic.parameters()}
     named = host.model.named_parameters()
     return [(name, p) for name, p in named if p.requires_grad and id(p) not in critic]
@@ -147,7 +147,7 @@ def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
 def add_critic_groups(
     host: Bridge, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
 ) -> bool:
-    """Add the critic to the optimizer, and say so, unless the caller's already trains it."""
+    """Add the critic to the optimizer unless the caller's already trains it; return whether added."""
     check_optimizer(optimizer)
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [p for p in parameters if id(p) not in known]
@@ -167,7 +167,7 @@ def add_critic_groups(
 
 
 def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """All of the critic's parameters; norms and biases, the second group, do not decay, as in a policy."""
+    """Groups of the critic's parameters; norms and biases, the second group, do not decay."""
     args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
     decays: set[int] = set()
     for module in (critic.model, critic.head):
@@ -177,17 +177,17 @@ def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict
         {"params": [p for p in parameters if id(p) in decays], "weight_decay": args.weight_decay},
         {"params": [p for p in parameters if id(p) not in decays], "weight_decay": 0.0},
     ]
-    if host.is_deepspeed_enabled:  # which has no empty groups; one is enough if nothing decays
+    if host.is_deepspeed_enabled:  # it has no empty groups; one is enough if nothing decays
         full = {"params": list(parameters), "weight_decay": args.weight_decay}
         groups = [group for group in groups if group["params"]] if args.weight_decay else [full]
     return [{**group, "lr": args.critic_learning_rate} for group in groups]
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that would fail, or step otherwise than it is told, after the first rollout."""
+    """Refuse an optimizer that would fail after the first rollout, or ignore its learning rate."""
     name = type(optimizer).__name__
     settings: Any = getattr(optimizer, "args", None)
-    if getattr(settings, "optim_bits", 32) == 8:  # one of bitsandbytes'
+    if getattr(settings, "optim_bits", 32) == 8:  # bitsandbytes'
         smallest = settings.min_8bit_size
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.device.type == "cpu" and parameter.numel() >= smallest:

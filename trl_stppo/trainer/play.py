@@ -1,4 +1,4 @@
-"""Plays episodes with a model, without a trainer: to look at an agent, to use it, or to evaluate it."""
+"""Plays episodes with a model, without a trainer: to inspect an agent, to use it, or to evaluate it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 class Speaker:
-    """Samples turns of a model that no trainer holds.
+    """Samples turns of a model without a trainer.
 
     Args:
         model: a causal language model, on its device.
         tokenizer: its tokenizer.
         eos_token_ids: ids that end a turn; default the model's and the tokenizer's.
-        generation_kwargs: of `generate`, besides those of `SamplingSettings`.
+        generation_kwargs: arguments of `generate`, besides those of `SamplingSettings`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Speaker:
         self._pad = tokenizer.eos_token_id if pad is None else pad
 
     def backend(self, sampling: SamplingSettings) -> Any:
-        """What the engine asks for turns: as in training, or `generate` where that cannot be."""
+        """The engine's backend: the cache as in training, or `generate` for models without it."""
         _, other = SamplingSettings.from_generation_config(
             GenerationConfig(**self._options), self.model.generation_config
         )
@@ -70,7 +70,7 @@ class Speaker:
     def turn(
         self, ids: list[int], limit: int, sampling: SamplingSettings, seed: tuple[int, ...]
     ) -> list[int]:
-        """The tokens of one turn, after a row of them."""
+        """Sample the tokens of one turn after a row."""
         backend = self.backend(sampling)
         backend.add(TurnRequest(0, ids, limit, seed))
         with sampling_turns(backend):
@@ -85,7 +85,7 @@ class Speaker:
         limit: int,
         seeds: list[tuple[int, ...]],
     ) -> tuple[list[list[int]], None]:
-        """`generate`, for models whose cache is not ours; draws from torch's own numbers."""
+        """Sample by `generate`, for models without our cache; uses torch's random state."""
         longest = max(map(len, rows))
         ids = torch.tensor([[self._pad] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
@@ -107,13 +107,13 @@ class Speaker:
         return [self._cut(row) for row in output[:, longest:].tolist()], None
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """Without what `generate` has padded behind the end of a turn."""
+        """Cut the padding that `generate` puts after the end of a turn."""
         ends = [position for position, token in enumerate(ids) if token in self.eos_token_ids]
         return ids[: ends[0] + 1] if ends else ids
 
 
 def sampling_turns(backend: Any) -> AbstractContextManager[Any]:
-    """Must surround the steps of a backend."""
+    """Context of a backend's steps."""
     return backend.running() if isinstance(backend, CachedBackend) else torch.no_grad()
 
 
@@ -126,11 +126,11 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
 def prompt_template(
     speaker: Speaker, template_kwargs: dict[str, Any] | None, *, uses_tools: bool
 ) -> tuple[str | None, ValueError | None]:
-    """The chat template that training uses in place of the tokenizer's, so that prompts are the same.
+    """The chat template that training uses in place of the tokenizer's, so that prompts are equal.
 
     Returns:
-        The template, None for the tokenizer's own; and why episodes of messages cannot be played, None
-        if they can. A template that cannot render tools raises ValueError if there are any.
+        The template, None for the tokenizer's own; and the error if episodes of messages cannot be
+        played, else None. A template that cannot render tools raises ValueError if there are any.
     """
     tokenizer = speaker.tokenizer
     if uses_tools:
@@ -138,14 +138,14 @@ def prompt_template(
     plain = ChatRenderer(tokenizer, speaker.eos_token_ids, template_kwargs=template_kwargs)
     try:
         return growing_template(plain), None
-    except ValueError as error:  # which matters to conversations alone
+    except ValueError as error:  # it concerns conversations alone
         return None, error
 
 
 class Player:
     """Plays episodes of a few rows at a time, as a trainer's evaluation does; `close` ends it.
 
-    Arguments are the trainer's and `assemble`'s. Without environments and tools a row gets one turn.
+    Arguments are those of the trainer and of `assemble`. Without environments and tools a row gets one turn.
     """
 
     def __init__(
@@ -187,14 +187,14 @@ class Player:
         """Play one episode per row.
 
         Args:
-            rows: columns of the dataset rows; `prompt` may be missing where the environment has the task.
-            sampling: how tokens are drawn.
-            seed: names the randomness of all episodes.
-            names: name that of each.
+            rows: columns of the dataset rows; `prompt` may be missing if the environment has the task.
+            sampling: settings of token sampling.
+            seed: seed of all episodes.
+            names: seed of each episode, in addition.
         """
         asks = bool(self.rollout.text or self.rollout.tools)
-        asked, ids = rows_with_prompts(rows, self._speaker.tokenizer, environments_ask=asks)
-        prompts = [row["prompt"] for row in asked]
+        prompted, ids = rows_with_prompts(rows, self._speaker.tokenizer, environments_ask=asks)
+        prompts = [row["prompt"] for row in prompted]
         if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
             raise self._broken
         backend = self._speaker.backend(sampling)
@@ -205,7 +205,7 @@ class Player:
         return episodes
 
     def close(self, *, environments: bool = True) -> None:
-        """Let go of the workers, and of the environments unless they are the caller's."""
+        """Release the workers, and the environments unless they are the caller's."""
         if environments:
             self._engine.close()
         else:

@@ -1,7 +1,7 @@
 """Settings of `PPOTrainer`: GRPOConfig's, plus the critic's, under the names of TRL's PPO.
 
-A PPO name for something GRPOConfig already has (`cliprange` for `epsilon`, ...) is an alias: set one
-of the two; after construction both hold the value. `docs/migration.md` tables the defaults on which
+A PPO name for an option of GRPOConfig (`cliprange` for `epsilon`, ...) is an alias: set one
+of the two; after construction both hold the value. `docs/migration.md` lists the defaults in which
 the parents differ.
 """
 
@@ -21,14 +21,14 @@ from .config.secrets import KeepsSecrets
 @takes_ignored
 @dataclass(repr=False)
 class PPOConfig(KeepsSecrets, GRPOConfig):
-    """Configuration of [`PPOTrainer`]: all of [`~trl.GRPOConfig`], and what is new or has another default.
+    """Configuration of [`PPOTrainer`]: [`~trl.GRPOConfig`] with new options and other defaults.
 
-    What a field means stands in its `help`, which the API pages and `trl-stppo train --help_all` show.
+    The `help` of a field explains it; the API pages and `trl-stppo train --help_all` show it.
     """
 
     _TRAINER: ClassVar[str] = "PPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "sequence")
-    # Options that are refused here and that a subclass honours.
+    # Options that are refused here and supported by a subclass.
     _HONOURS: ClassVar[tuple[str, ...]] = ()
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         *GRPOConfig._VALID_DICT_FIELDS,
@@ -37,25 +37,25 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     ]
 
     derives_critic_rate = (
-        False  # no setting: whether `critic_learning_rate` was left to its default
+        False  # not an option: whether `critic_learning_rate` was left to its default
     )
 
-    # No settings; those of STPPOConfig say otherwise.
+    # Not options; STPPOConfig overrides them.
     scales_updates: ClassVar[Any] = False
     measures_clip_bias: ClassVar[Any] = False
     takes_second_gradient: ClassVar[Any] = False
     needs_exact_norms: ClassVar[Any] = False
     stabilizers: ClassVar[Any] = ()
 
-    # No settings; PPO scripts read them, and may set them (`config.names.IGNORED`).
+    # Not options; PPO scripts read them, and may set them (`config.names.IGNORED`).
     dataset_num_proc: ClassVar[int | None] = None
     model_adapter_name: ClassVar[str | None] = None
     ref_adapter_name: ClassVar[str | None] = None
     num_sample_generations: ClassVar[int] = 0
 
-    # Inherited; named so that the type checker knows what the aliases resolve into.
+    # Inherited; repeated so that the type checker has the fields to which aliases resolve.
     gradient_accumulation_steps: int = option(
-        1, "Micro-batches per optimizer step; per rollout with num_mini_batches."
+        1, "Micro-batches per optimizer step; per rollout if num_mini_batches is set."
     )
     steps_per_generation: int | None = option(None, "Micro-batches per rollout batch.")
     max_steps: int = option(-1, "Optimizer steps; -1 for whole epochs.")
@@ -67,7 +67,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         None, "Episodes per row in evaluation; default num_generations."
     )
     metric_for_best_model: str | None = option(
-        None, "A figure of evaluation; default 'episode/score'."
+        None, "A metric of evaluation; default 'episode/score'."
     )
 
     # Defaults of the parents that are changed.
@@ -75,7 +75,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     num_iterations: int = option(4, "Epochs over each rollout batch.")
     loss_type: str = option("grpo", "One of 'grpo', 'bnpo', 'dr_grpo', 'dapo'.")
     disable_dropout: bool = option(
-        True, "Dropout would make the ratio of an unchanged policy differ from 1."
+        True, "Switch dropout off; with it the ratio of an unchanged policy differs from 1."
     )
 
     # Aliases: set either name, both hold the value.
@@ -85,12 +85,12 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     cliprange: float | None = option(None, "Half-width of the clip interval; alias of epsilon.")
     response_length: int | None = option(
         None,
-        "Tokens of a whole episode after the prompt, observations included; alias of "
+        "Tokens of an episode after the prompt, observations included; alias of "
         "max_completion_length.",
     )
     total_episodes: int | None = option(
         None,
-        "Episodes to collect in all; sets max_steps to ceil(total_episodes / rollout batch) "
+        "Total number of episodes; sets max_steps to ceil(total_episodes / rollout batch) "
         "* num_iterations * num_mini_batches.",
     )
     num_mini_batches: int | None = option(
@@ -102,10 +102,10 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     # Critic and advantages.
     gamma: float = option(1.0, "Discount, 0 < gamma <= 1, once per agent token (or per turn).")
-    lam: float = option(0.95, "GAE parameter, 0 <= lam <= 1, as often as gamma.")
+    lam: float = option(0.95, "GAE's lambda, 0 <= lam <= 1, per token or turn like gamma.")
     advantage_level: str = option("token", "'token' or 'turn'.")
     bootstrap_truncated: bool = option(
-        False, "Give a truncated episode the critic's value as its successor."
+        False, "Bootstrap a truncated episode with the critic's value of its last state."
     )
     whiten_rewards: bool = option(
         False, "Whiten rewards over the rollout batch, all processes, keeping the mean."
@@ -116,8 +116,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     cliprange_value: float | None = option(0.2, "Half-width of the value clip; None for no clip.")
     vf_coef: float = option(
         0.1,
-        "Weight of the value loss. Nearly without effect under Adam, which divides a "
-        "constant gradient scale out again; critic_learning_rate is the dial.",
+        "Weight of the value loss. It has almost no effect under Adam, which divides a "
+        "constant gradient scale out again; tune critic_learning_rate instead.",
     )
     critic_learning_rate: float | None = option(
         None, "Learning rate of the critic; default 10 x learning_rate, from 1e-5 to 1e-3."
@@ -145,13 +145,13 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     # Guards (docs/reliability.md).
     target_kl: float | None = option(
         None,
-        "Once policy/approx_kl of a mini-batch exceeds it, in nats, neither its step nor the "
+        "If policy/approx_kl of a mini-batch exceeds it, in nats, neither its step nor the "
         "rest of its rollout batch moves the weights.",
     )
     max_consecutive_skips: int = option(
         3,
-        "Optimizer steps in a row that may be skipped, because a loss or a gradient is not "
-        "finite, until the run saves a checkpoint and raises.",
+        "Optimizer steps in a row that may be skipped because a loss or a gradient is not "
+        "finite; then the run saves a checkpoint and raises.",
     )
     max_env_error_rate: float = option(
         0.5,
@@ -160,29 +160,29 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     )
     stop_when: list[str] | None = option(
         None,
-        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5'. Of any metric "
-        "of the training, in so many log entries in a row.",
+        "Conditions that end the run with a checkpoint: 'reward_std < 0.01 for 5'. Works for any "
+        "metric of the training; the number counts log entries in a row.",
     )
     save_best: bool = option(
         False,
-        "Save the policy that has played the most successful rollout of the training so far, and keep "
-        "that checkpoint beyond save_total_limit.",
+        "Save the policy that played the most successful rollout so far, and keep that checkpoint "
+        "beyond save_total_limit.",
     )
     enable_jit_checkpoint: bool = option(
         True,
         "On SIGTERM or the first SIGINT, finish the optimizer step, save a checkpoint and "
-        "return; with a handler of our own.",
+        "return; with this package's own handler.",
     )
 
     # Multi-turn rollout (docs/environments.md).
     max_turns: int | None = option(
         None,
-        "Turns per episode. The last one is still played; TRL's max_tool_calling_iterations "
-        "counts turns whose tools are called instead.",
+        "Turns per episode. The environment still plays the last one. TRL's "
+        "max_tool_calling_iterations counts turns whose tools are called instead.",
     )
     max_turn_tokens: int | None = option(None, "Sampled tokens per turn.")
     max_malformed_actions: int | None = option(
-        None, "Turns that the environment cannot read until the episode ends."
+        None, "Turns without a readable action after which the episode ends."
     )
     env_timeout_seconds: float | None = option(120.0, "Seconds for one call into an environment.")
     episode_timeout_seconds: float | None = option(
@@ -191,31 +191,31 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     env_workers: int = option(32, "Synchronous environments that run at the same time.")
     env_isolation: str = option(
         "thread",
-        "'thread', or 'process': one process per environment, which may then hang for ever "
-        "or kill itself.",
+        "'thread', or 'process': one process per environment, which protects the run from hangs "
+        "and crashes of an environment.",
     )
     on_env_error: str = option(
         "mask",
-        "What an episode teaches whose environment failed: 'mask' nothing, 'penalise' that its "
-        "last turn cost 1 ('penalise 0.5' another price, in reward units), 'drop' nothing, and it is "
-        "left out of the batch's figures too.",
+        "Treatment of an episode whose environment failed. 'mask': do not train on it. 'penalise': "
+        "reward its last turn with -1 ('penalise 0.5': -0.5, in reward units). 'drop': as 'mask', "
+        "and leave it out of the batch's metrics too.",
     )
     generation_slots: int | None = option(
         None, "Episodes in flight at once; default the whole batch."
     )
     rollout_staleness: int = option(
         0,
-        "Updates, of a rollout batch each, by which the policy that plays is behind the one "
-        "that is trained. Above 0 it makes a run as off-policy as an asynchronous pipeline on "
-        "purpose, to see whether it still learns.",
+        "Updates, of a rollout batch each, by which the playing policy is behind the trained "
+        "one. Above 0 it makes a run as off-policy as an asynchronous pipeline, to test whether "
+        "it still learns.",
     )
     turn_reward_weights: list[float] | None = option(
         None, "Weights of turn_reward_funcs; default 1 each."
     )
     vllm_importance_sampling_mode: str = option(
         "turn_truncate",
-        "Correction of the sampler: 'turn_truncate', 'turn_mask', or as in TRL, whose own default "
-        "drops long episodes as a whole for small drifts of many tokens.",
+        "Correction of the sampler: 'turn_truncate', 'turn_mask', or one of TRL's modes. TRL's "
+        "default drops long episodes completely for small drifts of many tokens.",
     )
     vllm_engine_kwargs: dict[str, Any] | str | None = option(
         None,
@@ -226,8 +226,8 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     # Evaluation (docs/evaluation.md) and recorded episodes (docs/watching.md).
     eval_generation_kwargs: dict[str, Any] | str | None = option(
         None,
-        "What evaluation does otherwise than training: temperature (0 takes the likeliest "
-        "token), top_p, top_k, max_completion_length (tokens of a whole episode).",
+        "Settings of evaluation that differ from training: temperature (0 takes the likeliest "
+        "token), top_p, top_k, max_completion_length (tokens of an episode).",
     )
     trace_episodes: int = option(
         8, "Episodes recorded of each update, all processes together; 0 for none."
@@ -244,7 +244,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @classmethod
     def trainer_name(cls) -> str:
-        """Class of the trainer that honours all of these options."""
+        """Name of the trainer class that supports all of these options."""
         return cls._TRAINER
 
     def __post_init__(self) -> None:
@@ -254,10 +254,10 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         mini_batches = self._resolve_mini_batches()
         if single := self.num_generations == 1:
             self.num_generations = SingleGeneration(1)
-        # Each repetition is an episode of its own, so evaluation batches need not hold whole groups.
+        # Each repetition is an episode of its own, so evaluation batches may split groups.
         repetitions, self.num_generations_eval = self.num_generations_eval, 1
         logs_rollouts = self.logging_steps is None
-        if logs_rollouts:  # until their steps are known; `eval_steps` has that default, too
+        if logs_rollouts:  # until their steps are known; also the default of `eval_steps`
             self.logging_steps = GRPOConfig.logging_steps
         metric_given = self.metric_for_best_model is not None
         if self.num_generations is not None and self.num_generations < 1:
@@ -275,7 +275,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         check_values(self)
 
     def _resolve_critic_rate(self) -> None:
-        """Ten times the policy's, unless it was set."""
+        """Set the critic's rate to ten times the policy's, unless it was set."""
         self.derives_critic_rate = self.critic_learning_rate is None
         if self.critic_learning_rate is None:
             ten_times = float(f"{10 * self.learning_rate:.12g}")  # 3e-4, not 0.00030000000000000003
@@ -283,23 +283,23 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @property
     def needs_groups(self) -> bool:
-        """Whether episodes of a prompt are compared with each other, so that it is played repeatedly."""
+        """Whether advantages compare the episodes of a prompt, so that it is played repeatedly."""
         return False
 
     @property
     def eval_settings(self) -> dict[str, Any]:
-        """`eval_generation_kwargs`, which is a dictionary once it has been read."""
-        told = self.eval_generation_kwargs or {}
-        assert isinstance(told, dict)
-        return told
+        """`eval_generation_kwargs` as a dictionary."""
+        settings = self.eval_generation_kwargs or {}
+        assert isinstance(settings, dict)
+        return settings
 
     @property
     def forward_batch_size(self) -> int:
-        """Rows of a forward pass of the critic or of a reward model while no gradient is needed."""
+        """Rows of a forward pass of the critic or of a reward model without gradients."""
         return self.local_rollout_forward_batch_size or self.per_device_train_batch_size
 
     def _is_set(self, name: str) -> bool:
-        """Whether a field differs from its default, which is all a dataclass can tell."""
+        """Whether a field differs from its default; an explicit default counts as not set."""
         spec = next(f for f in fields(self) if f.name == name)
         default = spec.default if spec.default is not MISSING else None
         return getattr(self, name) != default
@@ -337,7 +337,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
     def _resolve_schedule(self, parts: int | None) -> None:
         """Check that mini-batches fill a rollout, and turn total_episodes into max_steps."""
         steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
-        assert steps is not None  # GRPOConfig has filled it in
+        assert steps is not None  # GRPOConfig has set it
         if steps % accumulation != 0:
             raise ValueError(
                 f"`steps_per_generation={steps}` must be a multiple of "

@@ -1,8 +1,8 @@
 """PPO with a critic, on GRPOTrainer's engine.
 
-training_loop.py   what happens to a batch, step by step
-agent_trainer.py   how a trainer is built, and which methods of GRPOTrainer it wraps
-ppo_config.py      its settings
+training_loop.py   the steps of a batch
+agent_trainer.py   construction of a trainer, and the methods of GRPOTrainer that it wraps
+ppo_config.py      the settings
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from .watching import display
 class PPOTrainer(AgentTrainer):
     """Proximal policy optimisation for language-model agents, over one or several turns.
 
-    Takes GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
-    PPOTrainer had. Reward functions, tools, environments and datasets are GRPOTrainer's; a dataset of
-    pre-tokenised `input_ids` works too.
+    It accepts GRPOTrainer's arguments in its order, then, by keyword, those that only TRL's former
+    PPOTrainer had. Reward functions, tools, environments and datasets have GRPOTrainer's form; a dataset
+    of pre-tokenised `input_ids` works too.
 
     Args:
-        model: policy, by name or instance; a PeftModel goes on with its adapter, and so does the name
+        model: policy, by name or instance; a PeftModel continues with its adapter, and so does the name
             of a repository or folder that holds one.
-        reward_funcs: as in GRPOTrainer. Not needed with an environment that pays rewards.
+        reward_funcs: as in GRPOTrainer. Not needed with an environment that gives rewards.
         args: configuration.
         environment_factory: makes tool environments (GRPOTrainer's contract) or text environments
             (`reset(**row) -> (observation, info)`,
             `step(action) -> (observation, reward, terminated, truncated, info)`), synchronous or not;
-            or a dict of factories, among which the rows' `environment` column chooses.
+            or a dict of factories; the rows' `environment` column selects one.
         rollout_func: as in GRPOTrainer; its result may also hold `turn_spans`, `turn_rewards`,
             `terminated` and `truncated`.
         reward_model: one more reward function, a sequence-classification model.
-        value_model: critic of its own, or the name of a repository or folder: the critic that was
-            published there with its policy, otherwise the model itself. Default: with a LoRA policy a
-            second adapter on the policy's backbone, otherwise a second backbone with its weights.
+        value_model: separate critic, or the name of a repository or folder: the critic that was
+            published there with its policy, else the model itself. Default: with a LoRA policy a
+            second adapter on the policy's backbone, else a second backbone with its weights.
         ref_model: reference policy. Default: the policy as it is at the start.
-        data_collator: accepted from PPO scripts; padding collators have nothing to do here.
-        turn_reward_funcs: functions, asynchronous ones too, and reward models that score each turn in
-            its context: they are called as reward functions are, with one prompt (everything before
+        data_collator: accepted from PPO scripts; padding collators have no effect here.
+        turn_reward_funcs: functions, synchronous or asynchronous, and reward models that score each turn
+            in its context. They are called like reward functions, with one prompt (everything before
             the turn) and one completion (the turn) per turn.
         turn_reward_processing_classes: tokenizers of the reward models among them.
         eval_environment_factory: makes the environments of evaluation, in the form of
@@ -76,12 +76,12 @@ class PPOTrainer(AgentTrainer):
 
     @property
     def stop_reason(self) -> str | None:
-        """Why a guard or a signal ended the last `train()` early; None where none did."""
+        """The reason why a guard or a signal ended the last `train()` early; None if none did."""
         return self._guards.ending.reason
 
     @property
     def stop_signal(self) -> int | None:
-        """Number of the signal that came during the last `train()`; None where none did."""
+        """Number of the signal received during the last `train()`; None without one."""
         return self._guards.ending.signal
 
     @property

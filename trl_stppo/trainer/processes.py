@@ -1,4 +1,4 @@
-"""What some processes of a run do, and all of them hear of."""
+"""Calls on some processes of a run, with results and errors on all of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Result = TypeVar("Result")
 
 
 def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
-    """Call something on some of the processes while the others wait.
+    """Call a function on some of the processes while the others wait.
 
-    An exception of one of them is raised on all, so that nobody waits for who has ended.
+    An exception of one of them is raised on all, so that no process waits for an ended one.
 
     Returns:
-        What came of it on each of them, on all processes.
+        The results of these processes, on all processes.
     """
     result, error = [], None
     try:
@@ -24,8 +24,8 @@ def done_by(here: bool, call: Callable[[], Result]) -> list[Result]:
             result.append(call())
     except Exception as raised:
         error = raised
-    told = None if error is None else (type(error), str(error))
-    ends = gather_object([(result, told)])
+    failure = None if error is None else (type(error), str(error))
+    ends = gather_object([(result, failure)])
     if error is not None:
         raise error
     for _, theirs in ends:

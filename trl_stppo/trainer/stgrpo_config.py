@@ -9,8 +9,8 @@ from ..core import GROUP_SCALES
 from .config.names import Preset, option, takes_ignored
 from .stppo_config import STPPOConfig
 
-# variant -> (importance_sampling_level, whether the clipping-bias correction is on); what an advantage
-# is relative to is what its name ends in.
+# variant -> (importance_sampling_level, whether the clipping-bias correction is on). The end of the name
+# gives the baseline of advantages.
 GROUP_VARIANTS = {
     "grpo": ("token", False),
     "gspo": ("sequence", False),
@@ -27,9 +27,9 @@ GROUP_VARIANTS = {
     "st-rebn": ("turn", True),
 }
 BY_LEVEL = {"token": "grpo", "turn": "st-grpo", "sequence": "gspo"}
-# Last part of a variant's name -> what an advantage is relative to.
+# Last part of a variant's name -> baseline of advantages.
 ESTIMATORS = {"rloo": "leave_one_out", "rebn": "batch"}
-# Options that say how a critic is trained, or how its values become advantages.
+# Options of a critic's training, or of advantages from its values.
 CRITICS_OPTIONS = (
     *("gamma", "lam", "advantage_level", "bootstrap_truncated"),
     *("whiten_rewards", "whiten_advantages", "cliprange_value", "vf_coef"),
@@ -41,11 +41,11 @@ CRITICS_OPTIONS = (
 @takes_ignored
 @dataclass(repr=False)
 class STGRPOConfig(STPPOConfig):
-    """Configuration of [`STGRPOTrainer`]: all of [`STPPOConfig`] but what concerns a critic.
+    """Configuration of [`STGRPOTrainer`]: [`STPPOConfig`] without the critic's options.
 
-    Setting what does, or rewards per token, is an error. `beta` works as in GRPO. `variant` also says what
-    an advantage is relative to: the mean of the group (`..grpo`, `gspo`), of the others of the group
-    (`..rloo`), or of the discounted returns of all turns of the batch (`..rebn`, for which a prompt may
+    Setting one of these, or rewards per token, is an error. `beta` works as in GRPO. `variant` also sets
+    the baseline of an advantage: the mean of the group (`..grpo`, `gspo`), of the others of the group
+    (`..rloo`), or of the discounted returns of all turns of the batch (`..rebn`, with which a prompt may
     be played once). `scale_rewards` is for the first, `gamma` for the last.
 
     Source: arXiv:2511.20718v2 (SO-GRPO, SORL); Shao et al. 2024, arXiv:2402.03300; Ahmadian et al. 2024,
@@ -65,18 +65,18 @@ class STGRPOConfig(STPPOConfig):
     kl_coef: float = option(0.0, "Only 0: use beta.")
 
     def _resolve_critic_rate(self) -> None:
-        """There is no critic."""
+        """Do nothing: there is no critic."""
         if self.critic_learning_rate == 1e-5:
             self.critic_learning_rate = None
 
     @property
     def advantage_estimator(self) -> str:
-        """What the variant makes advantages relative to: "group", "leave_one_out" or "batch"."""
+        """The variant's baseline of advantages: "group", "leave_one_out" or "batch"."""
         return ESTIMATORS.get((self.variant or "").rpartition("-")[2], "group")
 
     @property
     def needs_groups(self) -> bool:
-        """Whether the episodes of a prompt are compared with each other."""
+        """Whether advantages compare the episodes of a prompt."""
         return self.advantage_estimator != "batch"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""ST-GRPO: both parts of ST-PPO on advantages without a critic: of GRPO, RLOO or ReBN (`loop/targets.py`)."""
+"""ST-GRPO: ST-PPO with the advantages of GRPO, RLOO or ReBN, without a critic (`loop/targets.py`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .stppo_trainer import STPPOTrainer
 class STGRPOTrainer(STPPOTrainer):
     """Policy optimisation without a critic for multi-turn agents, with turn ratios and the correction.
 
-    Takes `STPPOTrainer`'s arguments, less `value_model`, with an [`STGRPOConfig`]; environments, turn
-    rewards, guards, checkpoints and engines are the same. An episode's advantage is its score, turn
-    rewards included, relative to the other episodes of its prompt; one that failed is left out.
-    `variant="grpo"` is GRPO, `"gspo"` takes one ratio per episode, `"rloo"` compares with the others of
+    It accepts `STPPOTrainer`'s arguments, without `value_model`, and an [`STGRPOConfig`]; environments,
+    turn rewards, guards, checkpoints and engines are the same. An episode's advantage is its score, turn
+    rewards included, relative to the other episodes of its prompt; failed episodes are left out.
+    `variant="grpo"` is GRPO, `"gspo"` has one ratio per episode, `"rloo"` compares with the others of
     the group alone, and `"rebn"` compares each turn's return with those of all turns of the batch.
 
     Source: Li et al., arXiv:2511.20718v2, where it is called SO-GRPO; RLOO and ReBN: `core`.

@@ -10,8 +10,8 @@ from .config.names import Preset, option, takes_ignored
 from .ppo_config import PPOConfig
 from .stabilizers import STABILIZERS, UPDATE, Stabilizer, check_linear, weighs
 
-# What a variant lists whose updates are stabilised. Not "winners": where a way to play has yet to be found it
-# settles too early (docs/stability.md).
+# Stabilizers of a stabilised variant. "winners" is not a default: it settles too early if a way to play is
+# not yet found (docs/stability.md).
 DEFAULT_STABILIZERS = ("share",)
 # variant -> (importance_sampling_level, whether its updates are stabilised)
 VARIANTS = {
@@ -20,7 +20,7 @@ VARIANTS = {
     "s-ppo": ("token", True),
     "st-ppo": ("turn", True),
 }
-# What a level means that is set alone.
+# Variant of a level that is set alone.
 BY_LEVEL = {"token": "s-ppo", "turn": "st-ppo"}
 
 
@@ -33,16 +33,16 @@ class STPPOConfig(PPOConfig):
     that contradicts the variant is an error. A level without a variant chooses it.
 
     Source: arXiv:2511.20718v1, Sections 4 and 5; the signals of `"share"` and `"winners"`
-    are this package's own. To scale the step, as `"share"` does, is VCPO's
-    (arXiv:2602.17616).
+    are this package's own. VCPO (arXiv:2602.17616) scales the step too, as `"share"`
+    does.
     """
 
     _TRAINER: ClassVar[str] = "STPPOTrainer"
     _VALID_LEVELS: ClassVar[tuple[str, ...]] = ("token", "turn", "sequence")
     _VARIANTS: ClassVar[dict[str, tuple[str, bool]]] = VARIANTS
     _BY_LEVEL: ClassVar[dict[str, str]] = BY_LEVEL
-    # How the clipping bias is measured: "exact", "logits", or None: exact unless episodes are weighed or
-    # gradients sharded, and only if something needs it. Studies set it; it is no option.
+    # Measurement of the clipping bias: "exact", "logits", or None: exact unless episodes are weighted or
+    # gradients sharded, and only if needed. Studies set it; it is not an option.
     _clip_bias_estimator: ClassVar[str | None] = None
 
     variant: str | None = option(
@@ -66,10 +66,10 @@ class STPPOConfig(PPOConfig):
         self._check_clip_bias()
 
     def _variant_of_level(self, default: str) -> str | None:
-        """Which variant a level means, alone or with stabilizers; None where none has this name."""
+        """Variant of a level, alone or with stabilizers; None if there is no such variant."""
         level = self.importance_sampling_level
         if level is None:
-            return str.__str__(default)  # which is a word like any other from here on
+            return str.__str__(default)  # an ordinary string from here on
         if self.stabilizers is None:
             return self._BY_LEVEL.get(level)
         wanted = level, bool(self.stabilizers)
@@ -139,19 +139,19 @@ class STPPOConfig(PPOConfig):
 
     @property
     def needs_exact_norms(self) -> bool:
-        """Whether a stabilizer cannot do with estimated norms."""
+        """Whether a stabilizer needs exact norms."""
         return any(kind.needs_exact_norms for kind in self._kinds)
 
     @property
     def measures_clip_bias(self) -> bool:
-        """Whether the clipping bias is measured: if it scales the step, or is watched."""
+        """Whether the clipping bias is measured: if it scales the step or is watched."""
         watched = (condition.metric for condition in conditions(self.stop_when))
         needed = self._clip_bias_estimator is not None or self.scaler is not None
         return needed or any(metric.startswith("clip_bias/") for metric in watched)
 
     @property
     def takes_second_gradient(self) -> bool:
-        """Whether the norm is measured from gradients; they are nowhere whole under an engine that shards."""
+        """Whether the norm is measured from gradients, which an engine that shards does not allow."""
         if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
         by_itself = self._clip_bias_estimator != "logits" and not self.weighs_episodes
@@ -167,7 +167,7 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     allowed = f"allowed are {', '.join(map(repr, STABILIZERS))}, any of them together, or 'none'"
     for name in names:
         if name not in STABILIZERS:
-            raise ValueError(f"`stabilizers={names}`: there is no {name!r}; {allowed}.")
+            raise ValueError(f"`stabilizers={names}`: unknown stabilizer {name!r}; {allowed}.")
     scaling = [name for name in names if STABILIZERS[name].scales]
     if len(scaling) > 1:
         both = " and ".join(map(repr, scaling))

@@ -13,11 +13,11 @@ from .stppo_config import STPPOConfig
 class STPPOTrainer(PPOTrainer):
     """Stabilised off-policy PPO for multi-turn agents.
 
-    Takes `PPOTrainer`'s arguments with an [`STPPOConfig`]. `variant` chooses between token PPO
+    It accepts `PPOTrainer`'s arguments and an [`STPPOConfig`]. `variant` chooses between token PPO
     (`"ppo"`), turn-level ratios (`"turn-ppo"`), stabilizers (`"s-ppo"`) and both (`"st-ppo"`).
 
-    Source: Li et al., arXiv:2511.20718v1. The published correction of the clipping bias is known to us
-    at second hand only; `docs/algorithm.md` says which parts are the paper's and which are our own.
+    Source: Li et al., arXiv:2511.20718v1. We know the published correction of the clipping bias only at
+    second hand; `docs/algorithm.md` lists the paper's parts and our own.
     """
 
     config_class = STPPOConfig

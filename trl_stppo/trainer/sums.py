@@ -11,14 +11,14 @@ from ..core.masking import widest
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Detached, in double precision where the device has it."""
+    """The tensor, detached, in double precision if the device has it."""
     return widest(tensor.detach())
 
 
 class RatioOfSums:
     """Collects numerators and denominators by name, plus maxima and logarithms of sums.
 
-    `optional` names are left out if the denominator is 0; elsewhere a quotient of nothing is 0.
+    `optional` names are left out if the denominator is 0; for other names the quotient is then 0.
     """
 
     def __init__(self, *optional: str) -> None:
@@ -42,13 +42,13 @@ class RatioOfSums:
         self._maxima[name] = value if known is None else torch.maximum(known, value)
 
     def log_sum(self, name: str, value: Tensor) -> None:
-        """Add to the sum whose logarithm is `name`; `value` is the logarithm of what is added, 0-dim."""
+        """Add to the sum whose logarithm is `name`; `value` is the logarithm of the addend, 0-dim."""
         value = wide(value)
         known = self._log_sums.get(name)
         self._log_sums[name] = value if known is None else torch.logaddexp(known, value)
 
     def flush(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Divide, over all processes, and start afresh.
+        """Divide the sums over all processes, and reset.
 
         Every process must have added the same names in the same order. `gather` stacks a [1, N] tensor
         of every process into [W, N].

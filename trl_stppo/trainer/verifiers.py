@@ -1,4 +1,4 @@
-"""Who says which of several turns is played: a function, a judge, or the critic that the run has trained."""
+"""Verifiers that select one of several turns: a function, a judge, or the run's trained critic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Verifier = str | Critic | Callable[..., Any]
 def selection(
     candidates: int, verifier: Verifier | None, sampling: SamplingSettings
 ) -> Selection | None:
-    """What plays the best of several turns, None where there is but one.
+    """The selection of the best of several turns, None for a single turn.
 
     `verifier`: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal model
     (`LabelTokenScorer`).
@@ -55,17 +55,17 @@ def _function(func: Callable[..., Any]) -> Callable[[list[Turn]], list[float]]:
         )
 
     def scores(turns: list[Turn]) -> list[float]:
-        said = scores_of(func, turns, lambda value: value)
-        return [float("-inf") if score is None else score for score in said]
+        scored = scores_of(func, turns, lambda value: value)
+        return [float("-inf") if score is None else score for score in scored]
 
     return scores
 
 
 class CriticScores:
-    """Values a turn by what the critic expects once it is taken.
+    """Scores a turn by the critic's value after it.
 
-    That is the value before the turn's last token, which ends it: the last state in which the critic has
-    been trained before the environment answers.
+    This is the value before the turn's last token, which ends it: the last state before the
+    environment's answer on which the critic is trained.
     """
 
     def __init__(self, critic: Critic, batch_size: int = 16) -> None:
@@ -84,7 +84,7 @@ class CriticScores:
     @torch.no_grad()
     def _values(self, rows: list[list[int]]) -> list[float]:
         longest, device = max(map(len, rows)), self._critic.parameters()[0].device
-        # Padded behind, where a causal model does not look; any token will do.
+        # Padded on the right, which a causal model does not attend to; any token works.
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         mask = torch.tensor([[1] * len(r) + [0] * (longest - len(r)) for r in rows], device=device)
         ends = torch.tensor([len(row) - 1 for row in rows], device=device)
@@ -97,7 +97,7 @@ class CriticScores:
 def published_critic(
     name: str, policy: Any, revision: str | None = None, token: str | bool | None = None
 ) -> Critic:
-    """The critic that was saved with a policy, for values alone."""
+    """Load the critic that was saved with a policy, for values alone."""
     folder = critic_folder(name, CRITIC_FOLDER, revision, token)
     if folder is None:
         raise FileNotFoundError(

@@ -37,7 +37,7 @@ def test_after_a_training_the_trainer_holds_nothing_of_a_rollout(environment, tm
     assert trainer.environments is None, (
         "these are no tools, whose environments upstream leaves there"
     )
-    assert trainer._rewards.plan.asked.episodes == ()
+    assert trainer._rewards.plan.current.episodes == ()
 
 
 @pytest.mark.parametrize("name", ["_generate", "_tokenize_prompts", "_tool_call_loop"])

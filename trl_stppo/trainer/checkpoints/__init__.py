@@ -1,1 +1,1 @@
-"""Checkpoints that are complete or not there, and runs that go on exactly."""
+"""Checkpoints that are complete or absent, and exact resumption of runs."""

@@ -1,4 +1,4 @@
-"""Saving and resuming: checkpoints that hold all of a run and are written in one piece."""
+"""Saving and resuming: checkpoints that hold a run's complete state and are written atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .run_state import RunState, load_beside_policy, load_models
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Upstream shows one per model that it writes; the first bar starts a thread, which can hang."""
+    """Switch progress bars off: upstream's first one starts a thread, which can hang."""
     shown = upstreams.is_progress_bar_enabled()
     upstreams.disable_progress_bar()
     try:
@@ -35,14 +35,14 @@ def _without_bars() -> Iterator[None]:
 
 
 class Checkpoints:
-    """Of one trainer, and the run that they belong to.
+    """The checkpoints of one trainer, and the run that they belong to.
 
-    Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
+    Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
 
     Attributes:
-        last: that this run has written or come from; None before.
-        staging: where one is being written; None while none is.
-        run_name: the same for all that goes on from one start.
+        last: the last checkpoint that this run wrote or resumed from; None without one.
+        staging: folder of the checkpoint being written; None if there is none.
+        run_name: name of the run; a resumed run keeps it.
     """
 
     _lock: RunLock
@@ -74,12 +74,12 @@ class Checkpoints:
             self._state.read(folder)
             resume_from = None if folder is None else str(folder)
             output = self._guarded(wrapped, resume_from, *args, **kwargs)
-        # Upstream's own divides the whole run's loss by the steps of this part.
+        # Upstream's value divides the complete run's loss by the steps of this part.
         return TrainOutput(output.global_step, output.metrics["train_loss"], output.metrics)
 
     @contextmanager
     def _alone_in_output_dir(self) -> Iterator[None]:
-        """One process holds the lock for all of the run."""
+        """Hold the run lock; one process holds it for all."""
         self._lock = RunLock(Path(self._host.args.output_dir))
         try:
             done_by(self._host.accelerator.is_main_process, self._lock.take)
@@ -88,7 +88,7 @@ class Checkpoints:
             self._lock.release()
 
     def _guarded(self, wrapped: Wrapped, *args: Any, **kwargs: Any) -> Any:
-        """Upstream's training loop, watched; what it has recorded is closed, however it ends."""
+        """Run upstream's training loop under the guards; close its records, however it ends."""
         try:
             with self._state.guards.watching():
                 output = wrapped(*args, **kwargs)
@@ -106,7 +106,7 @@ class Checkpoints:
             self._state.trace.finish()
 
     def _begin_run(self) -> None:
-        """A name for a run that starts."""
+        """Name a run that starts."""
         if self._has_trained:
             self.run_name = uuid.uuid4().hex
 
@@ -115,7 +115,7 @@ class Checkpoints:
         return same_run.about(self._host, self._describe(), self.run_name, inside_rollout=inside)
 
     def _to_resume(self, wanted: str | bool | None) -> Path | None:
-        """Looked for, and read whole, once on each machine."""
+        """The checkpoint to resume from, None for none; one process per machine finds and reads it."""
         run_dir = Path(self._host.args.output_dir)
 
         def look() -> Path | None:
@@ -134,20 +134,20 @@ class Checkpoints:
     def begin(
         self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any
     ) -> tuple[int, int]:
-        """Upstream's state of the run, with the place in the rows that it does not know itself."""
+        """Upstream's begin of a run; returns epoch and batch to start from, for a stream its own position."""
         self._state.begin()
         where = wrapped(max_steps, per_epoch, epochs, *args)
         host = self._host
         self._find_best(Path(host.args.output_dir))
-        if host.state.global_step >= max_steps:  # upstream would take one step more than there are
+        if host.state.global_step >= max_steps:  # upstream would take one step too many
             return epochs, 0
         streams = not hasattr(host.train_dataset, "__len__")
         if self._state.folder is None or not streams or host.args.ignore_data_skip:
             return where
-        return self._state.place_in_stream()  # upstream takes a stream for one endless pass
+        return self._state.place_in_stream()  # to upstream a stream is one endless pass
 
     def _find_best(self, run_dir: Path) -> None:
-        """The best checkpoint's path, wherever the run's folder is now."""
+        """Update the best checkpoint's path if the run's folder has moved."""
         state = self._host.state
         best = state.best_global_step
         path = run_dir / f"checkpoint-{best}"
@@ -155,18 +155,18 @@ class Checkpoints:
             state.best_model_checkpoint = str(path)
 
     def load(self, wrapped: Wrapped, checkpoint: str, model: Any) -> None:
-        """Upstream's loading of the policy, and what stands beside it."""
+        """Load the policy as upstream does, then the state beside it."""
         wrapped(checkpoint, model)
         host, folder = self._host, Path(checkpoint)
         policy = host.model if model is None else model
         if isinstance(host.critic, SharedCritic) and not host.is_fsdp_enabled:
-            # transformers before 5.23 loads the adapters in subfolders only, once it finds one there.
+            # transformers before 5.23 loads only the adapters in subfolders if it finds one there.
             policy.load_adapter(str(folder), policy.active_adapter, is_trainable=True)
         load_beside_policy(host, folder)
         self._state.forget_sync()
 
     def load_best(self, wrapped: Wrapped) -> None:
-        """Upstream's loading of the best policy, and its critic."""
+        """Load the best policy as upstream does, then its critic."""
         wrapped()
         load_models(self._host, Path(str(self._host.state.best_model_checkpoint)))
         self._state.forget_sync()
@@ -174,13 +174,13 @@ class Checkpoints:
     # ----------------------------------------------------------------------- saving
 
     def output_dir(self, run_dir: str) -> str:
-        """Where upstream is to write: into the staging folder, while a checkpoint is being written."""
+        """Folder for upstream's writes: the staging folder while a checkpoint is being written."""
         return run_dir if self.staging is None else str(self.staging)
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:
-        """The folder of upstream's checkpoint with the run's state, complete under its name.
+        """Write upstream's checkpoint and the run's state; return its folder.
 
-        Or nothing of it is there at all. Upstream asks `output_dir` where to write.
+        The folder is complete under its name, or absent. Upstream writes to `output_dir`.
         """
         self._state.guards.ending.check_weights()
         host, accelerator = self._host, self._host.accelerator
@@ -212,7 +212,7 @@ class Checkpoints:
         return final
 
     def prune(self, run_dir: Path, kept: Collection[Path] = ()) -> None:
-        """Delete the oldest ones beyond `save_total_limit`, but for those that are still needed."""
+        """Delete the oldest checkpoints beyond `save_total_limit`, except those still needed."""
         args = self._host.args
         if args.should_save:
             best = self._host.state.best_model_checkpoint
@@ -220,9 +220,9 @@ class Checkpoints:
             files.prune(run_dir, args.save_total_limit, best, kept)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
-        """Upstream's end of a training, but for its deleting all beside the best where one may stay.
+        """End a training as upstream does, but keep the last checkpoint of a run that ended early.
 
-        That would be the one from which a run that ended early is to go on.
+        With a limit of one, upstream deletes all but the best; a resumed run needs the last.
         """
         settings = self._host.args
         limit, settings.save_total_limit = settings.save_total_limit, None
@@ -240,13 +240,13 @@ class Checkpoints:
         return result
 
     def _failed(self, error: Exception, run_dir: Path, staging: Path) -> CheckpointWriteError:
-        """Clear the half-written folder away, which also frees its space, and name what is left."""
+        """Delete the incomplete folder, which also frees its space; return the error to raise."""
         disk.remove(staging)
         found = files.checkpoints(run_dir)
-        whole = [folder for folder in found if files.complaint(folder) is None]
+        complete = [folder for folder in found if files.complaint(folder) is None]
         step = self._host.state.global_step
         return CheckpointWriteError(
             f"The checkpoint of step {step} could not be written to `{run_dir}`: "
             f"{type(error).__name__}: {error}. The newest complete checkpoint is "
-            f"{whole[-1] if whole else 'none'}."
+            f"{complete[-1] if complete else 'none'}."
         )

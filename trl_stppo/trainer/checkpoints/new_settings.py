@@ -1,8 +1,8 @@
-"""Settings of an optimizer that a resumed run has changed.
+"""Optimizer settings that a resumed run has changed.
 
-A checkpoint brings back the parameter groups of its optimizer and the base rates of its scheduler, rates
-and decay included. Here those whose setting is another one now get the new value. A value that only the
-groups had (a callback's, say) stays, and so does all of an optimizer that the caller has made.
+A checkpoint restores the parameter groups of its optimizer and the base rates of its scheduler, rates
+and decay included. Here values whose setting has changed get the new value. A value that only the
+groups had (a callback's, say) stays, and so do all values of an optimizer that the caller has made.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 Groups = list[tuple[dict[str, Any], str, int | None]]
 
 _RATES = {"learning_rate": (DECAYED, PLAIN), "critic_learning_rate": CRITIC}
-# Setting -> key of a group, and place in its value where that is a tuple.
+# Setting -> key of a group, and index in its value if that is a tuple.
 _ADAM = {"adam_beta1": ("betas", 0), "adam_beta2": ("betas", 1), "adam_epsilon": ("eps", None)}
 _KEPT = {*_RATES, "weight_decay", *_ADAM}
 
 
 def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, Any]) -> None:
-    """Let the run go on with the settings that it has now, and say which are new.
+    """Apply the current settings to the resumed run, and log those that are new.
 
-    Its scheduler and optimizers have been loaded, from a checkpoint of `saved` settings.
+    Its scheduler and optimizers are already loaded, from a checkpoint with the settings `saved`.
     """
     assert host.optimizer is not None
     groups = _groups(host, optimizers)
@@ -43,20 +43,20 @@ def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, A
     if not host.accelerator.is_main_process:
         return
 
-    def said(names: list[str]) -> str:
+    def listed(names: list[str]) -> str:
         return "; ".join(f"{n}: {changed[n][0]!r} -> {changed[n][1]!r}" for n in names)
 
     if new := [name for name in changed if name not in without]:
-        logger.warning("%s: the run goes on with new settings: %s", folder, said(new))
+        logger.warning("%s: the run goes on with new settings: %s", folder, listed(new))
     if without:
         logger.warning(
             "%s: new, but without effect: %s. The optimizer was passed in as it is, or has no such value.",
-            folder, said(without),
+            folder, listed(without),
         )  # fmt: skip
 
 
 def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
-    """Groups that are ours: each with its role, and its place in the scheduler if it has one."""
+    """Our parameter groups: each with its role, and its index in the scheduler if it has one."""
     assert host.optimizer is not None
     groups, roles = host.optimizer.param_groups, optimizers.roles
     found: Groups = []
@@ -77,9 +77,9 @@ def _of(group: dict[str, Any], key: str, place: int | None) -> Any:
 
 
 def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
-    """Whether the new value of a setting has come to hold in a group."""
+    """Write the new value of a setting into its groups; return whether any group changed."""
     key, place = _ADAM.get(name, (name, None))
-    if name in _ADAM:  # does `optim` ask for it at all?
+    if name in _ADAM:  # only if `optim` uses it
         _, options = host.get_optimizer_cls_and_kwargs(host.args, host.model)
         if _of(options, key, place) != new:
             return False
@@ -101,9 +101,9 @@ def _write(host: Bridge, groups: Groups, name: str, old: Any, new: Any) -> bool:
 def _set_rate(
     schedule: Any, group: dict[str, Any], index: int | None, old: float, new: float
 ) -> None:
-    """A new base rate, and the rate that the schedule makes of it for the coming step."""
+    """Set a new base rate, and the schedule's rate of the coming step."""
     if index is None:
-        return  # `CriticOptimizer` asks the setting at each step
+        return  # `CriticOptimizer` reads the setting at each step
     scheduler: Any = getattr(schedule, "scheduler", schedule)
     if hasattr(scheduler, "lr_lambdas"):
         rate = new * scheduler.lr_lambdas[index](scheduler.last_epoch)

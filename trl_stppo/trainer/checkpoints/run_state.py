@@ -1,8 +1,8 @@
-"""What a run holds besides weights and optimizers, as plain data: written down, and put back.
+"""The state of a run besides weights and optimizers, as plain data: saved and restored.
 
-Upstream's checkpoints leave out where the rollout buffer stands: a run resumed in the middle of a block
-would play new episodes and stay out of step. Here each process writes its buffer (log-probabilities,
-values and advantages included), the sampler's position and the figures that were not logged yet.
+Upstream's checkpoints do not contain the rollout buffer: a run resumed in the middle of a rollout batch
+would play new episodes and stay out of step. Here each process saves its buffer (log-probabilities,
+values and advantages included), the sampler's position and the metrics that were not logged yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STALE_POLICIES = "stale_policies.pt"
 def plain(value: Any) -> Any:
     """Data that can be read back without running code: tensors, numbers, text, lists and dicts."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()  # a view would drag its whole storage along
+        return value.detach().cpu().clone()  # a view would save its complete storage
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
@@ -52,28 +52,28 @@ def plain(value: Any) -> Any:
 
 
 def state_file(folder: Path, process: int) -> Path:
-    """Where a process keeps its state."""
+    """File of a process's state."""
     return folder / f"run_state_{process}.pt"
 
 
 def episodes_file(folder: Path, process: int) -> Path:
-    """Where it keeps what its newest episodes have said; on this disk alone, see `hub.pushing`."""
+    """File of a process's newest texts; it stays on this disk, see `hub.pushing`."""
     return folder / EPISODES.replace("*", str(process))
 
 
 def loaded(path: Path) -> Any:
-    """Plain data and tensors, from a file of a checkpoint."""
+    """Load plain data and tensors from a file of a checkpoint."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_episodes(folder: Path, process: int) -> dict[str, Any]:
-    """Texts of a checkpoint; nothing where they are not there or damaged, as no weight needs them."""
+    """Load a checkpoint's texts; empty if they are missing or damaged, as no weight needs them."""
     path = episodes_file(folder, process)
     if not path.is_file():
         return {}
     try:
         state: dict[str, Any] = loaded(path)
-    except Exception as error:  # of several kinds, for a file that is cut off
+    except Exception as error:  # a truncated file raises several kinds
         logger.warning(
             "`%s` cannot be read (%s: %s): texts not logged yet and an open update's record are lost.",
             path, type(error).__name__, error,
@@ -83,7 +83,7 @@ def load_episodes(folder: Path, process: int) -> dict[str, Any]:
 
 
 def load_models(host: Bridge, folder: Path) -> None:
-    """The critic, and of the policy what upstream, which goes by names, has passed over."""
+    """Load the critic, and the policy weights that upstream skipped by name."""
     if not (host.is_fsdp_enabled or host.is_deepspeed_enabled):
         load_converted(host.model, folder)
     with loading(host):
@@ -91,7 +91,7 @@ def load_models(host: Bridge, folder: Path) -> None:
 
 
 def load_beside_policy(host: Bridge, folder: Path) -> None:
-    """The models, and a reference that follows the policy, from a checkpoint that upstream has loaded."""
+    """Load the models, and a reference that follows the policy, after upstream's own loading."""
     load_models(host, folder)
     reference = folder / REFERENCE
     if host.args.sync_ref_model and reference.is_file():
@@ -99,13 +99,13 @@ def load_beside_policy(host: Bridge, folder: Path) -> None:
 
 
 class RunState(TrainerCallback):
-    """Writes the run's state down, and puts it back once upstream has set up its own.
+    """Saves the run's state, and restores it after upstream has set up its own.
 
-    Between the two it watches the place in the rows.
+    In between it tracks the position in the rows.
 
     Attributes:
-        folder: the checkpoint that the run goes on from; None where it starts.
-        guards, trace, stabilizers: their state is kept, too; set once they are there.
+        folder: the checkpoint that the run resumes from; None for a new run.
+        guards, trace, stabilizers: their state is saved too; set after construction.
     """
 
     guards: Guards
@@ -117,11 +117,11 @@ class RunState(TrainerCallback):
         self._optimizers, self._stale = optimizers, stale
         host.add_callback(self)
         self.folder: Path | None = None
-        # This process's state in the checkpoint, until it is put back.
+        # This process's state in the checkpoint, until it is restored.
         self._saved: dict[str, Any] | None = None
         self._episodes: dict[str, Any] = {}
-        self._newest: torch.Generator | None = None  # of all samplers
-        self._generator: torch.Generator | None = None  # of the training's
+        self._newest: torch.Generator | None = None  # the newest sampler's
+        self._generator: torch.Generator | None = None  # the training sampler's
         self._epoch_start: Tensor | None = None
         self._passes = self._pass_start = self._began_at = 0
         self._continues = False
@@ -129,26 +129,26 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ the place in the rows
 
     def forget_sync(self) -> None:
-        """Other weights have been loaded than vLLM has, whatever step it got them at."""
+        """Force a sync with vLLM: other weights than its own have been loaded."""
         if self._host.use_vllm:
             self._host.internals.synced_step = -1
 
     def notice(self, sampler: Any) -> Any:
-        """A sampler of training rows, which is returned."""
+        """Record the generator of a sampler of training rows, and return the sampler."""
         self._newest = getattr(sampler, "generator", None)
         return sampler
 
     def begin(self) -> None:
-        """The loader of the training is there; whoever looks at its rows from now on makes another."""
+        """Fix the training's sampler; loaders made from now on are others."""
         self._generator = self._newest
 
     def place_in_stream(self) -> tuple[int, int]:
-        """Passes over a stream that are over, and batches of the present one that are used."""
+        """Completed passes over a stream, and used batches of the current one."""
         updates = self._host.state.global_step - self._pass_start
         return self._passes, updates * self._host.args.gradient_accumulation_steps
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remember the sampler's state from before it draws the epoch's order."""
+        """Record the sampler's state before it draws the epoch's order."""
         self._epoch_start = None if self._generator is None else self._generator.get_state()
         self._passes += 1
         self._began_at = state.global_step
@@ -165,13 +165,13 @@ class RunState(TrainerCallback):
 
     @property
     def inside_rollout(self) -> bool:
-        """Whether the rollout batch in the buffer still has updates to give."""
+        """Whether optimizer steps on the rollout batch in the buffer are still to come."""
         micro_batches = self._host.args.steps_per_generation
-        assert micro_batches is not None  # GRPOConfig has filled it in
+        assert micro_batches is not None  # GRPOConfig has set it
         return self._host.internals.step % (micro_batches * self._host.num_iterations) != 0
 
     def of_whole_run(self, logs: dict[str, float]) -> dict[str, float]:
-        """The log, whose last one gets, in place, the whole run's loss over all its steps."""
+        """The log; the last one gets, in place, the run's loss averaged over all its steps."""
         if "train_loss" in logs:
             logs["train_loss"] = self._host.internals.loss[1] / max(self._host.state.global_step, 1)
         return logs
@@ -179,7 +179,7 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> None:
-        """Each process its own part; the one that saves, also what all have in common."""
+        """Save each process's own part; the saving process also writes the common part."""
         args, saves = self._host.args, self._host.args.should_save
         if saves:
             self._host.state.save_to_json(str(folder / "trainer_state.json"))
@@ -188,7 +188,7 @@ class RunState(TrainerCallback):
         folder.mkdir(parents=True, exist_ok=True)
         process = self._host.accelerator.process_index
         torch.save(self._collected(), state_file(folder, process))
-        # Texts that the log shows, and the update that is being recorded; no weight depends on them.
+        # Texts of the log, and the record of the open update; no weight depends on them.
         logs = {key: value for key, value in self._host.internals.logs.items() if key != "images"}
         texts = {"logs": plain(logs), "trace": plain(self.trace.state_dict())}
         torch.save(texts, episodes_file(folder, process))
@@ -219,20 +219,20 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ putting back
 
     def read(self, folder: Path | None) -> None:
-        """Take in the checkpoint's state; None for a run that starts."""
+        """Read the checkpoint's state; None for a new run."""
         self.folder, self._saved, self._passes, self._pass_start = folder, None, 0, 0
         self._continues = folder is not None
         if folder is None:
             return
         process = self._host.accelerator.process_index
         if not state_file(folder, process).is_file():
-            process = 0  # fewer processes wrote it, at the end of a rollout batch
+            process = 0  # fewer processes saved it, at the end of a rollout batch
         self._saved = loaded(state_file(folder, process))
         self._episodes = load_episodes(folder, process)
         self._passes, self._pass_start = self._saved["passes"] - 1, self._saved["pass_start"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start over, or go on from the checkpoint."""
+        """Start over, or resume from the checkpoint."""
         host, saved, folder = self._host, self._saved, self.folder
         if saved is None or folder is None:
             self._host.internals.step, self._host.internals.buffer = 0, None
@@ -247,9 +247,9 @@ class RunState(TrainerCallback):
         self._restore_episodes()
         if (folder / STALE_POLICIES).is_file():
             self._stale.load_state_dict(loaded(folder / STALE_POLICIES))
-        if host.is_deepspeed_enabled:  # which loads the policy itself
+        if host.is_deepspeed_enabled:  # it loads the policy itself
             load_beside_policy(host, folder)
-        if self._optimizers.critic is not None:  # whose engine keeps more precise weights, too
+        if self._optimizers.critic is not None:  # its engine keeps more precise weights too
             self._optimizers.critic.load(folder)
         if self._generator is not None and saved["sampler"] is not None:
             self._generator.set_state(saved["sampler"])
@@ -258,7 +258,7 @@ class RunState(TrainerCallback):
         self._saved, self._episodes = None, {}
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """What `_collected` took, except the place in the rows."""
+        """Restore the state of `_collected`, except the position in the rows."""
         host, internals = self._host, self._host.internals
         device = host.accelerator.device
         internals.step = host.state.global_step * host.args.gradient_accumulation_steps
@@ -271,7 +271,7 @@ class RunState(TrainerCallback):
             each.load_state_dict(state.get("stabilizers", {}).get(each.name, {}))
 
     def _restore_episodes(self) -> None:
-        """Nothing in a checkpoint that came from the Hub."""
+        """Restore logged texts and the open record; a checkpoint from the Hub has none."""
         logs = self._host.internals.logs
         for key, entries in self._episodes.get("logs", {}).items():
             if isinstance(entries, dict):

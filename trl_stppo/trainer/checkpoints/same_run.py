@@ -1,4 +1,4 @@
-"""Which runs may go on with a checkpoint: what its manifest says of the run that wrote it."""
+"""Check that a run may resume from a checkpoint, by the manifest's record of its run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..sharding.runtime import is_sharded, sharding_name
 
 logger = logging.getLogger(__name__)
 
-# Must be equal: the data would be other data, or weights and moments would not fit.
+# Must be equal: else the data differ, or weights and moments do not fit.
 FIXED = (
     *("trainer", "variant", "critic", "adapter", "engine", "rows", "seed", "shuffle"),
     *("batch", "episodes_per_prompt", "epochs", "mini_batches"),
 )
-# May differ only where a rollout begins: the buffer is cut for so many processes and micro-batches.
+# May differ only at the start of a rollout: the buffer is cut by processes and micro-batches.
 CUT = ("processes", "micro_batches")
 
 
 def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
-    """What the manifest says of the run: its identity, its cut into batches, its settings."""
+    """The manifest's record of the run: its identity, its cut into batches, its settings."""
     args, accelerator = host.args, host.accelerator
     micro_batches = args.steps_per_generation
-    assert micro_batches is not None  # GRPOConfig has filled it in
+    assert micro_batches is not None  # GRPOConfig has set it
     return {
         "run": name,
         "global_step": host.state.global_step,
@@ -52,7 +52,7 @@ def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) ->
 
 
 def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse a checkpoint that this trainer could not go on from; say how its batches are cut anew."""
+    """Refuse a checkpoint that this trainer cannot resume from; warn if its batches are cut anew."""
     if not saved["resumable"]:
         raise CheckpointError(
             f"`{folder}` was written with save_only_model=True and has no optimizer state."
@@ -77,7 +77,7 @@ def check_same_run(folder: Path, saved: dict[str, Any], present: dict[str, Any])
             )
         if was != now:
             logger.warning(
-                "%s: %s was %r and is %r now. The run goes on with a new rollout batch; it will not "
+                "%s: %s was %r and is %r now. The run continues with a new rollout batch; it will not "
                 "equal the uninterrupted run bit for bit.",
                 folder, field, was, now,
             )  # fmt: skip

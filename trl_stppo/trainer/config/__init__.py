@@ -1,1 +1,1 @@
-"""What the configurations check, and the names that they had before."""
+"""Checks of the configurations, and aliases of their options."""

@@ -1,4 +1,4 @@
-"""What `PPOConfig` refuses: options without a faithful form here, and values out of range."""
+"""Checks of `PPOConfig`: it refuses options without a faithful form here, and values out of range."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "model_adapter_name": (None, "default"),
     "ref_adapter_name": (None, "ref"),
 }
-# What `generation_kwargs` may not hold, because turns have their own: key -> the setting that says it.
+# Keys that `generation_kwargs` may not hold, because turns have their own: key -> the setting to use.
 OF_TURNS = {
     **dict.fromkeys(
         ("max_new_tokens", "max_tokens"), "`max_completion_length` or `max_turn_tokens`"
     ),
     "eos_token_id": "`stop_token_id`, or `model.generation_config.eos_token_id` for several",
 }
-# Level and form of the correction for the gap to the sampler; the turn level is ours.
+# Level and form of the sampler's correction; the turn level is ours.
 SAMPLER_CORRECTIONS = tuple(
     f"{level}_{form}" for level in ("turn", "token", "sequence") for form in ("truncate", "mask")
 )
-# These step inside the backward pass, before the critic's gradient and the clipping bias exist.
+# Optimizers that step inside the backward pass, before the critic's gradient and the clipping bias exist.
 EARLY_OPTIMIZERS = ("lomo", "layerwise")
 
 
-# Bounds from above, where infinity means what None does and is passed on as it is: nothing is cut off.
+# Upper bounds; infinity means no limit, like None, and is passed on unchanged.
 LIMITS = frozenset(
     (
         *("epsilon_high", "delta", "cliprange_value", "max_grad_norm", "critic_max_grad_norm"),
@@ -50,7 +50,7 @@ LIMITS = frozenset(
 
 
 def check_finite(config: GRPOConfig) -> None:
-    """Raise ValueError for a number that is NaN, infinity or text, whatever else its range is."""
+    """Raise ValueError for a number that is NaN, infinity or text, before its range is checked."""
     for spec in fields(config):
         value, kind = getattr(config, spec.name), str(spec.type)
         for number in value if isinstance(value, list) else [value]:
@@ -68,7 +68,7 @@ def check_finite(config: GRPOConfig) -> None:
 
 
 def check_refused(config: GRPOConfig) -> None:
-    """Raise ValueError for options that cannot work here, and name what can."""
+    """Raise ValueError for options that cannot work here, and name the allowed values."""
     for name, allowed in REFUSED.items():
         if name not in config._HONOURS and getattr(config, name) not in allowed:
             raise ValueError(
@@ -93,7 +93,7 @@ def check_refused(config: GRPOConfig) -> None:
         )
     if (config.metric_for_best_model or "").removeprefix("eval_") == "loss":
         raise ValueError(
-            f"`metric_for_best_model={config.metric_for_best_model!r}`: there is none. Use 'episode/score'."
+            f"`metric_for_best_model={config.metric_for_best_model!r}` does not exist. Use 'episode/score'."
         )
     for name in {*(config.generation_kwargs or {})} & {*OF_TURNS}:
         raise ValueError(
@@ -118,7 +118,7 @@ SAMPLING: Ranges = {
     "top_p": (lambda v: 0 < v <= 1, "0 < top_p <= 1"),
     "top_k": (lambda v: v is None or v >= 0, "top_k >= 0 (0: all tokens)"),
 }
-# What a field may hold: field -> (check, the rule in words).
+# Field -> (check of its value, the rule in words).
 RANGES: Ranges = {
     **SAMPLING,
     "num_iterations": (lambda v: v >= 1, "num_iterations (num_ppo_epochs) >= 1"),
@@ -146,7 +146,7 @@ RANGES: Ranges = {
         for name in ("target_kl", *TIMEOUTS)
     },
 }
-# What `eval_generation_kwargs` may hold, likewise.
+# Key of `eval_generation_kwargs` -> (check of its value, the rule in words).
 EVAL_RANGES: Ranges = {
     **SAMPLING,
     "temperature": (lambda v: v >= 0, "temperature >= 0"),
@@ -179,7 +179,7 @@ def check_values(config: GRPOConfig) -> None:
 
 
 def failure_price(on_env_error: str) -> tuple[str, float]:
-    """`"penalise 0.5"` as a mode of the engine and a price; the price is 1 where none is said."""
+    """Split `"penalise 0.5"` into a mode of the engine and a penalty, by default 1."""
     mode, _, price = str(on_env_error).partition(" ")
     try:
         cost = float(price or 1.0)
@@ -194,13 +194,13 @@ def failure_price(on_env_error: str) -> tuple[str, float]:
 
 
 def _check_eval_kwargs(config: GRPOConfig) -> None:
-    """What evaluation does otherwise; None counts as not set."""
-    told = config.eval_generation_kwargs
-    if not isinstance(told, dict | None):
+    """Check `eval_generation_kwargs`; None counts as not set."""
+    settings = config.eval_generation_kwargs
+    if not isinstance(settings, dict | None):
         raise ValueError(
-            f"`eval_generation_kwargs={told!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
+            f"`eval_generation_kwargs={settings!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
         )
-    kwargs = {name: value for name, value in (told or {}).items() if value is not None}
+    kwargs = {name: value for name, value in (settings or {}).items() if value is not None}
     for name, value in kwargs.items():
         if name not in EVAL_RANGES:
             raise ValueError(
@@ -219,7 +219,7 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
 
 
 def _check_combinations(config: GRPOConfig) -> None:
-    """Values that are fine alone and contradict each other."""
+    """Refuse values that are valid alone and contradict each other."""
     rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
     if config.critic_warmup_steps % rollout_steps != 0:
         nearest = math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps
@@ -231,10 +231,10 @@ def _check_combinations(config: GRPOConfig) -> None:
         raise ValueError(
             f"`save_best=True` is not supported with `rollout_staleness={config.rollout_staleness}`."
         )
-    told = (config.generation_kwargs or {}).get("temperature", config.temperature)
-    if told != config.temperature:
+    temperature = (config.generation_kwargs or {}).get("temperature", config.temperature)
+    if temperature != config.temperature:
         raise ValueError(
-            f"`generation_kwargs` has temperature={told}; allowed: `temperature={config.temperature}`."
+            f"`generation_kwargs` has {temperature=}; allowed: `temperature={config.temperature}`."
         )
     upper = 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
     if config.delta is not None and config.delta <= upper:

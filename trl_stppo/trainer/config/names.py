@@ -1,4 +1,4 @@
-"""Names of settings: which are known, which are two names of one, which mean nothing here."""
+"""Names of settings: aliases, and PPO names that have no effect here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIASES = {
     "cliprange": "epsilon",
     "response_length": "max_completion_length",
 }
-# Settings of TRL's PPO that scripts may set and read, and that change nothing here -> why.
+# Settings of TRL's PPO that scripts may set and read, without effect here -> the reason.
 IGNORED = {
     "dataset_num_proc": "the rows are tokenised as they are played",
     "model_adapter_name": "the adapter that is trained is always 'default'",
@@ -27,26 +27,26 @@ IGNORED = {
 }
 
 
-def without_ignored(given: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
-    """Settings without those that change nothing; a warning if one was set, unless it `warns` of none."""
-    for name in IGNORED.keys() & given.keys():
-        if warns and given[name] not in (None, 0):
-            logger.warning("`%s=%s` is ignored: %s.", name, given[name], IGNORED[name])
-    return {name: value for name, value in given.items() if name not in IGNORED}
+def without_ignored(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
+    """Settings without those of IGNORED; warns if one was set, unless `warns` is False."""
+    for name in IGNORED.keys() & settings.keys():
+        if warns and settings[name] not in (None, 0):
+            logger.warning("`%s=%s` is ignored: %s.", name, settings[name], IGNORED[name])
+    return {name: value for name, value in settings.items() if name not in IGNORED}
 
 
 # ------------------------------------------------------------------------- constructors
 
 
 class Preset(str):
-    """A default that is told from the same word in somebody's hand, after argparse too, which calls `str`."""
+    """A string default that differs from an equal value set by the user, even after argparse's `str`."""
 
     def __str__(self) -> str:
         return self
 
 
 def option(default: Value, meaning: str) -> Value:
-    """A field with what `--help_all` and the API pages say of it; the default as type checkers see it."""
+    """A field with its help text for `--help_all` and the API pages, typed as its default."""
     spec: Any = field(default=default, metadata={"help": meaning})
     return cast(Value, spec)
 
@@ -56,10 +56,10 @@ def takes_ignored(cls: type[Config]) -> type[Config]:
     generated = cls.__init__
 
     @functools.wraps(generated)
-    def __init__(self: Any, *args: Any, **given: Any) -> None:
-        kept = without_ignored(given)
-        for name in IGNORED.keys() & given.keys():
-            setattr(self, name, given[name])  # scripts read them back
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:
+        kept = without_ignored(settings)
+        for name in IGNORED.keys() & settings.keys():
+            setattr(self, name, settings[name])  # scripts read them back
         generated(self, *args, **kept)
 
     cls.__init__ = __init__  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""A configuration that tells nobody its secrets: neither in what is saved and pushed, nor when printed."""
+"""A configuration that hides its secrets when it is saved, pushed or printed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ...redaction import redacted
 
 
 class KeepsSecrets:
-    """Goes before TRL's configuration among the bases; the object itself and its copies are whole."""
+    """Base class to list before TRL's configuration; the object and its copies keep their secrets."""
 
-    def __getstate__(self) -> dict[str, object]:  # upstream pickles this into what it pushes
+    def __getstate__(self) -> dict[str, object]:  # upstream pickles and pushes this
         return redacted(self.__dict__, blank=None)
 
     def __copy__(self) -> KeepsSecrets:
@@ -30,7 +30,7 @@ class KeepsSecrets:
         return super(KeepsSecrets, clean)
 
     def to_dict(self) -> dict[str, Any]:
-        """Upstream's, which trackers and TensorBoard write down."""
+        """Upstream's dictionary without secrets; trackers and TensorBoard write it."""
         return self._without_secrets().to_dict()
 
     def __str__(self) -> str:

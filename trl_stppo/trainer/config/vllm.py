@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._trl import GRPOConfig
 
-# Arguments of `vllm.LLM` that TRL gives -> the option that says them, if there is one.
+# Arguments of `vllm.LLM` that TRL sets -> the option for them, if there is one.
 TAKEN = {
     **dict.fromkeys(("model", "seed", "distributed_executor_backend", "logprobs_mode")),
     "enable_sleep_mode": "vllm_enable_sleep_mode",
@@ -37,22 +37,22 @@ def check_vllm(config: GRPOConfig) -> None:
 
 
 def _check_engine_kwargs(config: GRPOConfig) -> None:
-    told = config.vllm_engine_kwargs
-    if not isinstance(told, dict):
+    kwargs = config.vllm_engine_kwargs
+    if not isinstance(kwargs, dict):
         raise ValueError(
-            f"`vllm_engine_kwargs={told!r}`: must be a dictionary, such as {{'dtype': 'bfloat16'}}."
+            f"`vllm_engine_kwargs={kwargs!r}`: must be a dictionary, such as {{'dtype': 'bfloat16'}}."
         )
     if not config.use_vllm or config.vllm_mode != "colocate":
         raise ValueError(
-            f"`vllm_engine_kwargs={told!r}` is about a colocated engine (`use_vllm=True`, "
+            f"`vllm_engine_kwargs={kwargs!r}` is about a colocated engine (`use_vllm=True`, "
             f"`vllm_mode='colocate'`). A server has flags of its own, such as `vllm serve --dtype`."
         )
-    for name in {*told} & {*TAKEN}:
+    for name in {*kwargs} & {*TAKEN}:
         instead = f"set `{TAKEN[name]}`" if TAKEN[name] else "leave it out"
         raise ValueError(
-            f"`vllm_engine_kwargs` has {name}={told[name]!r}, which TRL gives: {instead}."
+            f"`vllm_engine_kwargs` has {name}={kwargs[name]!r}, which TRL gives: {instead}."
         )
-    if told.get("enable_lora"):
+    if kwargs.get("enable_lora"):
         raise ValueError(
-            f"`vllm_engine_kwargs` has enable_lora={told['enable_lora']!r}; allowed: False."
+            f"`vllm_engine_kwargs` has enable_lora={kwargs['enable_lora']!r}; allowed: False."
         )

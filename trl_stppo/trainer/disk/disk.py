@@ -1,4 +1,4 @@
-"""What checkpoints need of a disk: to flush, to delete, to be read again."""
+"""Disk operations of checkpoints: flush, delete, read back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _THREADS = 8
 
 
 def flush(path: Path) -> None:
-    """Have the system write a file, or a folder's entries, to the disk."""
+    """Flush a file, or a folder's entries, to the disk."""
     if os.name == "nt":
-        return  # Windows flushes only what is open for writing
+        return  # Windows flushes only files open for writing
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -28,7 +28,7 @@ def flush(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder as far as that goes; of a link the link, not what it leads to."""
+    """Delete a folder as far as possible; of a link only the link, not its target."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()
@@ -39,7 +39,7 @@ def remove(path: Path) -> None:
 def checksums(paths: Sequence[Path]) -> list[str]:
     """CRC-32 of each file, as hex digits.
 
-    It is to find what disks, copies and mix-ups do, and nobody who forges. One core reads 1.4 GB/s with
+    It detects faults of disks and copies and mixed-up files, not forgery. One core reads 1.4 GB/s with
     it, less than 0.6 with SHA-256 and 0.3 with BLAKE2b; several files are read at once.
     """
     return list(readers().map(_checksum, paths))
@@ -49,10 +49,10 @@ def checksums(paths: Sequence[Path]) -> list[str]:
 def readers() -> ThreadPoolExecutor:
     """The threads that read files, all of them started by the first call.
 
-    A trainer's constructor makes that call: under a memory limit a start can hang, and a save must not.
+    A trainer's constructor makes that call: under a memory limit a thread's start can hang a save.
     """
     pool = ThreadPoolExecutor(_THREADS, "checksums")
-    together = threading.Barrier(_THREADS)  # each waits for the others, so that none does two tasks
+    together = threading.Barrier(_THREADS)  # so that each thread gets exactly one task
     list(pool.map(lambda _: together.wait(), range(_THREADS)))
     return pool
 

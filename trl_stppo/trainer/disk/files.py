@@ -1,8 +1,8 @@
-"""Checkpoint folders that exist whole or not at all.
+"""Checkpoint folders that are complete or absent.
 
 A checkpoint is written into a staging folder, described by a manifest, flushed to the disk and then
-renamed. Nothing that is called `checkpoint-<step>` is ever half written; what a killed process leaves
-behind is finished or thrown away by the next one.
+renamed. A folder named `checkpoint-<step>` is never half written. The next process completes or deletes
+the remains of a killed one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from . import disk
 
 logger = logging.getLogger(__name__)
 
-# Inside the output directory, on the same disk: renaming must be atomic. Upstream leaves out of an
-# upload what begins with an underscore.
+# Inside the output directory, on the same disk: renaming must be atomic. Upstream does not upload
+# names that begin with an underscore.
 STAGING = "_incomplete"
 TRASH = "_deleted"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-\d+")
-# What a manifest holds.
+# Fields of a manifest.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     **{"saved_at": (int, float), "global_step": int, "files": dict, "order": int, "crc32": dict},
     **{"resumable": bool, "inside_rollout": bool, "identity": dict, "cut": dict, "settings": dict},
@@ -38,9 +38,9 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 def seal(folder: Path, about: dict[str, Any]) -> None:
-    """Flush a written folder to the disk and list what is in it; the last thing done to it."""
+    """Flush a written folder to the disk and list its files in a manifest; the last step of writing."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    needed = [p for p in files if not p.match(EPISODES)]  # which a copy from the Hub lacks
+    needed = [p for p in files if not p.match(EPISODES)]  # a copy from the Hub lacks them
     names = [p.relative_to(folder).as_posix() for p in needed]
     manifest = {
         "format": FORMAT,
@@ -56,7 +56,7 @@ def seal(folder: Path, about: dict[str, Any]) -> None:
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Put a sealed folder where checkpoints are looked for, in place of an older one if need be."""
+    """Move a sealed folder to its final place, replacing an older one of that name."""
     if os.path.lexists(final):
         discard(final)
     os.replace(staged, final)
@@ -65,9 +65,9 @@ def publish(staged: Path, final: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a checkpoint so that a kill half-way leaves nothing that looks like one.
+    """Delete a checkpoint so that a kill half-way leaves no folder with a checkpoint's name.
 
-    Where it lies elsewhere and is a link here, the link goes and the checkpoint stays.
+    If it is a link, only the link is deleted.
     """
     trash = folder.parent / TRASH
     disk.remove(trash)
@@ -76,7 +76,7 @@ def discard(folder: Path) -> None:
 
 
 def tidy(run_dir: Path) -> None:
-    """Finish or throw away what a killed process has left in an output directory."""
+    """Complete or delete the remains of a killed process in an output directory."""
     for folder in unpublished(run_dir):
         publish(folder, run_dir / folder.name)
     disk.remove(run_dir / STAGING)
@@ -84,7 +84,7 @@ def tidy(run_dir: Path) -> None:
 
 
 def unpublished(run_dir: Path) -> list[Path]:
-    """Complete checkpoints that a killed process did not come to put in place."""
+    """Complete checkpoints that a killed process did not move to their place."""
     found = (run_dir / STAGING).glob("checkpoint-*")
     return [folder for folder in found if complaint(folder) is None]
 
@@ -123,9 +123,9 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 
 
 def complaint(folder: Path, *, thorough: bool = False) -> str | None:
-    """What is wrong with a checkpoint, None if every file is there in its full size.
+    """The fault of a checkpoint, as a sentence; None if every file has its full size.
 
-    If `thorough`, each file is read and compared with what was written.
+    If `thorough`, the content of each file is checked too.
     """
     try:
         manifest = read_manifest(folder)
@@ -141,22 +141,22 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
 
 
 def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
-    """Which of these files does not hold what was written."""
+    """The first file whose content differs from the written one, as a sentence; None without one."""
     try:
         found = disk.checksums([folder / name for name in written])
     except (OSError, ValueError) as error:
         return f"`{folder}` cannot be read ({error}). Resume from another checkpoint."
     for name, now in zip(written, found, strict=True):
         if now != written[name]:
-            return f"`{folder / name}` is not what was written: CRC-32 {now}, not {written[name]}."
+            return f"`{folder / name}` has changed since it was written: CRC-32 {now}, not {written[name]}."
     return None
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Folders named as checkpoints, oldest first; before them those whose age nobody can tell.
+    """Folders named as checkpoints, oldest first; those of unknown age come before all others.
 
-    In the order in which they were written, not by step: after a run has gone back to an older
-    checkpoint, those of the branch that it left have higher steps.
+    They are sorted by the order of writing, not by step: after a run has gone back to an older
+    checkpoint, those of the abandoned branch have higher steps.
     """
     if not run_dir.is_dir():
         return []
@@ -165,7 +165,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def _age(folder: Path) -> tuple[int, float, int]:
-    """Sorts by age, whatever the clock has done meanwhile; copies keep it."""
+    """Sort key by age, independent of changes of the clock; copies keep it."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError:
@@ -174,14 +174,14 @@ def _age(folder: Path) -> tuple[int, float, int]:
 
 
 def next_order(run_dir: Path) -> int:
-    """The number of a checkpoint that is written now: one more than the newest has."""
+    """The order number of a new checkpoint: one more than the newest's."""
     return 1 + max((_age(folder)[0] for folder in checkpoints(run_dir)), default=0)
 
 
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
-    """The newest checkpoint that can be resumed from. `wanted`: the argument to which this is the answer."""
+    """The newest checkpoint that can be resumed from. `wanted`: the user's argument, for the error."""
     found = checkpoints(run_dir)
-    ageless = [folder for folder in found if _age(folder)[0] < 0]  # which may be the newest
+    ageless = [folder for folder in found if _age(folder)[0] < 0]  # one may be the newest
     complaints: list[str] = []
     for folder in [*ageless, *reversed(found[len(ageless) :])]:
         problem = complaint(folder, thorough=thorough)
@@ -197,15 +197,15 @@ def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = 
 
 
 def as_meant(wanted: str | bool | None) -> str | bool | None:
-    """A `resume_from_checkpoint` with true and false as such: a command line knows no types."""
+    """A `resume_from_checkpoint` with the texts of true and false as booleans, for command lines."""
     return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
 
 
 def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
-    """The checkpoint that `train(resume_from_checkpoint=wanted)` goes on from; nothing is changed.
+    """The checkpoint that `train(resume_from_checkpoint=wanted)` resumes from; changes nothing.
 
     Returns:
-        Its folder, None for a run that starts.
+        Its folder, None for a new run.
     """
     wanted = as_meant(wanted)
     if not wanted or (wanted == "auto" and not checkpoints(run_dir)):
@@ -213,7 +213,7 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
     if wanted is True or wanted == "auto":
         return last_complete(run_dir, wanted, thorough=thorough)
     folder = Path(wanted)
-    if not folder.is_dir() and (run_dir / wanted).is_dir():  # "last-checkpoint", as the Hub has it
+    if not folder.is_dir() and (run_dir / wanted).is_dir():  # "last-checkpoint", the Hub's name
         folder = run_dir / wanted
     problem = complaint(folder, thorough=thorough)
     if problem is not None:
@@ -224,8 +224,8 @@ def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = Fals
 def prune(run_dir: Path, limit: int | None, best: str | None, kept: Collection[Path] = ()) -> None:
     """Delete the oldest checkpoints beyond `limit`, never the newest or the best one.
 
-    `limit`: how many may stay, None for all; `best`: path of the best one, None without; `kept`: that
-    somebody still reads.
+    `limit`: number that may stay, None for all; `best`: path of the best one or None; `kept`: folders
+    that are still being read.
     """
     if limit is None or limit <= 0:
         return

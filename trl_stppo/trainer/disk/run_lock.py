@@ -1,4 +1,4 @@
-"""One run at a time in an output directory: a lock of the operating system, which ends with its process."""
+"""A lock of the operating system that allows one run at a time in an output directory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ...errors import CheckpointWriteError, RunLockError
 
 logger = logging.getLogger(__name__)
 
-NAME = "_running.json"  # upstream leaves out of an upload what begins with an underscore
-DYING = 2.0  # seconds that a killed process may take to close its files
+NAME = "_running.json"  # upstream does not upload names that begin with an underscore
+DYING = 2.0  # seconds for a killed process to close its files
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 class RunLock:
-    """The right to write to an output directory."""
+    """The exclusive right to write to an output directory; it ends with the process."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self._lock = FileLock(self._path, thread_local=False, fallback_to_soft=False)
 
     def take(self) -> None:
-        """Take it; on a disk without locks, warn that nothing keeps a second run out."""
+        """Take the lock; on a disk without locks, warn that a second run is possible."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class RunLock:
             ) from error
 
     def release(self) -> None:
-        """Give it back; without having it, nothing happens."""
+        """Release the lock if it is held."""
         if self._lock.is_locked:
             with suppress(OSError):
                 self._path.unlink()

@@ -1,1 +1,1 @@
-"""Held-out rows: played by name, counted once."""
+"""Evaluation on held-out rows; each episode has a name and counts once."""

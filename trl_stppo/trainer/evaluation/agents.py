@@ -1,4 +1,4 @@
-"""Evaluates a policy without a trainer; rewards and figures are those of a trainer's evaluation."""
+"""Evaluates a policy without a trainer; rewards and metrics equal those of a trainer's evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import TrainerState
 from ...errors import EnvironmentFailureError, NonFiniteError
 from ...generation.sampling import SamplingSettings
 from ...rollout.episode import Episode
-from ...rollout.reward_funcs import Asked, guarded, name_of
+from ...rollout.reward_funcs import CurrentEpisodes, guarded, name_of
 from ...rollout.turns import RESERVED
 from ..loop.player import raise_first
 from ..loop.rollout import EpisodeKey
@@ -27,25 +27,25 @@ from .metrics import EvaluationRun, PlayedEpisode
 
 @dataclass
 class Evaluation:
-    """Plays rows and counts; processes that were launched together share the rows."""
+    """Plays and counts held-out rows; processes that were launched together share the rows."""
 
     player: Player  # plays the episodes
-    sampling: SamplingSettings  # how tokens are drawn
-    seed: tuple[int, ...]  # names the randomness of all episodes
-    # Reward functions in TRL's form, besides what the environment pays.
+    sampling: SamplingSettings  # settings of token sampling
+    seed: tuple[int, ...]  # seed of all episodes
+    # Reward functions in TRL's form, besides the environment's rewards.
     reward_funcs: Sequence[Callable[..., Any]]
-    weights: Sequence[float]  # of each
-    missing_eos_penalty: float | None = None  # off the score of an episode whose last turn was cut
+    weights: Sequence[float]  # one per reward function
+    missing_eos_penalty: float | None = None  # subtracted if an episode's last turn was cut
     repetitions: int = 1  # episodes per row
     parallel: int = 8  # episodes in play at once, per process
 
     @property
     def names(self) -> list[str]:
-        """Of the reward functions."""
+        """Names of the reward functions."""
         return [name_of(func) for func in self.reward_funcs]
 
     def figures(self, rows: Any) -> dict[str, float]:
-        """What docs/evaluation.md lists, without prefix; the same on all processes."""
+        """The metrics of docs/evaluation.md, without prefix; equal on all processes."""
         plan.check_eval_dataset(rows, self.player.rollout)
         names = [(row, number) for row in range(len(rows)) for number in range(self.repetitions)]
         batches = [names[at : at + self.parallel] for at in range(0, len(names), self.parallel)]
@@ -55,7 +55,7 @@ class Evaluation:
             for batch in batches[state.process_index :: state.num_processes]:
                 run.episodes += self._played(batch, [dict(rows[row]) for row, _ in batch])
         except (EnvironmentFailureError, NonFiniteError) as error:
-            failure = error  # of which the other processes learn where they wait for the figures
+            failure = error  # the other processes get it with the metrics
         raise_first(failure)
         return run.figures(gather_object)
 
@@ -63,16 +63,16 @@ class Evaluation:
         self, names: list[EpisodeKey], rows: list[dict[str, Any]]
     ) -> Iterator[PlayedEpisode]:
         episodes = self.player.play(rows, self.sampling, self.seed, names=names)
-        columns = [self._asked(func, rows, episodes) for func in self.reward_funcs]
+        columns = [self._call(func, rows, episodes) for func in self.reward_funcs]
         for func, column in zip(self.names, columns, strict=True):
             if len(column) != len(rows):
                 raise ValueError(
                     f"The reward function {func!r} returned {len(column)} rewards for {len(rows)} "
-                    f"episodes. Return one each, None where it does not apply."
+                    f"episodes. Return one per episode, None if it does not apply."
                 )
         columns.append([episode.final_reward for episode in episodes])
         weights, renderer = [*self.weights, 1.0], self.player.renderer
-        # In the precision that trainers add rewards in, NaN for none.
+        # In the precision of the trainers' reward sums, NaN for None.
         rewards = torch.tensor([[math.nan if r is None else r for r in c] for c in columns]).T
         scores = (rewards * torch.tensor(weights)).nansum(dim=1)
         if self.missing_eos_penalty is not None:
@@ -84,17 +84,17 @@ class Evaluation:
             paid = rewards[row, :-1].tolist(), self.weights
             yield PlayedEpisode.of(name, episode, episode.ids[-1] in ends, score, *paid)
 
-    def _asked(
+    def _call(
         self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]
     ) -> list[float | None]:
-        """What a reward function says; nothing of episodes that leave nothing to be scored."""
+        """Call a reward function; episodes that cannot be scored get None."""
         decode = self.player.renderer.decode_action
         columns = {key: [row[key] for row in rows] for key in rows[0] if key not in RESERVED}
         if self.player.rollout.tools:
             columns["environments"] = [episode.env for episode in episodes]
-        asked = Asked()
-        with asked.about(episodes):
-            rewards = guarded(func, asked)(
+        current = CurrentEpisodes()
+        with current.about(episodes):
+            rewards = guarded(func, current)(
                 prompts=[e.prompt for e in episodes],
                 completions=[e.messages if e.conversational else decode(e.ids) for e in episodes],
                 completion_ids=[e.ids for e in episodes],

@@ -24,7 +24,7 @@ from .settings import evaluation_settings, undisturbed
 
 
 class Evaluator:
-    """Counts each held-out episode once, and leaves no trace in training."""
+    """Counts each held-out episode once, and leaves the training's state unchanged."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Evaluator:
         ignore_keys: list[str] | None,
         prefix: str,
     ) -> dict[str, float]:
-        """Upstream's `evaluate`, once for each dataset, while training stands still."""
-        if self._rewards.plan.asked.episodes:
+        """Run upstream's `evaluate`, once per dataset, while training pauses."""
+        if self._rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             plan.check_eval_dataset(eval_dataset, self._rollout_plan)
@@ -65,7 +65,7 @@ class Evaluator:
             self.prefix = outer
 
     def loader(self, wrapped: Callable[[Any], Any], eval_dataset: Any) -> Any:
-        """Upstream's loader, of one entry per episode that knows its row and repetition."""
+        """Upstream's loader with one entry per episode, named by row and repetition."""
         host = self._host
         if eval_dataset is None and host.eval_dataset is None:
             raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
@@ -76,7 +76,7 @@ class Evaluator:
         repetitions, host.num_generations_eval = host.num_generations_eval, 1
         args = host.args
         options = args.dataloader_drop_last, args.dataloader_persistent_workers
-        # All rows count, and upstream would know a persistent loader of other rows by the same name.
+        # All rows count. Upstream would reuse a persistent loader of other rows under the same name.
         args.dataloader_drop_last = args.dataloader_persistent_workers = False
         try:
             return wrapped(named_rows(rows, repetitions))
@@ -92,10 +92,10 @@ class Evaluator:
         ignore_keys: list[str] | None,
         prefix: str,
     ) -> Any:
-        """Upstream's loop over the batches; the figures are made at its end."""
+        """Run upstream's loop over the batches and compute the metrics at its end."""
         host = self._host
         surroundings: AbstractContextManager[None] = nullcontext()
-        if self.prefix is None:  # `predict` comes here by itself
+        if self.prefix is None:  # called by `predict`
             open_trackio(self._host)
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
@@ -112,7 +112,7 @@ class Evaluator:
 
     @contextmanager
     def table_of_its_own(self) -> Iterator[None]:
-        """Around upstream's log: the table of completions takes the place of none of training's."""
+        """Context of upstream's log that keeps evaluation's table of completions apart from training's."""
         host = self._host
         evaluates = self.prefix is not None and host.log_completions
         if not evaluates or not host.accelerator.is_main_process:
@@ -137,7 +137,7 @@ class Evaluator:
         """Play and score a batch of held-out rows; in an evaluation, count its episodes."""
         rows, names = take_names(inputs)
         seed, run = self._host.args.seed, self.run
-        # Evaluations repeat their episodes, so that two of the same weights agree.
+        # Evaluations reuse their seeds, so that two of the same weights agree.
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self._player.play(rows, seeds, names)
@@ -154,7 +154,7 @@ class Evaluator:
         return rollout
 
     def _count(self, run: EvaluationRun, rollout: Rollout, names: list[EpisodeKey]) -> None:
-        """Add a batch to the run, but for the episodes that only fill it up."""
+        """Add a batch to the run, without the episodes that only pad it."""
         host, weight = self._host, len(names) - len(rollout.repeated)
         for metric, values in self._host.internals.pending_metrics.items():
             run.add_sum(metric, weight * sum(values) / len(values), weight)
@@ -162,10 +162,10 @@ class Evaluator:
         for metric, (total, count) in rollout.metric_sums.items():
             run.add_sum(metric, total, count)
         rewards, weights = rollout.rewards.tolist(), host.reward_weights.tolist()
-        for number, (name, whole) in enumerate(
+        for number, (name, ended) in enumerate(
             zip(names, rollout.ended(self._host.internals.end_ids), strict=True)
         ):
             if number not in rollout.repeated:
                 episode, score = rollout.episodes[number], rollout.earnings[number]
-                played = PlayedEpisode.of(name, episode, whole, score, rewards[number], weights)
+                played = PlayedEpisode.of(name, episode, ended, score, rewards[number], weights)
                 run.episodes.append(played)

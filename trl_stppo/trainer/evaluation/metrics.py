@@ -1,4 +1,4 @@
-"""What an evaluation reports: collected per episode, summed once and in one order."""
+"""Metrics of an evaluation: collected per episode, summed once and in one order."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from statistics import stdev
 from typing import Any
 
 from ...rollout.episode import Episode
-from ...rollout.record import StopReason, judged
+from ...rollout.record import StopReason, cut_off_as_failed
 from ...statistics import mean_interval, rate_interval
 from ..loop.rollout import EpisodeKey
 
-# [anything of this process] -> those of all processes, in their order
+# [objects of this process] -> those of all processes, in process order
 GatherObjects = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """What is known of one episode, in plain numbers."""
+    """The results of one episode as plain numbers."""
 
     name: EpisodeKey  # row of the dataset, repetition
     score: float  # turn rewards plus score, as in training
-    counted: bool  # whether it belongs into score and success
-    success: bool | None  # None where nobody says
+    counted: bool  # whether it counts in score and success
+    success: bool | None  # None if not reported
     turns: int  # number of turns
-    tokens: int  # sampled ones
-    whole: bool  # whether its last token ends a turn
-    rewards: tuple[float, ...]  # of each reward function, NaN where it returned None
-    reward: float  # weighted sum of these, NaN where all returned None
-    # Whether the environment could read the action, of each turn; None where it does not say.
+    tokens: int  # number of sampled tokens
+    ended: bool  # whether its last token ends a turn
+    rewards: tuple[float, ...]  # one per reward function, NaN if it returned None
+    reward: float  # weighted sum of these, NaN if all returned None
+    # Per turn whether the environment could read the action; None if it does not report it.
     valid_actions: tuple[bool, ...] | None = None
-    # None where no engine played.
+    # None if no engine played.
     stop_reason: str | None = None
     env_type: str | None = None
     # Counts.
@@ -44,12 +44,12 @@ class PlayedEpisode:
         cls,
         name: EpisodeKey,
         episode: Episode,
-        whole: bool,
+        ended: bool,
         score: float,
         rewards: Sequence[float],
         weights: Sequence[float],
     ) -> PlayedEpisode:
-        """What is known of an episode."""
+        """The results of an episode."""
         parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
         answered = episode.env_type is not None
         reason = episode.stop_reason if answered else None
@@ -60,7 +60,7 @@ class PlayedEpisode:
             success=episode.success,
             turns=episode.num_turns,
             tokens=sum(episode.action_mask),
-            whole=whole,
+            ended=ended,
             rewards=tuple(rewards),
             reward=sum(parts) if parts else math.nan,
             valid_actions=tuple(episode.valid_actions) if answered else None,
@@ -73,7 +73,7 @@ class PlayedEpisode:
 
 @dataclass
 class EvaluationRun:
-    """The episodes of one evaluation, of this process."""
+    """This process's episodes of one evaluation."""
 
     reward_names: list[str]
     uses_tools: bool = False
@@ -83,13 +83,13 @@ class EvaluationRun:
     _sums: list[tuple[str, float, float]] = field(default_factory=list)
 
     def running_names(self, count: int) -> list[EpisodeKey]:
-        """Names for rows that came without, from a dataloader that is not ours: all different."""
+        """Unique names for rows without names, from a dataloader that is not ours."""
         index, processes = self.process
         start = len(self.episodes)
         return [((start + i) * processes + index, 0) for i in range(count)]
 
     def first_time(self, names: Sequence[EpisodeKey], gather: GatherObjects) -> list[bool]:
-        """Which of a batch's episodes have not been counted yet, here or on another process."""
+        """Flags of a batch's episodes that are not counted yet, here or on another process."""
         new: list[list[bool]] = []
         for batch in gather([list(names)]):
             new.append([])
@@ -99,11 +99,11 @@ class EvaluationRun:
         return new[self.process[0]]
 
     def add_sum(self, name: str, total: float, weight: float) -> None:
-        """Add to a mean that is not one of episodes: of turns, or what `log_metric` gets per batch."""
+        """Add to a mean that is not over episodes: over turns, or over batches for `log_metric`."""
         self._sums.append((name, total, weight))
 
     def figures(self, gather: GatherObjects) -> dict[str, float]:
-        """All figures by name, without prefix. Collective; the same on all processes."""
+        """All metrics by name, without prefix. Collective; equal on all processes."""
         every = sorted((e for part in gather([self.episodes]) for e in part), key=lambda e: e.name)
         sums = [entry for part in gather([self._sums]) for entry in part]
         if not every:
@@ -136,15 +136,15 @@ def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
     """Score and success, with their intervals."""
     result: dict[str, float] = {}
     counted = [e for e in every if e.counted]
-    judges = {e.env_type for e in counted if e.success is not None}
-    success = judged(
+    reporting = {e.env_type for e in counted if e.success is not None}
+    success = cut_off_as_failed(
         [e.success for e in counted],
         [e.stop_reason for e in counted],
         [e.env_type for e in counted],
-        judges,
+        reporting,
     )
     verdicts = zip(counted, success, strict=True)
-    known = [(e, float(said)) for e, said in verdicts if said is not None]
+    known = [(e, float(verdict)) for e, verdict in verdicts if verdict is not None]
     if known:
         totals, counts = _by_row(known)
         low, high = rate_interval(totals, counts)
@@ -174,17 +174,17 @@ def _turns(every: list[PlayedEpisode]) -> dict[str, float]:
 
 
 def _lengths(every: list[PlayedEpisode]) -> dict[str, float]:
-    """TRL's figures of completions: sampled tokens of an episode."""
+    """TRL's metrics of completions: sampled tokens of an episode."""
     lengths = [e.tokens for e in every]
-    whole = [e.tokens for e in every if e.whole] or [0]
+    ended = [e.tokens for e in every if e.ended] or [0]
     return {
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/min_length": min(lengths),
         "completions/max_length": max(lengths),
-        "completions/clipped_ratio": sum(not e.whole for e in every) / len(every),
-        "completions/mean_terminated_length": sum(whole) / len(whole),
-        "completions/min_terminated_length": min(whole),
-        "completions/max_terminated_length": max(whole),
+        "completions/clipped_ratio": sum(not e.ended for e in every) / len(every),
+        "completions/mean_terminated_length": sum(ended) / len(ended),
+        "completions/min_terminated_length": min(ended),
+        "completions/max_terminated_length": max(ended),
     }
 
 
@@ -196,7 +196,7 @@ def _endings(every: list[PlayedEpisode]) -> dict[str, float]:
 
 
 def _rewards(every: list[PlayedEpisode], names: list[str]) -> dict[str, float]:
-    """TRL's figures of reward functions; a row for which one returned None is not in its mean."""
+    """TRL's metrics of reward functions; a row with None is not in the function's mean."""
     columns = {f"rewards/{name}": [e.rewards[i] for e in every] for i, name in enumerate(names)}
     columns["reward"] = [e.reward for e in every]
     result: dict[str, float] = {}

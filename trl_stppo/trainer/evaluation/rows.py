@@ -1,4 +1,4 @@
-"""Gives every episode of an evaluation its name: the row in the dataset, and which repetition of it."""
+"""Names the episodes of an evaluation by row of the dataset and repetition."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from ..loop.rollout import EpisodeKey
 
-# Column of the rows on their way through the dataloader; environments and functions never see it.
+# Column of the name in the dataloader's rows; environments and functions never get it.
 COLUMN = "_evaluation_episode"
 
 
 class NamedRows:
-    """A dataset with an entry per episode: each row so many times, with its name."""
+    """A dataset with an entry per episode: each row `repetitions` times, with its name."""
 
     def __init__(self, dataset: Any, repetitions: int) -> None:
         self._dataset, self._repetitions = dataset, repetitions

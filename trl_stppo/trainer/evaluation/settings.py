@@ -1,4 +1,4 @@
-"""What evaluation does differently from training, and how it leaves training as it was."""
+"""Settings of evaluation that differ from training, and restoration of the training's state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from accelerate.utils import set_seed
 from .._trl import new_token_limit
 from ..bridge import Bridge
 
-# Of `eval_generation_kwargs`, what says how tokens are drawn.
+# Keys of `eval_generation_kwargs` that control token sampling.
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
-    """Give everything back as it was: random numbers, figures, mode.
+    """Restore random states, metrics and mode on exit.
 
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
@@ -56,14 +56,14 @@ def _emptied(entry: Any) -> Any:
 
 @contextmanager
 def evaluation_settings(host: Bridge) -> Iterator[None]:
-    """Sample as `eval_generation_kwargs` says, each repetition of a row as an episode of its own."""
-    told, per_row = host.args.eval_settings, host.num_generations_eval
-    given = {name: told[name] for name in SAMPLING if name in told}
+    """Sample by `eval_generation_kwargs`; each repetition of a row is an episode of its own."""
+    overrides, per_row = host.args.eval_settings, host.num_generations_eval
+    sampling = {name: overrides[name] for name in SAMPLING if name in overrides}
     with ExitStack() as stack:
-        if given:
-            stack.enter_context((_vllm_sampling if host.use_vllm else _sampling)(host, given))
-        if "max_completion_length" in told:
-            stack.enter_context(new_token_limit(host, told["max_completion_length"]))
+        if sampling:
+            stack.enter_context((_vllm_sampling if host.use_vllm else _sampling)(host, sampling))
+        if "max_completion_length" in overrides:
+            stack.enter_context(new_token_limit(host, overrides["max_completion_length"]))
         host.num_generations_eval = 1
         try:
             yield
@@ -72,17 +72,17 @@ def evaluation_settings(host: Bridge) -> Iterator[None]:
 
 
 @contextmanager
-def _sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
-    """Settings of everything that generates with transformers."""
-    if given.get("temperature") == 0.0:
-        given = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
-    elif "temperature" in given:
-        given = {**given, "do_sample": True}
+def _sampling(host: Bridge, sampling: dict[str, Any]) -> Iterator[None]:
+    """Sampling settings of all generation with transformers."""
+    if sampling.get("temperature") == 0.0:
+        sampling = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
+    elif "temperature" in sampling:
+        sampling = {**sampling, "do_sample": True}
     config, kwargs = host.generation_config, host.generation_kwargs
     host.generation_config = copy.deepcopy(config)
-    for name, value in given.items():
+    for name, value in sampling.items():
         setattr(host.generation_config, name, value)
-    host.generation_kwargs = {**kwargs, **given}
+    host.generation_kwargs = {**kwargs, **sampling}
     try:
         yield
     finally:
@@ -90,15 +90,15 @@ def _sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _vllm_sampling(host: Bridge, given: dict[str, Any]) -> Iterator[None]:
-    """Settings of vLLM, which takes a temperature of 0 for greedy itself."""
+def _vllm_sampling(host: Bridge, sampling: dict[str, Any]) -> Iterator[None]:
+    """Sampling settings of vLLM, in which a temperature of 0 means greedy."""
     vllm = host.vllm_generation
-    kept = {name: getattr(vllm, name) for name in (*given, "generation_kwargs")}
-    others = {k: v for k, v in kept["generation_kwargs"].items() if k not in given}
+    saved = {name: getattr(vllm, name) for name in (*sampling, "generation_kwargs")}
+    others = {k: v for k, v in saved["generation_kwargs"].items() if k not in sampling}
     try:
-        for name, value in {**given, "generation_kwargs": others}.items():
+        for name, value in {**sampling, "generation_kwargs": others}.items():
             setattr(vllm, name, value)
         yield
     finally:
-        for name, value in kept.items():
+        for name, value in saved.items():
             setattr(vllm, name, value)

@@ -1,1 +1,1 @@
-"""Gradients that are kept apart, the correction that is made of them, and what steps."""
+"""Gradient buffers, the clipping-bias correction, and hooks of the optimizer step."""

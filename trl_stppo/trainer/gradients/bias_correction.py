@@ -1,10 +1,10 @@
 """Measures the clipping bias of an optimizer step exactly, and applies its correction.
 
 g is the gradient of the kept terms, C that of the clipped ones; both over all policy parameters, all
-micro-batches, all processes. C costs nothing where no token is clipped. Where the clipped tokens lie in
-a few episodes, it is a second pass through these alone; otherwise a second backward pass through the
-same graph. Terms that are neither (entropy bonus, loss-side KL, router loss) wait apart, so that they
-are not scaled and do not count into either norm.
+micro-batches, all processes. C costs nothing if no token is clipped. If the clipped tokens are in
+few episodes, C takes a second pass through these alone, else a second backward pass through the same
+graph. Terms that are neither (entropy bonus, loss-side KL, router loss) have a buffer of their own, so
+that they are not scaled and count in neither norm.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..stabilizers import GRADIENT, UPDATE, Stabilizer
 from ..sums import wide
 from .buffers import GradientBuffer, Reduce, grad_norm
 
-# A pass of their own costs the clipped episodes a forward and a backward pass, the other way costs
-# all episodes of the micro-batch a backward pass, which takes at least as long as a forward one.
+# A pass of their own costs a forward and a backward pass of the clipped episodes. The other way costs a
+# backward pass of all episodes of the micro-batch, which takes at least as long as a forward pass.
 FEW = 0.5
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether a second pass through the model may differ from the first."""
+    """Whether the model draws random numbers, so that two passes may differ."""
     for module in model.modules():
         for name, value in vars(module).items():
             # Attention and routers draw with rates of their own; PEFT keeps one per adapter.
@@ -40,11 +40,11 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 class ClipBiasCorrection:
-    """One instance per training run.
+    """Measures and corrects the clipping bias; one instance per training run.
 
     Args:
         parameters: trainable parameters of the policy.
-        repeatable: whether a second pass through the policy gives what the first one gave.
+        repeatable: whether a second pass through the policy gives the same result.
 
     Source: arXiv:2511.20718v1, Lemma 4.2 and Section 5.
     """
@@ -58,18 +58,18 @@ class ClipBiasCorrection:
     def observe(
         self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None, tokens: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Take in a micro-batch: the clipped terms, and what must stay unscaled.
+        """Add a micro-batch: its clipped terms, and the terms that stay unscaled.
 
         Args:
             surrogate: its per-token terms, with their graph.
             weights: [B, T], weight of each token in the mini-batch's loss.
             extra: scalar loss of the other terms, or None.
-            tokens: [B], tokens of prompt and completion, which a pass costs.
+            tokens: [B], tokens of prompt and completion, the cost of a pass.
 
         Returns:
-            What is left to `add`, once the graph is gone: [b] int64, which episodes, and [b, T] float;
-            minus its product with the log ratio, summed, has the gradient that their clipped terms have
-            in the loss. None where nothing is left.
+            The part left to `add` after the graph is freed: [b] int64, the episodes, and [b, T] float.
+            The negative sum of its product with the log ratio has the gradient of the episodes' clipped
+            terms in the loss. None if no part is left.
         """
         if extra is not None and extra.requires_grad:
             self._extra.add(extra, retain_graph=True)
@@ -84,7 +84,7 @@ class ClipBiasCorrection:
         return None
 
     def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Add the gradient of clipped terms, as they stand in the loss."""
+        """Add the gradient of clipped terms, with their sign in the loss."""
         self._bias.add(loss, retain_graph=retain_graph)
 
     def clear(self) -> None:
@@ -95,10 +95,10 @@ class ClipBiasCorrection:
     def finish(
         self, mean_over_processes: Reduce | None, scaler: Stabilizer | None
     ) -> tuple[float, dict[str, float]]:
-        """Close the optimizer step: g is in `.grad`, reduced already.
+        """Finish the optimizer step; g is in `.grad`, already reduced.
 
         Returns:
-            The factor for the update, and the figures to log.
+            The factor for the update, and the metrics to log.
         """
         if mean_over_processes is not None:
             self._reduce(mean_over_processes)
@@ -141,10 +141,10 @@ def coefficients(
 
 
 class ClipBiasEstimate:
-    """The norms of g and C in the space of the logits: no gradient of the model is needed for them.
+    """Estimates the norms of g and C in the space of the logits, without a gradient of the model.
 
-    They are known before the last backward pass of a mini-batch, and where an engine shards gradients
-    or steps inside the backward pass there are no others. Their unit is not the exact norms'.
+    They are available before the last backward pass of a mini-batch. If an engine shards gradients
+    or steps inside the backward pass, only they are available. Their unit differs from the exact norms'.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -158,7 +158,7 @@ class ClipBiasEstimate:
         entropies: Tensor,
         loss_mask: Tensor,
     ) -> None:
-        """Take in a micro-batch: [B, T] each; `surrogate` with its graph down to `logprobs`."""
+        """Add a micro-batch: [B, T] each; `surrogate` with its graph down to `logprobs`."""
         squares = [
             logit_space_squares(part, logprobs, entropies, loss_mask).sum()
             for part in coefficients(surrogate, weights, logprobs)
@@ -170,9 +170,9 @@ class ClipBiasEstimate:
         self._squares = torch.zeros_like(self._squares)
 
     def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
-        """Estimates of the norms of g and C over the whole mini-batch, [] each.
+        """Estimates of the norms of g and C over the mini-batch, [] each.
 
-        `num_processes`: by which gradients are divided when they are averaged.
+        `num_processes`: the divisor of averaged gradients.
         """
         kept, clipped = sum_over_processes(self._squares).sqrt() / num_processes
         self.clear()

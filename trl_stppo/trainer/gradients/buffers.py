@@ -1,4 +1,4 @@
-"""Gradients apart from `.grad`, which upstream clips: the critic's, the clipping bias, the extra terms."""
+"""Gradients outside `.grad`, which upstream clips: the critic's, the clipping bias, the extra terms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reduce = Callable[[Tensor], Tensor]
 class GradientBuffer:
     """Accumulates the gradient of several losses with respect to one list of parameters.
 
-    It never grows larger than the parameters are, and is empty until the first `add`.
+    It is at most as large as the parameters, and is empty until the first `add`.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -38,7 +38,7 @@ class GradientBuffer:
             self._grads[i] = grad.detach() if so_far is None else so_far.add_(grad)
 
     def reduce(self, reduce: Reduce) -> None:
-        """Combine over processes with `reduce`; a process with nothing to add takes part with zeros."""
+        """Combine over processes with `reduce`; an empty buffer takes part with zeros."""
         for i, parameter in enumerate(self.parameters):
             grad = self._grads[i]
             grad = torch.zeros_like(parameter) if grad is None else grad
@@ -65,14 +65,14 @@ class GradientBuffer:
                 grad.mul_(factor)
 
     def clip_(self, max_norm: float | None) -> Tensor:
-        """Shorten to `max_norm` (None or 0: leave as is). Returns the norm before."""
+        """Clip to `max_norm` (None or 0: unchanged). Returns the norm before."""
         norm = self.norm()
         if max_norm:
             self.scale_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     def add_to_grad(self) -> None:
-        """Add to the parameters' `.grad`, creating it where there is none."""
+        """Add to the parameters' `.grad`, creating it if it is None."""
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             if grad is None:
                 continue
@@ -107,7 +107,7 @@ class UpdateScale:
     """A factor on the learning rate of the policy for exactly one optimizer step.
 
     Attributes:
-        update_scale: set before the step; scheduler, logging and the next step see nothing of it.
+        update_scale: set before the step; it does not affect scheduler, logging or the next step.
             Decoupled weight decay scales along with the rate.
     """
 
@@ -127,11 +127,11 @@ class UpdateScale:
 
 
 class StepHooks(UpdateScale):
-    """What has to happen around one optimizer step, and be undone before anyone looks.
+    """Hooks before and after one optimizer step.
 
     Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the policy's
-    groups is multiplied by `update_scale`. Afterwards both are restored. `critic_buffer` is reduced and
-    clipped by then; `scales`: `update_scale` will be used.
+    groups is multiplied by `update_scale`. Afterwards both are restored. `critic_buffer` must be reduced
+    and clipped before; `scales`: whether `update_scale` will be used.
     """
 
     def __init__(

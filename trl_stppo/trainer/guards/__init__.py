@@ -1,1 +1,1 @@
-"""What a run watches by itself: steps that are skipped, and why and how it ends early."""
+"""Guards of a run: skipped steps, and reasons and ways to end early."""

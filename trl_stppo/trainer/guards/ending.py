@@ -1,4 +1,4 @@
-"""How a run ends before its last step: with a checkpoint and one last message, on all processes."""
+"""The early end of a run: with a checkpoint and one last message, on all processes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 class Ending:
-    """Collects reasons to stop, and lets the run stop where a checkpoint can resume exactly.
+    """Collects reasons to stop, and stops the run at a point from which it can resume exactly.
 
-    `last_checkpoint` gives the newest one that this run has written or come from.
+    `last_checkpoint` returns the newest one that this run has written or resumed from.
 
     Attributes:
         signals: SIGTERM and SIGINT of this process.
         unsaved: whether the last `train()` has taken a step that is in no checkpoint.
-        before: random states before the rollout to come; None once its step is over.
-        training: whether it is running.
-        reason: why the last `train()` ended early, None where it did not.
-        broken: what was not finite once too often, None while the run may go on.
+        before: random states before the next rollout; None once its step is over.
+        training: whether `train()` is running.
+        reason: reason why the last `train()` ended early, None if it did not.
+        broken: the value that was not finite too often, None while the run may go on.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Ending:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around a whole `train()`."""
+        """Context of a complete `train()`."""
         self.reset()
         self.training = True
         try:
@@ -73,7 +73,7 @@ class Ending:
 
     @property
     def signal(self) -> int | None:
-        """Number of the signal that the run has got, None without."""
+        """Number of the signal that the run has received, None without one."""
         return self._agreed or self.signals.received
 
     def received(self) -> Tensor:
@@ -81,15 +81,15 @@ class Ending:
         return torch.tensor(self.signals.received or 0, device=self._host.accelerator.device)
 
     def agree(self, everyone: list[int]) -> None:
-        """Take in what the processes have received; one of them is enough."""
+        """Set the run's signal from those of all processes; one of them is enough."""
         self._agreed = max(everyone)
 
     def agree_now(self) -> None:
-        """Ask all processes what they have received."""
+        """Gather the signals of all processes and agree on one."""
         self.agree(self._host.accelerator.gather(self.received().reshape(1)).tolist())
 
     def is_due(self) -> bool:
-        """Whether the run ends here, as all processes know."""
+        """Whether the run ends here; equal on all processes."""
         if self._host.accelerator.num_processes == 1:
             self._agreed = self.signals.received or 0
         if self.broken is not None:
@@ -100,10 +100,10 @@ class Ending:
         return self.reason is not None
 
     def raise_if_broken(self) -> None:
-        """End a run whose steps are skipped one after the other; its checkpoint has been written."""
+        """Raise after too many skipped steps in a row; the checkpoint is already written."""
         if self.broken is None:
             return
-        self._host.accelerator.wait_for_everyone()  # nobody's end may cut off who still writes
+        self._host.accelerator.wait_for_everyone()  # no rank may exit while another still writes
         count = self._host.args.max_consecutive_skips
         raise NonFiniteError(
             f"{_sentence(self.broken)} was not finite at step {self._host.state.global_step}, the last of "
@@ -112,7 +112,7 @@ class Ending:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around what plays episodes: where a training cannot go on, it is saved as it stood before."""
+        """Context of a rollout: on an error that ends the training, save the state before the rollout."""
         if self.training:
             self.check_weights()
         try:
@@ -126,7 +126,7 @@ class Ending:
             raise type(error)(f"{error} {self._where_and_how(error)}") from error
 
     def _save_as_before(self) -> None:
-        """Write down the last step's end, as it was before any episode of the next one was played."""
+        """Save the state after the last step, before any episode of the next one was played."""
         host = self._host
         if not self.unsaved:
             return
@@ -136,7 +136,7 @@ class Ending:
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:
-        """The same for a run that goes on with the rollout that has been played."""
+        """Save the same state, for a run that continues with the played rollout."""
         states = _random_states(self._host.accelerator.device)
         self._save_as_before()
         _set_random_states(states)
@@ -149,7 +149,7 @@ class Ending:
         return f"The run ends after step {step}. {self._saved('these episodes')} {advice}".rstrip()
 
     def check_weights(self) -> None:
-        """End a run whose weights have become unusable, before anything is done with them."""
+        """End a run whose weights are not finite, before they are used."""
         found = finite_weights.first_not_finite(self._host)
         if found is None:
             return
@@ -157,7 +157,7 @@ class Ending:
         self.reason = f"not finite: the weights after step {step}, first in the {found}"
         good = f"the last good checkpoint is {last or 'none'}"
         if not self.unsaved and last is not None:
-            good = f"they come from {last}, which is no good checkpoint"
+            good = f"they come from {last}, which is not a good checkpoint"
         raise NonFiniteError(
             f"Weights are not finite after step {step}, first in the {found}; they are not saved, and {good}."
         )
@@ -173,14 +173,14 @@ class Ending:
         )
 
     def before_backward(self, what: str) -> NonFiniteError:
-        """The same end for an engine that cannot leave a step out."""
+        """The error for an engine that cannot skip a step."""
         return NonFiniteError(
             f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
         )
 
     def say(self) -> None:
-        """The last message of a run that ended early and in order."""
+        """Log the last message of a run that ended early without an error."""
         if self.reason is None or not self._host.accelerator.is_main_process:
             return
         state, last = self._host.state, self._last_checkpoint()
@@ -191,7 +191,7 @@ class Ending:
 
 
 class EndingCallback(TrainerCallback):
-    """Ends a run at the end of an optimizer step, where its state is one that can be resumed."""
+    """Ends a run at the end of an optimizer step, from which it can resume."""
 
     def __init__(
         self, host: Bridge, ending: Ending, watch_log: Callable[[dict[str, float]], None]
@@ -200,32 +200,32 @@ class EndingCallback(TrainerCallback):
         self._stepped = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing has been done yet that a checkpoint could save; what was loaded is looked at."""
+        """Check the loaded weights; there is no step to save yet."""
         self._stepped = False
         self._ending.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A run that is resumed here draws from these to read the rows."""
+        """Record the random states; a run resumed here reads its rows with them."""
         self._ending.before = _random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A run that is resumed here has read its rows before it gets these."""
+        """Record the random states after the rows are read; a run resumed here gets them."""
         if self._ending.before is None:
             self._ending.before = _random_states(self._host.accelerator.device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and leave. An evaluation that is due waits: a signal leaves little time."""
+        """Save and end the run. A due evaluation is postponed: a signal leaves little time."""
         self._stepped = self._ending.unsaved = True
         self._ending.before = None
         due = self._ending.is_due()
         control.should_save = control.should_save or bool(self._ending.signal)
         if due:
-            # After a signal the checkpoint keeps what is not logged yet, for the run that goes on.
+            # After a signal the checkpoint keeps unlogged metrics for the resumed run.
             control.should_log = control.should_log or not self._ending.signal
             self._end(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """The step's own log, which comes before its evaluation and its checkpoint."""
+        """Watch the step's own log, which comes before its evaluation and its checkpoint."""
         if "loss" in (logs or {}):
             self._watch_log(logs)
             if self._ending.is_due():
@@ -236,8 +236,8 @@ class EndingCallback(TrainerCallback):
         control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The end of the next step may be a long rollout away."""
-        # Upstream decides itself, after this, whether to save the best model.
+        """End after an evaluation too: the end of the next step may be a long rollout away."""
+        # After this, upstream decides whether to save the best model.
         outside = not self._host.is_in_train or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
             return
@@ -246,17 +246,17 @@ class EndingCallback(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leaving the loop counts as the end of an epoch; what is to be saved has been."""
+        """Save nothing more: leaving the loop counts as the end of an epoch."""
         if self._ending.reason is not None:
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The place to raise: the checkpoint is there."""
+        """Raise here if the run is broken: the checkpoint is complete."""
         self._ending.unsaved = False
         self._ending.raise_if_broken()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say why."""
+        """Log the reason of an early end."""
         self._ending.say()
 
 
@@ -265,7 +265,7 @@ def _sentence(text: str) -> str:
 
 
 def _random_states(device: torch.device) -> list[Any]:
-    """Of all generators that a checkpoint keeps."""
+    """States of all random generators that a checkpoint keeps."""
     states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
     if device.type != "cpu":
         states.append(torch.get_device_module(device).get_rng_state())

@@ -1,4 +1,4 @@
-"""How many episodes fail because of their environments, and when that ends a run."""
+"""Rate of episodes whose environments fail, and its limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import EnvironmentFailureError
 from ...rollout.episode import Episode
 from ...rollout.record import FAILURES
 
-# Rollout batches over which failed episodes are counted; before there are as many, nobody judges.
+# Rollout batches over which failed episodes are counted; the limit holds only from that many batches on.
 FAILURE_BATCHES = 5
 
 
@@ -23,15 +23,15 @@ class Failures(NamedTuple):
 
 
 def failures_of(episodes: Sequence[Episode]) -> Failures:
-    """What this process has seen."""
+    """Count this process's failed episodes."""
     errors = [str(e.error) for e in episodes if e.stop_reason in FAILURES]
     return Failures(len(errors), len(episodes), tuple(Counter(errors).most_common(3)))
 
 
 class FailureWatch:
-    """Adds up how many episodes of the last rollout batches have failed, for `max_env_error_rate`.
+    """Counts failed episodes of the last rollout batches, for `max_env_error_rate`.
 
-    Where only some kinds of episodes need what is broken, the others alone go on teaching.
+    If a fault affects only some kinds of episodes, the run would go on with the other kinds alone.
     """
 
     def __init__(self, limit: float) -> None:
@@ -39,7 +39,7 @@ class FailureWatch:
         self._batches: deque[Failures] = deque(maxlen=FAILURE_BATCHES)
 
     def rollout(self, everyone: Iterable[Failures], columns: Iterable[str] = ()) -> None:
-        """Take in what the processes have seen of a rollout batch."""
+        """Add all processes' counts of a rollout batch; raise if the rate exceeds the limit."""
         failed, episodes, errors = zip(*everyone, strict=True)
         self._batches.append(Failures(sum(failed), sum(episodes), tuple(sum(errors, ()))))
         failed, episodes, errors = zip(*self._batches, strict=True)
@@ -51,7 +51,7 @@ class FailureWatch:
         common: Counter[str] = Counter()
         for text, count in sum(errors, ()):
             common[text] += count
-        said = "; ".join(f"{text.rstrip('.')} ({n}x)" for text, n in common.most_common(3))
+        causes = "; ".join(f"{text.rstrip('.')} ({n}x)" for text, n in common.most_common(3))
         which, advice = f"the last {FAILURE_BATCHES} rollout batches", ""
         if nothing_played:
             which = "the first rollout batch"
@@ -61,18 +61,18 @@ class FailureWatch:
             )
         raise EnvironmentFailureError(
             f"{sum(failed)} of {sum(episodes)} episodes of {which} ({rate:.0%}) ended in a failure of their "
-            f"environment or sampler, more than `max_env_error_rate={self._limit}` allows: {said}.{advice}"
+            f"environment or sampler, more than `max_env_error_rate={self._limit}` allows: {causes}.{advice}"
         )
 
     def clear(self) -> None:
-        """Count anew."""
+        """Reset the counts."""
         self._batches.clear()
 
     def state_dict(self) -> list[list[int]]:
-        """Numbers alone: messages may hold what no checkpoint is to hold."""
+        """The counts alone: messages may hold private text."""
         return [[batch.failed, batch.episodes] for batch in self._batches]
 
     def load_state_dict(self, state: list[list[int]]) -> None:
-        """Go on from `state_dict`."""
+        """Restore `state_dict`."""
         self.clear()
         self._batches.extend(Failures(failed, episodes) for failed, episodes in state)

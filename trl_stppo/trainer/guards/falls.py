@@ -1,4 +1,4 @@
-"""Notices that a run loses what it had: success far below its best, or a policy that jumps."""
+"""Detects a collapse: success far below its best, or a jump of the policy."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from ...watch.figures import SCORE, SUCCESS
 
-SHARE = 0.15  # of the best that a fall loses
-BEST_OF = 3  # rollouts, whose mean is the level
-# Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: 28 of 28 that lost a solved
-# task raise an alarm, and 19 of 860 that lost nothing.
+SHARE = 0.15  # share of the best level that a fall loses
+BEST_OF = 3  # rollouts whose mean is the level
+# Rollouts -> standard errors that a fall must exceed. Chosen on recorded runs: the alarm is raised for 28
+# of 28 runs that lost a solved task, and for 19 of 860 that lost nothing.
 CHANCE = {1: 4.0, 2: 3.0}
 KL_FROM, KL_TIMES, KL_AFTER = 0.1, 20.0, 10  # nats; times the median; updates
 
 
 class FallWatch:
-    """Looks at each rollout.
+    """Checks each rollout for a fall.
 
-    `episodes`: of a rollout, all processes.
+    `episodes`: episodes of a rollout, over all processes.
 
     Attributes:
-        falls: so far.
-        good_step: optimizer steps of the newest policy that had not fallen.
+        falls: number of falls so far.
+        good_step: optimizer steps of the newest policy before a fall.
     """
 
     def __init__(self, episodes: int) -> None:
@@ -36,7 +36,7 @@ class FallWatch:
         self.falls = self.good_step = 0
         self._fallen = False
         self._best: list[float] = []  # level and variance of an episode
-        self._recent: list[list[float]] = []  # the same of the last rollouts
+        self._recent: list[list[float]] = []  # level and variance of the last rollouts
         self._kls: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -44,17 +44,17 @@ class FallWatch:
         return {name: value for name, value in vars(self).items() if name != "_episodes"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore `state_dict`."""
         vars(self).update(state)
 
     def look(self, figures: Mapping[str, float], kl: float | None, step: int) -> str | None:
-        """Take in a rollout.
+        """Check a rollout.
 
         `kl` is the mean `policy/approx_kl` of the update before it, nats, None if there was none;
         `step` the optimizer steps before it.
 
         Returns:
-            What has fallen, with figures; None if nothing has, or if this fall is known already.
+            A description of the fall, with numbers; None without one, or if it is already reported.
         """
         signs = [sign for sign in (self._success(figures), self._jump(kl)) if sign]
         known, self._fallen = self._fallen, bool(signs)

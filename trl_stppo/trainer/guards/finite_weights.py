@@ -1,4 +1,4 @@
-"""Whether trained weights are finite: looked at before they play and before they are saved."""
+"""A check that trained weights are finite, before they play and before they are saved."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..bridge import Bridge
 
 
 def first_not_finite(host: Bridge) -> str | None:
-    """Whose parameter holds NaN or infinity, and its name; None where all are finite.
+    """Name of the first parameter that holds NaN or infinity; None if all are finite.
 
-    All processes call it together; each looks at what it holds.
+    All processes call it together; each checks its own shards.
     """
     device, rank = host.accelerator.device, host.accelerator.process_index
     named = list(_named(host))
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for _, parameter in named:
         part = _held(parameter, rank)
-        # The largest one: unlike a sum of squares it does not overflow, and NaN comes through.
+        # The largest element: unlike a sum of squares it does not overflow, and NaN propagates.
         largest = torch.linalg.vector_norm(part, torch.inf) if part.numel() else part.new_zeros(())
         sound.append(largest.isfinite().to(device))
     broken = ~torch.stack(sound)
@@ -42,7 +42,7 @@ def _named(host: Bridge) -> Iterator[tuple[str, nn.Parameter]]:
     for whose, module in modules.items():
         for name, parameter in module.named_parameters():
             its = id(parameter) in trained
-            # The bits of quantised weights, which are of types of their own, may mean anything.
+            # Quantised weights have types of their own; their bits are not floats.
             plain = type(parameter) is nn.Parameter or isinstance(parameter, DTensor)
             floating = parameter.is_floating_point() and parameter.element_size() > 1
             if plain and floating and not parameter.is_meta and (its or parameter.requires_grad):
@@ -50,11 +50,11 @@ def _named(host: Bridge) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _held(parameter: nn.Parameter, rank: int) -> Tensor:
-    """What this process holds of a parameter."""
+    """This process's shard of a parameter."""
     if isinstance(parameter, DTensor):
         return parameter.to_local().detach()
     piece: Tensor | None = getattr(parameter, "ds_tensor", None)  # ZeRO-3's
     if piece is None:
         return parameter.detach()
     left = getattr(parameter, "ds_numel") - rank * piece.numel()  # noqa: B009 (unknown to mypy)
-    return piece.flatten()[: max(0, left)]  # what comes after it was never written
+    return piece.flatten()[: max(0, left)]  # the rest is unwritten padding

@@ -1,4 +1,4 @@
-"""What a run watches by itself: a step is skipped, the run stops or raises; see `docs/reliability.md`."""
+"""Guards that skip steps, stop a run or raise; see `docs/reliability.md`."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from .stop_when import StopWhen
 
 logger = logging.getLogger(__name__)
 
-# What every process tests before it may step.
+# Values that every process checks before a step.
 KINDS = ("the loss", "the policy's gradient", "the critic's gradient")
 
 
 @dataclasses.dataclass
 class GuardState:
-    """What a resumed run has to know."""
+    """The guards' state in a checkpoint."""
 
-    skipped_steps: int = 0  # not finite, in all
-    consecutive_skips: int = 0  # of these, those since the last step that was taken
-    empty_steps: int = 0  # without an episode to learn from, or with weights of 0 alone, in all
-    kl_stopped_steps: int = 0  # beyond `target_kl`, in all
-    # Whether the rest of this rollout batch is not to move the weights.
+    skipped_steps: int = 0  # all steps skipped because a value was not finite
+    consecutive_skips: int = 0  # such skips since the last step that was taken
+    empty_steps: int = 0  # all steps without an episode to train on, or with weights of 0 alone
+    kl_stopped_steps: int = 0  # all steps stopped by `target_kl`
+    # Whether the rest of this rollout batch must not move the weights.
     rollout_stopped: bool = False
     # `policy/approx_kl` of this update's mini-batches.
     kls: list[float] = dataclasses.field(default_factory=list)
@@ -47,11 +47,11 @@ class GuardState:
 
 
 class Guards:
-    """One per trainer. All processes come to the same verdicts, from figures that all of them have.
+    """Skips steps and ends runs; one per trainer. All processes reach the same verdicts.
 
     Attributes:
-        ending: why and how the run ends early.
-        verdict: on the last step: "taken", "critic_only", or why not: "not_finite", "target_kl", "empty".
+        ending: the early end of the run.
+        verdict: of the last step: "taken", "critic_only", "not_finite", "target_kl" or "empty".
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Guards:
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data for a checkpoint, the same on all processes."""
+        """Plain data for a checkpoint, equal on all processes."""
         watched = {
             "strikes": dict(self._stop_when.strikes),
             "failures": self._failures.state_dict(),
@@ -92,7 +92,7 @@ class Guards:
         return {**dataclasses.asdict(self._state), **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`; what it does not hold starts at zero."""
+        """Restore `state_dict`; fields that it lacks start at zero."""
         counts = dict(state)
         self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
@@ -101,7 +101,7 @@ class Guards:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around a whole `train()`: start afresh, and handle signals."""
+        """Context of a complete `train()`: reset, and handle signals."""
         self._reset()
         with self.ending.watching():
             yield
@@ -122,7 +122,7 @@ class Guards:
             self._warn_of_fall(fall)
 
     def _warn_of_fall(self, fall: str) -> None:
-        """One line with the checkpoint from which the run can go on."""
+        """Log a fall, with the checkpoint from which the run can be resumed."""
         folders = checkpoints(Path(self._host.args.output_dir))
         good = [f for f in folders if int(f.name.split("-")[1]) <= self._falls.good_step]
         logger.warning(
@@ -132,15 +132,15 @@ class Guards:
         )  # fmt: skip
 
     def keep_best(self, episodes: list[Episode]) -> None:
-        """Save the policy that has played a rollout if it is the best one so far (`save_best`).
+        """Save the policy of a rollout if it is the best one so far (`save_best`).
 
-        The policy has not been trained on these episodes, of this process, yet.
+        The policy is not yet trained on these episodes, which are this process's.
         """
         host, state = self._host, self._state
         if not host.args.save_best:
             return
-        own = [e.success for e in episodes if e.counted and e.success is not None]
-        known = [success for part in gather_object([own]) for success in part]
+        local = [e.success for e in episodes if e.counted and e.success is not None]
+        known = [success for part in gather_object([local]) for success in part]
         if not known and any(gather_object([any(e.counted for e in episodes)])):
             raise ValueError(
                 "`save_best=True` needs environments that report `info['success']`, and none did."
@@ -153,22 +153,22 @@ class Guards:
 
     @property
     def best_checkpoint(self) -> Path:
-        """Of the policy that has played the best rollout; there is none before the first step."""
+        """Checkpoint of the policy of the best rollout; there is none before the first step."""
         return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def count_failures(self, episodes: list[Episode]) -> None:
-        """Take in this process's part of a rollout batch."""
+        """Count the failures of this process's part of a rollout batch."""
         self._failures.rollout(gather_object([failures_of(episodes)]), episodes[0].columns)
 
     @property
     def leaves_weights(self) -> bool:
-        """Whether the mini-batch is not to move the weights, as is known before it is computed."""
+        """Whether the mini-batch must not move the weights, known before it is computed."""
         return self._state.rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Begin anew, also where a step was interrupted or refused.
+        """Reset for a new mini-batch, also after an interrupted or refused step.
 
-        `empty`: the new one has nothing to learn from, on any process.
+        `empty`: the new one has no episode to train on, on any process.
         """
         self._losses: list[Tensor] = []
         self._weight: Tensor | None = None
@@ -176,15 +176,15 @@ class Guards:
         self._empty, self._weightless = empty, False
 
     def add_loss(self, loss: Tensor) -> None:
-        """Take in a micro-batch's loss, detached."""
+        """Record a micro-batch's loss, detached."""
         self._losses.append(loss)
 
     def add_weights(self, weights: Tensor) -> None:
-        """Take in a micro-batch's weights of episodes, [B]; all of the policy's gradient has them."""
+        """Record a micro-batch's episode weights, [B], which multiply all of the policy's gradient."""
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
     def check_before_backward(self, loss: Tensor) -> bool:
-        """Stop for a loss that is not finite, where the engine would step with its gradient.
+        """Raise for a loss that is not finite, if the engine would step with its gradient.
 
         Returns:
             Whether the mini-batch's weights so far leave a gradient, on any process.
@@ -200,9 +200,9 @@ class Guards:
         return any(weighs)
 
     def inspect(self) -> bool:
-        """Whether what the backward passes left is finite everywhere and wanted: one small gather.
+        """Whether the gradients are finite on all processes and to be used; one small gather.
 
-        Comes before clipping, which would spread one NaN to every gradient.
+        It comes before clipping, which would spread one NaN to every gradient.
         """
         host = self._host
         device = host.accelerator.device
@@ -210,7 +210,7 @@ class Guards:
             raise TypeError(
                 f"`{type(host).__name__}._compute_loss` has not trained the critic: call super()."
             )
-        # DeepSpeed has taken the policy's step by now.
+        # DeepSpeed has already taken the policy's step.
         policy = [] if host.is_deepspeed_enabled else self._policy_parameters()
         faults = [
             _broken(self._losses, device),
@@ -218,8 +218,8 @@ class Guards:
             _broken([self._optimizers.critic_grads.norm()], device),
         ]
         weight = torch.ones((), device=device) if self._weight is None else self._weight
-        own = [*(fault.long() for fault in faults), (weight == 0).long(), self.ending.received()]
-        gathered = host.accelerator.gather(torch.stack(own).unsqueeze(0))
+        local = [*(fault.long() for fault in faults), (weight == 0).long(), self.ending.received()]
+        gathered = host.accelerator.gather(torch.stack(local).unsqueeze(0))
         *columns, weightless, signals = gathered.T.tolist()
         self._weightless = all(weightless)
         self.ending.agree(signals)
@@ -228,7 +228,7 @@ class Guards:
         return not self._faults and not self.leaves_weights
 
     def admit(self, figures: dict[str, float]) -> bool:
-        """Whether the optimizer may have the policy's gradient, by figures over all processes."""
+        """Whether the optimizer may use the policy's gradient, by metrics over all processes."""
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
             self._faults = "the gradient of the clipped terms"
@@ -274,7 +274,7 @@ class Guards:
         return self._policy
 
     def watch_log(self, logs: dict[str, float]) -> None:
-        """Whether a condition of `stop_when` is met; all processes go by the main one's figures."""
+        """Stop the run if a condition of `stop_when` is met; the main process's log decides for all."""
         if not self._stop_when.conditions or self.ending.reason is not None:
             return
         if self._host.accelerator.num_processes > 1:  # times and memory differ
@@ -284,7 +284,7 @@ class Guards:
             self._stop_when.strikes = {}  # a resumed run counts anew
 
     def _log(self) -> None:
-        """Totals so far; upstream would average what is appended over several steps."""
+        """Log the totals so far; upstream would average values appended over several steps."""
         figures = self._host.internals.metrics["train"]
         figures["guard/skipped_steps"] = [self._state.skipped_steps]
         figures["guard/empty_steps"] = [self._state.empty_steps]
@@ -294,7 +294,7 @@ class Guards:
 
 
 def _broken(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
-    """Whether an element is not finite, or so large that the norm overflows; [] bool."""
+    """Whether any element is not finite, or so large that the norm overflows; [] bool."""
     sound = [torch.ones((), dtype=torch.bool, device=device)]
     for tensor in tensors:
         if tensor is not None:

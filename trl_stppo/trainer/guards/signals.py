@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT during a training: the first one asks for a stop, it does not kill."""
+"""SIGTERM and SIGINT during a training: the first one requests a stop instead of killing the process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopSignals:
-    """Remembers the first signal until the training has come to a place where it can stop.
+    """Stores the first signal until the training reaches a point at which it can stop.
 
     transformers' own handler for `enable_jit_checkpoint` is not used: it saves on the process that got
-    the signal, while the others wait for its gradients, and between a gradient and its step, where
-    nothing can resume exactly. `enabled=False` leaves all signals as they are.
+    the signal, while the others wait for its gradients, and between a gradient and its step, from which
+    a run cannot resume exactly. `enabled=False` leaves all signals unchanged.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -32,7 +32,7 @@ class StopSignals:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Handle signals inside the block; Python allows it in the main thread only."""
+        """Handle signals inside the block; Python allows this only in the main thread."""
         self.received = None
         if not self._enabled or threading.current_thread() is not threading.main_thread():
             yield
@@ -40,7 +40,7 @@ class StopSignals:
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 handler = signal.getsignal(number)
-                # A background job has SIGINT ignored; None is a handler that is not Python's.
+                # A background job ignores SIGINT; None is a handler that is not Python's.
                 if handler not in (signal.SIG_IGN, None):
                     self._kept[number] = handler
                     signal.signal(number, self._receive)

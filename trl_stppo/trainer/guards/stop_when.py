@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 class StopWhen:
-    """Counts in how many log entries in a row each condition has been met."""
+    """Counts, per condition, the log entries in a row that meet it."""
 
     def __init__(self, stop_when: Any) -> None:
         self.conditions = conditions(stop_when)
         self.strikes: dict[str, int] = {}
 
     def look(self, logs: Mapping[str, float], step: int) -> str | None:
-        """Take in a log entry of the training; returns why the run is to stop, if it is."""
+        """Check a log entry of the training; return the reason to stop, None without one."""
         verdict = None
         for condition in self.conditions:
             name, limit, value = str(condition), condition.limit, logs.get(condition.metric)

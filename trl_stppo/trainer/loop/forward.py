@@ -1,4 +1,4 @@
-"""The forward passes of policy and critic: rows of like lengths together, against padding."""
+"""The forward passes of policy and critic, on groups of rows of similar lengths to save padding."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..batch import Batch, full_sequence
 from ..bridge import Bridge
 from ..sharding import runtime
 
-# Log-probabilities [B, T], entropies [B, T] and the router's loss [], where these are asked for.
+# Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
-# (model, part, columns from the right, entropies too, router's loss too) -> of the part's rows
+# (model, part, columns from the right, entropies too, router's loss too) -> Logprobs of the part's rows
 PartLogprobs = Callable[[nn.Module, Part, int, bool, bool], Any]
 
-# What one more pass costs, in tokens: launching the kernels of every layer, and unpacking its weights
-# where they are quantised, takes an accelerator about as long as this many tokens more.
+# Cost of one more pass, in tokens: launching the kernels of every layer, and unpacking quantised weights,
+# takes an accelerator about as long as this many more tokens.
 PASS_OVERHEAD = {"cpu": 16.0}
 ACCELERATOR_OVERHEAD = 512.0
 
 
 class ForwardPasses:
-    """Log-probabilities and values of groups of rows of like lengths."""
+    """Computes log-probabilities and values of groups of rows of similar lengths."""
 
     def __init__(self, host: Bridge, logprobs: PartLogprobs) -> None:
         self._host, self._logprobs = host, logprobs
@@ -43,14 +43,14 @@ class ForwardPasses:
         **images: Any,
     ) -> Logprobs:
         """Upstream's `_get_per_token_logps_and_entropies`, at most `batch_size` rows at a time."""
-        # One group, where a router's loss is no sum over rows, or where an engine exchanges something in
-        # every pass and another process may have another number of groups. DDP exchanges in the pass
-        # after which it expects gradients, the last one; it takes that for all that was computed if it
-        # looks for weights without a gradient, as of experts that no token has reached.
+        # There is one group if the router's loss is not a sum over rows, or if an engine communicates in
+        # every pass, because processes may differ in their number of groups. DDP communicates in the last
+        # pass, after which it expects gradients. If it searches for unused weights (experts without a
+        # token), it counts only that pass.
         ddp = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        whole = compute_aux_loss or runtime.is_sharded(self._host.accelerator)
-        whole = whole or (ddp is not None and (ddp.find_unused_parameters or ddp.static_graph))
-        overhead = float("inf") if whole else None
+        single = compute_aux_loss or runtime.is_sharded(self._host.accelerator)
+        single = single or (ddp is not None and (ddp.find_unused_parameters or ddp.static_graph))
+        overhead = float("inf") if single else None
         parts = self.parts(input_ids, attention_mask, batch_size, overhead)
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
         for part in parts:
@@ -84,7 +84,7 @@ class ForwardPasses:
     def parts(
         self, ids: Tensor, mask: Tensor, max_rows: int | None, overhead: float | None = None
     ) -> list[Part]:
-        """The rows of a batch by length, at most `max_rows` at a time."""
+        """Group the rows of a batch by length, at most `max_rows` per group."""
         if overhead is None:
             overhead = PASS_OVERHEAD.get(ids.device.type, ACCELERATOR_OVERHEAD)
         start, length = row_spans(mask)

@@ -1,4 +1,4 @@
-"""What upstream's log shows of a rollout: its metrics under TRL's names, its table of completions."""
+"""The rollout's part of upstream's log: metrics under TRL's names, and the table of completions."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from .rollout import Rollout
 
 
 class RolloutLog:
-    """Writes rollouts into what waits for upstream's next log."""
+    """Adds rollouts to the metrics of upstream's next log."""
 
     def __init__(self, host: Bridge) -> None:
         self._host = host
 
     @property
     def mode(self) -> str:
-        """Of upstream's metrics: "train" or "eval"."""
+        """Key of upstream's metrics in use: "train" or "eval"."""
         return "train" if self._host.model.training else "eval"
 
     def add(self, metrics: dict[str, float]) -> None:
-        """Take in figures that are the same on all processes."""
+        """Add metrics that are equal on all processes."""
         for name, value in metrics.items():
             self._host.internals.metrics[self.mode][name].append(value)
 
     def write(
         self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
     ) -> None:
-        """Everything that upstream logs of a rollout.
+        """Add all metrics that upstream logs of a rollout.
 
-        `rewards`: [N, F] of all processes, NaN for None; `advantages`: of all processes' episodes, for
-        the table.
+        `rewards`: [N, F] of all processes, NaN for None; `advantages`: those of all processes' episodes,
+        for the table.
         """
         self._lengths(rollout)
         totals = self._rewards(rewards)
@@ -48,14 +48,14 @@ class RolloutLog:
         pending.clear()
 
     def _lengths(self, rollout: Rollout) -> None:
-        """How long completions are, which of them end by themselves, and how often tools are called."""
+        """Add lengths of completions, the share that ends by EOS, and counts of tool calls."""
         host, episodes, ends = self._host, rollout.episodes, self._host.internals.end_ids
         numbers = [
             [len(e.prompt_ids), sum(e.action_mask), whole, e.tool_calls, e.tool_failures]
             for e, whole in zip(episodes, rollout.ended(ends), strict=True)
         ]
-        own = torch.tensor(numbers, device=host.accelerator.device)
-        prompt, tokens, whole, calls, failures = host.accelerator.gather(own).T
+        local = torch.tensor(numbers, device=host.accelerator.device)
+        prompt, tokens, whole, calls, failures = host.accelerator.gather(local).T
         if self.mode == "train":
             host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
         self._host.internals.metrics[self.mode]["num_tokens"] = [host.state.num_input_tokens_seen]
@@ -70,12 +70,12 @@ class RolloutLog:
             self.add({"tools/failure_frequency": share})
 
     def _rewards(self, rewards: Tensor) -> Tensor:
-        """What reward functions have said.
+        """Add the metrics of reward functions.
 
         `rewards`: [N, F] of all processes, NaN for None.
 
         Returns:
-            Weighted sums, [N], NaN where all have said None.
+            Weighted sums, [N], NaN if all functions returned None.
         """
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             self.add({f"rewards/{name}/mean": torch.nanmean(column).item()})
@@ -86,7 +86,7 @@ class RolloutLog:
         return total
 
     def _spread(self, totals: Tensor) -> None:
-        """How far episodes differ, and those of a prompt, which follow each other.
+        """Add the spread of rewards over all episodes and within a prompt's, which are consecutive.
 
         `totals`: [N], as `_rewards` returns them.
         """
@@ -99,7 +99,7 @@ class RolloutLog:
             self.add({"frac_reward_zero_std": flat})
 
     def table(self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float]) -> None:
-        """Rows of the table of completions, which upstream prints and saves.
+        """Add rows to the table of completions, which upstream prints and saves.
 
         `rewards`: [N, F], and `advantages`, of all processes.
         """
@@ -110,7 +110,7 @@ class RolloutLog:
         for name, column in zip(self._host.reward_func_names, rewards.T, strict=True):
             logs["rewards"][name].extend(column.tolist())
         logs["advantages"].extend(advantages)
-        # All processes in one order, or values would end up under other names.
+        # In the same order on all processes, so that values keep their names.
         pending = self._host.internals.pending_columns
         for column_name in sorted(set(gather_object(list(pending)))):
             values = pending.get(column_name, [None] * len(prompts))
@@ -118,11 +118,11 @@ class RolloutLog:
         pending.clear()
 
     def _means(self, sums: dict[str, tuple[float, float]]) -> None:
-        """Means over all processes, of sums and counts of this one by name."""
+        """Add means over all processes from this process's sums and counts by name."""
         accelerator = self._host.accelerator
-        # Sorted, so that all processes reduce the same figure, also one that only some have.
+        # Sorted, so that all processes reduce the same metric, also one that only some have.
         for name in sorted(set(gather_object(list(sums)))):
-            own = torch.tensor(sums.get(name, (0.0, 0)), device=accelerator.device)
-            total, count = accelerator.reduce(own.float(), reduction="sum").tolist()
+            local = torch.tensor(sums.get(name, (0.0, 0)), device=accelerator.device)
+            total, count = accelerator.reduce(local.float(), reduction="sum").tolist()
             if count:
                 self.add({name: total / count})

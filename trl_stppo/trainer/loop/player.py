@@ -13,7 +13,7 @@ from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
-from ...rollout.record import judged
+from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate
 from ..bridge import Bridge
@@ -23,9 +23,9 @@ from .sampler import TurnSampler
 
 
 class EpisodePlayer:
-    """Plays one rollout after the other; keeps nothing of them.
+    """Plays rollouts; keeps no state between them.
 
-    `environments_ask`: a row may come without a prompt, because its environment has the task.
+    `environments_ask`: a row may have no prompt, because its environment has the task.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class EpisodePlayer:
     ) -> Rollout:
         """Play one episode per row.
 
-        `names` are of the episodes of an evaluation, `repeated` numbers of those that only fill up its
-        batch.
+        `names` are those of the episodes of an evaluation; `repeated` are the numbers of episodes that
+        only pad its batch.
         """
         rows, prompt_ids = rows_with_prompts(
             inputs, self._host.internals.tokenizer, environments_ask=self._environments_ask
@@ -61,7 +61,7 @@ class EpisodePlayer:
         engine = self.engine if self._host.model.training else self.eval_engine
         prompts = [row["prompt"] for row in rows]
         episodes, durations = self._play_by_engine(engine, inputs, prompts, prompt_ids, seed, names)
-        for episode in episodes:  # reward functions are known by the classes of training
+        for episode in episodes:  # reward functions have the names of training's classes
             episode.env_type = self.engine.drivers[episode.name].type_name
             if self._host.use_vllm:
                 episode.policy_versions = [self._host.internals.synced_step] * episode.num_turns
@@ -79,7 +79,7 @@ class EpisodePlayer:
         seed: tuple[int, ...],
         names: list[EpisodeKey] | None,
     ) -> tuple[list[Episode], Durations]:
-        """Where one process cannot go on, all stop once they have played."""
+        """Play the episodes; if one process fails, all raise once they have played."""
         failure: Exception | None = None
         played: tuple[list[Episode], Durations] = [], Durations()
         with self._sampler.backend() as backend:
@@ -107,7 +107,7 @@ class EpisodePlayer:
         repeated: frozenset[int],
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
-        if host.use_vllm:  # it may generate with it
+        if host.use_vllm:  # the function may generate with it
             self._sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
         read = partial(read_message, self._host.internals.tokenizer)
@@ -132,21 +132,21 @@ class EpisodePlayer:
             multiple_of=host.pad_to_multiple_of,
             device=host.accelerator.device,
             has_logprobs=rollout.has_logprobs,
-            hidden=[host.mask_truncated_completions and not whole for whole in ended],
+            hidden=[host.mask_truncated_completions and not complete for complete in ended],
         )
 
 
 def count_cut_off_as_failed(rollout: Rollout) -> None:
-    """Count who has used up turns or tokens as failed, where environments judge at all."""
+    """Count episodes that used up turns or tokens as failed, if their environments report success."""
     if not rollout.by_engine:
         return
     episodes = rollout.episodes
-    own = sorted({str(e.env_type) for e in episodes if e.success is not None})
-    verdicts = judged(
+    reporting = sorted({str(e.env_type) for e in episodes if e.success is not None})
+    verdicts = cut_off_as_failed(
         [e.success for e in episodes],
         [e.stop_reason for e in episodes],
         [e.env_type for e in episodes],
-        {kind for kinds in gather_object([own]) for kind in kinds},
+        {kind for kinds in gather_object([reporting]) for kind in kinds},
     )
     for episode, success in zip(episodes, verdicts, strict=True):
         episode.success = success
@@ -162,8 +162,8 @@ def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
     )
 
 
-def raise_first(own: Exception | None) -> None:
-    """Raise on all processes what one of them has met."""
-    for error in gather_object([own]):
+def raise_first(local: Exception | None) -> None:
+    """Raise one process's error on all processes."""
+    for error in gather_object([local]):
         if error is not None:
             raise error

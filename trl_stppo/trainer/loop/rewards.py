@@ -1,4 +1,4 @@
-"""What episodes earn: reward functions are asked, and their answers become one score each."""
+"""Rewards of episodes: calls of reward functions, and one score per episode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EpisodeRewards:
         self._turn_funcs, self._shows_environments = turn_funcs, shows_environments
 
     def ask(self, rollout: Rollout) -> Tensor:
-        """Ask reward functions, then those of turns; the rollout gets its own rewards.
+        """Call reward functions, then turn reward functions; write this process's rewards to the rollout.
 
         Returns:
             The rewards of all processes' episodes, [W * B, F].
@@ -43,7 +43,7 @@ class EpisodeRewards:
             rollout.completions(self._host.internals.decode),
             [e.ids for e in episodes],
         )
-        with self.plan.asked.about(episodes), self._environments_of(rollout):
+        with self.plan.current.about(episodes), self._environments_of(rollout):
             all_rewards = host.internals.calculate_rewards(
                 rollout.columns(), rollout.prompts, completions, ids
             )
@@ -60,9 +60,9 @@ class EpisodeRewards:
 
     @contextmanager
     def _environments_of(self, rollout: Rollout) -> Iterator[None]:
-        """Upstream hands `environments` to reward functions, where they are tools'.
+        """Set the `environments` that upstream passes to reward functions, if they are tool environments.
 
-        Those of training stay on the trainer, as upstream leaves them: callers look at their state.
+        Training's environments stay on the trainer, as with upstream: callers read their state.
         """
         host = self._host
         before = host.environments
@@ -75,7 +75,7 @@ class EpisodeRewards:
                 host.environments = before
 
     def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Episode scores [B], and which episodes have one: all-None rows do not train."""
+        """Episode scores [B], and whether each episode has one: all-None rows do not train."""
         host = self._host
         return score(
             rollout,
@@ -87,7 +87,7 @@ class EpisodeRewards:
         )
 
     def ask_and_sum(self, rollout: Rollout) -> Tensor:
-        """Ask, and add up what each episode has earned; returns the rewards of all processes' episodes."""
+        """Call `ask`, and add up each episode's rewards; return the rewards of all processes' episodes."""
         all_rewards, (scores, _) = self.ask(rollout), self.scores(rollout)
         paid = rollout.turn_rewards or [[]] * len(scores)
         rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
@@ -107,10 +107,10 @@ def score(
     ended: Sequence[bool],
     missing_eos_penalty: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores [B] of a rollout's episodes in reward units, without turn rewards, and which have one, [B] bool.
+    """Scores [B] of a rollout's episodes in reward units, without turn rewards, and has-score flags [B] bool.
 
-    An episode without any reward, of functions or of turns, does not train. `ended` says
-    of each episode whether its last token ends a turn; `missing_eos_penalty` is subtracted from the others.
+    An episode without any reward, of functions or of turns, does not train. `ended`: per episode whether
+    its last token ends a turn; `missing_eos_penalty` is subtracted from the others.
     """
     rewards, weights = rollout.rewards, weights.to(rollout.rewards.device)
     if turn_sum is not None:

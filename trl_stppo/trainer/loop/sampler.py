@@ -1,4 +1,4 @@
-"""Who samples the turns of a rollout: our cache on the training weights, vLLM, or TRL's generation call."""
+"""The sampler of a rollout's turns: our cache on the training weights, vLLM, or TRL's generation call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TurnSampler:
 
     @cached_property
     def _is_right(self) -> bool:
-        """Whether our own cache samples as the model's forward pass does, on every process."""
+        """Whether our cache gives the log-probabilities of the model's forward pass, on every process."""
         rough = self._host.accelerator.mixed_precision != "no"
         with generation_model(self._host) as model:
             reason = why_unlike(model, self._tokenizer.pad_token_id, rough=rough)
@@ -56,7 +56,7 @@ class TurnSampler:
 
     @contextmanager
     def backend(self) -> Iterator[Backend]:
-        """What samples the turns of one rollout."""
+        """The backend that samples the turns of one rollout."""
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
         if speaks_to_vllm(host):
@@ -86,7 +86,7 @@ class TurnSampler:
 
     @property
     def _is_collective(self) -> bool:
-        """Whether a call of TRL's generation involves other processes, so that all must make it together."""
+        """Whether TRL's generation call involves other processes, so that all must make it together."""
         host = self._host
         if host.accelerator.num_processes == 1:
             return False
@@ -95,7 +95,7 @@ class TurnSampler:
         return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1
 
     def _batches(self) -> GenerateBatch:
-        """TRL's call in our form; it cannot be told seeds."""
+        """TRL's generation call in our form; it ignores seeds."""
         host = self._host
 
         def generate(
@@ -111,13 +111,13 @@ class TurnSampler:
         return generate
 
     def _exchange(self, numbers: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        """Three numbers of every process."""
-        own = torch.tensor([numbers], device=self._host.accelerator.device)
-        return [(a, b, c) for a, b, c in self._host.accelerator.gather(own).tolist()]
+        """Gather three numbers of every process."""
+        local = torch.tensor([numbers], device=self._host.accelerator.device)
+        return [(a, b, c) for a, b, c in self._host.accelerator.gather(local).tolist()]
 
 
 def why_not_cached(host: Bridge) -> str | None:
-    """Why turns go through TRL's own generation call; None if they need not."""
+    """The reason why turns go through TRL's own generation call; None if they do not."""
     if host.use_vllm:
         return "vLLM generates."
     if host.use_transformers_continuous_batching:
@@ -128,13 +128,13 @@ def why_not_cached(host: Bridge) -> str | None:
 
 
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
-    """How tokens are drawn; or why `generate` has to do it."""
+    """Settings of token sampling; or the reason why `generate` has to sample."""
     model = host.accelerator.unwrap_model(host.model)
     return SamplingSettings.from_generation_config(host.generation_config, model.generation_config)
 
 
 def speaks_to_vllm(host: Bridge) -> bool:
-    """Whether turns go to vLLM one by one; where an engine runs on several GPUs they all step together."""
+    """Whether turns go to vLLM one by one; an engine on several GPUs steps all together."""
     alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
     return host.use_vllm and alone and not overrides(host, "_generate_single_turn")
 
@@ -151,4 +151,4 @@ def generation_model(trainer: Any) -> Iterator[Any]:
         ) as model,
         runtime.whole_weights(trainer.accelerator, model),
     ):
-        yield getattr(model, "_orig_mod", model)  # compiled, it has other arguments
+        yield getattr(model, "_orig_mod", model)  # a compiled model has other arguments

@@ -1,4 +1,4 @@
-"""Episodes that are a few updates old, as asynchronous pipelines have them, but exactly so old."""
+"""Episodes of an exact age in updates, to simulate an asynchronous pipeline."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from torch import Tensor, nn
 class StalePolicies:
     """The policy's weights before each of its last updates, kept in main memory.
 
-    `staleness`: updates (rollout batches) by which the policy that plays is behind; 0 keeps nothing.
+    `staleness`: updates (rollout batches) by which the playing policy is behind; 0 keeps no weights.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
-        self._parameters = (
-            list(parameters) if staleness else []
-        )  # FSDP2 puts others in their places
+        self._parameters = list(parameters) if staleness else []  # FSDP2 replaces them
         self._staleness = staleness
         self._past: deque[list[Tensor]] = deque(maxlen=staleness + 1)
 
     @contextmanager
     def playing(self) -> Iterator[None]:
-        """Surrounds one rollout: within, the policy has the weights of `staleness` updates ago.
+        """Context of one rollout, in which the policy has the weights of `staleness` updates ago.
 
-        The first rollouts, before which there were fewer updates, are played by the first policy.
+        The first policy plays the first rollouts, before which there were fewer updates.
         """
         if not self._staleness:
             yield
@@ -39,7 +37,7 @@ class StalePolicies:
             yield
         finally:
             self._load(present)
-        self._past = past  # a rollout that has failed is played again
+        self._past = past  # set only now: a failed rollout is played again
 
     def state_dict(self) -> list[list[Tensor]]:
         """The weights of past updates, oldest first."""

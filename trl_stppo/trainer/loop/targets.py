@@ -1,4 +1,4 @@
-"""From a scored rollout batch to advantages, with a critic or relative to other episodes. Pure functions."""
+"""Advantages of a scored rollout batch, with a critic or relative to other episodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Targets:
     rewards: Tensor  # reward units, as they enter GAE
     raw_advantages: Tensor  # before whitening
     advantages: Tensor  # as they enter the loss; 0 off `loss_mask`
-    values: Tensor  # the critic's, before the update
+    values: Tensor  # the critic's values before the update
     returns: Tensor  # regression targets; meaningful on `value_mask`
-    value_mask: Tensor  # bool, where the critic regresses
+    value_mask: Tensor  # bool, True at the critic's regression targets
 
 
 def critic_targets(
@@ -53,13 +53,13 @@ def critic_targets(
 
     Args:
         turns: turn structure and turn rewards.
-        scores: [B], reward units. On the last token of the last turn.
-        values: [B, T]. State before each token.
-        final_values: [B]. State after the episode's last token.
+        scores: [B], reward units, placed on the last token of the last turn.
+        values: [B, T], of the state before each token.
+        final_values: [B], of the state after the episode's last token.
         kl: [B, T] nats per token against the reference policy, or None.
         loss_mask: [B, T] bool, tokens that train; a subset of the action mask.
         args: options.
-        lam: of GAE, in place of the options' one.
+        lam: GAE's lambda, in place of the option's.
         reduce: sums a tensor over processes.
     """
     index = turns.turn_index
@@ -94,16 +94,16 @@ def group_targets(
     group: int,
     accelerator: Any,
 ) -> tuple[Targets, dict[str, float]]:
-    """Advantages without a critic: one per episode, or with ReBN one per turn; and figures of the scores.
+    """Advantages without a critic (one per episode, or per turn with ReBN), and metrics of the scores.
 
     Args:
         turns: turn structure and turn rewards.
         scores: [B], reward units.
-        scored: [B] bool, episodes that have a score; the others are left out of their group.
+        scored: [B] bool, episodes that have a score; the others do not count in their group.
         mask: [B, T] bool, tokens that train.
         args: options.
         group: episodes per prompt.
-        accelerator: of all processes.
+        accelerator: connects all processes.
     """
     earned = turns.earned(scores)
     every, counts = (accelerator.gather(x).view(-1, group) for x in (earned, scored))
@@ -118,7 +118,7 @@ def group_targets(
         relative = group_advantages(every, counts, args.scale_rewards)
     else:
         relative = leave_one_out_advantages(every, counts)
-    # A score on the mean of its group teaches nothing, in whatever order its rewards were added up.
+    # A score that equals its group's mean gets 0, whatever the order in which its rewards were added.
     noise = 4 * torch.finfo(every.dtype).eps * every.where(counts, 0.0).abs().amax(1, True)
     relative = relative.masked_fill(group_advantages(every, counts, "none").abs() <= noise, 0.0)
     figures["frac_reward_zero_std"] = (relative == 0).all(dim=1).float().mean().item()

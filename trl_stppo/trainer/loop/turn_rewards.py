@@ -22,18 +22,18 @@ from .rollout import Rollout
 
 
 def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
-    """Every turn of a rollout that may teach something."""
+    """All turns of a rollout's episodes that may train."""
     turns = []
     for i, (episode, row) in enumerate(zip(rollout.episodes, rollout.columns(), strict=True)):
         if not episode.trains:
             continue
         ids, prompt, messages = episode.ids, episode.prompt, episode.messages
-        said = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        # What a rollout_func returns is one message, however many turns it has.
+        spoken = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        # The result of a rollout_func is one message, whatever its number of turns.
         knows_turns = episode.conversational and rollout.seed is not None
         for number, (start, end) in enumerate(episode.turn_spans):
             if knows_turns:
-                at = said[number]
+                at = spoken[number]
                 context, completion = [*prompt, *messages[:at]], [messages[at]]
             else:
                 before = tokenizer.decode(ids[:start], skip_special_tokens=True)
@@ -55,7 +55,7 @@ def _as(prompt: Any, text: str) -> Any:
 
 
 def check_lengths(number: int, **given: Any) -> None:
-    """Refuse lists, by the name of their argument, that are not one entry for each of so many functions."""
+    """Refuse lists, given by argument name, that do not have `number` entries, one per function."""
     for name, entries in given.items():
         if isinstance(entries, list) and len(entries) != number:
             raise ValueError(
@@ -104,21 +104,21 @@ class TurnRewardFuncs:
                 )
 
     def pay(self, rollout: Rollout, environments: list[Any] | None) -> None:
-        """Add each turn's rewards to what the environment has paid for it.
+        """Add the functions' rewards to the environment's reward of each turn.
 
         Args:
-            rollout: gets `turn_rewards`, and in `metric_sums` what is to be logged: the rewards of each
-                function, but for episodes that only fill it up, and what the functions give to
-                `log_metric`.
-            environments: of its episodes, None where functions are not to see them.
+            rollout: gets `turn_rewards`, and in `metric_sums` the values to log: the rewards of each
+                function, without episodes that only pad the batch, and the values that functions pass
+                to `log_metric`.
+            environments: those of its episodes, None if functions do not get them.
         """
         turns = turns_in_context(self._tokenizer, rollout)
-        # Copies: those of the environment are the episodes'.
+        # Copies: the original lists belong to the episodes.
         paid = [list(episode.turn_rewards) for episode in rollout.episodes]
         rollout.turn_rewards, rollout.pays_turns = paid, [True] * len(paid)
         sums = rollout.metric_sums
 
-        # Upstream's log_metric would keep the figures back until the next rollout is scored.
+        # Upstream's log_metric would log these values only with the next rollout.
         def log_metric(name: str, value: float) -> None:
             total, count = sums.get(name, (0.0, 0))
             sums[name] = total + value, count + 1
@@ -173,7 +173,7 @@ class TurnRewardFuncs:
 
 
 def _judge(host: Bridge, name: str, tokenizer: Any) -> LabelTokenScorer | None:
-    """Who is asked for words; None where the model gives scores."""
+    """A scorer for a model that generates text; None if the model gives scores."""
     trust = {"trust_remote_code": host.args.trust_remote_code}
     if not LabelTokenScorer.suits(name, **trust):
         return None

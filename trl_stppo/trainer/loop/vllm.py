@@ -1,4 +1,4 @@
-"""vLLM as the sampler of a rollout: which weights it has, and a backend that speaks to it turn by turn."""
+"""vLLM as the sampler of a rollout: its weights, and a backend that sends it single turns."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from .._trl import profiling_context
 from ..bridge import Bridge
 from ..sharding import runtime
 
-# Between two looks for a server that is away, in seconds.
+# Interval between checks for a server that is away, in seconds.
 LOOK_SECONDS = 1.0
 
 
 class VLLM:
-    """What is asked of vLLM, by all processes at the same places."""
+    """Syncs weights to vLLM and makes its backends; all processes call it together."""
 
     def __init__(self, host: Bridge) -> None:
         self._host = host
         self.figures: dict[str, tuple[float, float]] = {}
         self._run, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
-        self._name = ""  # of the server's weights
-        self._told = False  # that turns are asked for again
+        self._name = ""  # name of the server's weights
+        self._warned = False  # whether repeated turns were logged
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     # --------------------------------------------------------------------------- weights
 
     def sync(self) -> None:
-        """Before a rollout: give vLLM the weights that are due, or lost; all processes do it together."""
+        """Send new or lost weights to vLLM before a rollout; all processes call it together."""
         host = self._host
         due = host.state.global_step != self._host.internals.synced_step
         lost = host.vllm_mode == "server" and self._has_lost()
@@ -60,10 +60,10 @@ class VLLM:
             self._name_weights(f"{self._run}-{host.state.global_step}#{next(self._numbers)}")
 
     def _write_adapter(self) -> None:
-        """A new version under a new name: the engine's prefix cache goes by it."""
+        """Write the adapter under a new name, which the engine's prefix cache uses as key."""
         folder = tempfile.TemporaryDirectory(prefix="trl-stppo-adapter-")
         policy = self._host.accelerator.unwrap_model(self._host.model)
-        # Left to itself, PEFT asks the Hub whether the vocabulary has grown.
+        # By default PEFT queries the Hub for the size of the vocabulary.
         policy.save_pretrained(
             folder.name, selected_adapters=["default"], save_embedding_layers=False
         )
@@ -78,7 +78,7 @@ class VLLM:
         return door.TurnClient(door.new_client(vllm, patience), vllm)
 
     def _has_lost(self) -> bool:
-        """Whether the server was started anew; the main process has met it again then."""
+        """Whether the server was restarted; if so, the main process has reconnected."""
         lost: list[Any] = [False]
         if self._host.accelerator.is_main_process and self._name:
             try:
@@ -93,7 +93,7 @@ class VLLM:
         return bool(found)
 
     def _present(self) -> str:
-        """What the server's weights are called, once it answers."""
+        """Name of the server's weights; blocks until the server answers."""
         until = time.monotonic() + self._host.args.vllm_server_timeout
         while True:
             try:
@@ -110,14 +110,14 @@ class VLLM:
         self._name = str(broadcast_object_list(names)[0])
 
     def _send_again(self) -> str:
-        """To a server that was started anew in the middle of a rollout."""
+        """Send the weights to a server that was restarted during a rollout."""
         try:
             with door.failures():
                 door.rejoin(self._host.vllm_generation)
                 self._host.vllm_generation.sync_weights()
             update = self._name.partition("#")[0]
             self._name = self._client.name_weights(f"{update}#{next(self._numbers)}")
-        except RuntimeError as error:  # of the transport
+        except RuntimeError as error:  # the transport's
             raise ServerError(str(error), unreachable=True) from error
         return self._name
 
@@ -125,7 +125,7 @@ class VLLM:
 
     @contextmanager
     def backend(self, capacity: int | None) -> Iterator[Backend]:
-        """What samples the turns of one rollout, with the weights that are due."""
+        """The backend that samples the turns of one rollout with the current weights."""
         self.sync()
         play = self._colocated if self._host.vllm_mode == "colocate" else self._served
         with play(capacity) as backend:
@@ -134,7 +134,7 @@ class VLLM:
     @contextmanager
     def _colocated(self, capacity: int | None) -> Iterator[Backend]:
         vllm = self._host.vllm_generation
-        # vLLM's sampler on the CPU refuses the seed of a turn whose row it reads in parts.
+        # On the CPU vLLM's sampler refuses the seed of a turn whose row it reads in parts.
         seeded = self._host.accelerator.device.type == "cuda"
         options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
         with door.awake(vllm):
@@ -145,17 +145,17 @@ class VLLM:
         host, client = self._host, self._client
         client.names_weights = bool(self._name)
         main = host.accelerator.is_main_process
-        can_send = not runtime.shards_weights(host.accelerator)  # not without the other processes
+        can_send = not runtime.shards_weights(host.accelerator)  # sharded: needs all processes
         backend = ServerBackend(
             client,
             self._name,
             patience=host.args.vllm_server_timeout,
             send_weights=self._send_again if can_send and main else None,
             awaits_weights=can_send,
-            told=self._told,
+            warned=self._warned,
             capacity=capacity,
         )
         yield backend
-        self._told = self._told or backend.asked_again > 0
+        self._warned = self._warned or backend.asked_again > 0
         if host.model.training:
             self.figures["sampling/asked_again"] = (backend.asked_again, int(main))

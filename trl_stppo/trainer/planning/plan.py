@@ -1,4 +1,4 @@
-"""What the trainers' constructor decides before anything is loaded: arguments, and who plays."""
+"""Decisions of the trainers' constructor before any model is loaded: arguments and rollout plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rows import PLACEHOLDER_PROMPT, is_conversational
 
 logger = logging.getLogger(__name__)
 
-# Options that only the rollout engine honours, None where unset.
+# Options that only the rollout engine honours, None if unset.
 ENGINE_LIMITS = (
     "max_turns",
     "max_turn_tokens",
@@ -31,7 +31,7 @@ ENGINE_LIMITS = (
 
 
 def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:
-    """The configuration of a trainer that was given none."""
+    """The configuration of a trainer without `args`."""
     model_id = model if isinstance(model, str) else get_config_model_id(model.config)
     return config_class(f"{model_id.split('/')[-1]}-{name}")
 
@@ -43,7 +43,7 @@ def check_arguments(
     data_collator: Any,
     model: Any,
 ) -> None:
-    """Refuse what cannot work before anything is loaded."""
+    """Refuse arguments that cannot work, before any model is loaded."""
     if not isinstance(args, config_class):
         raise TypeError(
             f"`args` is a {type(args).__name__}; this trainer needs a {config_class.__name__}."
@@ -64,7 +64,7 @@ def check_arguments(
 
 
 def check_overrides(trainer: Any) -> None:
-    """Refuse a subclass whose method nobody would call; warn of one that gets another shape than TRL's."""
+    """Refuse a subclass whose override is never called; warn of one that gets another shape than TRL's."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
@@ -83,9 +83,9 @@ def check_overrides(trainer: Any) -> None:
 def check_models(
     model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
 ) -> None:
-    """Refuse what cannot play its role, and one model in two roles of which one trains it."""
+    """Refuse models that do not fit their role, and one model in two roles if one of them trains it."""
     if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
-        raise ValueError(f"`model={model!r}`: there is no such folder.")
+        raise ValueError(f"`model={model!r}`: the folder does not exist.")
     given = {"processing_class": processing_class, "ref_model": ref_model}
     wrong: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, str)}
     if isclass(model) or not (isinstance(model, str) or hasattr(model, "generation_config")):
@@ -99,7 +99,7 @@ def check_models(
         raise ValueError(
             "`ref_model` and `model` are the same object, so the reference would be trained along."
         )
-    if value_model is None or isinstance(value_model, str):  # a name; each loads a model of its own
+    if value_model is None or isinstance(value_model, str):  # a name loads a model of its own
         return
     for name, other in (("model", model), ("reward_model", reward_model)):
         if value_model is other:
@@ -113,23 +113,23 @@ def check_models(
 
 @dataclass
 class RolloutPlan:
-    """Who plays the episodes: the engine, the caller's function, or one plain generation."""
+    """The source of episodes: the engine, the caller's function, or one plain generation."""
 
     text: Factories = field(default_factory=dict)  # factories of text environments, by name
     tools: Factories = field(default_factory=dict)  # factories of tool environments, by name
-    # The instance that each factory made when it was looked at.
+    # The instance that each factory made when it was probed.
     probes: dict[str | None, Any] = field(default_factory=dict)
-    standalone_tools: list[Any] = field(default_factory=list)  # tools that belong to no environment
+    standalone_tools: list[Any] = field(default_factory=list)  # tools without an environment
     user_func: Callable[..., dict[str, Any]] | None = None  # the caller's rollout_func, or None
-    # Argument whose rows have messages as prompts that we are to show; None where none have.
+    # Argument whose rows have messages as prompts to render; None without such rows.
     messages: str | None = None
-    plain: str | None = None  # likewise of text; the first of them
-    # Of the training rows, where they are known and all that reward functions get.
+    plain: str | None = None  # the first text prompt; None without one
+    # Columns of the training rows, if they are known and are all that reward functions get.
     columns: tuple[str, ...] | None = None
 
     @property
     def uses_engine(self) -> bool:
-        """Whether episodes have turns that our engine plays."""
+        """Whether our engine plays the turns of episodes."""
         return bool(self.text or self.tools or self.standalone_tools)
 
     @property
@@ -144,7 +144,7 @@ class RolloutPlan:
 
     @property
     def tool_environments(self) -> Any:
-        """What GRPOTrainer gets as environment_factory, which it calls once, to look at it."""
+        """GRPOTrainer's `environment_factory`, which it calls once to probe it."""
         looked_at = {name: self._probe_of(name) for name in self.tools}
         if not looked_at:
             return None
@@ -157,7 +157,7 @@ class RolloutPlan:
 def plan_rollout(
     args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any
 ) -> RolloutPlan:
-    """Decide who plays the episodes."""
+    """Decide how the episodes are played."""
     text, tool_environments, probes = split_environments(environment_factory)
     plan = RolloutPlan(text, tool_environments, probes, list(tools or []), rollout_func)
     if rollout_func is not None and (tools or tool_environments):
@@ -178,7 +178,7 @@ def plan_rollout(
 
 
 def _check_unused_limits(args: PPOConfig) -> None:
-    """Refuse limits that nobody would keep."""
+    """Refuse limits that would have no effect."""
     for name in ENGINE_LIMITS:
         if getattr(args, name) is not None:
             raise ValueError(
@@ -187,7 +187,7 @@ def _check_unused_limits(args: PPOConfig) -> None:
 
 
 def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
-    """Refuse rows that would fail late, repeat too few of them; make some for environments with data."""
+    """Refuse rows that would fail late; repeat too few rows; make rows for environments with data."""
     from datasets import Dataset
 
     if dataset is None:
@@ -204,7 +204,7 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         rollout.messages = "train_dataset"
         return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
     if not isinstance(dataset, Dataset):
-        return dataset  # streams have no length; GRPOTrainer checks the type
+        return dataset  # a stream has no length; GRPOTrainer checks the type
     _check_rows(dataset, "train_dataset", rollout)
     if rollout.user_func is None:
         hidden = ("prompt", "completion", "completion_ids")
@@ -221,7 +221,7 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 
 
 def check_eval_dataset(dataset: Any, rollout: RolloutPlan) -> None:
-    """The same checks for evaluation data, before a run has spent hours."""
+    """Check evaluation data in the same way, before the run starts."""
     from datasets import Dataset
 
     parts = dataset if isinstance(dataset, dict) else {None: dataset}
@@ -256,9 +256,9 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
         rollout.messages = rollout.messages or name
     elif "prompt" in columns and "input_ids" not in columns and rollout.user_func is None:
         rollout.plain = rollout.plain or dataset[0]["prompt"]
-    said = without_prompt(name, dataset.column_names) if owns_prompt else None
-    if said is not None:
-        logger.warning(said)
+    warning = without_prompt(name, dataset.column_names) if owns_prompt else None
+    if warning is not None:
+        logger.warning(warning)
     if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
         raise ValueError(
             f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."
@@ -266,7 +266,7 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
 
 
 def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
-    """Refuse rows that `reset` of an environment cannot be called with."""
+    """Refuse rows whose columns do not fit an environment's `reset`."""
     for key, env in rollout.probes.items():
         given = [column for column in columns if key is None or column != "environment"]
         # A text environment gets a seed, and no column that it does not name.
@@ -289,7 +289,7 @@ def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
 
 
 def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> RolloutPlan:
-    """Who plays the episodes of evaluation; a `factory` of None is that of training."""
+    """Plan the rollouts of evaluation; a `factory` of None is that of training."""
     if rollout.user_func is not None and args.eval_settings:
         raise ValueError(
             f"`eval_generation_kwargs={args.eval_settings}` cannot reach a `rollout_func`."

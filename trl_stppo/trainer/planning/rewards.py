@@ -1,4 +1,4 @@
-"""Who pays: every source of reward in GRPOTrainer's form."""
+"""All sources of reward, in GRPOTrainer's form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ...rollout.reward_funcs import (
     GIVEN,
-    Asked,
+    CurrentEpisodes,
     check_columns,
     guarded,
     is_function,
@@ -24,40 +24,42 @@ from .plan import RolloutPlan
 
 @dataclass
 class RewardPlan:
-    """Reward functions as GRPOTrainer gets them."""
+    """Reward functions in GRPOTrainer's form."""
 
     funcs: list[Any] = field(default_factory=list)
     processing_classes: list[Any] = field(default_factory=list)
-    # Index of the function that repeats what the turns have earned, for the log and to satisfy
-    # GRPOTrainer's demand for at least one; not added to the score.
+    # Index of the function that returns the turn rewards' sum, for the log and because
+    # GRPOTrainer needs at least one function; not added to the score.
     turn_sum: int | None = None
-    asked: Asked = field(default_factory=Asked)  # the episodes that they are asked about
+    current: CurrentEpisodes = field(
+        default_factory=CurrentEpisodes
+    )  # the episodes of the current call
 
     def weights(self, given: list[float] | None) -> list[float] | None:
         """Weights of all functions: 1 for those that we added, if the caller has set weights."""
         return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """The functions in place of those that GRPOTrainer has made of environments' `get_reward`.
+        """Replace the functions that GRPOTrainer has made of environments' `get_reward`.
 
-        The engine has asked it already, where a failure costs one episode and no more.
+        The engine has already called `get_reward`; a failure there affects one episode only.
         """
         own = len(self.funcs)
-        return [*funcs[:own], *(paid_by(name, self.asked) for name in names[own:])]
+        return [*funcs[:own], *(paid_by(name, self.current) for name in names[own:])]
 
 
 def check_scores(model: Any, name: str) -> None:
-    """Refuse a model that says words in place of a score."""
+    """Refuse a model that generates text in place of a score."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if isinstance(base, PreTrainedModel) and base.can_generate():
         raise ValueError(
-            f"`{name}` is a {type(base).__name__}, which gives a logit for each word and no score. Pass a "
+            f"`{name}` is a {type(base).__name__}, which gives one logit per token, not a score. Pass a "
             f"sequence-classification model with num_labels=1, or a function."
         )
 
 
 def check_reward_weights(args: PPOConfig, number: int) -> None:
-    """Refuse weights that are not one for each of so many reward functions."""
+    """Refuse weights that are not one per reward function."""
     weights = args.reward_weights
     if weights is not None and len(weights) != number:
         raise ValueError(
@@ -75,7 +77,7 @@ def plan_rewards(
     *,
     scores_turns: bool,
 ) -> RewardPlan:
-    """Collect every source of reward in GRPOTrainer's form."""
+    """Collect all sources of reward in GRPOTrainer's form."""
     funcs = [] if reward_funcs is None else reward_funcs
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
@@ -86,7 +88,7 @@ def plan_rewards(
         check_scores(func, f"reward_funcs[{i}]")
         if isinstance(func, str) and hasattr(trl_rewards, func):
             raise ValueError(
-                f"`reward_funcs[{i}]={func!r}` is no model; pass TRL's function trl.rewards.{func} itself."
+                f"`reward_funcs[{i}]={func!r}` is not a model; pass the function trl.rewards.{func}."
             )
         if rollout.columns is not None and is_function(func):
             environments = ["environments"] if rollout.tools else []
@@ -95,10 +97,10 @@ def plan_rewards(
         funcs.append(reward_model)
         classes.append(tokenizer)
     plan = RewardPlan(processing_classes=classes)
-    plan.funcs = [guarded(func, plan.asked) for func in funcs]
+    plan.funcs = [guarded(func, plan.current) for func in funcs]
     may_pay = bool(rollout.tools or rollout.user_func or scores_turns)
     if rollout.text or (may_pay and not funcs and not rollout.pays_episodes):
         plan.turn_sum = len(plan.funcs)
-        plan.funcs.append(turn_sums(plan.asked, unpaid=0.0 if scores_turns else None))
+        plan.funcs.append(turn_sums(plan.current, unpaid=0.0 if scores_turns else None))
         plan.processing_classes.append(None)
     return plan

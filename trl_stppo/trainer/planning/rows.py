@@ -13,12 +13,12 @@ PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 def rows_with_prompts(
     rows: list[Row], tokenizer: Any, *, environments_ask: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
-    """Rows with a `prompt` each; the dataset's own are not changed.
+    """Copies of the rows with a `prompt` each.
 
     `environments_ask`: as for `EpisodePlayer`.
 
     Returns:
-        The rows, and for pre-tokenised ones their exact prompt ids, otherwise None.
+        The rows, and the exact prompt ids of pre-tokenised rows, else None.
     """
     text_only.check_rows(rows)
     pretokenized = "prompt" not in rows[0] and "input_ids" in rows[0]
@@ -32,8 +32,8 @@ def rows_with_prompts(
 
 
 def prompt_of(row: Row) -> Any:
-    """The row's prompt; an empty one where the environment has the task."""
-    prompt = row.get("prompt")  # None where datasets with and without prompts were joined
+    """The row's prompt; an empty one if the environment has the task."""
+    prompt = row.get("prompt")  # None if datasets with and without prompts were joined
     return list(PLACEHOLDER_PROMPT) if prompt is None else prompt
 
 
@@ -49,7 +49,7 @@ def unpadded(row: Row, pad_token_id: int) -> list[int]:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether the rows of a dataset have messages as prompts; a row without one gets messages."""
+    """Whether the prompts of a dataset are messages; a row without a prompt gets messages."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:

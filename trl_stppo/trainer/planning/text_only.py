@@ -1,4 +1,4 @@
-"""Refuses what would bring images into a run: nothing here shows them to the model."""
+"""Refuses images in a run, which are not supported."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..ppo_config import PPOConfig
 
 logger = logging.getLogger(__name__)
 
-IMAGE_COLUMNS = ("image", "images")  # those that GRPOTrainer shows to a model
+IMAGE_COLUMNS = ("image", "images")  # the columns that GRPOTrainer passes to a model
 
 
 def check_tokenizer(processing_class: Any, model: Any) -> None:
-    """Refuse a processor, which has a tokenizer and takes images too."""
+    """Refuse a processor, which has a tokenizer and accepts images too."""
     if isinstance(processing_class, ProcessorMixin):
         raise ValueError(
             f"`processing_class`, given or loaded with the model, is a "
@@ -28,7 +28,7 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
 
 
 def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: Any) -> Any:
-    """The tokenizer that was given; else what GRPOTrainer would load, but before the weights."""
+    """The given tokenizer; else the one that GRPOTrainer would load, before the weights are loaded."""
     if processing_class is None:
         by_name = isinstance(model, str)
         processing_class = AutoProcessor.from_pretrained(
@@ -52,7 +52,7 @@ def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: An
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer whose tokens the model cannot embed; special ones but padding may stay unused."""
+    """Refuse a tokenizer with more tokens than the model embeds; unused special ones are allowed."""
     rows, known = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
     for token in range(rows, len(tokenizer)):
         if token == tokenizer.pad_token_id or not getattr(known.get(token), "special", False):
@@ -73,14 +73,14 @@ def check_columns(name: str, columns: Iterable[str]) -> None:
 
 
 def check_rows(rows: list[dict[str, Any]]) -> None:
-    """The same for the rows of a batch, which may come from a stream, and for their prompts."""
+    """Check the rows of a batch, which may come from a stream, and their prompts."""
     check_columns("The dataset", rows[0])
     for row in rows:
         check_prompt(row.get("prompt"))
 
 
 def check_prompt(prompt: Any) -> None:
-    """Refuse what is neither text nor messages of text; None is an environment's to fill."""
+    """Refuse a prompt that is neither text nor messages of text; an environment fills in None."""
     if prompt is None or isinstance(prompt, str):
         return
     messages = isinstance(prompt, list | tuple)

@@ -1,4 +1,4 @@
-"""What lies beside a policy: the settings to play it with, `agent.json`, and its model card."""
+"""Files beside a policy: the settings to play it with, `agent.json`, and its model card."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..loop.sampler import sampling_settings
 
 
 def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSettings:
-    """How the trainer's evaluation plays."""
-    args, told = host.args, dataclasses.asdict(limits)
-    del told["max_context_tokens"]  # the model's
+    """Settings with which the trainer's evaluation plays."""
+    args, fields = host.args, dataclasses.asdict(limits)
+    del fields["max_context_tokens"]  # the model's
     return AgentSettings(
-        max_completion_length=told.pop("max_completion_tokens"),
-        **told,
+        max_completion_length=fields.pop("max_completion_tokens"),
+        **fields,
         sampling=_sampling(host),
         eos_token_ids=[int(i) for i in host.eos_token_ids],
         chat_template_kwargs=as_json(host.chat_template_kwargs or {}),
@@ -52,28 +52,28 @@ def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSetti
 
 
 def _sampling(host: Bridge) -> dict[str, Any]:
-    """How evaluation draws; a temperature of 0 is the agent's `greedy`."""
+    """Sampling settings of evaluation; a temperature of 0 becomes the agent's `greedy`."""
     args = host.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
     settings = None if host.use_vllm else sampling_settings(host)[0]
     known = {name: getattr(settings or args, name) for name in names}
-    told = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
-    if told.get("temperature") == 0:
-        del told["temperature"]
-    return known | told
+    overrides = {name: args.eval_settings[name] for name in SAMPLING if name in args.eval_settings}
+    if overrides.get("temperature") == 0:
+        del overrides["temperature"]
+    return known | overrides
 
 
 # ------------------------------------------------------------------ the model card
 
 
-def card_names(own: str, dataset_name: str | None, rows: Any) -> tuple[str, str | None]:
-    """Names that TRL's template may have as they are, on one line."""
+def card_names(model_name: str, dataset_name: str | None, rows: Any) -> tuple[str, str | None]:
+    """Model name and dataset name for TRL's template, escaped and on one line."""
     data = next(iter([*_public(dataset_name), *hub_datasets(rows)]), None)
-    return plain(own), None if data is None else plain(data)
+    return plain(model_name), None if data is None else plain(data)
 
 
 def improve_card(host: Bridge, run: Description, title: str, dataset: str | None) -> None:
-    """Complete the card that TRL has just written; title and dataset are those of `card_names`."""
+    """Complete the card that TRL has written; title and dataset are those of `card_names`."""
     args, base = host.args, get_config_model_id(host.model.config) or None
     is_local = base is not None and (os.path.isdir(base) or os.path.isabs(base))
     offered = _offers(run, host.train_dataset, host.eval_dataset)
@@ -91,7 +91,7 @@ def improve_card(host: Bridge, run: Description, title: str, dataset: str | None
 
 
 def _offers(run: Description, *rows: Any) -> bool:
-    """Whether the environment's class itself offers all these rows (`datasets()`)."""
+    """Whether the environment's class offers all these rows (`datasets()`)."""
     names = {getattr(getattr(some, "info", None), "dataset_name", None) for some in rows}
     if len(run.environments) != 1 or len(names) != 1 or not run.environments[0].importable:
         return False
@@ -102,7 +102,7 @@ def _offers(run: Description, *rows: Any) -> bool:
 
 
 def _transcript(folder: Path) -> str | None:
-    """An episode of the last evaluation that the run has recorded, a line per message."""
+    """An episode of the last recorded evaluation, a line per message; None without one."""
     try:
         held = [entry for entry in read_updates(folder) if entry[0].phase == "eval"]
         episode = next(iter(read_episodes(*held[-1])), None) if held else None
@@ -110,15 +110,15 @@ def _transcript(folder: Path) -> str | None:
         return None
     if episode is None or not isinstance(episode.prompt, list):
         return None
-    said = [*episode.prompt, *(episode.messages or [])]
+    messages = [*episode.prompt, *(episode.messages or [])]
     lines = [
-        f"{m.get('role')}: {plain(m.get('content') or m.get('tool_calls'), 300)}" for m in said
+        f"{m.get('role')}: {plain(m.get('content') or m.get('tool_calls'), 300)}" for m in messages
     ]
     return "\n".join([*lines, f"score {episode.score}"])
 
 
 def _public(name: str | None) -> list[str]:
-    """The id of data on the Hub: not a path, nor rows that this package makes itself."""
+    """The id of data on the Hub; empty for paths and for rows that this package makes."""
     if name is None or os.path.isabs(name) or os.path.exists(name):
         return []
     return [name] if "/" in name.strip("./~") else []

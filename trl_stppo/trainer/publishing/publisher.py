@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 def repo_name(host: Bridge) -> str:
-    """The trainer's repository; upstream's constructor may ask already."""
+    """Name of the trainer's repository; upstream's constructor may call this already."""
     named = getattr(host, "hub_model_id", None) or host.args.hub_model_id
     return named or Path(host.args.output_dir).absolute().name
 
 
 def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs: Any) -> None:
-    """See `AgentTrainer.init_hf_repo`, which upstream's constructor calls before there is more of us."""
+    """See `AgentTrainer.init_hf_repo`, which upstream's constructor calls before ours is done."""
     try:
         wrapped(token, **kwargs)
     except Exception as error:
@@ -39,9 +39,9 @@ def make_repository(wrapped: Wrapped, host: Bridge, token: str | None, **kwargs:
 
 
 class Publisher(TrainerCallback):
-    """Of one trainer: its repositories hold a whole agent, and its failed pushes lose nothing.
+    """Pushes one trainer's agent: repositories hold a complete agent, and a failed push loses no data.
 
-    Methods that take `wrapped` stand around upstream's method of that purpose; its arguments follow.
+    Methods with a `wrapped` argument wrap upstream's method of the same purpose; its arguments follow.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Publisher(TrainerCallback):
         self._host, self._checkpoints = host, checkpoints
         self._describe, self._limits = describe, limits
         self._saved_for_push = True
-        self._pushing: Path | None = None  # a checkpoint; None in a push of all there is
+        self._pushing: Path | None = None  # a checkpoint; None in a push of the final agent
         self._saving_checkpoint = self._foreign_card_named = False
         self._pushed_from: dict[Any, Path] = {}
         host.add_callback(self)
@@ -66,7 +66,7 @@ class Publisher(TrainerCallback):
     # ------------------------------------------------------------------------- files
 
     def save(self, wrapped: Wrapped, output_dir: str | None, state_dict: Any) -> None:
-        """Upstream's files of the policy, with those of a whole agent."""
+        """Save the policy's files as upstream does, and the other files of an agent."""
         folder = Path(output_dir or self._run_dir)
         if not self._host.args.should_save:
             wrapped(output_dir, state_dict)
@@ -75,7 +75,7 @@ class Publisher(TrainerCallback):
             wrapped(output_dir, state_dict)
             self._host.critic.save(folder / CRITIC_FOLDER)
         agent_files.agent_settings(self._host, self._describe(), self._limits).save(folder)
-        # Only from a checkpoint does a run go on with the same reference.
+        # Only a run resumed from a checkpoint keeps its reference.
         if self._checkpoints.staging is None:
             discard_saved_reference(folder)
 
@@ -83,7 +83,7 @@ class Publisher(TrainerCallback):
         """See `AgentTrainer.save_model`."""
         own = output_dir is None or Path(output_dir) == self._run_dir
         if own:
-            self._host.internals.finish_push()  # which reads the files that are about to be written
+            self._host.internals.finish_push()  # it reads the files that are about to be written
         with gathered(self._host):
             wrapped(output_dir, internal)
         self._saved_for_push = True
@@ -109,7 +109,7 @@ class Publisher(TrainerCallback):
             return
         try:
             agent_files.improve_card(host, self._describe(), *names)
-        except Exception as error:  # no card is worth a run; TRL's is there
+        except Exception as error:  # a card must not end a run; TRL's exists
             logger.warning(
                 "The model card is TRL's alone: %s: %s", type(error).__name__, error, exc_info=True
             )
@@ -133,7 +133,7 @@ class Publisher(TrainerCallback):
                 result = wrapped(*args, **kwargs)
         except Exception as error:
             folder = self._run_dir
-            if not self._saved_for_push:  # the repository could not be made, so nothing was written
+            if not self._saved_for_push:  # the repository could not be made, so no file was written
                 self._host.save_model(_internal_call=True)
                 self._host.create_model_card()
             revision = kwargs.get("revision") or self._host.args.hub_revision
@@ -143,7 +143,7 @@ class Publisher(TrainerCallback):
         return result
 
     def save_checkpoint(self, wrapped: Wrapped, model: Any, trial: Any) -> None:
-        """Write a checkpoint, push from it, and let older ones go, unless they are being uploaded."""
+        """Write a checkpoint, push from it, and delete older ones unless they are being uploaded."""
         run_dir = Path(self._host.internals.output_dir(trial))
         self._saving_checkpoint = True
         try:
@@ -156,9 +156,9 @@ class Publisher(TrainerCallback):
             self._saving_checkpoint = False
 
     def push_from_checkpoint(self, wrapped: Wrapped, checkpoint: str) -> None:
-        """Upstream's, of the whole agent; a failure is told and does not end the run."""
+        """Push the complete agent as upstream does; a failure is a warning and does not end the run."""
         if self._checkpoints.staging is not None:
-            return  # it is uploaded under its final name
+            return  # it is uploaded later, under its final name
         folder = Path(checkpoint)
         before = list(self._push_jobs())
         self._pushing = folder
@@ -175,9 +175,9 @@ class Publisher(TrainerCallback):
                 pushing.watch(job, self._warn_of(folder))
 
     def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put beside the policy what upstream leaves in the checkpoint when it pushes from one.
+        """Copy beside the policy the files that upstream leaves in a checkpoint when it pushes from one.
 
-        Upstream calls it once it is sure to push, and has copied nothing yet.
+        Upstream calls it after the decision to push and before it copies any file.
         """
         folder, run_dir = self._pushing, Path(args.output_dir)
         if folder is None:
@@ -195,7 +195,7 @@ class Publisher(TrainerCallback):
         return lambda error: pushing.warn_of_failed_push(error, name, folder)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
-        """The end of a training, which waits for uploads; what they have kept of old checkpoints goes."""
+        """End a training: wait for uploads, then delete the old checkpoints that they kept."""
         result = self._checkpoints.finish(wrapped, *args)
         if self._pushed_from:
             self._checkpoints.prune(self._run_dir)

@@ -1,1 +1,1 @@
-"""Episodes of training and evaluation, written down for the trace."""
+"""Recording of training and evaluation episodes for the trace."""

@@ -1,4 +1,4 @@
-"""What a trace says of an episode beyond its tensors: its row, its environment, how it ended."""
+"""Facts of an episode in a trace besides its tensors: row, environment and end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ...rollout.engine import RolloutEngine
 from ..loop.rollout import Rollout
 
-# Longest text of a message or an error; an environment may say anything.
+# Longest text of a message or an error; an environment's text has no limit.
 MAX_CHARACTERS = 100_000
 # Longest column of a row that is recorded, as JSON.
 SHORT = 200
@@ -26,7 +26,7 @@ def facts(
 ) -> list[dict[str, Any]]:
     """Plain data of some episodes of a rollout that has been scored.
 
-    `first`: number of the first of them all among those of all processes.
+    `first`: number of this process's first episode among those of all processes.
     """
     rewards = rollout.rewards.tolist()
     result = []
@@ -50,7 +50,7 @@ def facts(
 
 
 def cut(value: Any) -> Any:
-    """The same data with texts of at most `MAX_CHARACTERS`."""
+    """Plain data with texts of at most `MAX_CHARACTERS`."""
     if isinstance(value, str):
         left_out = len(value) - MAX_CHARACTERS
         return value if left_out <= 0 else f"{value[:MAX_CHARACTERS]}[{left_out} more characters]"
@@ -65,7 +65,7 @@ def cut(value: Any) -> Any:
 
 
 def _seed(rollout: Rollout, name: tuple[int, int]) -> list[int] | None:
-    """As the engine names it: by row, and in an evaluation by repetition too."""
+    """The episode's seed in the engine: by row, and in an evaluation by repetition too."""
     if rollout.seed is None:
         return None
     return [*rollout.seed, *(name[:1] if rollout.names is None else name)]
@@ -80,9 +80,9 @@ def prompt_id(row: Mapping[str, Any]) -> str:
 
 
 def short_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is short of the row besides its prompt."""
-    told = {name: cut(value) for name, value in row.items() if name not in ("prompt", "id")}
-    some = {name: value for name, value in told.items() if value not in (None, "", [])}
+    """The short columns of the row, without its prompt."""
+    columns = {name: cut(value) for name, value in row.items() if name not in ("prompt", "id")}
+    some = {name: value for name, value in columns.items() if value not in (None, "", [])}
     return {name: value for name, value in some.items() if len(json.dumps(value)) <= SHORT}
 
 
@@ -103,7 +103,7 @@ def _ending(rollout: Rollout, number: int) -> dict[str, Any]:
 
 def _conversation(rollout: Rollout, number: int, engine: RolloutEngine) -> dict[str, Any]:
     episode = rollout.episodes[number]
-    if rollout.seed is None:  # what a rollout_func has played is known by its tokens alone
+    if rollout.seed is None:  # episodes of a rollout_func have tokens alone
         return {"prompt": cut(rollout.rows[episode.row].get("prompt")), "messages": None}
     driver = engine.drivers[episode.name]
     return {

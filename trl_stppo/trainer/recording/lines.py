@@ -1,4 +1,4 @@
-"""From tensors of a rollout batch and its update to the lines of a trace file."""
+"""Conversion of a rollout batch and its update to lines of a trace file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from ...trace.format import DIGITS, TracedEpisode, TracedUpdate
 
 Pieces = Callable[[list[int]], list[str]]  # the text of each token
-# Lines do not hold the update, so any will do.
+# Lines do not contain the update, so this one is a placeholder.
 NOWHERE = TracedUpdate("train", "train", 0, 0)
-# Those that float64 has exactly.
+# The powers of ten that float64 represents exactly.
 _POWERS = torch.tensor([10.0**power for power in range(23)], dtype=torch.float64)
 
 
@@ -30,40 +30,40 @@ def lines(
         episodes: `facts.facts`.
         batch: their rows of the rollout batch, [N, T].
         passes: of the last pass over them, [N or more, T]: `logprobs`, `log_ratio`, `clipped`, the
-            episode's `weight`, and `seen`, whether there was a pass. Empty where there was none.
+            episode's `weight`, and `seen`, whether there was a pass. Empty without a pass.
         pieces: cuts the text.
     """
-    # The one wait for the device.
+    # The only synchronisation with the device.
     batch = {name: tensor.cpu() for name, tensor in batch.items()}
     passes = {name: tensor.cpu()[: len(episodes)] for name, tensor in passes.items()}
     if "logprobs" in passes:
-        # Without them the policy that is trained is the one that has played.
+        # Without them the trained policy is the one that played.
         old = batch.get("old_per_token_logps", passes["logprobs"])
         passes["difference"] = passes["logprobs"].double() - old.double()
     rows = {name: _short(tensor).tolist() for name, tensor in batch.items()}
     last = {name: _short(tensor).tolist() for name, tensor in passes.items()}
     result = []
     for number, episode in enumerate(episodes):
-        own = {name: values[number] for name, values in rows.items()}
+        columns = {name: values[number] for name, values in rows.items()}
         passed = {name: values[number] for name, values in last.items()}
-        result.append(_line(episode, own, passed, pieces))
+        result.append(_line(episode, columns, passed, pieces))
     return result
 
 
 def _line(
-    episode: dict[str, Any], own: dict[str, Any], passed: dict[str, Any], pieces: Pieces
+    episode: dict[str, Any], columns: dict[str, Any], passed: dict[str, Any], pieces: Pieces
 ) -> dict[str, Any]:
     facts = dict(episode)
-    prompt, ids = facts.pop("ids", None) or _ids(facts["turn_spans"], own)
-    if "terminated" in own:
-        facts["terminated"] = own["terminated"][0]
+    prompt, ids = facts.pop("ids", None) or _ids(facts["turn_spans"], columns)
+    if "terminated" in columns:
+        facts["terminated"] = columns["terminated"][0]
     if facts["truncated"] is None and facts["terminated"] is not None:
         facts["truncated"] = not facts["terminated"]
-    figures = {} if "turn_index" not in own else _figures(own, passed, len(ids))
+    figures = {} if "turn_index" not in columns else _figures(columns, passed, len(ids))
     if any(passed.get("seen", ())) and "weight" in passed:
         figures["weight"] = passed["weight"][0]
     spans = [tuple(span) for span in facts.pop("turn_spans")]
-    whole = TracedEpisode(
+    traced = TracedEpisode(
         NOWHERE,
         **facts,
         **figures,
@@ -72,38 +72,38 @@ def _line(
         token_ids=[*prompt, *ids],
         prompt_tokens=len(prompt),
     )
-    return whole.to_json()
+    return traced.to_json()
 
 
-def _ids(spans: list[list[int]], own: dict[str, Any]) -> tuple[list[int], list[int]]:
+def _ids(spans: list[list[int]], columns: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Prompt and completion without padding."""
-    prompt = zip(own["prompt_ids"], own["prompt_mask"], strict=True)
+    prompt = zip(columns["prompt_ids"], columns["prompt_mask"], strict=True)
     # TRL hides completions that it does not train on behind the mask too.
-    length = max(sum(own["completion_mask"]), spans[-1][1] if spans else 0)
-    return [token for token, counts in prompt if counts], own["completion_ids"][:length]
+    length = max(sum(columns["completion_mask"]), spans[-1][1] if spans else 0)
+    return [token for token, counts in prompt if counts], columns["completion_ids"][:length]
 
 
-def _figures(own: dict[str, Any], passed: dict[str, Any], length: int) -> dict[str, Any]:
-    """Per-token figures, None where there are none."""
-    turns, trains = own["turn_index"][:length], own["loss_mask"][:length]
+def _figures(columns: dict[str, Any], passed: dict[str, Any], length: int) -> dict[str, Any]:
+    """Per-token values, None without any."""
+    turns, trains = columns["turn_index"][:length], columns["loss_mask"][:length]
     sampled = [turn >= 0 for turn in turns]
     seen = passed.get("seen", [False] * length)[:length]
-    old = _where(sampled, own.get("old_per_token_logps"))
+    old = _where(sampled, columns.get("old_per_token_logps"))
     return {
         "turn_index": turns,
         "loss_mask": trains,
         "old_logprobs": old or _where(seen, passed.get("logprobs")),
         "token_log_ratio": _where(seen, passed.get("difference")),
         "log_ratio": _where(seen, passed.get("log_ratio")),
-        "advantages": _where(trains, own["advantages"]),
-        "values": _where(sampled, own.get("values")),
-        "returns": _where(own.get("value_mask", [])[:length], own.get("returns")),
+        "advantages": _where(trains, columns["advantages"]),
+        "values": _where(sampled, columns.get("values")),
+        "returns": _where(columns.get("value_mask", [])[:length], columns.get("returns")),
         "clipped": _where(seen, passed.get("clipped")),
     }
 
 
 def _short(tensor: Tensor) -> Tensor:
-    """Figures with `DIGITS` significant digits, as the numbers of float64 that print so."""
+    """Round to `DIGITS` significant digits, as float64 numbers that print with so many digits."""
     if not tensor.is_floating_point():
         return tensor
     exact = tensor.double()

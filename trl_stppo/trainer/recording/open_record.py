@@ -1,4 +1,4 @@
-"""What is recorded of an update while it goes on."""
+"""The record of an update in progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass
 class OpenRecord:
-    """A rollout batch whose update is not over, or an evaluation."""
+    """The record of a rollout batch whose update is not over, or of an evaluation."""
 
     header: dict[str, Any]
     episodes: list[dict[str, Any]] = field(default_factory=list)
@@ -21,7 +21,7 @@ class OpenRecord:
     outcomes: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def observe(self, rows: Tensor, figures: dict[str, Tensor]) -> None:
-        """Keep the figures, [b, t] each, of those rows that are recorded."""
+        """Store the values, [b, t] each, of the recorded rows."""
         size = len(self.episodes)
         slots = rows.clamp(max=size)
         for name, values in figures.items():
@@ -32,7 +32,7 @@ class OpenRecord:
             kept[slots, : values.size(1)] = values.detach().to(kept.dtype)
 
     def outcomes_of_rows(self) -> list[Counter[str]]:
-        """Per recorded row, how many passes over it had which outcome."""
+        """Number of passes by outcome, for each recorded row."""
         counts = [Counter[str]() for _ in self.episodes]
         if self.outcomes:
             rows = torch.cat([rows for _, rows in self.outcomes]).tolist()

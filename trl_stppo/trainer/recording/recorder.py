@@ -1,9 +1,9 @@
-"""Records a few episodes of every update, with what the update made of each of their tokens.
+"""Records a few episodes of every update, with the update's values for each of their tokens.
 
-The first rows of a process's rollout batch are recorded. Mini-batches are dealt anew every epoch, so
-each row carries its number along; in the passes of the update, figures go by that number into tables
-that stay on the device, and come to the host once, when the update is over. Nothing here draws random
-numbers or changes what training computes, and no failure ends it.
+The first rows of a process's rollout batch are recorded. Mini-batches are shuffled in every epoch, so
+each row has its number as a column; the passes of the update store values by that number in tables on
+the device, which are copied to the host once, when the update is over. Recording draws no random
+numbers, does not change training's computation, and a failure in it does not end the training.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from .open_record import OpenRecord
 
 logger = logging.getLogger(__name__)
 
-# Of the rollout batch, [B, T].
+# Columns of the rollout batch, [B, T].
 COLUMNS = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "turn_index", "loss_mask"),
     *("value_mask", "advantages", "values", "returns", "old_per_token_logps"),
 )
-# Metrics of the whole batch that are written down with its episodes.
+# Metrics of the batch that are recorded with its episodes.
 PLAYED = ("episode/success_rate", "episode/score", "turns/mean", "value/explained_variance")
 TRAINED = (
     *("policy/clip_fraction", "policy/ratio_max", "policy/approx_kl", "policy/entropy"),
@@ -50,7 +50,7 @@ TRAINED = (
 
 
 class TraceRecorder(TrainerCallback):
-    """One per trainer, on every process; together they record `trace_episodes` of each update."""
+    """Records episodes; one per trainer and process, together `trace_episodes` of each update."""
 
     def __init__(self, host: Bridge, player: EpisodePlayer) -> None:
         self._host, self._player = host, player
@@ -70,10 +70,10 @@ class TraceRecorder(TrainerCallback):
         backend = getattr(tokenizer, "backend_tokenizer", None)
         return cut(ids, partial(tokenizer.decode, **whole), backend)
 
-    # ------------------------------------------------------------------ what training calls
+    # ------------------------------------------------------------------ called by training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A training begins or goes on: what earlier ones have recorded of later steps is void."""
+        """Discard records of later steps when a training begins or resumes."""
         start = 0
         if self._host.accelerator.is_main_process:
             with self._harmless():
@@ -82,7 +82,7 @@ class TraceRecorder(TrainerCallback):
         self._first_step = self._host.state.global_step
 
     def rollout(self, rollout: Rollout, batch: Batch) -> None:
-        """A rollout of training has been scored: number its rows."""
+        """Number the rows of a scored training rollout."""
         host = self._host
         if not self._share or not host.model.training:
             return
@@ -100,10 +100,10 @@ class TraceRecorder(TrainerCallback):
     def observe(
         self, inputs: Batch, logprobs: Tensor, log_ratio: Tensor, surrogate: ClippedSurrogate
     ) -> None:
-        """A micro-batch of the update has gone through the policy."""
+        """Record a micro-batch's pass through the policy."""
         if self._update is None or "trace_row" not in inputs:
             return
-        record, self._update = self._update, None  # gone if this fails
+        record, self._update = self._update, None  # lost if this fails
         with self._harmless():
             figures = {"logprobs": logprobs, "log_ratio": log_ratio}
             figures |= {"clipped": surrogate.is_clipped, "seen": inputs["loss_mask"]}
@@ -113,7 +113,7 @@ class TraceRecorder(TrainerCallback):
             self._update = record
 
     def end_mini_batch(self, window: list[Batch], *, verdict: str) -> None:
-        """The guards have judged an optimizer step; perhaps it was the update's last."""
+        """Record the guards' verdict on an optimizer step; write the update after its last step."""
         if self._update is None:
             return
         host = self._host
@@ -136,12 +136,12 @@ class TraceRecorder(TrainerCallback):
             self.finish()
 
     def finish(self) -> None:
-        """Write down the update as far as it has come, if it is not written yet."""
+        """Write the update so far, if it is not written yet."""
         record, self._update = self._update, None
         self._write(record)
 
     def evaluated(self, rollout: Rollout, prefix: str) -> None:
-        """A batch of an evaluation has been scored: record the first episodes, as they come."""
+        """Record the first episodes of an evaluation from a scored batch."""
         if not self._share:
             return
         with self._harmless():
@@ -163,7 +163,7 @@ class TraceRecorder(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write down the evaluation that is over."""
+        """Write the completed evaluation."""
         record, self._evaluation = self._evaluation, None
         if record is not None and metrics is not None:
             for name in PLAYED:
@@ -175,7 +175,7 @@ class TraceRecorder(TrainerCallback):
     def on_predict(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        """Likewise, without figures."""
+        """Write the completed prediction, without metrics."""
         self.on_evaluate(args, state, control)
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -183,7 +183,7 @@ class TraceRecorder(TrainerCallback):
         return None if self._update is None else dict(vars(self._update))
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on with the update of a checkpoint."""
+        """Restore the open update of a checkpoint."""
         if state is None or not self._share:
             self._update = None
             return
@@ -193,7 +193,7 @@ class TraceRecorder(TrainerCallback):
 
     def _steps_per_update(self) -> int:
         args = self._host.args
-        assert args.num_mini_batches is not None  # PPOConfig has filled it in
+        assert args.num_mini_batches is not None  # PPOConfig has set it
         return int(args.num_mini_batches * self._host.num_iterations)
 
     def _header(self, phase: str, name: str, update: int) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class TraceRecorder(TrainerCallback):
         }
 
     def _add_figures(self, names: tuple[str, ...]) -> None:
-        """The newest of each metric, over all processes."""
+        """Add the newest value of each metric, over all processes."""
         assert self._update is not None
         for name in names:
             values = self._host.internals.metrics["train"].get(name)
@@ -255,14 +255,14 @@ class TraceRecorder(TrainerCallback):
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Whatever goes wrong inside costs what is recorded there and a warning, never the run."""
+        """Turn an exception inside into a warning; its record is lost, the run goes on."""
         try:
             yield
         except Exception as error:
             if not self._warned:
                 logger.warning(
-                    "The episodes of step %d were not recorded: %s: %s. Training goes on; this is said "
-                    "once.",
+                    "The episodes of step %d were not recorded: %s: %s. Training goes on. Further failures "
+                    "are not logged.",
                     self._host.state.global_step, type(error).__name__, error,
                 )  # fmt: skip
             logger.debug("recording failed", exc_info=True)

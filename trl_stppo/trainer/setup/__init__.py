@@ -1,1 +1,1 @@
-"""What the constructor decides and builds: who plays, who pays, which models."""
+"""Construction of a trainer's parts: players, engines and models."""

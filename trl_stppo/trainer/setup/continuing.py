@@ -1,4 +1,4 @@
-"""Training that goes on from what was published: a policy's adapter, and the critic beside it."""
+"""Training that continues from a published agent: a policy's adapter, and the critic beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass
 
 
 def loading_options(args: PPOConfig) -> dict[str, Any]:
-    """How checkpoints are loaded; a repository's code is run only where the caller says so."""
+    """Options to load checkpoints; a repository's code runs only with `trust_remote_code`."""
     return {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
 
 
@@ -31,10 +31,10 @@ def policy_to_go_on_with(
     quantization_config: Any,
     peft_config: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """The policy of a repository that holds an adapter; GRPOTrainer loads full models only.
+    """Load the policy of a repository that holds an adapter; GRPOTrainer loads full models only.
 
     Returns:
-        The three arguments for GRPOTrainer; the same ones where the model is no name of an adapter.
+        The three arguments for GRPOTrainer; unchanged if the model is not the name of an adapter.
     """
     kwargs = loading_options(args)
     revision, token = kwargs.pop("revision", None), kwargs.get("token")
@@ -70,7 +70,7 @@ def policy_to_go_on_with(
 
 @dataclass(frozen=True)
 class GivenCritic:
-    """Where the critic comes from, once names have been looked up."""
+    """The source of the critic, with names resolved."""
 
     model: Any = None
     name: str | None = None
@@ -78,7 +78,7 @@ class GivenCritic:
 
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
-    """Look a named critic up: one that was published with its policy goes before the policy itself."""
+    """Resolve a named critic: one that was published with its policy precedes the policy itself."""
     named = args.value_model_name_or_path
     if not has_critic:
         return GivenCritic(value_model, named)
@@ -97,9 +97,9 @@ def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) ->
 
 
 def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
-    """The critic whose adapter and head were published, on the backbone of a policy.
+    """Load a published critic's adapter and head onto the backbone of a policy.
 
-    `rank`: that the configuration asks for, None for whatever it has.
+    `rank`: the rank that the configuration requires, None for any.
     """
     from peft import PeftConfig
 
@@ -110,7 +110,7 @@ def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
         )
     config = PeftConfig.from_pretrained(str(folder))
     initial, config.inference_mode = config.init_lora_weights, False
-    config.init_lora_weights = True  # its weights are loaded; nothing more moves out of the base
+    config.init_lora_weights = True  # its weights are loaded, so the base must not change again
     policy.add_adapter(CRITIC, config)
     if initial in SPLIT_INITS:
         policy.peft_config[CRITIC].init_lora_weights = initial
@@ -120,7 +120,7 @@ def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
 
 
 def quantised(config: Any) -> list[str]:
-    """How bitsandbytes packs weights, by a model's configuration or one of quantisation."""
+    """Keys by which bitsandbytes packs weights, from a configuration of a model or of quantisation."""
     config = getattr(config, "quantization_config", config)
     ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
     return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]

@@ -24,7 +24,7 @@ from . import continuing
 def check_sharding(
     host: Bridge, given: continuing.GivenCritic, reference: ReferencePlan, turn_reward_funcs: Any
 ) -> None:
-    """Refuse ways to run on which gradients or generation would go wrong without a word."""
+    """Refuse engines and settings with which gradients or generation would be silently wrong."""
     copies = reference.adapter
     critic = checks.critic_kind(given.model, given.name, lora=hasattr(host.model, "peft_config"))
     checks.check(checks.run_of(host, critic, turn_reward_funcs, copies_adapter=copies))
@@ -34,7 +34,7 @@ def check_sharding(
 
 @dataclass
 class ReferencePlan:
-    """Where the reference policy comes from: upstream, `model`, a copy of the adapter, or nowhere."""
+    """The source of the reference policy: upstream, `model`, a copy of the adapter, or none."""
 
     by_upstream: bool = False
     model: Any = None
@@ -42,13 +42,13 @@ class ReferencePlan:
 
 
 def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any) -> ReferencePlan:
-    """Decide who makes the reference; it is needed for either KL.
+    """Decide how the reference is made; it is needed for either KL.
 
-    GRPOTrainer makes it for policies given by name, and switches the adapter off where that is fresh.
-    An adapter that does something from the start is copied by us: upstream copies no part of an
-    embedding's adapter, and lets PiSSA and its like rewrite the base weights once more. A policy given
-    as an instance is copied as it is now, because its weights need not be those of the checkpoint that
-    its config names.
+    GRPOTrainer makes it for policies given by name, and switches a fresh adapter off.
+    We copy an adapter that changes the output from the start: upstream does not copy an embedding's
+    adapter, and lets PiSSA and its like rewrite the base weights again. We copy a policy given as an
+    instance in its current state, because its weights may differ from the checkpoint that its config
+    names.
     """
     adapter_checks.check_policy_adapter(model, peft_config)
     if args.kl_coef == 0.0 and args.beta == 0.0:
@@ -63,7 +63,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
             return ReferencePlan(by_upstream=True)
         if any(map(runtime.is_in_pieces, model.parameters())):
             raise ValueError(
-                "A policy in pieces of ZeRO-3 cannot be copied: pass its name, or `ref_model`."
+                "A policy sharded by ZeRO-3 cannot be copied: pass its name, or `ref_model`."
             )
         return ReferencePlan(model=copy.deepcopy(model))
     config = model.peft_config[adapters.POLICY] if peft_config is None else peft_config
@@ -76,7 +76,7 @@ def plan_reference(args: PPOConfig, model: Any, ref_model: Any, peft_config: Any
 
 
 def install_models(host: Bridge, reference: ReferencePlan, given: continuing.GivenCritic) -> Critic:
-    """Put reference and stop token where upstream looks for them; returns the critic (`build_critic`)."""
+    """Set reference and stop token for upstream; return the critic (`build_critic`)."""
     text_only.check_vocabulary(host.model, host.processing_class)
     keep_trainable(host.model)
     install_reference(host, reference)
@@ -93,7 +93,7 @@ def install_models(host: Bridge, reference: ReferencePlan, given: continuing.Giv
 
 
 def install_reference(host: Bridge, plan: ReferencePlan) -> None:
-    """Put a reference that is not upstream's where GRPOTrainer looks for it."""
+    """Set a reference of our own on GRPOTrainer."""
     if plan.adapter:
         adapters.add_reference_adapter(host.model)
         return
@@ -112,10 +112,10 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
 
 
 def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
-    """The critic that the arguments ask for, on the device, equal on all processes.
+    """Build the critic of the arguments, on the device, equal on all processes.
 
-    A given model, else a named checkpoint, else an adapter on a LoRA policy's backbone, published or new,
-    else a second backbone with the policy's weights.
+    It is a given model, else a named checkpoint, else an adapter on a LoRA policy's backbone, published or
+    new, else a second backbone with the policy's weights.
     """
     args, policy, value_model, published = host.args, host.model, given.model, given.shared
     if not host.has_critic and value_model is not None:
@@ -135,7 +135,7 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         critic = _separate(value_model, host)
     elif given.name is not None:
         kwargs = continuing.loading_options(args)
-        packed = "quantization_config" in kwargs  # which ZeRO-3 cannot cut
+        packed = "quantization_config" in kwargs  # ZeRO-3 cannot shard packed weights
         with runtime.unpartitioned() if packed else nullcontext():
             model = critic_from_checkpoint(given.name, **kwargs)
         critic = _separate(model, host)
@@ -145,7 +145,7 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
         else:
             critic = continuing.shared_critic(policy, published, args.critic_lora_r)
         critic.head.to(host.accelerator.device)  # an engine moves the policy only later
-        # The critic's forward bypasses DDP's; its gradients are reduced by us.
+        # The critic's forward bypasses DDP's; we reduce its gradients.
         policy._ddp_params_and_buffers_to_ignore = list(critic.parameter_names)
         if args.disable_dropout:
             disable_dropout(policy)
@@ -163,7 +163,7 @@ def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
 
 
 def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
-    """Refuse the rank of an adapter that will not be there."""
+    """Refuse an adapter's rank for a critic without an adapter."""
     if args.critic_lora_r is not None and not shared:
         raise ValueError(
             f"`critic_lora_r={args.critic_lora_r}` is for a shared critic, and this one is separate."
@@ -171,10 +171,10 @@ def check_critic_rank(args: PPOConfig, *, shared: bool) -> None:
 
 
 def keep_trainable(model: nn.Module) -> None:
-    """Keep 4-bit weights on the CPU in the form that gradients can pass through.
+    """Keep 4-bit weights on the CPU in the form that gradients pass through.
 
-    bitsandbytes repacks them, for speed, in the first forward pass in evaluation mode, be it a
-    rollout's or an evaluation's, and after that training fails.
+    bitsandbytes repacks them, for speed, in the first forward pass in evaluation mode (of a rollout or
+    an evaluation), and after that training fails.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -187,20 +187,20 @@ def _separate(model: Any, host: Bridge) -> SeparateCritic:
     if args.disable_dropout:
         disable_dropout(model)
     if args.gradient_checkpointing:
-        # Upstream asks for reentrant checkpoints of a LoRA policy under ZeRO-3.
+        # Upstream sets reentrant checkpoints for a LoRA policy under ZeRO-3.
         kwargs = {**(args.gradient_checkpointing_kwargs or {}), "use_reentrant": False}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         if hasattr(model, "peft_config"):
             model.enable_input_require_grads()
-    # FSDP2 takes it to its device piece by piece.
+    # FSDP2 moves it to its device shard by shard.
     if not getattr(model, "is_quantized", False) and not host.is_fsdp_enabled:
         model.to(host.accelerator.device)
-    model.train()  # otherwise checkpointing stays off; dropout has been disabled above
+    model.train()  # else checkpointing stays off; dropout is already disabled
     return SeparateCritic(model)
 
 
 def install_stop_token(host: Bridge) -> None:
-    """Let one more id end a turn."""
+    """Add the stop token to the ids that end a turn."""
     extra = host.args.stop_token_id
     if extra is None or extra in host.eos_token_ids:
         return

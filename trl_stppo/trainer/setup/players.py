@@ -1,4 +1,4 @@
-"""Builds the rollout engine and its backend from what GRPOTrainer has made of the arguments."""
+"""Builds the rollout engine and its backend after GRPOTrainer's constructor."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
 def build_engines(
     host: Bridge, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
 ) -> tuple[RolloutEngine, RolloutEngine]:
-    """The engine that plays in training, and the one that evaluates, with environments of its own."""
+    """Build the engines of training and of evaluation, which has environments of its own."""
     if rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
-    limits, told = _limits(host), host.args.eval_settings
+    limits, overrides = _limits(host), host.args.eval_settings
     on_env_error, price = failure_price(host.args.on_env_error)
     options: dict[str, Any] = {
         "env_workers": host.args.env_workers,
@@ -52,8 +52,10 @@ def build_engines(
     }
     reader = renderer(host, tokenizer)
     engine = assemble(rollout, reader, limits, **options)
-    if "max_completion_length" in told:
-        limits = dataclasses.replace(limits, max_completion_tokens=told["max_completion_length"])
+    if "max_completion_length" in overrides:
+        limits = dataclasses.replace(
+            limits, max_completion_tokens=overrides["max_completion_length"]
+        )
     others = rollout is not evaluation
     eval_engine = assemble(evaluation, reader, limits, probes_play=others, **options)
     for each in (engine, eval_engine):  # at the interpreter's end at the latest
@@ -71,25 +73,25 @@ def assemble(
     probes_play: bool = True,
     **options: Any,
 ) -> RolloutEngine:
-    """An engine with a driver for every factory, for tools alone, or for prompts that nobody answers.
+    """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
 
-    `env_workers` synchronous environments run at the same time. If `probes_play`, the instances that
-    were looked at play too.
+    `env_workers` synchronous environments run at the same time. If `probes_play`, the probed instances
+    play too.
     """
     calls, form = EnvironmentCalls(env_workers), tool_format(renderer)
     players = rollout.probes if probes_play else None
     pool = EnvironmentPool({**rollout.text, **rollout.tools}, players, isolate=isolated)
     decode, run_async, tools = renderer.decode_action, calls.run_async, rollout.standalone_tools
-    own: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
+    shared: dict[str, Any] = {"run_on_main": calls.run_on_poller, "isolated": isolated}
     drivers: dict[str | None, Driver] = {}
     for name in rollout.text:
         probe = rollout.probes[name]
         drivers[name] = TextDriver(pool, name, probe, decode, run_async, isolated=isolated)
     for name in rollout.tools:
         probe = rollout.probes[name]
-        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **own)
+        drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **shared)
     if not drivers and tools:
-        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **own)
+        drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **shared)
     if not drivers:
         drivers[None] = PlainDriver(lambda ids, before: form.parse(ids, before, []))
     return RolloutEngine(drivers, pool, calls, limits, tool_suffix=form.suffix, **options)
@@ -105,7 +107,7 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
 
 
 def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
-    """Use TRL's training template where the tokenizer's own does not preserve prefixes."""
+    """Use TRL's training template if the tokenizer's own does not preserve prefixes."""
     try:
         host.chat_template = growing_template(renderer(host, tokenizer))
     except ValueError:
@@ -114,9 +116,9 @@ def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
 
 
 def growing_template(renderer: ChatRenderer) -> str | None:
-    """What to use in place of the tokenizer's template, None if that one grows."""
+    """A replacement for the tokenizer's template, None if that one preserves prefixes."""
     if renderer.tokenizer.chat_template is None:
-        return None  # prompts are plain text, or tokenising the first one explains
+        return None  # prompts are plain text, or tokenising the first one raises
     try:
         renderer.check_template()
     except ValueError:

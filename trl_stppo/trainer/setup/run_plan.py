@@ -18,7 +18,7 @@ from .models import ReferencePlan
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Who plays, who is trained, and what is compared with it."""
+    """Players, policy, reference, critic and rewards of a run."""
 
     args: PPOConfig
     rollout: RolloutPlan

@@ -1,4 +1,4 @@
-"""What a colocated vLLM engine is built with, besides what TRL tells it."""
+"""Options of a colocated vLLM engine besides TRL's."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from ..loop.sampler import speaks_to_vllm
 from ..ppo_config import PPOConfig
 from ..sharding import runtime
 
-# What vLLM does not read in an adapter, and the ranks that it makes room for.
+# Fields of an adapter that vLLM does not support, and the ranks that it allocates.
 SPECIAL = (
     *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"),
     *("trainable_token_indices", "target_parameters", "lora_bias", "kasa_config", "use_bdlora"),
 )
-# Of `model_init_kwargs`, what leaves the weights those that the name stands for.
+# Keys of `model_init_kwargs` that do not change the weights of the name.
 SAME_WEIGHTS = {
     *("dtype", "torch_dtype", "attn_implementation", "device_map", "quantization_config"),
     *("trust_remote_code", "low_cpu_mem_usage", "use_cache"),
 }
-USUAL = (None, "main")  # the latter of `revision`, which TRL's ModelConfig always sets
+USUAL = (None, "main")  # TRL's ModelConfig always sets `revision` to "main"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def colocated_engine(
     trainer: Any, args: PPOConfig, *, loaded_by_name: bool
 ) -> AbstractContextManager[None]:
-    """To surround upstream's constructor, which builds the engine where there is to be one.
+    """Context of upstream's constructor, which builds the engine if there is one.
 
-    `loaded_by_name`: the policy's base weights are those that its name stands for.
+    `loaded_by_name`: the policy's base weights are those of its name.
     """
     if not args.use_vllm or args.vllm_mode != "colocate":
         return nullcontext()
 
     def options() -> dict[str, Any]:
-        told = args.vllm_engine_kwargs or {}
-        assert isinstance(told, dict)
+        overrides = args.vllm_engine_kwargs or {}
+        assert isinstance(overrides, dict)
         kwargs = (args.model_init_kwargs or {}).items()
         plain = all(name in SAME_WEIGHTS or value in USUAL for name, value in kwargs)
         alone = loaded_by_name and plain and trainer.rollout_func is None
         alone = alone and speaks_to_vllm(trainer)
         rank = adapter_rank(trainer) if alone else None
         lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
-        return {"dtype": _dtype(args, trainer.model), **lora, **told}
+        return {"dtype": _dtype(args, trainer.model), **lora, **overrides}
 
     return door.engine_options(options)
 
 
 def _dtype(args: PPOConfig, model: Any) -> str:
-    """That of the policy's forward passes; TRL passes none, and vLLM makes bfloat16 of float32."""
+    """The dtype of the policy's forward passes; TRL passes none, and vLLM casts float32 to bfloat16."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
     return str(model.dtype).removeprefix("torch.")
 
 
 def adapter_rank(trainer: Any) -> int | None:
-    """Rank to make room for where vLLM can have the policy's adapter beside the base, None where not.
+    """Rank to allocate if vLLM can hold the policy's adapter beside the base, else None.
 
-    Merged weights go everywhere, but they are rounded once more, and whole.
+    Merged weights always work, but they are rounded once more, and sent in full.
     """
     model, args = trainer.model, trainer.args
     if args.vllm_enable_sleep_mode or runtime.shards_weights(trainer.accelerator):

@@ -1,1 +1,1 @@
-"""DeepSpeed and FSDP: what they change, and what they cannot do here."""
+"""Support of DeepSpeed and FSDP, and checks of its limits."""

@@ -1,4 +1,4 @@
-"""What cannot be trained with DeepSpeed or FSDP, refused when the trainer is built."""
+"""Refusal, at construction, of combinations that cannot train with DeepSpeed or FSDP."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import nn
 from ..bridge import Bridge
 from .runtime import sharding_name
 
-# Engine -> policy -> critics that it trains. "copied" is made from the policy's weights, "named" by
-# `value_model_name_or_path`, "given" passed as `value_model`, "shared" an adapter of a LoRA policy.
+# Engine -> policy -> critics that it trains. "copied": made from the policy's weights; "named": by
+# `value_model_name_or_path`; "given": passed as `value_model`; "shared": an adapter of a LoRA policy.
 CRITICS: dict[str, dict[str, tuple[str, ...]]] = {
     "ZeRO-1": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
     "ZeRO-3": {"full": ("named", "given"), "LoRA": ("named", "given")},
     "FSDP2": {"full": ("copied", "named", "given"), "LoRA": ("shared", "named", "given")},
 }
-# Each element of the weights is stepped by itself, so that steps on pieces are steps on the whole.
+# Optimizers that step each element by itself, so that a step on shards equals one on full weights.
 ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-# Of DeepSpeed's configuration: the trainer's own settings would not be followed.
+# Sections of DeepSpeed's configuration that would override the trainer's settings.
 DEEPSPEED_SECTIONS = ("optimizer", "scheduler", "tensor_parallel", "sequence_parallel_size")
-# Options of its ZeRO section that are untested, and the value that leaves each of them off.
+# Untested options of its ZeRO section, and the value that switches each of them off.
 DEEPSPEED_OPTIONS = {
     "zero_quantized_weights": False,
     "zero_quantized_nontrainable_weights": False,
@@ -38,7 +38,7 @@ Refusals = Iterator[tuple[bool, str]]
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What the checks look at, of a trainer or of a run that is only planned."""
+    """Input of the checks, for a trainer or for a run that is only planned."""
 
     engine: str
     plugin: Any
@@ -62,7 +62,7 @@ def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
 
 
 def run_of(host: Bridge, critic: str, turn_reward_funcs: Any, *, copies_adapter: bool) -> EngineRun:
-    """What the checks look at, of a host as GRPOTrainer's constructor has left it."""
+    """Input of the checks, from a host after GRPOTrainer's constructor."""
     state, model = host.accelerator.state, host.model
     turns = (
         turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]
@@ -83,7 +83,7 @@ def run_of(host: Bridge, critic: str, turn_reward_funcs: Any, *, copies_adapter:
 
 
 def check(run: EngineRun) -> None:
-    """Raise ValueError for a combination that would train wrongly, or not at all."""
+    """Raise ValueError for a combination that would train wrongly or fail."""
     if not run.engine.startswith(("ZeRO", "FSDP")):
         return
     if run.engine not in CRITICS:
@@ -127,7 +127,7 @@ def _of_any(run: EngineRun) -> Refusals:
     yield not gathers, "`ds3_gather_for_generation=False`; without vLLM allowed: True"
     yield (
         run.copies_adapter,
-        "A KL to an adapter that does something from the start; merge it, pass `ref_model`, or set "
+        "A KL to an adapter that changes the output from the start; merge it, pass `ref_model`, or set "
         "kl_coef=0.0 and beta=0.0",
     )
     scores = any(isinstance(func, str | nn.Module) for func in run.rewards)

@@ -1,4 +1,4 @@
-"""The critic beside an engine: who adds up its gradient and steps it, and how it is saved whole."""
+"""The critic beside an engine: its gradient, its optimizer, and saving and loading of full weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from . import deepspeed_critic, runtime
 from .runtime import CriticOptimizer, cut, is_in_pieces, unpartitioned, whole
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-ENTRY = "state_values"  # what the critic's passes are called on a module that gathers its weights
+ENTRY = "state_values"  # name of the critic's pass on a module that gathers its weights
 
 
 class ShardedGradient(GradientBuffer):
-    """The gradient of a module in FSDP2's pieces, which its hooks reduce in each backward pass.
+    """The gradient of a module in FSDP2's shards, which its hooks reduce in each backward pass.
 
-    It is moved out of `.grad`, where upstream would clip that of a shared critic along with the policy's.
+    It is moved out of `.grad`, because upstream would clip a shared critic's with the policy's.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], total: Reduce) -> None:
@@ -41,10 +41,10 @@ class ShardedGradient(GradientBuffer):
                 self._grads[i] = grad if so_far is None else so_far.add_(grad)
 
     def reduce(self, reduce: Reduce) -> None:
-        """Nothing is left to do."""
+        """Do nothing: it is already reduced."""
 
     def norm(self) -> Tensor:
-        """See `GradientBuffer.norm`; all processes call it together, and get that of the whole."""
+        """See `GradientBuffer.norm`; all processes call it together and get the full norm."""
         pieces = [None if grad is None else grad.to_local() for grad in self._grads]  # type: ignore[attr-defined]
         return self._total(l2_norm(pieces, like=self.parameters[0]).square()).sqrt()
 
@@ -52,9 +52,9 @@ class ShardedGradient(GradientBuffer):
 def prepare(
     host: Bridge, make: MakeOptimizer, rate: Callable[[], float | Tensor]
 ) -> tuple[GradientBuffer, CriticOptimizer]:
-    """The gradient of the critic, and what steps it.
+    """Make the critic's gradient buffer and its optimizer.
 
-    All processes call it together. `rate` gives the learning rate of the coming step.
+    All processes call it together. `rate` returns the learning rate of the next step.
     """
     critic = host.critic
     if host.is_deepspeed_enabled and isinstance(critic, SeparateCritic) and not _is_packed(critic):
@@ -69,31 +69,31 @@ def prepare(
 
 
 def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
-    """Cut the critic into FSDP2's pieces, as accelerate has cut the policy."""
+    """Shard the critic by FSDP2, as accelerate has sharded the policy."""
     model: Any = critic.model
     accelerator = host.accelerator
     if _is_packed(critic):
         return
     if accelerator.mixed_precision != "no":
-        critic.head.float()  # as accelerate does all else that is trained, once it is cut
+        critic.head.float()  # as accelerate does with all trained weights after sharding
     mesh = next(p.device_mesh for p in host.model.parameters() if is_in_pieces(p))
-    fully_shard(critic.head, mesh=mesh)  # by itself, as it computes in its own precision
+    fully_shard(critic.head, mesh=mesh)  # a unit of its own, in its own precision
     if isinstance(critic, SeparateCritic):
         plugin: Any = accelerator.state.fsdp_plugin
         names = plugin.transformer_cls_names_to_wrap  # the policy's
         kinds = {type(module).__name__ for module in model.modules()}
         if not kinds & set(names or ()):
-            plugin.transformer_cls_names_to_wrap = None  # accelerate asks the model
+            plugin.transformer_cls_names_to_wrap = None  # accelerate takes the model's
         fsdp2_prepare_model(accelerator, model)
         plugin.transformer_cls_names_to_wrap = names
     else:
-        # Torch fails where a backward pass ends and weights that it does not use, those of the policy's
-        # head, have never been gathered.
+        # Torch fails at the end of a backward pass if unused weights, here of the policy's head, were
+        # never gathered.
         for unit in (module for module in model.modules() if isinstance(module, FSDPModule)):
             unit.unshard()
             unit.reshard()
-    # Weights that belong to no layer are gathered where the root is entered, and what leaves it gets a
-    # hook, which is not to be on a view.
+    # Weights outside layers are gathered on entry to the root; its output gets a hook, so it must not be
+    # a view.
     values = critic.values
     setattr(model, ENTRY, lambda *states: values(*states).clone())
     register_fsdp_forward_method(model, ENTRY)
@@ -101,13 +101,13 @@ def _shard(critic: SharedCritic | SeparateCritic, host: Bridge) -> None:
 
 
 def _is_packed(critic: SharedCritic | SeparateCritic) -> bool:
-    """Whether its weights have to stay together."""
+    """Whether its weights cannot be sharded."""
     return bool(getattr(critic.model, "is_quantized", False))
 
 
 @contextmanager
 def gathered(host: Bridge) -> Iterator[None]:
-    """Within, one process can save the critic, of which each may hold pieces; all enter together."""
+    """Context in which one process can save a critic that may be sharded; all enter together."""
     critic = host.critic
     pieces = any(is_in_pieces(parameter) for parameter in critic.parameters())
     if not pieces or not isinstance(critic, SharedCritic | SeparateCritic):
@@ -116,16 +116,16 @@ def gathered(host: Bridge) -> Iterator[None]:
     module = critic.model if isinstance(critic, SeparateCritic) else critic.head
     saves, plain = host.args.should_save, not hasattr(module, "peft_config")
     state = module.state_dict(keep_vars=True).items()
-    critic.whole = {n: whole(value, saves) for n, value in state if plain or value.requires_grad}
+    critic.full = {n: whole(value, saves) for n, value in state if plain or value.requires_grad}
     try:
         yield
     finally:
-        critic.whole = None
+        critic.full = None
 
 
 @contextmanager
 def loading(host: Bridge) -> Iterator[None]:
-    """Within, all processes can load a whole critic together, whatever they hold of it."""
+    """Context in which all processes can load a full critic together, sharded or not."""
     critic, handles = host.critic, []
     parameters: list[nn.Parameter] = []
     if isinstance(critic, SharedCritic | SeparateCritic):
@@ -141,7 +141,7 @@ def loading(host: Bridge) -> Iterator[None]:
 
 
 def _cut_all(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Put this process's pieces in the places of whole weights."""
+    """Replace full weights in a state dict by this process's shards."""
     for name, own in module.state_dict().items():
         if is_in_pieces(own) and prefix + name in state:
             state[prefix + name] = cut(state[prefix + name], own)

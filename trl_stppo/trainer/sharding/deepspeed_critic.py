@@ -1,8 +1,8 @@
-"""A critic in a DeepSpeed engine of its own, beside the policy's: sharded, stepped and saved like it.
+"""A critic in a DeepSpeed engine of its own: sharded, stepped and saved like the policy.
 
-The two share nothing but the processes, which is why all of them make each pass of either one together.
-Unlike accelerate, which steps the policy inside its backward pass, we step when the guards have seen the
-gradient; until then it can be dropped.
+The two engines share only the processes, so all processes make each pass of either one together.
+Unlike accelerate, which steps the policy inside its backward pass, we step after the guards have checked
+the gradient; until then it can be dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = "critic_engine"
 
 
 class EngineGradient(GradientBuffer):
-    """The critic's gradient, in the pieces in which the engine keeps it."""
+    """The critic's gradient, in the engine's shards."""
 
     is_empty = True
 
@@ -41,39 +41,39 @@ class EngineGradient(GradientBuffer):
         self.is_empty = False
 
     def reduce(self, reduce: Reduce) -> None:
-        """Nothing is left to do."""
+        """Do nothing: it is already reduced."""
 
     def norm(self) -> Tensor:
-        """See `GradientBuffer.norm`; all processes call it together, and get that of the whole."""
+        """See `GradientBuffer.norm`; all processes call it together and get the full norm."""
         if self.is_empty:
             return torch.zeros(())
         pieces = [piece for group in self._groups().values() for piece in group]
         return self._accelerator.reduce(l2_norm(pieces, like=pieces[0]).square(), "sum").sqrt()
 
     def clip_(self, max_norm: float | None) -> Tensor:
-        """Let the coming step shorten it to `max_norm`. Returns the norm before."""
+        """Let the next step clip it to `max_norm`. Returns the norm before."""
         self._engine.optimizer.clip_grad = max_norm or 0.0
         return self.norm()
 
     def clear(self) -> None:
-        """Drop what has been added since the last step."""
+        """Drop the gradient added since the last step."""
         if not self.is_empty:
             self._groups().update(dict.fromkeys(self._groups()))
             self._engine.optimizer.zero_grad()
         self.is_empty = True
 
     def _groups(self) -> dict[int, Any]:
-        """This process's pieces; at the end of a mini-batch they are all there."""
+        """This process's shards; complete at the end of a mini-batch."""
         return self._engine.optimizer.averaged_gradients
 
 
 class EngineOptimizer(CriticOptimizer):
-    """Steps the pieces that `engine` has, and saves them so."""
+    """Steps and saves the shards of `engine`."""
 
     engine: Any
 
     def save(self, folder: Path, *, writes: bool) -> None:
-        """Each process its pieces, of weights and moments."""
+        """Save each process's shards of weights and moments."""
         frozen = any(not p.requires_grad for p in self.engine.module.parameters())
         self.engine.save_checkpoint(
             str(folder), tag=FOLDER, save_latest=False, exclude_frozen_parameters=frozen
@@ -89,7 +89,7 @@ class EngineOptimizer(CriticOptimizer):
 
 
 class _Entry(nn.Module):
-    """What the engine wraps: by a forward pass it gathers and traces weights, as of any model."""
+    """The module that the engine wraps; its forward pass gathers and traces the weights."""
 
     def __init__(self, critic: SeparateCritic) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def prepare(
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     rate: Callable[[], float | Tensor],
 ) -> tuple[EngineGradient, EngineOptimizer]:
-    """Give a critic its engine; arguments and result as of `critics.prepare`."""
+    """Make a critic's engine; arguments and result as in `critics.prepare`."""
     import deepspeed
 
     device = host.accelerator.device.type
@@ -120,7 +120,7 @@ def prepare(
     )
 
     def values(input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
-        with torch.autocast(device, enabled=False):  # the engine has cast what is to be cast
+        with torch.autocast(device, enabled=False):  # the engine has already cast the weights
             return engine(input_ids, attention_mask, num_tokens)
 
     critic.values = values  # type: ignore[method-assign]
@@ -131,6 +131,6 @@ def prepare(
 
 
 def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:
-    """A head whose weights the engine may have cast: values are not to be rounded to bfloat16."""
+    """Apply a head in float32, although the engine may have cast its weights to bfloat16."""
     bias = None if layer.bias is None else layer.bias.float()
     return nn.functional.linear(hidden.float(), layer.weight.float(), bias)

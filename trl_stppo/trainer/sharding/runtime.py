@@ -1,8 +1,8 @@
 """Training with sharded gradients: DeepSpeed's ZeRO and FSDP2.
 
-Both own the policy's backward pass: when it ends its gradients are reduced and in pieces, and under
-DeepSpeed the step has been taken. The critic is therefore stepped by an optimizer of its own
-(`critics.py`). What they cannot do is refused in `checks.py`.
+Both control the policy's backward pass: at its end gradients are reduced and sharded, and under
+DeepSpeed the step is already taken. The critic therefore has an optimizer of its own (`critics.py`).
+`checks.py` refuses unsupported combinations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CRITIC_OPTIMIZER = "critic_optimizer.pt"
 
 
 def sharding_name(accelerator: Any) -> str:
-    """What steps the policy: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2"."""
+    """Name of the policy's engine: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2"."""
     deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
     fsdp = getattr(accelerator.state, "fsdp_plugin", None)
     if deepspeed is not None:
@@ -36,7 +36,7 @@ def sharding_name(accelerator: Any) -> str:
 
 
 def is_sharded(accelerator: Any) -> bool:
-    """Whether no process sees the policy's whole gradient."""
+    """Whether the policy's gradient is sharded."""
     return sharding_name(accelerator).startswith(("ZeRO", "FSDP"))
 
 
@@ -57,8 +57,8 @@ class ShardedStepHooks(UpdateScale):
 class CriticOptimizer:
     """The optimizer of a critic beside an engine.
 
-    `buffer` is reduced and clipped when `step` is called; `rate` gives the learning rate of the coming
-    step.
+    `buffer` must be reduced and clipped before `step` is called; `rate` returns the learning rate of the
+    next step.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class CriticOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """See `torch.optim.Optimizer`; their rate is set anew at each step."""
+        """See `torch.optim.Optimizer`; `step` sets their rate each time."""
         return self._optimizer.param_groups
 
     def step(self) -> None:
-        """Step with the gradient in the buffer, and empty it; without one nothing changes."""
+        """Step with the gradient in the buffer, and clear it; an empty buffer changes nothing."""
         if self._buffer.is_empty:
             return
         self._buffer.add_to_grad()
@@ -86,7 +86,7 @@ class CriticOptimizer:
         self._buffer.clear()
 
     def save(self, folder: Path, *, writes: bool) -> None:
-        """Put the state into a checkpoint; all processes together, of which one writes."""
+        """Save the state to a checkpoint; all processes call it together, one writes."""
         state = self._optimizer.state_dict()
         moments = {
             i: {k: whole(v, writes) for k, v in kept.items()} for i, kept in state["state"].items()
@@ -95,7 +95,7 @@ class CriticOptimizer:
             torch.save({**state, "state": moments}, folder / CRITIC_OPTIMIZER)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` has written; each process may take a piece of it."""
+        """Restore the state that `save` wrote; each process may take its shard."""
         path = folder / CRITIC_OPTIMIZER
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         ids, parameters = (
@@ -110,14 +110,14 @@ class CriticOptimizer:
 
 
 def is_in_pieces(value: Any) -> bool:
-    """Whether this process holds a piece of a tensor (FSDP2, ZeRO-3)."""
+    """Whether this process holds a shard of a tensor (FSDP2, ZeRO-3)."""
     return isinstance(value, DTensor) or hasattr(value, "ds_id")
 
 
 def whole(value: Any, keep: bool) -> Any:
-    """A tensor put together, which all processes do together, for those that keep it, in main memory.
+    """Gather a full tensor into main memory on the processes that keep it; all call it together.
 
-    Anything else as it is.
+    Other values are returned unchanged.
     """
     if not is_in_pieces(value):
         return value
@@ -127,7 +127,7 @@ def whole(value: Any, keep: bool) -> Any:
 
 
 def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContextManager[None]:
-    """Puts what ZeRO-3 has in pieces together for a while; what `writer` has changed then stays so."""
+    """Context in which ZeRO-3's parameters are full; changes of the rank `writer` persist."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     import deepspeed
@@ -136,14 +136,14 @@ def gathered(parameters: list[Any], writer: int | None = None) -> AbstractContex
 
 
 def cut(value: Any, like: Any) -> Any:
-    """The first process's tensor cut like another one of its shape; anything else as it is."""
+    """Shard the first process's tensor like another one of its shape; other values stay unchanged."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
         return value
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
 def keep_precision(accelerator: Any) -> None:
-    """Let FSDP2 compute in bfloat16 but neither add up gradients in it nor round log-probabilities."""
+    """Let FSDP2 compute in bfloat16, but keep gradient sums and log-probabilities in float32."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     policy = getattr(plugin, "mixed_precision_policy", None)
     if plugin is not None and policy is not None and policy.param_dtype == torch.bfloat16:
@@ -153,9 +153,9 @@ def keep_precision(accelerator: Any) -> None:
 
 
 def pass_over_empty_steps(engine: Any) -> None:
-    """Keep DeepSpeed from stepping where the loss has no graph: warm-up, or a rollout that is over.
+    """Keep DeepSpeed from stepping if the loss has no graph: in warm-up, or in a stopped rollout.
 
-    It would fail, or move the weights by what its moments hold.
+    It would fail, or move the weights by its moments.
     """
     backward = engine.backward
 
@@ -168,7 +168,7 @@ def pass_over_empty_steps(engine: Any) -> None:
 
 @contextmanager
 def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
-    """Keep FSDP2's weights gathered, so that each process can call the model as often as it likes."""
+    """Keep FSDP2's weights gathered, so that each process can call the model any number of times."""
     if not isinstance(model, FSDPModule):
         yield
         return
@@ -182,7 +182,7 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
     finally:
         for unit in units:
             unit.reshard()
-        # As accelerate sets them up: the root and the head are used again at once, going backward.
+        # As accelerate sets them up: the backward pass uses the root and the head again at once.
         root.set_reshard_after_forward(bool(accelerator.state.fsdp_plugin.reshard_after_forward))
         root.set_reshard_after_forward(False, recurse=False)
         head = root.get_output_embeddings()
@@ -192,7 +192,7 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
 
 @contextmanager
 def unpartitioned() -> Iterator[None]:
-    """Load models whole, also under ZeRO-3, which makes transformers load them in pieces."""
+    """Load full models, also under ZeRO-3, in which transformers loads shards."""
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     config = None if reference is None else reference()
     hf_deepspeed.unset_hf_deepspeed_config()
@@ -204,7 +204,7 @@ def unpartitioned() -> Iterator[None]:
 
 
 def autocast(accelerator: Any) -> Any:
-    """Mixed precision for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
+    """Autocast for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
     if sharding_name(accelerator).startswith("ZeRO") and accelerator.mixed_precision == "bf16":
         return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
     return accelerator.autocast()

@@ -1,1 +1,1 @@
-"""What is logged and shown of a run."""
+"""Metrics and displays of a run."""

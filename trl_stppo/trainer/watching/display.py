@@ -1,4 +1,4 @@
-"""What a person sees while training runs: lines of figures, sample episodes."""
+"""Display of a running training: lines of metrics, sample episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .reporting import shield_integrations
 
 
 def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
-    """Put lines in place of upstream's display, write down what is logged."""
+    """Replace upstream's display by lines, and write the log to a file."""
 
     def task() -> dict[str, str]:
         return describe(host, rollout).task
@@ -29,8 +29,8 @@ def install_callbacks(host: Bridge, rollout: RolloutPlan) -> None:
 
 
 def _print_lines(host: Bridge, task: Callable[[], dict[str, str]]) -> None:
-    """Have lines printed, and neither a progress bar nor dictionaries beside them."""
-    # The third is another one in a notebook: a table.
+    """Print lines, without a progress bar or dictionaries."""
+    # In a notebook the third is a table.
     upstreams = ProgressCallback, PrinterCallback, DEFAULT_PROGRESS_CALLBACK
     callbacks = list(host.callback_handler.callbacks)
     for callback in callbacks:

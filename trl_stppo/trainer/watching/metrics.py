@@ -1,4 +1,4 @@
-"""What is logged, as in `docs/watching.md`: sums over all micro-batches and processes, divided once."""
+"""Metrics of `docs/watching.md`: sums over all micro-batches and processes, divided once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..loop.targets import Targets
 from ..sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]
-MAX_RATIO = 8.0  # in an effective sample size, as in VCPO
+MAX_RATIO = 8.0  # largest ratio in an effective sample size, as in VCPO
 
 
 class MiniBatchMetrics:
-    """Figures of one optimizer step, collected over its micro-batches."""
+    """Collects the metrics of one optimizer step over its micro-batches."""
 
     def __init__(self) -> None:
         self._sums = RatioOfSums()
@@ -34,7 +34,7 @@ class MiniBatchMetrics:
     def add_policy(
         self, surrogate: ClippedSurrogate, entropies: Tensor, loss_mask: Tensor, tokens: Tensor
     ) -> None:
-        """Ratio, clipping and entropy of a micro-batch of so many `tokens`, padding not counted."""
+        """Add ratio, clipping and entropy of a micro-batch of `tokens` tokens without padding."""
         stats = surrogate.stats
         add = self._sums.add
         add("policy/clip_fraction", stats.clipped_low + stats.clipped_high, stats.tokens)
@@ -47,7 +47,7 @@ class MiniBatchMetrics:
         self._tokens = self._tokens + tokens
 
     def add_drift(self, inputs: Batch, logprobs: Tensor) -> None:
-        """How far the policy is from the one that has played, in tokens, turns and whole episodes."""
+        """Add the distance of the policy from the one that played, per token, turn and episode."""
         mask, now = inputs["loss_mask"], wide(logprobs.detach())
         old = wide(inputs.get("old_per_token_logps", now))
         change = (now.exp() - old.exp()).abs().masked_fill(~mask, 0.0)
@@ -65,26 +65,26 @@ class MiniBatchMetrics:
                 self._sums.log_sum(f"_{name}_{kind}", terms.flatten().logsumexp(0))
 
     def add_episode_weights(self, weights: Tensor, counts: Tensor) -> None:
-        """[B] each: what the kept terms were multiplied by, and which episodes have such."""
+        """Add episode weights, [B]; `counts`, [B], flags the episodes with kept terms."""
         self.add_mean("policy/episode_weight_mean", weights, counts)
         lowest = weights.masked_fill(~counts, 1.0).min()
         self._sums.maximum("_minus_lowest_weight", -lowest)
 
     def add_value(self, per_token: Tensor, clipped: Tensor, value_mask: Tensor) -> None:
-        """Loss and clipping of the critic."""
+        """Add loss and clipping of the critic."""
         self.add_mean("value/loss", per_token, value_mask)
         self.add_mean("value/clip_fraction", clipped, value_mask)
 
     def add_mean(self, name: str, x: Tensor, mask: Tensor) -> None:
-        """A masked mean over the mini-batch."""
+        """Add to a masked mean over the mini-batch."""
         self._sums.add(name, x.detach().masked_fill(~mask, 0).sum(), mask.sum())
 
     def add_scalar(self, name: str, value: Tensor | float) -> None:
-        """A figure that is already the same on all processes."""
+        """Add a value that is equal on all processes."""
         self._scalars[name] = float(value)
 
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
-        """Figures since the last flush; `seconds` is the time they took, 0 if not known."""
+        """Metrics since the last flush; `seconds` is their duration, 0 if unknown."""
         result = self._sums.flush(gather) | self._scalars
         for name in ("turn", "episode"):
             if f"_{name}_count" in result:
@@ -106,10 +106,10 @@ class MiniBatchMetrics:
 
 
 class RolloutMetrics:
-    """Figures of one rollout batch."""
+    """Collects the metrics of one rollout batch."""
 
     def __init__(self, *, values: bool) -> None:
-        # An environment need not say whether an episode succeeds or an action can be read.
+        # An environment may not report success or valid actions.
         self._sums = RatioOfSums("episode/success_rate", "turns/valid_action_rate")
         self._values = values
 
@@ -124,7 +124,7 @@ class RolloutMetrics:
         seconds: float,
         gather: Gather,
     ) -> dict[str, float]:
-        """Everything that is known once the advantages are."""
+        """All metrics of the batch after its advantages are computed."""
         sums, device = self._sums, scores.device
         episodes = torch.tensor(float(len(scores)), device=device)
         returns = wide(scores)
@@ -161,7 +161,7 @@ class RolloutMetrics:
         return result
 
     def _turns(self, rollout: Rollout, episodes: Tensor) -> Tensor:
-        """Of episodes as they were played, those among them that do not train.
+        """Add metrics of all played episodes, including those that do not train.
 
         Returns:
             Number of sampled tokens.
@@ -190,7 +190,7 @@ class RolloutMetrics:
             self._sums.add(f"stop_reason/{reason.value}", hits, episodes)
 
     def _sampler_gap(self, batch: Batch, turns: TurnBatch) -> None:
-        """How far the sampler's log-probabilities are from those computed for training, in nats."""
+        """Add the gap between the sampler's log-probabilities and training's, in nats."""
         sampled, old = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
         if sampled is None or old is None:
             return
@@ -212,7 +212,7 @@ class RolloutMetrics:
         sums.maximum("sampling/importance_sampling_ratio/max", highest)
 
     def _explained_variance(self, targets: Targets) -> None:
-        """Sums for 1 - Var(returns - values) / Var(returns), over the whole batch."""
+        """Add sums for 1 - Var(returns - values) / Var(returns), over the batch."""
         mask, sums = targets.value_mask, self._sums
         count = mask.sum()
         returns = wide(targets.returns).masked_fill(~mask, 0.0)
@@ -227,7 +227,7 @@ class RolloutMetrics:
 def _explained(result: dict[str, float]) -> float:
     total = result.pop("_return_square") - result["value/return_mean"] ** 2
     error = result.pop("_error_square") - result.pop("_error_mean") ** 2
-    # Returns that are all equal have no variance to explain.
+    # Equal returns have no variance to explain.
     return 1.0 - error / total if total > 1e-12 else 0.0
 
 
@@ -237,7 +237,7 @@ def seconds_of(seconds: float, device: torch.device) -> Tensor:
 
 
 def peak_memory_gb() -> float:
-    """Peak memory of this process: the accelerator's where there is one, otherwise resident."""
+    """Peak memory of this process: the accelerator's if there is one, else resident memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts in bytes, Linux in kilobytes

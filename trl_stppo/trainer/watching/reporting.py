@@ -1,4 +1,4 @@
-"""What every integration of `report_to` can take."""
+"""Filters that give the integrations of `report_to` only values that all of them accept."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from transformers import TrainerCallback
 
 
 class LoggableFigures(TrainerCallback):
-    """Hands only numbers on to the integrations, between which and the other callbacks it stands.
+    """Passes only numbers and text on to the integrations, which come after it.
 
-    A figure that no episode of a batch has is None in the log, for which TensorBoard and MLflow warn
-    each time; NaN and infinities are no points of a curve. `log_history` keeps them all.
+    A metric without an episode in the batch is None in the log, for which TensorBoard and MLflow warn
+    each time; NaN and infinities are not points of a curve. `log_history` keeps them all.
     """
 
     def __init__(self) -> None:
         self.left_out: dict[str, Any] = {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Take out of `logs`, in place, what is no finite number and no text."""
+        """Remove from `logs`, in place, values that are neither finite numbers nor text."""
         self.left_out = {
             name: value
             for name, value in (logs or {}).items()
@@ -30,19 +30,19 @@ class LoggableFigures(TrainerCallback):
 
 
 class AllFigures(TrainerCallback):
-    """Puts back what `LoggableFigures` has taken out; stands behind the integrations."""
+    """Restores the values that `LoggableFigures` removed; comes after the integrations."""
 
     def __init__(self, before: LoggableFigures) -> None:
         self._before = before
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Add to `logs`, in place."""
+        """Add the values to `logs`, in place."""
         if logs is not None:
             logs.update(self._before.left_out)
 
 
 def shield_integrations(callbacks: list[Any]) -> None:
-    """Put the two around the integrations among the callbacks, in place."""
+    """Insert both callbacks around the integrations, in place."""
     found = [
         i
         for i, c in enumerate(callbacks)

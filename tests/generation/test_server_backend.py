@@ -85,7 +85,7 @@ def test_what_fails_is_asked_again_and_the_log_says_so_once(caplog) -> None:
     assert results == [TurnResult(k, [k + 1], [-1.0]) for k in range(3)]
     assert turns.asked_again == 5
     assert sorted(server.asked) == [0] * 3 + [1] + [2] * 4
-    assert caplog.text.count("Turns are asked for again") == 1
+    assert caplog.text.count("Turns are requested again") == 1
     caplog.clear()
     play(Server(_0=[AWAY]), warned=True)
     assert caplog.text == ""
@@ -201,5 +201,5 @@ def test_weights_of_another_update_never_pass() -> None:
 def test_where_nobody_will_send_them_the_episode_ends_soon() -> None:
     server = Server(_0=[lambda: setattr(server, "name", "default")])
     _, (result,) = play(server, awaits_weights=False)
-    assert "started anew" in result.error
+    assert "restarted" in result.error
     assert len(server.asked) == 1, "nobody samples with weights that are not the right ones"

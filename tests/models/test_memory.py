@@ -83,7 +83,7 @@ class TestGeometry:
 
     def test_a_model_without_attention_is_refused_by_name(self):
         config = MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=50)
-        with pytest.raises(ValueError, match="memory of a 'mamba' model is not known"):
+        with pytest.raises(ValueError, match="memory of a 'mamba' model is unknown"):
             geometry_of(policy_shape(config, "float32"))
 
     def test_the_cache_of_a_7b_model_is_56_kib_per_token(self):

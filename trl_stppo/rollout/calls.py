@@ -51,7 +51,7 @@ class Call:
         blocked = None if self.loop is None else self.loop.blocked_for(now)
         if blocked is None or blocked[0] is self:
             return at
-        # A block that never ends extends the other calls' limits once.
+        # A block that never ends extends the limits of other calls by at most one limit.
         return at + min(now - max(blocked[1], self.started), self.timeout)
 
     def blocked_by(self, now: float) -> str | None:

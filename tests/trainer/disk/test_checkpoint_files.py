@@ -170,7 +170,7 @@ def test_content_of_the_same_size_is_found_out_where_it_is_looked_for(content, t
     file = tmp_path / "checkpoint-2" / "model.safetensors"
     file.write_text(content)
     assert complaint(tmp_path / "checkpoint-2") is None, "sizes alone are quick"
-    said = f"`{file}` is not what was written: CRC-32"
+    said = f"`{file}` has changed since it was written: CRC-32"
     with pytest.raises(CheckpointError, match=re.escape(said)):
         to_resume(tmp_path, str(tmp_path / "checkpoint-2"), thorough=True)
     assert to_resume(tmp_path, True, thorough=True).name == "checkpoint-1"

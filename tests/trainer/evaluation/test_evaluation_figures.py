@@ -64,7 +64,7 @@ def test_a_text_environments_figures_are_those_of_a_plain_loop(tmp_path):
 
 
 def episode(name, score=0.0, **facts):
-    defaults = {"counted": True, "success": None, "turns": 1, "tokens": 4, "whole": True}
+    defaults = {"counted": True, "success": None, "turns": 1, "tokens": 4, "ended": True}
     return PlayedEpisode(name, score, rewards=(score,), reward=score, **{**defaults, **facts})
 
 

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_such_weights_is_told_from_a_good_one(tmp_path, monkeypa
         patch.setattr(finite_weights, "first_not_finite", lambda *a, **k: None)
         build(tmp_path, spoil(4), **save)[0].train()
     trainer, _ = build(tmp_path)
-    with pytest.raises(NonFiniteError, match=r"they come from .*checkpoint-4, which is no good"):
+    with pytest.raises(NonFiniteError, match=r"they come from .*checkpoint-4, which is not a good"):
         trainer.train(resume_from_checkpoint=True)
 
 

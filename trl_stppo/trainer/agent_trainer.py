@@ -80,8 +80,8 @@ class AgentTrainer(Bridge):
         plan.check_overrides(self)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
-        plan.check_eval_dataset(eval_dataset, rollout)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
+        plan.check_eval_dataset(eval_dataset, evaluation)
         policy = continuing.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )
@@ -152,7 +152,7 @@ class AgentTrainer(Bridge):
         self._guards = Guards(self, self._optimizers, lambda: self._checkpoints.last)
         self._trace = TraceRecorder(self, self._player)
         self._evaluator = Evaluator(
-            self, self._player, self._rewards, self._rollout_log, run.rollout, self._trace
+            self, self._player, self._rewards, self._rollout_log, run.evaluation, self._trace
         )
 
     def _build_loop(self, run: RunPlan) -> None:

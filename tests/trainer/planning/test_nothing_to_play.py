@@ -114,3 +114,19 @@ def test_a_stream_shorter_than_a_rollout_batch_is_an_error(count, tmp_path):
     trainer = build(tmp_path, arguments={"train_dataset": stream})
     with pytest.raises(ValueError, match="`train_dataset` is a stream"):
         trainer.train()
+
+
+def test_an_empty_prompt_in_a_stream_is_named_when_it_comes(tmp_path):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"say {i}"}] if i != 2 else None} for i in range(8)
+    ]
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    trainer = build(tmp_path, arguments={"train_dataset": stream}, max_steps=2)
+    with pytest.raises(ValueError, match="`prompt` is empty in the row"):
+        trainer.train()
+
+
+def test_a_column_that_evaluations_reset_needs_is_missed_at_the_start(tmp_path):
+    arguments = {**TEXT, "eval_environment_factory": Secret, "eval_dataset": prompts(2)}
+    with pytest.raises(EnvironmentContractError, match=r"`Secret\.reset` needs `secret`"):
+        build(tmp_path, arguments=arguments, **LIMITS)

@@ -81,8 +81,8 @@ class AgentTrainer(Bridge):
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
         train_dataset = plan.check_dataset(train_dataset, args, rollout)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
-        plan.check_eval_dataset(eval_dataset, evaluation)
-        policy = continuing.policy_to_go_on_with(
+        plan.check_eval_dataset(eval_dataset, rollout, evaluation)
+        model, processing_class, quantization_config = continuing.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )
         critic = continuing.critic_to_go_on_with(value_model, args, self.has_critic)
@@ -91,12 +91,15 @@ class AgentTrainer(Bridge):
             reward_funcs,
             reward_processing_classes,
             reward_model,
-            policy[1],
+            processing_class,
             rollout,
             scores_turns=turn_reward_funcs is not None,
         )
-        reference = models.plan_reference(args, policy[0], ref_model, peft_config)
-        run = RunPlan(args, rollout, evaluation, rewards, reference, critic, *policy)
+        reference = models.plan_reference(args, model, ref_model, peft_config)
+        run = RunPlan(
+            args, rollout, evaluation, rewards, reference, critic,
+            model, processing_class, quantization_config,
+        )  # fmt: skip
         with run.building_upstream(self):
             super().__init__(
                 train_dataset=train_dataset,

@@ -558,9 +558,8 @@ class TrainingLoop:
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
         if not self.guards.admit(metrics):
-            self.host.model.zero_grad(
-                set_to_none=True
-            )  # without gradients the optimizer does nothing
+            # Without gradients the optimizer does nothing.
+            self.host.model.zero_grad(set_to_none=True)
             if self.guards.verdict != "critic_only":
                 self.start_mini_batch()
         self.trace.end_mini_batch(window, verdict=self.guards.verdict)

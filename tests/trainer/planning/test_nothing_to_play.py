@@ -5,7 +5,7 @@ import functools
 import pytest
 from datasets import Dataset, IterableDataset
 
-from tests.kit.builders import LIMITS, TEXT, build, prompts
+from tests.kit.builders import LIMITS, TEXT, build, prompts, share_of_a
 from tests.kit.fakes import CountEnv
 from tests.kit.tiers import quick
 from trl_stppo.errors import EnvironmentContractError, EnvironmentFailureError
@@ -130,3 +130,24 @@ def test_a_column_that_evaluations_reset_needs_is_missed_at_the_start(tmp_path):
     arguments = {**TEXT, "eval_environment_factory": Secret, "eval_dataset": prompts(2)}
     with pytest.raises(EnvironmentContractError, match=r"`Secret\.reset` needs `secret`"):
         build(tmp_path, arguments=arguments, **LIMITS)
+
+
+def test_a_rollout_func_may_get_an_empty_prompt(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter([{"prompt": ""}] * 16))
+
+    def play(prompts, trainer):
+        ids = [[5]] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None}
+
+    arguments = {"train_dataset": stream, "rollout_func": play, "reward_funcs": share_of_a}
+    trainer = build(tmp_path, arguments=arguments, max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("rows", [{"secret": ["x"] * 2}, {}])
+def test_evaluations_rows_are_for_its_own_environments(rows, tmp_path):
+    """Rows of training have what its environment needs; those of evaluation need not."""
+    arguments = {"environment_factory": Secret, "eval_environment_factory": CountEnv}
+    arguments |= {"train_dataset": prompts(secret=["x"] * 8), "eval_dataset": prompts(2, **rows)}
+    build(tmp_path, arguments=arguments, **LIMITS)

@@ -60,6 +60,11 @@ class EpisodePlayer:
             return self._play_by_func(self._host.rollout_func, rows, names, repeated)
         engine = self.engine if self._host.model.training else self.eval_engine
         prompts = [row["prompt"] for row in rows]
+        if prompt_ids is None and not (all(prompts) or self._environments_ask):
+            row = next(
+                row for row in rows if not row["prompt"]
+            )  # of a stream, which is checked here
+            raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
         episodes, durations = self._play_by_engine(engine, inputs, prompts, prompt_ids, seed, names)
         for episode in episodes:  # reward functions have the names of training's classes
             episode.env_type = self.engine.drivers[episode.name].type_name

@@ -205,7 +205,7 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
         return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
     if not isinstance(dataset, Dataset):
         return dataset  # a stream has no length; GRPOTrainer checks the type
-    _check_rows(dataset, "train_dataset", rollout)
+    _check_rows(dataset, "train_dataset", rollout, rollout)
     if rollout.user_func is None:
         hidden = ("prompt", "completion", "completion_ids")
         rollout.columns = tuple(name for name in dataset.column_names if name not in hidden)
@@ -220,19 +220,20 @@ def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
     return dataset.repeat(times) if times > 1 else dataset
 
 
-def check_eval_dataset(dataset: Any, rollout: RolloutPlan) -> None:
-    """Check evaluation data in the same way, before the run starts."""
+def check_eval_dataset(
+    dataset: Any, rollout: RolloutPlan, evaluation: RolloutPlan | None = None
+) -> None:
+    """Check evaluation data in the same way, before the run starts; its environments may be others."""
     from datasets import Dataset
 
     parts = dataset if isinstance(dataset, dict) else {None: dataset}
     for name, part in parts.items():
         if isinstance(part, Dataset):
-            _check_rows(
-                part, "eval_dataset" if name is None else f"eval_dataset[{name!r}]", rollout
-            )
+            label = "eval_dataset" if name is None else f"eval_dataset[{name!r}]"
+            _check_rows(part, label, rollout, evaluation or rollout)
 
 
-def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
+def _check_rows(dataset: Any, name: str, rollout: RolloutPlan, players: RolloutPlan) -> None:
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")
     columns = set(dataset.column_names)
@@ -251,7 +252,7 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan) -> None:
                 raise ValueError(
                     f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
                 )
-    _check_resets(name, dataset.column_names, rollout)
+    _check_resets(name, dataset.column_names, players)
     if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
         rollout.messages = rollout.messages or name
     elif "prompt" in columns and "input_ids" not in columns and rollout.user_func is None:

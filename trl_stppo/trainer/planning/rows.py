@@ -28,11 +28,6 @@ def rows_with_prompts(
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
     if environments_ask:
         return [{**row, "prompt": prompt_of(row)} for row in rows], None
-    for row in rows:  # those of a stream were not checked at the start
-        if not row["prompt"]:
-            raise ValueError(
-                f"`prompt` is empty in the row {row!r:.80}; allowed: text or messages."
-            )
     return [dict(row) for row in rows], None
 
 

@@ -16,6 +16,7 @@ from ..envs.check import check_env
 from ..errors import EnvironmentContractError
 from ..redaction import redacted
 from ..trainer.planning import plan
+from ..trainer.planning.data import training_rows
 from ..trainer.planning.rewards import check_reward_weights
 from . import agents
 from . import planned as plans
@@ -92,7 +93,7 @@ def look(run: plans.Plan, found: Findings) -> None:
     if not rollout.pays and not rewards:
         found.problems.append("There is no reward: set `environment` or `reward_funcs`.")
     if run.train is not None:
-        found.check(plan.check_dataset, run.train, config, rollout)
+        found.check(training_rows, run.train, config, rollout)
     if factory is not None and run.train is not None:
         found.check(_play, factory, run, found)
 

@@ -29,6 +29,7 @@ from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
 from .planning import plan
+from .planning.data import plan_data
 from .planning.rewards import plan_rewards
 from .planning.rows import Row
 from .ppo_config import PPOConfig
@@ -79,9 +80,8 @@ class AgentTrainer(Bridge):
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
         plan.check_overrides(self)
         rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
-        train_dataset = plan.check_dataset(train_dataset, args, rollout)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
-        plan.check_eval_dataset(eval_dataset, rollout, evaluation)
+        data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation)
         model, processing_class, quantization_config = continuing.policy_to_go_on_with(
             model, processing_class, args, quantization_config, peft_config
         )
@@ -93,17 +93,16 @@ class AgentTrainer(Bridge):
             reward_model,
             processing_class,
             rollout,
+            data.columns,
             scores_turns=turn_reward_funcs is not None,
         )
         reference = models.plan_reference(args, model, ref_model, peft_config)
         run = RunPlan(
-            args, rollout, evaluation, rewards, reference, critic,
+            args, rollout, evaluation, data, rewards, reference, critic,
             model, processing_class, quantization_config,
         )  # fmt: skip
         with run.building_upstream(self):
             super().__init__(
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
                 callbacks=callbacks,
                 optimizers=optimizers,
                 peft_config=peft_config,

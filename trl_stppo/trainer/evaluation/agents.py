@@ -20,7 +20,7 @@ from ...rollout.reward_funcs import CurrentEpisodes, guarded, name_of
 from ...rollout.turns import RESERVED
 from ..loop.player import raise_first
 from ..loop.rollout import EpisodeKey
-from ..planning import plan
+from ..planning.data import check_eval_dataset
 from ..play import Player
 from .metrics import EvaluationRun, PlayedEpisode
 
@@ -46,7 +46,7 @@ class Evaluation:
 
     def figures(self, rows: Any) -> dict[str, float]:
         """The metrics of docs/evaluation.md, without prefix; equal on all processes."""
-        plan.check_eval_dataset(rows, self.player.rollout)
+        check_eval_dataset(rows, self.player.rollout)
         names = [(row, number) for row in range(len(rows)) for number in range(self.repetitions)]
         batches = [names[at : at + self.parallel] for at in range(0, len(names), self.parallel)]
         run = EvaluationRun(self.names)

@@ -15,7 +15,8 @@ from ..loop.log import RolloutLog
 from ..loop.player import EpisodePlayer
 from ..loop.rewards import EpisodeRewards
 from ..loop.rollout import EpisodeKey, Rollout
-from ..planning import plan
+from ..planning.data import check_eval_dataset
+from ..planning.plan import RolloutPlan
 from ..planning.rows import Row
 from ..recording.recorder import TraceRecorder
 from .metrics import EvaluationRun, PlayedEpisode
@@ -32,7 +33,7 @@ class Evaluator:
         player: EpisodePlayer,
         rewards: EpisodeRewards,
         log: RolloutLog,
-        rollout_plan: plan.RolloutPlan,
+        rollout_plan: RolloutPlan,
         trace: TraceRecorder,
     ) -> None:
         self._host, self._player = host, player
@@ -55,7 +56,7 @@ class Evaluator:
         if self._rewards.plan.current.episodes:
             raise RuntimeError("`evaluate` was called inside a reward function.")
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
-            plan.check_eval_dataset(eval_dataset, self._rollout_plan)
+            check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
         outer, self.prefix = self.prefix, prefix
         try:

@@ -1,4 +1,4 @@
-"""Decisions of the trainers' constructor before any model is loaded: arguments and rollout plan."""
+"""Checks of a trainer's arguments, and the plan of who plays its episodes; no model is loaded here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
-from ...envs.base import without_prompt
-from ...errors import EnvironmentContractError
 from ...rollout.environments import Factories, split_environments
-from ...rollout.reward_funcs import unmatched
 from .._trl import NOT_CALLED, get_config_model_id, overrides
 from ..ppo_config import PPOConfig
 from . import text_only
-from .rows import PLACEHOLDER_PROMPT, is_conversational
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +107,7 @@ def check_models(
 # ---------------------------------------------------------------------- rollout
 
 
-@dataclass
+@dataclass(frozen=True)
 class RolloutPlan:
     """The source of episodes: the engine, the caller's function, or one plain generation."""
 
@@ -121,16 +117,16 @@ class RolloutPlan:
     probes: dict[str | None, Any] = field(default_factory=dict)
     standalone_tools: list[Any] = field(default_factory=list)  # tools without an environment
     user_func: Callable[..., dict[str, Any]] | None = None  # the caller's rollout_func, or None
-    # Argument whose rows have messages as prompts to render; None without such rows.
-    messages: str | None = None
-    plain: str | None = None  # the first text prompt; None without one
-    # Columns of the training rows, if they are known and are all that reward functions get.
-    columns: tuple[str, ...] | None = None
 
     @property
     def uses_engine(self) -> bool:
         """Whether our engine plays the turns of episodes."""
         return bool(self.text or self.tools or self.standalone_tools)
+
+    @property
+    def owns_prompts(self) -> bool:
+        """Whether an environment may fill in the prompt of a row."""
+        return bool(self.text or self.tools)
 
     @property
     def pays(self) -> bool:
@@ -186,106 +182,6 @@ def _check_unused_limits(args: PPOConfig) -> None:
             )
 
 
-def check_dataset(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
-    """Refuse rows that would fail late; repeat too few rows; make rows for environments with data."""
-    from datasets import Dataset
-
-    if dataset is None:
-        if rollout.text and None not in rollout.text:
-            raise ValueError(
-                f"`train_dataset` is missing, but `environment_factory` has the names "
-                f"{list(rollout.text)}: rows with a column `environment` must choose among them."
-            )
-        if not rollout.text:
-            return None  # GRPOTrainer decides, and explains
-        if args.max_steps <= 0:
-            raise ValueError("Without `train_dataset` set `max_steps` or `total_episodes`.")
-        rows = args.generation_batch_size // args.num_generations
-        rollout.messages = "train_dataset"
-        return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
-    if not isinstance(dataset, Dataset):
-        return dataset  # a stream has no length; GRPOTrainer checks the type
-    _check_rows(dataset, "train_dataset", rollout, rollout)
-    if rollout.user_func is None:
-        hidden = ("prompt", "completion", "completion_ids")
-        rollout.columns = tuple(name for name in dataset.column_names if name not in hidden)
-    needed = args.generation_batch_size // args.num_generations
-    times = -(-needed // len(dataset))
-    if times > 1:
-        logger.warning(
-            "`train_dataset` has %s rows, fewer than the %s prompts of one rollout batch: each row is "
-            "repeated %s times, and an epoch is one rollout batch.",
-            len(dataset), needed, times,
-        )  # fmt: skip
-    return dataset.repeat(times) if times > 1 else dataset
-
-
-def check_eval_dataset(
-    dataset: Any, rollout: RolloutPlan, evaluation: RolloutPlan | None = None
-) -> None:
-    """Check evaluation data in the same way, before the run starts; its environments may be others."""
-    from datasets import Dataset
-
-    parts = dataset if isinstance(dataset, dict) else {None: dataset}
-    for name, part in parts.items():
-        if isinstance(part, Dataset):
-            label = "eval_dataset" if name is None else f"eval_dataset[{name!r}]"
-            _check_rows(part, label, rollout, evaluation or rollout)
-
-
-def _check_rows(dataset: Any, name: str, rollout: RolloutPlan, players: RolloutPlan) -> None:
-    if len(dataset) == 0:
-        raise ValueError(f"`{name}` is empty. Check its split and filters.")
-    columns = set(dataset.column_names)
-    text_only.check_columns(f"`{name}`", columns)
-    owns_prompt = bool(rollout.text or rollout.tools)
-    if not owns_prompt and not {"prompt", "input_ids"} & columns:
-        raise ValueError(
-            f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
-        )
-    if "prompt" in columns:
-        text_only.check_prompt(dataset[0]["prompt"])
-    if rollout.user_func is None and {"prompt", "input_ids"} & columns:
-        column = "prompt" if "prompt" in columns else "input_ids"
-        for row, value in enumerate(dataset[column]):
-            if not value and (not owns_prompt or value == []):
-                raise ValueError(
-                    f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
-                )
-    _check_resets(name, dataset.column_names, players)
-    if is_conversational(dataset) and rollout.user_func is None and "input_ids" not in columns:
-        rollout.messages = rollout.messages or name
-    elif "prompt" in columns and "input_ids" not in columns and rollout.user_func is None:
-        rollout.plain = rollout.plain or dataset[0]["prompt"]
-    warning = without_prompt(name, dataset.column_names) if owns_prompt else None
-    if warning is not None:
-        logger.warning(warning)
-    if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
-        raise ValueError(
-            f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."
-        )
-
-
-def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
-    """Refuse rows whose columns do not fit an environment's `reset`."""
-    for key, env in rollout.probes.items():
-        given = [column for column in columns if key is None or column != "environment"]
-        # A text environment gets a seed, and no column that it does not name.
-        is_text = key in rollout.text
-        missing, left = unmatched(env.reset, [*given, "seed"] if is_text else given)
-        method = f"`{type(env).__name__}.reset`"
-        if missing:
-            raise EnvironmentContractError(
-                f"{method} needs `{'`, `'.join(missing)}`, and `{name}` has no such column: it has "
-                f"{', '.join(columns)}. Rename the column or the parameter, or give the parameter a default."
-            )
-        if left and not is_text:
-            raise EnvironmentContractError(
-                f"{method} does not take `{'`, `'.join(left)}`: it gets every column of `{name}`. Add "
-                f"`**row` to its parameters."
-            )
-
-
 # -------------------------------------------------------------------- evaluation
 
 
@@ -297,7 +193,7 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
         )
     if factory is None:
         return rollout
-    if not (rollout.text or rollout.tools):
+    if not rollout.owns_prompts:
         raise ValueError("`eval_environment_factory` was given without an `environment_factory`.")
     text, tools, probes = split_environments(factory)
     if (set(text), set(tools)) != (set(rollout.text), set(rollout.tools)):

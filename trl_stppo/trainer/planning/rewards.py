@@ -74,10 +74,14 @@ def plan_rewards(
     reward_model: Any,
     tokenizer: Any,
     rollout: RolloutPlan,
+    columns: tuple[str, ...] | None,
     *,
     scores_turns: bool,
 ) -> RewardPlan:
-    """Collect all sources of reward in GRPOTrainer's form."""
+    """Collect all sources of reward in GRPOTrainer's form.
+
+    `columns`: all that reward functions get of a row; None if unknown.
+    """
     funcs = [] if reward_funcs is None else reward_funcs
     funcs = list(funcs) if isinstance(funcs, list | tuple) else [funcs]
     classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
@@ -90,9 +94,9 @@ def plan_rewards(
             raise ValueError(
                 f"`reward_funcs[{i}]={func!r}` is not a model; pass the function trl.rewards.{func}."
             )
-        if rollout.columns is not None and is_function(func):
+        if columns is not None and is_function(func):
             environments = ["environments"] if rollout.tools else []
-            check_columns(func, [*GIVEN, *environments, *rollout.columns], rollout.columns)
+            check_columns(func, [*GIVEN, *environments, *columns], columns)
     if reward_model is not None:
         funcs.append(reward_model)
         classes.append(tokenizer)

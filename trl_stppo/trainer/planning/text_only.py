@@ -27,7 +27,9 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
         )
 
 
-def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: Any) -> Any:
+def tokenizer_of(
+    model: Any, processing_class: Any, args: PPOConfig, messages: str | None, plain: str | None
+) -> Any:
     """The given tokenizer; else the one that GRPOTrainer would load, before the weights are loaded."""
     if processing_class is None:
         by_name = isinstance(model, str)
@@ -39,10 +41,13 @@ def tokenizer_of(model: Any, processing_class: Any, args: PPOConfig, rollout: An
             trust_remote_code=args.trust_remote_code,
         )
         check_tokenizer(processing_class, model)
-    if rollout.messages is not None:
-        check_template(processing_class, f" of `{rollout.messages}`")
-    plain = rollout.plain if processing_class.chat_template else None
-    if plain and not any(mark in plain for mark in processing_class.all_special_tokens):
+    if messages is not None:
+        check_template(processing_class, f" of `{messages}`")
+    if (
+        plain
+        and processing_class.chat_template
+        and not any(mark in plain for mark in processing_class.all_special_tokens)
+    ):
         logger.warning(
             "Prompts are plain text (%.40r), so the chat template is not used. A chat model needs "
             "[{'role': 'user', 'content': prompt}].",

@@ -32,7 +32,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
         host,
         TurnSampler(host, tokenizer, VLLM(host)),
         *build_engines(host, tokenizer, rollout, evaluation),
-        environments_ask=bool(rollout.text or rollout.tools),
+        environments_ask=rollout.owns_prompts,
     )
 
 

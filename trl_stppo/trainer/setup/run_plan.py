@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..planning import text_only
+from ..planning.data import DataPlan
 from ..planning.plan import RolloutPlan
 from ..planning.rewards import RewardPlan
 from ..ppo_config import PPOConfig
@@ -18,11 +19,12 @@ from .models import ReferencePlan
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Players, policy, reference, critic and rewards of a run."""
+    """Players, rows, policy, reference, critic and rewards of a run."""
 
     args: PPOConfig
     rollout: RolloutPlan
     evaluation: RolloutPlan
+    data: DataPlan
     rewards: RewardPlan
     reference: ReferencePlan
     critic: GivenCritic
@@ -32,8 +34,9 @@ class RunPlan:
 
     def upstream_arguments(self) -> dict[str, Any]:
         """Arguments of GRPOTrainer's constructor that differ from ours."""
+        data = self.data
         tokenizer = text_only.tokenizer_of(
-            self.model, self.processing_class, self.args, self.rollout
+            self.model, self.processing_class, self.args, data.messages, data.plain
         )
         return {
             "args": self.args,
@@ -42,6 +45,8 @@ class RunPlan:
             "quantization_config": self.quantization_config,
             "reward_funcs": list(self.rewards.funcs),  # upstream appends those of environments
             "reward_processing_classes": self.rewards.processing_classes,
+            "train_dataset": data.train,
+            "eval_dataset": data.evaluation,
             "environment_factory": self.rollout.tool_environments,
         }
 

@@ -1,0 +1,151 @@
+"""The rows of a run, checked before any model is loaded."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from ...envs.base import without_prompt
+from ...errors import EnvironmentContractError
+from ...rollout.reward_funcs import unmatched
+from ..ppo_config import PPOConfig
+from . import text_only
+from .plan import RolloutPlan
+from .rows import PLACEHOLDER_PROMPT, is_conversational
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """The rows of a run, and the form of their prompts."""
+
+    train: Any
+    evaluation: Any
+    # Argument whose rows have messages as prompts to render; None without such rows.
+    messages: str | None
+    plain: str | None  # the first text prompt; None without one
+    # Columns of the training rows, if they are known and are all that reward functions get.
+    columns: tuple[str, ...] | None
+
+
+def plan_data(
+    args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, players: RolloutPlan
+) -> DataPlan:
+    """Check the rows of training and evaluation, whose environments (`players`) may be others."""
+    from datasets import Dataset
+
+    rows = training_rows(train, args, rollout)
+    check_eval_dataset(evaluation, rollout, players)
+    parts = [("train_dataset", rows), *_parts(evaluation)]
+    if rollout.user_func is not None:
+        return DataPlan(rows, evaluation, None, None, None)
+    rendered = [
+        (name, part) for name, part in parts
+        if isinstance(part, Dataset) and "input_ids" not in part.column_names
+    ]  # fmt: skip
+    messages = [name for name, part in rendered if is_conversational(part)]
+    plain = [part[0]["prompt"] for _, part in rendered if not is_conversational(part)]
+    hidden, columns = ("prompt", "completion", "completion_ids"), None
+    if isinstance(train, Dataset):
+        columns = tuple(name for name in train.column_names if name not in hidden)
+    first_messages, first_plain = next(iter(messages), None), next(iter(plain), None)
+    return DataPlan(rows, evaluation, first_messages, first_plain, columns)
+
+
+def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
+    """Refuse rows that would fail late; repeat too few rows; make rows for environments with data."""
+    from datasets import Dataset
+
+    if dataset is None:
+        if rollout.text and None not in rollout.text:
+            raise ValueError(
+                f"`train_dataset` is missing, but `environment_factory` has the names "
+                f"{list(rollout.text)}: rows with a column `environment` must choose among them."
+            )
+        if not rollout.text:
+            return None  # GRPOTrainer decides, and explains
+        if args.max_steps <= 0:
+            raise ValueError("Without `train_dataset` set `max_steps` or `total_episodes`.")
+        rows = args.generation_batch_size // args.num_generations
+        return Dataset.from_dict({"prompt": [PLACEHOLDER_PROMPT] * rows})
+    if not isinstance(dataset, Dataset):
+        return dataset  # a stream has no length; GRPOTrainer checks the type
+    _check_rows(dataset, "train_dataset", rollout, rollout)
+    needed = args.generation_batch_size // args.num_generations
+    times = -(-needed // len(dataset))
+    if times > 1:
+        logger.warning(
+            "`train_dataset` has %s rows, fewer than the %s prompts of one rollout batch: each row is "
+            "repeated %s times, and an epoch is one rollout batch.",
+            len(dataset), needed, times,
+        )  # fmt: skip
+    return dataset.repeat(times) if times > 1 else dataset
+
+
+def check_eval_dataset(
+    dataset: Any, rollout: RolloutPlan, players: RolloutPlan | None = None
+) -> None:
+    """Check evaluation data in the same way, before the run starts; its environments may be others."""
+    from datasets import Dataset
+
+    for name, part in _parts(dataset):
+        if isinstance(part, Dataset):
+            _check_rows(part, name, rollout, players or rollout)
+
+
+def _parts(dataset: Any) -> list[tuple[str, Any]]:
+    """Evaluation's datasets with the names that errors use."""
+    if isinstance(dataset, dict):
+        return [(f"eval_dataset[{name!r}]", part) for name, part in dataset.items()]
+    return [("eval_dataset", dataset)]
+
+
+def _check_rows(dataset: Any, name: str, rollout: RolloutPlan, players: RolloutPlan) -> None:
+    """Refuse a dataset without usable prompts, or whose columns do not fit the environments."""
+    if len(dataset) == 0:
+        raise ValueError(f"`{name}` is empty. Check its split and filters.")
+    columns, owns_prompt = set(dataset.column_names), rollout.owns_prompts
+    text_only.check_columns(f"`{name}`", columns)
+    if not owns_prompt and not {"prompt", "input_ids"} & columns:
+        raise ValueError(
+            f"`{name}` has the columns {dataset.column_names}, but neither `prompt` nor `input_ids`."
+        )
+    if "prompt" in columns:
+        text_only.check_prompt(dataset[0]["prompt"])
+    if rollout.user_func is None and {"prompt", "input_ids"} & columns:
+        column = "prompt" if "prompt" in columns else "input_ids"
+        for row, value in enumerate(dataset[column]):
+            if not value and (not owns_prompt or value == []):
+                raise ValueError(
+                    f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
+                )
+    _check_resets(name, dataset.column_names, players)
+    warning = without_prompt(name, dataset.column_names) if owns_prompt else None
+    if warning is not None:
+        logger.warning(warning)
+    if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
+        raise ValueError(
+            f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."
+        )
+
+
+def _check_resets(name: str, columns: list[str], rollout: RolloutPlan) -> None:
+    """Refuse rows whose columns do not fit an environment's `reset`."""
+    for key, env in rollout.probes.items():
+        given = [column for column in columns if key is None or column != "environment"]
+        # A text environment gets a seed, and no column that it does not name.
+        is_text = key in rollout.text
+        missing, left = unmatched(env.reset, [*given, "seed"] if is_text else given)
+        method = f"`{type(env).__name__}.reset`"
+        if missing:
+            raise EnvironmentContractError(
+                f"{method} needs `{'`, `'.join(missing)}`, and `{name}` has no such column: it has "
+                f"{', '.join(columns)}. Rename the column or the parameter, or give the parameter a default."
+            )
+        if left and not is_text:
+            raise EnvironmentContractError(
+                f"{method} does not take `{'`, `'.join(left)}`: it gets every column of `{name}`. Add "
+                f"`**row` to its parameters."
+            )

@@ -2,7 +2,7 @@
 
     python benchmarks/studies/plot_stability.py [--output docs/figures]
 
-headline.png  success while training, far off policy: the default, its ancestors, and token PPO
+headline.png  success while training, far off policy: the default, with winners, token PPO, TRL's GRPO
 rivals.png    final success of every rival of the first stage, best first
 sweep.png     final success at learning rates from far too small to far too large
 """
@@ -24,9 +24,11 @@ import matplotlib.pyplot as plt
 
 Record = dict[str, Any]
 RECORDED = Path(__file__).parent / "rivals.jsonl.gz"
+SOLVED = Path(__file__).parent / "solved.jsonl.gz"
 SUCCESS, WINDOW = "episode/success_rate", 3
 # Name of the study -> settings of the package.
 ARMS = {"share": "st-ppo", "winners+share-logits": "st-ppo, winners", "token": "ppo"}
+GRPO = {"trl-grpo": "TRL's GRPO, fresh rollouts"}
 LEVELS = ("threshold", "extreme")
 PRESSURES = {"epochs": "4 epochs", "both": "8 epochs on rollouts 4 updates old"}
 TASKS = ("corridor", "demo", "textworld")
@@ -34,9 +36,15 @@ STYLES = [{"color": f"C{number}"} for number in range(10)]
 
 
 def recorded() -> list[Record]:
-    """All runs."""
+    """All runs; those of TRL's GRPO stand in the study of solved tasks, at `threshold`."""
     with gzip.open(RECORDED, "rt") as file:
-        return [json.loads(line) for line in file]
+        records = [json.loads(line) for line in file]
+    with gzip.open(SOLVED, "rt") as file:
+        for record in map(json.loads, file):
+            if record["key"][0] == "grpo":
+                record |= {"key": ["test", *record["key"][1:]], "level": "threshold"}
+                records.append(record)
+    return records
 
 
 def smooth(curve: Sequence[float | None]) -> list[float]:
@@ -62,23 +70,25 @@ def pressure(records: Sequence[Record], task: str, level: str) -> str:
 
 
 def draw_headline(records: Sequence[Record]) -> Any:
-    """One panel per task, at the highest pressure that all arms have run."""
+    """One panel per task, at the highest pressure that all arms have run; GRPO if it has run there."""
+    tried = [r["key"][1] for r in records if r["key"][2] in GRPO]
+    drawn = {task: ARMS | GRPO if task in tried else ARMS for task in TASKS}
     panels = {
         task: level
         for task in TASKS
         for level in LEVELS
-        if all(len(curves(records, task, level, arm)) >= 5 for arm in ARMS)
+        if all(len(curves(records, task, level, arm)) >= 5 for arm in drawn[task])
     }
     figure, axes = plt.subplots(
         1, len(panels), figsize=(3.1 * len(panels) + 1, 2.9), layout="constrained", sharey=True
     )
     for axis, (task, level) in zip(axes, panels.items(), strict=True):
-        for style, arm in zip(STYLES, ARMS, strict=False):
+        for style, arm in zip(STYLES, drawn[task], strict=False):
             runs = curves(records, task, level, arm)
             points = list(zip(*runs, strict=True))
             means = [statistics.fmean(point) for point in points]
             updates = range(1, len(points) + 1)
-            axis.plot(updates, means, linewidth=1.8, label=ARMS[arm], **style)
+            axis.plot(updates, means, linewidth=1.8, label=drawn[task][arm], **style)
             bounds = [sorted(point) for point in points]
             low, high = ([b[i] for b in bounds] for i in (1, -2))
             axis.fill_between(updates, low, high, alpha=0.15, linewidth=0, **style)

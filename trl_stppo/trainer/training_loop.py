@@ -123,7 +123,7 @@ class TrainingLoop:
         stale: StalePolicies,
     ) -> None:
         self.host, self.args, self.accelerator = host, host.args, host.accelerator
-        self.stabilizers, self.logprobs = stabilizers, host.internals.logprobs
+        self.stabilizers = stabilizers
         self.source, self.player, self.rewards, self.forward = source, player, rewards, forward
         self.optimizers, self.guards, self.log = optimizers, guards, log
         self.trace, self.stale = trace, stale
@@ -192,13 +192,12 @@ class TrainingLoop:
 
     def logprobs_under(self, model: nn.Module, batch: Batch) -> Tensor:
         """Log-probabilities of a batch's tokens under a model, [B, T] nats, without a gradient."""
-        ids, mask, length = full_sequence(batch)
-        size, options = (
-            self.args.per_device_train_batch_size,
-            self.args.gradient_checkpointing_kwargs,
-        )
-        with torch.no_grad(), disable_gradient_checkpointing(self.host.model, options):
-            logprobs, _, _ = self.logprobs(model, ids, mask, length, batch_size=size)
+        host, args = self.host, self.args
+        checkpointing = args.gradient_checkpointing_kwargs
+        with torch.no_grad(), disable_gradient_checkpointing(host.model, checkpointing):
+            logprobs: Tensor = host.internals.logprobs(
+                model, *full_sequence(batch), batch_size=args.per_device_train_batch_size
+            )[0]
         return logprobs
 
     @property
@@ -351,7 +350,7 @@ class TrainingLoop:
         """Clipped surrogate at the chosen ratio level, plus the terms that the options add."""
         host, loss_mask = self.host, inputs["loss_mask"]
         ids, mask, length = full_sequence(inputs)
-        logprobs, entropies, aux_loss = self.logprobs(
+        logprobs, entropies, aux_loss = self.host.internals.logprobs(
             model, ids, mask, length, compute_entropy=True, compute_aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
@@ -477,8 +476,7 @@ class TrainingLoop:
         if self.correction is None or self.second_pass is None:
             return
         (inputs, coefficient), self.second_pass = self.second_pass, None
-        ids, mask, length = full_sequence(inputs)
-        logprobs, _, _ = self.logprobs(self.host.model, ids, mask, length)
+        logprobs = self.host.internals.logprobs(self.host.model, *full_sequence(inputs))[0]
         self.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
 
     # ------------------------------------------------------------ update: one optimizer step

@@ -21,7 +21,7 @@ from _stability_tasks import ROOMS, CorridorEnv
 from torch import Tensor
 
 from trl_stppo.core import reduce_turns, token_gae, token_rewards, turn_gae, turn_starts
-from trl_stppo.rollout.turn_batch import build_turn_batch
+from trl_stppo.trainer.batch import build_turn_batch
 from trl_stppo.trainer.evaluation.settings import evaluation_settings, undisturbed
 
 ARMS = (

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import ClippedSurrogate, token_gae, whiten
-from trl_stppo.trainer.batch import Batch, join
-from trl_stppo.trainer.loop.targets import Targets
+from trl_stppo.trainer.batch import Batch, Targets, join
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 KERNELS = ("sapo", "cispo", "vespo", "tis", "topr")

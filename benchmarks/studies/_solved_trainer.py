@@ -14,8 +14,7 @@ from torch import Tensor
 
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import normalization_scale
-from trl_stppo.trainer.batch import Batch
-from trl_stppo.trainer.loop.targets import Targets
+from trl_stppo.trainer.batch import Batch, Targets
 from trl_stppo.trainer.stabilizers import STABILIZERS, UPDATE, Stabilizer, register
 from trl_stppo.trainer.training_loop import TrainingLoop
 

@@ -16,9 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.kit.fakes import char_tokenizer, float64_policy
 from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, Float64Groups, Float64Trainer, logged, train
-from trl_stppo.trainer.batch import full_sequence
+from trl_stppo.trainer.batch import Targets, full_sequence
 from trl_stppo.trainer.loop import forward
-from trl_stppo.trainer.loop.targets import Targets
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from tests.kit.builders import with_estimator
 from tests.kit.fakes import char_tokenizer, float64_policy, float64_value_model
 from trl_stppo import STGRPOTrainer, STPPOTrainer
-from trl_stppo.core.layout import Part
+from trl_stppo.trainer.loop.forward import ForwardPasses, Logprobs
 
 EPISODES = 8
 DEFAULTS = {
@@ -74,12 +74,13 @@ class InFloat64:
     """Keeps logprobs in float64; TRL's fused head rounds them to float32."""
 
     temperature: float
+    _forward: ForwardPasses
 
-    def _logprobs_of(
-        self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
-    ) -> tuple[Tensor, Tensor, None]:
-        ids, mask = part.input_ids, part.attention_mask
-        return (*plain_logprobs(model, ids, mask, keep, self.temperature), None)
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
+        def plain(model: nn.Module, ids: Tensor, mask: Tensor, keep: int, **flags: bool) -> Any:
+            return (*plain_logprobs(model, ids, mask, keep, self.temperature), None)
+
+        return self._forward.logprobs(plain, *args, **kwargs)
 
 
 class Float64Trainer(InFloat64, STPPOTrainer):

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.layout import Part
 from . import argument_types as of
 from ._trl import profiling_decorator, small_tiles
 from .batch import Batch
@@ -142,7 +141,7 @@ class AgentTrainer(Bridge):
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
         self._optimizers = Optimizers(self, lambda optimizer: self._loop.measure_bias(optimizer))
-        self._forward = ForwardPasses(self, lambda *part: self._logprobs_of(*part))
+        self._forward = ForwardPasses(self)
 
     def _build_watch(self, run: RunPlan) -> None:
         """Build checkpoints, guards, evaluation, displays and the recorder."""
@@ -208,21 +207,8 @@ class AgentTrainer(Bridge):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Logprobs:
         """Call upstream's method on groups of rows of like lengths."""
-        return self._forward.logprobs(*args, **kwargs)
-
-    def _logprobs_of(
-        self, model: nn.Module, part: Part, keep: int, entropy: bool, aux_loss: bool
-    ) -> Any:
-        """Return upstream's log-probabilities of the last `keep` tokens of some rows."""
-        with small_tiles(part.input_ids.device):
-            return super()._get_per_token_logps_and_entropies(
-                model,
-                part.input_ids,
-                part.attention_mask,
-                keep,
-                compute_entropy=entropy,
-                compute_aux_loss=aux_loss,
-            )
+        upstream = super()._get_per_token_logps_and_entropies
+        return self._forward.logprobs(upstream, *args, **kwargs)
 
     # ----------------------------------------------------------------------- evaluation
 

@@ -158,9 +158,11 @@ class Internals:
         rewards: torch.Tensor = self._trainer._calculate_rewards(*args)
         return rewards
 
-    def logprobs(self, *args: Any, **kwargs: Any) -> Any:
-        """The trainer's log-probabilities and entropies."""
-        return self._trainer._get_per_token_logps_and_entropies(*args, **kwargs)
+    @property
+    def logprobs(self) -> Wrapped:
+        """The trainer's method for log-probabilities and entropies."""
+        method: Wrapped = self._trainer._get_per_token_logps_and_entropies
+        return method
 
     # ------------------------------------------------------------------------ saving, the Hub
 

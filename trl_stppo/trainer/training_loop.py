@@ -31,11 +31,18 @@ from ..core import (
     log_importance_ratio,
     normalization_scale,
     sampler_correction,
+    token_gae,
+    token_rewards,
+    turn_gae,
+    turn_starts,
+    whiten,
 )
-from ..rollout.turn_batch import TurnBatch, build_turn_batch
 from ._trl import disable_gradient_checkpointing, use_adapter
 from .batch import (
     Batch,
+    Targets,
+    TurnBatch,
+    build_turn_batch,
     deal,
     episode_tokens,
     full_sequence,
@@ -47,12 +54,12 @@ from .bridge import Bridge, is_warming_up
 from .gradients.bias_correction import ClipBiasCorrection, ClipBiasEstimate, has_dropout
 from .guards.guards import Guards
 from .loop.forward import ForwardPasses
+from .loop.groups import group_targets
 from .loop.log import RolloutLog
 from .loop.player import EpisodePlayer, count_cut_off_as_failed
 from .loop.rewards import EpisodeRewards
 from .loop.rollout import Rollout
 from .loop.stale import StalePolicies
-from .loop.targets import Targets, critic_targets, group_targets
 from .optimizers import Optimizers
 from .planning.rows import Row
 from .recording.recorder import TraceRecorder
@@ -123,7 +130,7 @@ class TrainingLoop:
         stale: StalePolicies,
     ) -> None:
         self.host, self.args, self.accelerator = host, host.args, host.accelerator
-        self.stabilizers, self.logprobs = stabilizers, host.internals.logprobs
+        self.stabilizers = stabilizers
         self.source, self.player, self.rewards, self.forward = source, player, rewards, forward
         self.optimizers, self.guards, self.log = optimizers, guards, log
         self.trace, self.stale = trace, stale
@@ -192,13 +199,12 @@ class TrainingLoop:
 
     def logprobs_under(self, model: nn.Module, batch: Batch) -> Tensor:
         """Log-probabilities of a batch's tokens under a model, [B, T] nats, without a gradient."""
-        ids, mask, length = full_sequence(batch)
-        size, options = (
-            self.args.per_device_train_batch_size,
-            self.args.gradient_checkpointing_kwargs,
-        )
-        with torch.no_grad(), disable_gradient_checkpointing(self.host.model, options):
-            logprobs, _, _ = self.logprobs(model, ids, mask, length, batch_size=size)
+        host, args = self.host, self.args
+        checkpointing = args.gradient_checkpointing_kwargs
+        with torch.no_grad(), disable_gradient_checkpointing(host.model, checkpointing):
+            logprobs: Tensor = host.internals.logprobs(
+                model, *full_sequence(batch), batch_size=args.per_device_train_batch_size
+            )[0]
         return logprobs
 
     @property
@@ -234,7 +240,15 @@ class TrainingLoop:
     def targets(
         self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
     ) -> Targets:
-        """Advantages and the critic's targets, from scores [B] and which episodes have one, [B]."""
+        """Advantages and the critic's targets: GAE over tokens or turns, or a comparison without a critic.
+
+        Args:
+            batch: of the rollout.
+            turns: turn structure and turn rewards.
+            scores: [B], reward units, placed on the last token of the last turn.
+            scored: [B] bool, episodes that have a score.
+            kl: [B, T] nats per token against the reference policy, or None.
+        """
         if not self.host.has_critic:
             group = self.host.num_generations if self.host.model.training else 1
             targets, figures = group_targets(
@@ -244,12 +258,34 @@ class TrainingLoop:
                 figures.pop("frac_reward_zero_std", None)
             self.log.add(figures)
             return targets
+        args, index, loss_mask = self.args, turns.turn_index, batch["loss_mask"]
         values, final_values = self.rollout_values(batch)
+        rewards = token_rewards(
+            index,
+            scores=scores.to(values.dtype),
+            turn_rewards=turns.turn_rewards,
+            kl=kl,
+            kl_coef=args.kl_coef,
+        )
+        reduce = self.accelerator.reduce
+        if args.whiten_rewards:
+            rewards = whiten(rewards, turns.action_mask, center=False, reduce=reduce)
+        bootstrap = None
+        if args.bootstrap_truncated:
+            bootstrap = torch.where(turns.terminated, torch.zeros_like(final_values), final_values)
         # The warm-up regresses on Monte Carlo returns: GAE with lambda 1.
-        lam = 1.0 if is_warming_up(self.host) else self.args.lam
-        mask, reduce = batch["loss_mask"], self.accelerator.reduce
-        score = scores.to(values.dtype)
-        return critic_targets(turns, score, values, final_values, kl, mask, self.args, lam, reduce)
+        factors = (args.gamma, 1.0 if is_warming_up(self.host) else args.lam)
+        if args.advantage_level == "turn":
+            raw, returns = turn_gae(rewards, values, index, *factors, bootstrap_values=bootstrap)
+            value_mask = loss_mask & turn_starts(index)
+        else:
+            raw, returns = token_gae(
+                rewards, values, turns.action_mask, *factors, bootstrap_values=bootstrap
+            )
+            value_mask = loss_mask
+        advantages = whiten(raw, loss_mask, reduce=reduce) if args.whiten_advantages else raw
+        advantages = advantages.masked_fill(~loss_mask, 0.0)
+        return Targets(rewards, raw, advantages, values, returns, value_mask)
 
     def rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Values before each token [B, T] and after the last one [B], in bounded chunks."""
@@ -351,7 +387,7 @@ class TrainingLoop:
         """Clipped surrogate at the chosen ratio level, plus the terms that the options add."""
         host, loss_mask = self.host, inputs["loss_mask"]
         ids, mask, length = full_sequence(inputs)
-        logprobs, entropies, aux_loss = self.logprobs(
+        logprobs, entropies, aux_loss = self.host.internals.logprobs(
             model, ids, mask, length, compute_entropy=True, compute_aux_loss=host.aux_loss_enabled
         )
         assert entropies is not None
@@ -477,8 +513,7 @@ class TrainingLoop:
         if self.correction is None or self.second_pass is None:
             return
         (inputs, coefficient), self.second_pass = self.second_pass, None
-        ids, mask, length = full_sequence(inputs)
-        logprobs, _, _ = self.logprobs(self.host.model, ids, mask, length)
+        logprobs = self.host.internals.logprobs(self.host.model, *full_sequence(inputs))[0]
         self.correction.add(-(coefficient * self.log_ratio(inputs, logprobs)).sum())
 
     # ------------------------------------------------------------ update: one optimizer step

@@ -112,7 +112,7 @@ def test_nothing_is_computed_but_the_episodes(tmp_path, monkeypatch):
     trainer = build(tmp_path, arguments={**TEXT, "eval_dataset": prompts(4)}, **LIMITS)
     monkeypatch.setattr(trainer.critic, "values", None)
     monkeypatch.setattr(trainer.ref_model, "forward", None)
-    monkeypatch.setattr(trainer, "_logprobs_of", None)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", None)
     assert "eval_loss" not in trainer.evaluate()
 
 

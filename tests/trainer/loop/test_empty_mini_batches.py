@@ -11,7 +11,7 @@ from tests.kit.guard_kit import build, run, same
 from tests.kit.outages import build as build_asking
 from tests.kit.scripted import logged, weights
 from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
-from trl_stppo.trainer.loop.targets import Targets
+from trl_stppo.trainer.batch import Targets
 
 
 def masked(*rollouts: int, episodes: slice = slice(None)):

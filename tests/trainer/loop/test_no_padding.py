@@ -10,6 +10,7 @@ from tests.kit.scripted import assert_same, logged, scripted_trainer, train
 from tests.kit.tiers import quick
 from trl_stppo import STPPOTrainer
 from trl_stppo.trainer._trl import TORCH_TILE_TOKENS, small_tiles
+from trl_stppo.trainer.agent_trainer import AgentTrainer
 from trl_stppo.trainer.loop import forward
 from trl_stppo.trainer.training_loop import TrainingLoop
 
@@ -36,14 +37,19 @@ def play_ragged(prompts, trainer=None):
 class Counted(STPPOTrainer):
     """Counts the tokens of every forward pass of the update, padding included."""
 
-    def _count(self, name, part):
+    def _count(self, name, ids):
         if torch.is_grad_enabled():
             counts = self.__dict__.setdefault("counts", {"policy": 0, "critic": 0})
-            counts[name] += part.input_ids.numel()
+            counts[name] += ids.numel()
 
-    def _logprobs_of(self, model, part, keep, entropy, aux_loss):
-        self._count("policy", part)
-        return super()._logprobs_of(model, part, keep, entropy, aux_loss)
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        upstream = super(AgentTrainer, self)._get_per_token_logps_and_entropies
+
+        def counted(model, ids, *rest, **flags):
+            self._count("policy", ids)
+            return upstream(model, ids, *rest, **flags)
+
+        return self._forward.logprobs(counted, *args, **kwargs)
 
     def _build_models(self, run):
         super()._build_models(run)
@@ -52,7 +58,7 @@ class Counted(STPPOTrainer):
         def parts(*args):
             found = original(*args)
             for part in found:
-                self._count("critic", part)  # of the policy too: subtracted below
+                self._count("critic", part.input_ids)  # of the policy too: subtracted below
             return found
 
         self._forward.parts = parts
@@ -95,9 +101,8 @@ def test_widths_are_multiples_where_the_option_asks_for_them(tmp_path):
     widths = set()
 
     class Watched(Counted):
-        def _logprobs_of(self, model, part, *args):
-            widths.add(part.input_ids.size(1))
-            return super()._logprobs_of(model, part, *args)
+        def _count(self, name, ids):
+            widths.add(ids.size(1))
 
     ragged(tmp_path, "shared", trainer_class=Watched, pad_to_multiple_of=8)
     assert len(widths) > 2

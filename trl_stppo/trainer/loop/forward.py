@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ...core.layout import Part, cut_rows, group_rows, put_back, row_spans, tail_width
+from .._trl import small_tiles
 from ..batch import Batch, full_sequence
 from ..bridge import Bridge
 from ..sharding import runtime
 
 # Log-probabilities [B, T], entropies [B, T] and the router's loss []; the last two if requested.
 Logprobs = tuple[Tensor, Tensor | None, Tensor | None]
-# (model, part, columns from the right, entropies too, router's loss too) -> Logprobs of the part's rows
-PartLogprobs = Callable[[nn.Module, Part, int, bool, bool], Any]
 
 # Cost of one more pass, in tokens: launching the kernels of every layer, and unpacking quantised weights,
 # takes an accelerator about as long as this many more tokens.
@@ -28,11 +27,12 @@ ACCELERATOR_OVERHEAD = 512.0
 class ForwardPasses:
     """Computes log-probabilities and values of groups of rows of similar lengths."""
 
-    def __init__(self, host: Bridge, logprobs: PartLogprobs) -> None:
-        self._host, self._logprobs = host, logprobs
+    def __init__(self, host: Bridge) -> None:
+        self._host = host
 
     def logprobs(
         self,
+        upstream: Callable[..., Any],
         model: nn.Module,
         input_ids: Tensor,
         attention_mask: Tensor,
@@ -42,7 +42,7 @@ class ForwardPasses:
         compute_aux_loss: bool = False,
         **images: Any,
     ) -> Logprobs:
-        """Upstream's `_get_per_token_logps_and_entropies`, at most `batch_size` rows at a time."""
+        """Call upstream's `_get_per_token_logps_and_entropies` on at most `batch_size` rows at a time."""
         # There is one group if the router's loss is not a sum over rows, or if an engine communicates in
         # every pass, because processes may differ in their number of groups. DDP communicates in the last
         # pass, after which it expects gradients. If it searches for unused weights (experts without a
@@ -55,9 +55,15 @@ class ForwardPasses:
         width, logprobs, entropies, aux_losses = input_ids.size(1), [], [], []
         for part in parts:
             keep = tail_width(part, width, logits_to_keep)
-            with ddp.no_sync() if ddp is not None and part is not parts[-1] else nullcontext():
-                part_logprobs, entropy, aux_loss = self._logprobs(
-                    model, part, keep, compute_entropy, compute_aux_loss
+            quiet = ddp.no_sync() if ddp is not None and part is not parts[-1] else nullcontext()
+            with quiet, small_tiles(input_ids.device):
+                part_logprobs, entropy, aux_loss = upstream(
+                    model,
+                    part.input_ids,
+                    part.attention_mask,
+                    keep,
+                    compute_entropy=compute_entropy,
+                    compute_aux_loss=compute_aux_loss,
                 )
             logprobs.append(part_logprobs)
             entropies.append(entropy)

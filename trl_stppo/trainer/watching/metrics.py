@@ -13,10 +13,8 @@ from torch import Tensor
 
 from ...core import ClippedSurrogate, log_importance_ratio, turn_starts
 from ...rollout.record import StopReason
-from ...rollout.turn_batch import TurnBatch
-from ..batch import Batch
+from ..batch import Batch, Targets, TurnBatch
 from ..loop.rollout import Rollout
-from ..loop.targets import Targets
 from ..sums import RatioOfSums, wide
 
 Gather = Callable[[Tensor], Tensor]

@@ -3,7 +3,7 @@
 import torch
 
 from trl_stppo.rollout.episode import Episode
-from trl_stppo.rollout.turn_batch import build_turn_batch
+from trl_stppo.trainer.batch import build_turn_batch
 
 MASK = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]])
 TURNS = [[(0, 2), (3, 5)], [(0, 4)]]

@@ -1,0 +1,65 @@
+"""Advantages without a critic: a score against those of other episodes, a turn against other turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import (
+    group_advantages,
+    leave_one_out_advantages,
+    return_batch_norm,
+    token_rewards,
+)
+from ..batch import Targets, TurnBatch
+from ..stgrpo_config import STGRPOConfig
+
+
+def group_targets(
+    turns: TurnBatch,
+    scores: Tensor,
+    scored: Tensor,
+    mask: Tensor,
+    args: STGRPOConfig,
+    group: int,
+    accelerator: Any,
+) -> tuple[Targets, dict[str, float]]:
+    """Advantages without a critic (one per episode, or per turn with ReBN), and metrics of the scores.
+
+    Args:
+        turns: turn structure and turn rewards.
+        scores: [B], reward units.
+        scored: [B] bool, episodes that have a score; the others do not count in their group.
+        mask: [B, T] bool, tokens that train.
+        args: options.
+        group: episodes per prompt.
+        accelerator: connects all processes.
+    """
+    earned = turns.earned(scores)
+    every, counts = (accelerator.gather(x).view(-1, group) for x in (earned, scored))
+    known = every[counts]
+    figures = {"reward_std": known.std().item() if len(known) > 1 else 0.0}
+    if not args.needs_groups:
+        rewards = token_rewards(turns.turn_index, scores=scores, turn_rewards=turns.turn_rewards)
+        total = accelerator.reduce
+        advantages = return_batch_norm(rewards, turns.turn_index, mask, args.gamma, reduce=total)
+        return _without_critic(advantages, mask), figures
+    if args.advantage_estimator == "group":
+        relative = group_advantages(every, counts, args.scale_rewards)
+    else:
+        relative = leave_one_out_advantages(every, counts)
+    # A score that equals its group's mean gets 0, whatever the order in which its rewards were added.
+    noise = 4 * torch.finfo(every.dtype).eps * every.where(counts, 0.0).abs().amax(1, True)
+    relative = relative.masked_fill(group_advantages(every, counts, "none").abs() <= noise, 0.0)
+    figures["frac_reward_zero_std"] = (relative == 0).all(dim=1).float().mean().item()
+    first = accelerator.process_index * len(scores)
+    return _without_critic(
+        relative.flatten()[first : first + len(scores), None] * mask, mask
+    ), figures
+
+
+def _without_critic(advantages: Tensor, mask: Tensor) -> Targets:
+    nothing = torch.zeros_like(advantages)
+    return Targets(nothing, advantages, advantages, nothing, nothing, torch.zeros_like(mask))

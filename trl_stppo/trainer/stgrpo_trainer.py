@@ -1,4 +1,4 @@
-"""ST-GRPO: ST-PPO with the advantages of GRPO, RLOO or ReBN, without a critic (`loop/targets.py`)."""
+"""ST-GRPO: ST-PPO with the advantages of GRPO, RLOO or ReBN, without a critic (`loop/groups.py`)."""
 
 from __future__ import annotations
 

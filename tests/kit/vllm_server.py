@@ -149,6 +149,10 @@ class Response:
 class Session:
     """In place of `requests.Session`."""
 
+    def __init__(self) -> None:
+        self.adapters: dict[str, Any] = {}
+        self.request = self._answer
+
     def post(self, url: str, **body: dict[str, Any]) -> Response:
         data = json.dumps(body["json"]).encode()
         return self._answer(urllib.request.Request(url, data=data))

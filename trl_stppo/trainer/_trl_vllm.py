@@ -24,6 +24,8 @@ READ = (
 # Longest time of one turn on a server, its time in the queue included, in seconds.
 TURN_SECONDS = 7200.0
 CONNECT_SECONDS = 10.0
+# Longest time of one request of a push of weights; NCCL bounds the transfer beside it.
+PUSH_SECONDS = 600.0
 # Statuses of a server that is down behind a proxy, or too busy.
 AWAY = (429, 502, 503, 504)
 _STATUS = re.compile(r"Request failed: (\d+), ")
@@ -132,9 +134,16 @@ def new_client(vllm: Any, patience: float) -> Any:
 
     for scheme in ("http://", "https://"):  # without TRL's retries
         client.session.mount(scheme, vllm_client.HTTPAdapter(pool_maxsize=1024))
-    timeout = (CONNECT_SECONDS, TURN_SECONDS)
-    client.session.request = functools.partial(client.session.request, timeout=timeout)  # type: ignore[method-assign]
+    limit_requests(client, TURN_SECONDS)
     return client
+
+
+def limit_requests(client: Any, seconds: float) -> None:
+    """Bound the time of each request of a TRL client; one without an answer is not repeated."""
+    for adapter in client.session.adapters.values():
+        adapter.max_retries = adapter.max_retries.new(read=False)
+    timeout = (CONNECT_SECONDS, seconds)
+    client.session.request = functools.partial(client.session.request, timeout=timeout)
 
 
 def rejoin(vllm: Any) -> None:

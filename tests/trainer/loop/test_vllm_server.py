@@ -2,10 +2,12 @@
 
 import itertools
 import math
+import socket
 import time
 from contextlib import contextmanager
 
 import pytest
+import requests
 import torch
 from peft import LoraConfig
 
@@ -16,6 +18,7 @@ from tests.kit.waiting import PATIENCE
 from trl_stppo.core import sampler_correction
 from trl_stppo.errors import EnvironmentFailureError
 from trl_stppo.generation import server as server_backend
+from trl_stppo.trainer import _trl_vllm
 
 
 class ThreeTurns(CountEnv):
@@ -348,3 +351,18 @@ def test_weights_that_are_loaded_reach_the_server_whatever_the_step(tmp_path):
         assert gap(trainer, server) > 0, "the last are not the best"
         trainer.evaluate()
         assert gap(trainer, server) == 0
+
+
+def test_a_push_without_an_answer_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(_trl_vllm, "PUSH_SECONDS", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        running(tmp_path) as (trainer, _, client),
+    ):
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/update_weights"
+        client.session = requests.Session()
+        client.update_named_params = lambda metadata, named: client._post(url, json={})
+        began = time.monotonic()
+        with pytest.raises(server_backend.ServerError, match="weights"):
+            trainer.train()
+    assert time.monotonic() - began < PATIENCE

@@ -36,6 +36,7 @@ class VLLM:
         self._warned = False  # whether repeated turns were logged
         self._adapter: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._is_limited = False  # whether the requests of a push are bounded in time
 
     # --------------------------------------------------------------------------- weights
 
@@ -54,10 +55,21 @@ class VLLM:
             if door.has_adapters(host.vllm_generation):
                 self._write_adapter()
             else:
-                host.vllm_generation.sync_weights()
+                self._send()
         self._host.internals.synced_step = host.state.global_step
         if host.vllm_mode == "server":
             self._name_weights(f"{self._run}-{host.state.global_step}#{next(self._numbers)}")
+
+    def _send(self) -> None:
+        """Send the weights; on a server within a limit of time."""
+        vllm, host = self._host.vllm_generation, self._host
+        if host.vllm_mode == "server" and host.accelerator.is_main_process and not self._is_limited:
+            door.limit_requests(vllm.vllm_client, door.PUSH_SECONDS)
+            self._is_limited = True
+        try:
+            vllm.sync_weights()
+        except OSError as error:
+            raise ServerError(f"The vLLM server did not take the weights: {error}") from error
 
     def _write_adapter(self) -> None:
         """Write the adapter under a new name, which the engine's prefix cache uses as key."""

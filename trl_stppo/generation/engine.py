@@ -16,7 +16,7 @@ class EngineBackend(QueuedBackend):
     Args:
         engine: vLLM's `LLMEngine`, or an object with its `add_request`, `step` and `abort_request`.
         options: `add_request`'s options for a turn: `params`, and `lora_request` if an adapter samples.
-        capacity: maximum number of episodes between `add` and `release`; None is any number.
+        capacity, version: as in `QueuedBackend`.
     """
 
     def __init__(
@@ -25,8 +25,9 @@ class EngineBackend(QueuedBackend):
         options: Callable[[TurnRequest], dict[str, Any]],
         *,
         capacity: int | None = None,
+        version: int | None = None,
     ) -> None:
-        super().__init__(capacity=capacity)
+        super().__init__(capacity=capacity, version=version)
         self._engine, self._options = engine, options
         self._numbers = itertools.count()
         self._names: dict[int, str] = {}  # names of the requests in flight, by episode
@@ -56,7 +57,7 @@ class EngineBackend(QueuedBackend):
         turn = output.outputs[0]
         ids = list(turn.token_ids)
         logprobs = [at[token].logprob for at, token in zip(turn.logprobs, ids, strict=True)]
-        return cut(self._queue.pop(key), ids, logprobs)
+        return cut(self._queue.pop(key), ids, logprobs, self.version)
 
     def release(self, key: int) -> None:
         """Forget an episode, and stop its turn if one is being sampled; unknown keys are fine."""

@@ -9,10 +9,11 @@ class QueuedBackend:
     """Holds one turn per episode at a time, and at most `capacity` episodes.
 
     `capacity`: maximum number of episodes between `add` and `release`; None is any number.
+    `version`: of the weights, as in `TurnResult`.
     """
 
-    def __init__(self, *, capacity: int | None = None) -> None:
-        self.capacity = capacity
+    def __init__(self, *, capacity: int | None = None, version: int | None = None) -> None:
+        self.capacity, self.version = capacity, version
         self._episodes: set[int] = set()
         self._queue: dict[int, TurnRequest] = {}
 
@@ -44,7 +45,12 @@ class QueuedBackend:
         self._queue.pop(key, None)
 
 
-def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> TurnResult:
+def cut(
+    request: TurnRequest,
+    ids: list[int],
+    logprobs: list[float] | None,
+    version: int | None = None,
+) -> TurnResult:
     """Cut a turn to its own limit."""
     if not ids:
         raise RuntimeError(f"The turn of episode {request.key} came back empty.")
@@ -53,4 +59,5 @@ def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> T
             f"The turn of episode {request.key} has {len(ids)} tokens but {len(logprobs)} logprobs."
         )
     limit = request.max_new_tokens
-    return TurnResult(request.key, ids[:limit], None if logprobs is None else logprobs[:limit])
+    logprobs = None if logprobs is None else logprobs[:limit]
+    return TurnResult(request.key, ids[:limit], logprobs, version=version)

@@ -47,7 +47,7 @@ class ServerBackend(QueuedBackend):
         send_weights: sends weights to a restarted server and returns their name; None if it cannot.
         awaits_weights: whether another process sends them.
         warned: whether repetitions were logged before.
-        capacity: episodes between `add` and `release`; None is any number.
+        capacity, version: as in `QueuedBackend`.
     """
 
     def __init__(
@@ -60,8 +60,9 @@ class ServerBackend(QueuedBackend):
         awaits_weights: bool = True,
         warned: bool = False,
         capacity: int | None = None,
+        version: int | None = None,
     ) -> None:
-        super().__init__(capacity=capacity)
+        super().__init__(capacity=capacity, version=version)
         self._server, self._weights, self._patience = server, weights, patience
         self._send_weights, self._awaits_weights = send_weights, awaits_weights
         self._answers: queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]] = (
@@ -122,7 +123,7 @@ class ServerBackend(QueuedBackend):
                 error = raised
             else:
                 self._away_since = None
-                return cut(request, ids, logprobs)
+                return cut(request, ids, logprobs, self.version)
             failures += not error.unreachable
             # Other turns' answers reset the time away, so each turn has a limit of its own too.
             starves = time.monotonic() - began > TRIES * self._patience and error.unreachable

@@ -252,6 +252,8 @@ class EpisodeLoop:
         driver = self._driver(episode)
         message = driver.message(episode, result.ids)
         episode.append_turn(result.ids, result.logprobs)
+        if result.version is not None:
+            episode.policy_versions.append(result.version)
         episode.messages.append(message)
         call = driver.turn(episode, message)
         rounds = self._limits.max_tool_rounds

@@ -166,7 +166,9 @@ class AgentTrainer(Bridge):
         self._loop = self.loop_class(
             self,
             stabilizers,
-            source=RolloutSource(self, self._player, self._rewards, self._guards),
+            source=RolloutSource(
+                self, self._player, self._rewards, self._guards, self._stale
+            ),
             player=self._player,
             rewards=self._rewards,
             forward=self._forward,

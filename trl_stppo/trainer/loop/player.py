@@ -9,6 +9,7 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from ...errors import EnvironmentFailureError, NonFiniteError
+from ...generation.protocol import Backend
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Durations, Episode
@@ -34,12 +35,13 @@ class EpisodePlayer:
         sampler: TurnSampler,
         engine: RolloutEngine,
         eval_engine: RolloutEngine,
+        tokenizer: Any,
         *,
         environments_ask: bool,
     ) -> None:
         self._host, self._sampler = host, sampler
         self.engine, self.eval_engine = engine, eval_engine
-        self._environments_ask = environments_ask
+        self._environments_ask, self._tokenizer = environments_ask, tokenizer
 
     def play(
         self,
@@ -47,62 +49,66 @@ class EpisodePlayer:
         seed: tuple[int, ...],
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
+        version: int | None = None,
     ) -> Rollout:
         """Play one episode per row.
 
         `names` are those of the episodes of an evaluation; `repeated` are the numbers of episodes that
-        only pad its batch.
+        only pad its batch; `version` are the optimizer steps of a policy of the past.
         """
-        rows, prompt_ids = rows_with_prompts(
-            inputs, self._host.internals.tokenizer, environments_ask=self._environments_ask
-        )
         if self._host.rollout_func is not None:
+            rows, _ = self._prompts(inputs)
             return self._play_by_func(self._host.rollout_func, rows, names, repeated)
         engine = self.engine if self._host.model.training else self.eval_engine
+        with self._sampler.backend(version) as backend:
+            rollout, failure = self.run(engine, backend, inputs, seed, names, repeated)
+        raise_first(failure)
+        return self.finish(rollout, self._sampler.vllm.figures)
+
+    def _prompts(self, inputs: list[Row]) -> tuple[list[Row], list[list[int]] | None]:
+        return rows_with_prompts(inputs, self._tokenizer, environments_ask=self._environments_ask)
+
+    def run(
+        self,
+        engine: RolloutEngine,
+        backend: Backend,
+        inputs: list[Row],
+        seed: tuple[int, ...],
+        names: list[EpisodeKey] | None = None,
+        repeated: frozenset[int] = frozenset(),
+    ) -> tuple[Rollout, Exception | None]:
+        """Play the episodes, on any thread; the error is to be raised on all processes (`raise_first`)."""
+        rows, prompt_ids = self._prompts(inputs)
         prompts = [row["prompt"] for row in rows]
         if prompt_ids is None and not (all(prompts) or self._environments_ask):
             row = next(
                 row for row in rows if not row["prompt"]
             )  # of a stream, which is checked here
             raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
-        episodes, durations = self._play_by_engine(engine, inputs, prompts, prompt_ids, seed, names)
-        for episode in episodes:  # reward functions have the names of training's classes
-            episode.env_type = self.engine.drivers[episode.name].type_name
-            if self._host.use_vllm:
-                episode.policy_versions = [self._host.internals.synced_step] * episode.num_turns
-        logprobs = self._sampler.tells_logprobs
-        rollout = Rollout(rows, episodes, durations, seed, logprobs, names, repeated)
-        rollout.metric_sums |= self._sampler.vllm.figures
-        return rollout
-
-    def _play_by_engine(
-        self,
-        engine: RolloutEngine,
-        columns: list[Row],
-        prompts: list[Any],
-        prompt_ids: list[list[int]] | None,
-        seed: tuple[int, ...],
-        names: list[EpisodeKey] | None,
-    ) -> tuple[list[Episode], Durations]:
-        """Play the episodes; if one process fails, all raise once they have played."""
         failure: Exception | None = None
         played: tuple[list[Episode], Durations] = [], Durations()
-        with self._sampler.backend() as backend:
-            try:
-                played = engine.run(
-                    columns,
-                    prompts,
-                    renderer(self._host, self._host.internals.tokenizer),
-                    backend,
-                    seed,
-                    self._host.accelerator.process_index * len(columns),
-                    names,
-                    prompt_ids,
-                )
-            except (EnvironmentFailureError, NonFiniteError) as error:
-                failure = error
-        raise_first(failure)
-        return played
+        try:
+            played = engine.run(
+                inputs,
+                prompts,
+                renderer(self._host, self._tokenizer),
+                backend,
+                seed,
+                self._host.accelerator.process_index * len(inputs),
+                names,
+                prompt_ids,
+            )
+        except (EnvironmentFailureError, NonFiniteError) as error:
+            failure = error
+        return Rollout(rows, *played, seed, False, names, repeated), failure
+
+    def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
+        """Complete a played rollout by what the trainer knows, on the main thread."""
+        for episode in rollout.episodes:  # reward functions have the names of training's classes
+            episode.env_type = self.engine.drivers[episode.name].type_name
+        rollout.has_logprobs = self._sampler.tells_logprobs
+        rollout.metric_sums |= figures
+        return rollout
 
     def _play_by_func(
         self,

@@ -55,34 +55,45 @@ class TurnSampler:
         return not wrong
 
     @contextmanager
-    def backend(self) -> Iterator[Backend]:
-        """The backend that samples the turns of one rollout."""
+    def backend(self, version: int | None = None) -> Iterator[Backend]:
+        """The backend that samples the turns of one rollout; `version` are its policy's optimizer steps.
+
+        It is None if the policy of now samples.
+        """
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
         if speaks_to_vllm(host):
-            with self.vllm.backend(capacity) as backend:
+            with self.vllm.backend(capacity, version) as backend:
                 yield backend
             return
+        if host.use_vllm:
+            version = host.state.global_step
+        options: dict[str, Any] = {"capacity": capacity, "version": version}
         if self._is_collective:
-            together = CollectiveBackend(self._batches(), self._exchange, end, capacity=capacity)
+            together = CollectiveBackend(self._batches(), self._exchange, end, **options)
             yield together
             together.finish()
             return
         if not self._is_cached:
-            yield BatchedBackend(self._batches(), capacity=capacity)
+            yield BatchedBackend(self._batches(), **options)
             return
-        settings, _ = sampling_settings(host)
-        assert settings is not None
         with generation_model(host) as model:
-            backend = CachedBackend(
-                model,
-                settings,
-                host.eos_token_ids,
-                pad_token_id=self._tokenizer.pad_token_id,
-                capacity=capacity,
-            )
+            backend = self._cached(model, version)
             with backend.running():
                 yield backend
+
+    def _cached(self, model: Any, version: int | None) -> CachedBackend:
+        host = self._host
+        settings, _ = sampling_settings(host)
+        assert settings is not None
+        return CachedBackend(
+            model,
+            settings,
+            host.eos_token_ids,
+            pad_token_id=self._tokenizer.pad_token_id,
+            capacity=host.args.generation_slots,
+            version=version,
+        )
 
     @property
     def _is_collective(self) -> bool:

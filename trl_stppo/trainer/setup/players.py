@@ -32,6 +32,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
         host,
         TurnSampler(host, tokenizer, VLLM(host)),
         *build_engines(host, tokenizer, rollout, evaluation),
+        tokenizer,
         environments_ask=bool(rollout.text or rollout.tools),
     )
 

@@ -73,6 +73,11 @@ class ServerBackend(QueuedBackend):
         self._warned = warned
         self.asked_again = 0
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether the server lacks the weights, and nobody has sent them again."""
+        return self._lost.is_set()
+
     def add(self, request: TurnRequest) -> None:
         """Queue a turn and send its request."""
         super().add(request)

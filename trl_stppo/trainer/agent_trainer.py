@@ -28,6 +28,7 @@ from .loop.rewards import EpisodeRewards
 from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
+from .overlap import OverlappedSource
 from .planning import plan
 from .planning.rewards import plan_rewards
 from .planning.rows import Row
@@ -166,9 +167,7 @@ class AgentTrainer(Bridge):
         self._loop = self.loop_class(
             self,
             stabilizers,
-            source=RolloutSource(
-                self, self._player, self._rewards, self._guards, self._stale
-            ),
+            source=self._build_source(),
             player=self._player,
             rewards=self._rewards,
             forward=self._forward,
@@ -178,6 +177,12 @@ class AgentTrainer(Bridge):
             trace=self._trace,
             stale=self._stale,
         )
+
+    def _build_source(self) -> RolloutSource:
+        parts = self, self._player, self._rewards, self._guards, self._stale
+        if not self.args.rollout_overlap:
+            return RolloutSource(*parts)
+        return OverlappedSource(*parts, loader_ahead=self._run_state.loader_ahead)
 
     # ------------------------------------------------------------- the training loop's steps
 
@@ -323,7 +328,12 @@ class AgentTrainer(Bridge):
                 has been changed then.
             RunLockError: another run is writing to `output_dir`; nothing has been changed either.
         """
-        return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
+        with self._loop.source.running():
+            return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
+
+    def settle(self) -> None:
+        """Wait for a rollout that another thread plays; it stays for its update."""
+        self._loop.source.settle()
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """Return upstream's sampler; a checkpoint keeps its position."""

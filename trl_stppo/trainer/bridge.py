@@ -25,6 +25,9 @@ class Bridge(GRPOTrainer):
     has_critic = True
     critic: Critic
 
+    def settle(self) -> None:
+        """Wait for a rollout that another thread plays."""
+
     @property
     def internals(self) -> Internals:
         """Private state of the trainer."""

@@ -100,9 +100,12 @@ class RolloutSource:
         version = self._stale.version(step, self.steps_per_block) if is_training else None
         with self._stale.past():
             rollout = self._player.play(rows, self.seed(step), version=version)
-        if version is not None:
-            versions = (v for episode in rollout.episodes for v in episode.policy_versions)
-            rollout.ages = [step - v for v in versions]
+        return rollout if version is None else self.aged(rollout)
+
+    def aged(self, rollout: Rollout) -> Rollout:
+        """Add the ages of the rollout's turns."""
+        versions = (v for episode in rollout.episodes for v in episode.policy_versions)
+        rollout.ages = [self._host.state.global_step - v for v in versions]
         return rollout
 
     def seed(self, step: int) -> tuple[int, int, int]:
@@ -310,7 +313,11 @@ class TrainingLoop:
             self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
-        log.add(metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather))
+        figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)
+        log.add(figures)
+        if rollout.ages is not None and (exact := self.player.is_exact) is not None:
+            gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
+            self.guards.watch_sampler(gap, exact=exact)
         self.trace.rollout(rollout, batch)
 
     # ---------------------------------------------------------------- update: mini-batches
@@ -410,6 +417,13 @@ class TrainingLoop:
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
         self.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
         self.metrics.add_drift(inputs, logprobs)
+        done = self.host.internals.step % (
+            self.host.num_iterations * int(self.args.steps_per_generation or 1)
+        )
+        if self.args.rollout_staleness and done < self.args.gradient_accumulation_steps:
+            # No step was taken yet: this is the policy from before the update.
+            change = (logprobs - inputs["old_per_token_logps"]).abs()
+            self.metrics.add_mean("sampling/drift", change, loss_mask)
         surrogate = self.stabilised(inputs, surrogate, weights, logprobs, entropies)
         self.trace.observe(inputs, logprobs, log_ratio, surrogate)
         if self.correction is not None:

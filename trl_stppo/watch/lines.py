@@ -34,6 +34,10 @@ class Column(NamedTuple):
     meaning: str  # for the legend
 
 
+OVERLAP = "perf/overlap"
+PLAYING = ("perf/generation_seconds", "perf/wait_seconds")  # of a rollout
+WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_overlap`
+
 # From left to right; 80 characters with place and times. The score replaces a success that is not known.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
@@ -42,6 +46,9 @@ COLUMNS = (
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
     Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
     Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
+    Column(
+        "overlap", OVERLAP, ".1f", 9, "share of the shorter of rollout and update that is hidden"
+    ),
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
 )
 # Metrics of an evaluation: name, metric, format.
@@ -130,6 +137,15 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
+        rounds = (state.global_step - self._first) / self._steps
+        whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
+        factor = gain([entry for entry in state.log_history if entry["step"] > self._first], whole)
+        alone = getattr(args, "vllm_mode", None) == "colocate" and getattr(args, "use_vllm", False)
+        if getattr(args, "rollout_overlap", None) is False and not alone and factor > WORTH:
+            say(
+                f"rollout_overlap=True plays each rollout during the update before it: at best {factor:.1f} x "
+                f"as fast, if they do not compute on the same cores"
+            )
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         for name, value in entry.items():
@@ -190,6 +206,13 @@ class ProgressLines(TrainerCallback):
             if (more := round(so_far - self._guards[metric])) > 0:
                 say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
                 self._guards[metric] = so_far
+
+
+def gain(history: list[dict[str, Any]], seconds: float) -> float:
+    """Return (G + U) / max(G, U), for rollouts of G seconds and updates of U; both take `seconds`."""
+    known = [[e[name] for name in PLAYING] for e in history if all(n in e for n in PLAYING)]
+    played = sum(mean(list(values)) or 0.0 for values in zip(*known, strict=True))
+    return seconds / max(played, seconds - played, 1e-9)
 
 
 def steps_per_round(args: Any) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from ...errors import EnvironmentFailureError, NonFiniteError
+from ...generation.cached import CachedBackend
 from ...generation.protocol import Backend
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
@@ -64,6 +66,30 @@ class EpisodePlayer:
             rollout, failure = self.run(engine, backend, inputs, seed, names, repeated)
         raise_first(failure)
         return self.finish(rollout, self._sampler.vllm.figures)
+
+    def ahead(self, version: int) -> Backend:
+        """A backend for `run_ahead`, with the weights of now; the main thread of all processes makes one."""
+        return self._sampler.ahead(version)
+
+    def check_ahead(self) -> None:
+        """Refuse a policy that cannot be played ahead."""
+        self._sampler.check_ahead()
+
+    def figures_of(self, backend: Backend | None) -> dict[str, tuple[float, float]]:
+        """Metrics of a backend of `ahead` that has played."""
+        return self._sampler.vllm.figures_of(backend) if self._host.use_vllm else {}
+
+    @property
+    def is_exact(self) -> bool | None:
+        """See `TurnSampler`."""
+        return self._sampler.is_exact
+
+    def run_ahead(
+        self, backend: Backend, inputs: list[Row], seed: tuple[int, ...]
+    ) -> tuple[Rollout, Exception | None]:
+        """Play a training rollout on another thread."""
+        with backend.running() if isinstance(backend, CachedBackend) else nullcontext():
+            return self.run(self.engine, backend, inputs, seed)
 
     def _prompts(self, inputs: list[Row]) -> tuple[list[Row], list[list[int]] | None]:
         return rows_with_prompts(inputs, self._tokenizer, environments_ask=self._environments_ask)

@@ -147,21 +147,35 @@ class VLLM:
 
     @contextmanager
     def _served(self, capacity: int | None, version: int) -> Iterator[Backend]:
+        host = self._host
+        can_send = not runtime.shards_weights(host.accelerator)  # sharded: needs all processes
+        backend = self._at_server(capacity, version, can_send=can_send)
+        yield backend
+        figures = self.figures_of(backend)
+        if host.model.training:
+            self.figures |= figures
+
+    def _at_server(self, capacity: int | None, version: int, *, can_send: bool) -> ServerBackend:
         host, client = self._host, self._client
         client.names_weights = bool(self._name)
-        main = host.accelerator.is_main_process
-        can_send = not runtime.shards_weights(host.accelerator)  # sharded: needs all processes
-        backend = ServerBackend(
+        sends = can_send and host.accelerator.is_main_process
+        return ServerBackend(
             client,
             self._name,
             patience=host.args.vllm_server_timeout,
-            send_weights=self._send_again if can_send and main else None,
+            send_weights=self._send_again if sends else None,
             awaits_weights=can_send,
             warned=self._warned,
             capacity=capacity,
             version=version,
         )
-        yield backend
+
+    def ahead(self, capacity: int | None, version: int) -> Backend:
+        """A backend for another thread: nobody sends weights again while the policy is trained."""
+        return self._at_server(capacity, self.sync(version), can_send=False)
+
+    def figures_of(self, backend: Any) -> dict[str, tuple[float, float]]:
+        """Metrics of a server's backend that has played."""
         self._warned = self._warned or backend.asked_again > 0
-        if host.model.training:
-            self.figures["sampling/asked_again"] = (backend.asked_again, int(main))
+        main = int(self._host.accelerator.is_main_process)
+        return {"sampling/asked_again": (backend.asked_again, main)}

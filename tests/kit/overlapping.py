@@ -14,12 +14,13 @@ from tests.kit.fakes import CountEnv, char_tokenizer, tiny_policy, tiny_value_mo
 from tests.kit.run_log import comparable
 from tests.kit.scripted import weights
 from trl_stppo import PPOTrainer, STGRPOTrainer, STPPOTrainer
+from trl_stppo.trace.files import read_trace
 
 OVERLAP, STALE = {"rollout_overlap": True}, {"rollout_staleness": 1}
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 SETTINGS = {
-    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_mini_batches": 2,
-    "num_ppo_epochs": 2, "max_steps": 20, "learning_rate": 2e-2, "max_turns": 3,
+    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_mini_batches": 1,
+    "num_ppo_epochs": 2, "max_steps": 10, "learning_rate": 2e-2, "max_turns": 3,
     "max_turn_tokens": 6, "max_completion_length": 48, "trace_episodes": 8, "num_generations": 1,
 }  # fmt: skip
 _clock = random.Random()  # of the system: no two runs have the same times
@@ -32,11 +33,12 @@ class SleepyEnv(CountEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
         time.sleep(_clock.uniform(0.0, self.most))
-        return super().step(action)
+        text, _, *rest = super().step(action)
+        return text, sum(map(str.islower, action)) / max(1, len(action)), *rest
 
 
 def rows(count: int = 24) -> Dataset:
-    """Three epochs of these are nine rollouts of eight."""
+    """An epoch of these is three rollouts of eight."""
     prompts = [[{"role": "user", "content": f"{i}"}] for i in range(count)]
     return Dataset.from_dict({"prompt": prompts, "letter": ["abc"[i % 3] for i in range(count)]})
 
@@ -71,6 +73,10 @@ def end_of(trainer: PPOTrainer) -> dict[str, Any]:
         "weights": weights(trainer),
         "moments": [v for state in moments.values() for v in state.values()],
         "log": comparable(trainer.state.log_history),
+        "trace": [
+            [(e.row, e.seed, e.token_ids, e.score, e.policy_versions) for e in read_trace(folder)]
+            for folder in [trainer.args.output_dir]
+        ],
     }
 
 
@@ -80,3 +86,4 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     pairs = zip(one["moments"], other["moments"], strict=True)
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
     assert one["log"] == other["log"]
+    assert one["trace"] == other["trace"]

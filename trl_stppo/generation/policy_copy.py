@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from .cached import inference
 
-# Attributes of a module that hold its forward pass, bound to that module: TRL's fused head, autocast.
-PATCHES = ("forward", "_original_forward")
+# Attributes of a module that hold its forward pass, bound to that module (TRL's fused head, autocast), and
+# accelerate's mark that it has been given one.
+PATCHES = ("forward", "_original_forward", "_is_accelerate_prepared")
 
 
 class PolicyCopy:
@@ -50,6 +51,7 @@ class PolicyCopy:
     @torch.no_grad()
     def why_unfit(self) -> str | None:
         """The reason why the copy does not sample as the policy, or not independently of it; else None."""
+        self.refresh()
         before, mine = self._logits(self._policy), self._logits(self.model)
         if not torch.allclose(mine, before, rtol=1e-3, atol=1e-3 * float(before.std())):
             return "gives other logits"

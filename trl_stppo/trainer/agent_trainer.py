@@ -331,10 +331,6 @@ class AgentTrainer(Bridge):
         with self._loop.source.running():
             return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
-    def settle(self) -> None:
-        """Wait for a rollout that another thread plays; it stays for its update."""
-        self._loop.source.settle()
-
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """Return upstream's sampler; a checkpoint keeps its position."""
         return self._run_state.notice(super()._get_train_sampler(dataset))

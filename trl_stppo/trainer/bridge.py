@@ -25,9 +25,6 @@ class Bridge(GRPOTrainer):
     has_critic = True
     critic: Critic
 
-    def settle(self) -> None:
-        """Wait for a rollout that another thread plays."""
-
     @property
     def internals(self) -> Internals:
         """Private state of the trainer."""
@@ -155,6 +152,10 @@ class Internals:
     def generate_single_turn(self, *args: Any) -> Any:
         """GRPOTrainer's generation call."""
         return self._trainer._generate_single_turn(*args)
+
+    def settle(self) -> None:
+        """Wait for a rollout that another thread plays."""
+        self._trainer._loop.source.settle()
 
     def calculate_rewards(self, *args: Any) -> torch.Tensor:
         """GRPOTrainer's call of all reward functions."""

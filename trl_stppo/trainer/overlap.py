@@ -95,8 +95,8 @@ class OverlappedSource(RolloutSource):
         rollout, failure = flight.result()
         if repr(flight.rows) != repr(rows):
             raise RuntimeError(
-                "`rollout_overlap=True`: the training's loader hands out other rows than were played ahead. Leave "
-                "it out if rows depend on the training."
+                "`rollout_overlap=True`: the training's loader hands out other rows than were played "
+                "ahead. Leave it out if rows depend on the training."
             )
         if any(
             gather_object([getattr(self._backend, "has_lost", False)])
@@ -148,8 +148,8 @@ class OverlappedSource(RolloutSource):
         self._strikes = self._strikes + 1 if overlap < LITTLE else 0
         if self._strikes == PATIENCE and self._host.accelerator.is_main_process:
             logger.warning(
-                "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches. Rollout "
-                "and update share their cores, or one of them takes almost all the time.",
+                "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches. "
+                "Rollout and update share their cores, or one takes almost all the time.",
                 LITTLE, PATIENCE,
             )  # fmt: skip
 
@@ -163,7 +163,7 @@ def check(host: Bridge) -> None:
     reason = None
     if host.rollout_func is not None:
         reason = "a `rollout_func`; allowed are environments, tools and plain prompts"
-    elif not hasattr(host.train_dataset, "__getitem__"):
+    elif not hasattr(host.train_dataset, "__len__"):
         reason = "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
     elif not host.use_vllm and (cause := why_not_cached(host)) is not None:
         reason = f"turns that go through `generate` ({cause}); use a vLLM server"

@@ -46,9 +46,6 @@ COLUMNS = (
     Column("entropy", "policy/entropy", ".3f", 9, "nats per token"),
     Column("clip", "policy/clip_fraction", ".3f", 7, "share of tokens clipped"),
     Column("KL", "policy/approx_kl", ".4f", 8, "change since sampling, nats"),
-    Column(
-        "overlap", OVERLAP, ".1f", 9, "share of the shorter of rollout and update that is hidden"
-    ),
     Column("scale", "clip_bias/scale", ".2f", 7, "factor on the step, 1 = not corrected"),
 )
 # Metrics of an evaluation: name, metric, format.
@@ -139,12 +136,12 @@ class ProgressLines(TrainerCallback):
         )
         rounds = (state.global_step - self._first) / self._steps
         whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
-        factor = gain([entry for entry in state.log_history if entry["step"] > self._first], whole)
+        factor = gain([entry for entry in state.log_history if entry.get("step", 0) > self._first], whole)
         alone = getattr(args, "vllm_mode", None) == "colocate" and getattr(args, "use_vllm", False)
         if getattr(args, "rollout_overlap", None) is False and not alone and factor > WORTH:
             say(
-                f"rollout_overlap=True plays each rollout during the update before it: at best {factor:.1f} x "
-                f"as fast, if they do not compute on the same cores"
+                "rollout_overlap=True plays a rollout during the update before it: at best "
+                f"{factor:.1f} x as fast, if they do not compute on the same cores"
             )
 
     def _take(self, entry: Mapping[str, Any]) -> None:
@@ -200,7 +197,9 @@ class ProgressLines(TrainerCallback):
         means = {c: mean(self._since.get(c.metric)) for c in columns}
         cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
-        say(f"{place}{''.join(cells)}{times}")
+        overlap = mean(self._since.get(OVERLAP))
+        word = "" if overlap is None else f"  overlap {overlap:.1f}"
+        say(f"{place}{''.join(cells)}{times}{word}")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:

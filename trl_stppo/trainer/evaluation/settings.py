@@ -26,8 +26,8 @@ def undisturbed(host: Bridge) -> Iterator[None]:
 
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
-    host.settle()
     internals, figures = host.internals, host.internals.figures
+    internals.settle()
     training = host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device

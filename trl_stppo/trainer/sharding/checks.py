@@ -112,8 +112,8 @@ def _of_any(run: EngineRun) -> Refusals:
         args.needs_exact_norms,
         "`stabilizers` that need exact norms; allowed are those for which estimates do",
     )
-    yield args.rollout_overlap, "`rollout_overlap=True`; allowed: False, or DDP"
     staleness = args.rollout_staleness
+    yield args.rollout_overlap, "`rollout_overlap=True`; allowed: False, or DDP"
     yield bool(staleness), f"`rollout_staleness={staleness}`; allowed: 0"
     if engine not in ("ZeRO-3", "FSDP2"):
         return

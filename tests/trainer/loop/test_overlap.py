@@ -7,20 +7,27 @@ import time
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import BitsAndBytesConfig, TrainerCallback
 
+from tests.kit.collective_run import TEMPLATE, qwen3_template
+from tests.kit.fakes import char_tokenizer, tiny_policy
+from tests.kit.launch import on_two_processes
 from tests.kit.overlapping import (
     OVERLAP,
     STALE,
     SleepyEnv,
     assert_equal,
     end_of,
+    rows,
     trainer_for,
 )
+from tests.kit.scripted import play_script
 from tests.kit.tiers import quick
+from tests.kit.vllm_server import ModelSampler, attach, serving
 from tests.kit.waiting import PATIENCE, wait_until
 from trl_stppo import STPPOTrainer
 from trl_stppo.errors import EnvironmentFailureError
+from trl_stppo.generation import server
 from trl_stppo.generation.policy_copy import PolicyCopy
 from trl_stppo.rollout import engine
 from trl_stppo.trainer import overlap
@@ -50,15 +57,35 @@ def ends(folder, kind="lora", *, both=None, **options):
     return found
 
 
+@pytest.fixture(scope="module")
+def stale(tmp_path_factory):
+    """The same run with `rollout_staleness=1`."""
+    folder = tmp_path_factory.mktemp("stale")
+    trainer = trainer_for(folder, **STALE, **SAVES)
+    trainer.train()
+    return folder, end_of(trainer)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run with a checkpoint after every step; rollouts end at 2, 4, ..., the first epoch at 6"""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = trainer_for(folder, **OVERLAP, **SAVES)
+    trainer.train()
+    return folder, end_of(trainer)
+
+
 def figures(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-@pytest.mark.parametrize("kind", quick(["full", "lora", "separate", "groups"], "lora", "groups"))
+def test_a_run_with_lora_and_a_shared_critic_is_the_same_with_overlap(whole, stale):
+    assert_equal(whole[1], stale[1])
+
+
+@pytest.mark.parametrize("kind", quick(["full", "separate", "groups"], "groups"))
 def test_an_overlapped_run_is_the_run_with_episodes_one_update_old(kind, tmp_path):
-    stale, overlapped = ends(tmp_path, kind)
-    assert_equal(overlapped, stale)
-    assert len({str(w) for w in stale["weights"].values()}) > 1
+    assert_equal(*ends(tmp_path, kind))
 
 
 @pytest.mark.parametrize("options", quick([
@@ -87,6 +114,7 @@ class Tools:
         return float(ord(self._letter) - ord("a"))
 
 
+@pytest.mark.slow
 def test_it_is_so_with_plain_prompts(tmp_path):
     def count(completions, **_):
         return [float(text[-1]["content"].count("a")) for text in completions]
@@ -150,16 +178,11 @@ class HoldsUpdates(TrainerCallback):
 
 
 @pytest.mark.parametrize("rollout_first", [True, False])
-def test_who_is_ready_first_decides_nothing(rollout_first, tmp_path):
-    runs = []
-    for name, way in (("stale", STALE), ("overlapped", OVERLAP)):
-        trainer = trainer_for(tmp_path / name, **way, arguments={"environment_factory": Held})
-        Held.may_answer.set()
-        if way is OVERLAP:
-            trainer.add_callback(HoldsUpdates(trainer, rollout_first=rollout_first))
-        trainer.train()
-        runs.append(end_of(trainer))
-    assert_equal(*runs)
+def test_who_is_ready_first_decides_nothing(rollout_first, stale, tmp_path):
+    trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Held})
+    trainer.add_callback(HoldsUpdates(trainer, rollout_first=rollout_first))
+    trainer.train()
+    assert_equal(end_of(trainer), stale[1])
 
 
 def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
@@ -174,9 +197,7 @@ def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
 
         return {"arguments": {"environment_factory": Tools, "reward_funcs": [reward]}}
 
-    limits = {"max_turns": None, "max_turn_tokens": None}
-    from tests.kit.collective_run import TEMPLATE, qwen3_template
-    from tests.kit.overlapping import char_tokenizer
+    limits = {"max_turns": None, "max_turn_tokens": None, "max_completion_length": 8}
 
     tokenizer = char_tokenizer()
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, qwen3_template
@@ -192,14 +213,6 @@ def test_rewards_see_the_environments_of_their_own_episodes(tmp_path):
 
 def test_other_rows_than_those_played_are_noticed(tmp_path, monkeypatch):
     trainer = trainer_for(tmp_path, **OVERLAP)
-    rows = trainer.train_dataset
-    ahead = trainer._run_state.loader_ahead
-
-    def others():
-        loader, began = ahead()
-        trainer.train_dataset = rows
-        return loader, began
-
     source = trainer._loop.source
     play = source.play
 
@@ -214,15 +227,6 @@ def test_other_rows_than_those_played_are_noticed(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------ checkpoints and resuming
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run with a checkpoint after every step; rollouts end at 2, 4, ..., the first epoch at 6"""
-    folder = tmp_path_factory.mktemp("whole")
-    trainer = trainer_for(folder, **OVERLAP, **SAVES)
-    trainer.train()
-    return folder, end_of(trainer)
-
-
 @pytest.mark.parametrize("step", quick(range(1, 10), 3, 6, 8))
 def test_a_resumed_run_plays_the_rollout_under_way_again(step, whole, tmp_path):
     folder, expected = whole
@@ -233,12 +237,9 @@ def test_a_resumed_run_plays_the_rollout_under_way_again(step, whole, tmp_path):
     assert_equal({**end, "trace": None}, {**expected, "trace": None})
 
 
-def test_a_run_without_overlap_goes_on_with_it(whole, tmp_path):
-    stale = trainer_for(tmp_path / "stale", **STALE, **SAVES)
-    stale.train()
-    assert_equal(end_of(stale), whole[1])
-    resumed = trainer_for(tmp_path / "on", **OVERLAP, **SAVES)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "stale" / "checkpoint-3"))
+def test_a_run_without_overlap_goes_on_with_it(whole, stale, tmp_path):
+    resumed = trainer_for(tmp_path, **OVERLAP, **SAVES)
+    resumed.train(resume_from_checkpoint=str(stale[0] / "checkpoint-3"))
     assert_equal({**end_of(resumed), "trace": None}, {**whole[1], "trace": None})
 
 
@@ -298,24 +299,21 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
 # -------------------------------------------------------------------------------------- evaluation
 
 
-def test_evaluations_wait_and_change_nothing(tmp_path):
+def test_evaluations_wait_and_change_nothing(stale, tmp_path):
     def both():
         return {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 8}
 
-    from tests.kit.overlapping import rows
-
     found = []
-    for name, way in (("stale", STALE), ("overlapped", OVERLAP), ("without", OVERLAP)):
-        options = both() if name != "without" else {}
+    for name, way in (("stale", STALE), ("overlapped", OVERLAP)):
+        options = both()
         settings = {"eval_generation_kwargs": {"temperature": 0.0, "max_completion_length": 8}}
         given = {"eval_dataset": rows(6)}
         trainer = trainer_for(tmp_path / name, **way, **options, **settings, arguments=given)
         trainer.train()
         trainer.evaluate()
         found.append(end_of(trainer))
-    stale, overlapped, without = found
-    assert_equal(overlapped, stale)
-    assert all(torch.equal(without["weights"][n], w) for n, w in stale["weights"].items())
+    assert_equal(*found)
+    assert all(torch.equal(stale[1]["weights"][n], w) for n, w in found[0]["weights"].items())
 
 
 def test_completions_can_be_shown_while_a_rollout_is_under_way(tmp_path, capsys):
@@ -408,16 +406,57 @@ def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_p
 
 def test_a_quantised_policy_is_overlapped(tmp_path):
     pytest.importorskip("bitsandbytes")
-    from transformers import BitsAndBytesConfig
 
     packed = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
     )
-    from tests.kit.overlapping import char_tokenizer, tiny_policy
 
     tiny_policy(char_tokenizer()).save_pretrained(tmp_path / "model")
     given = {"model": str(tmp_path / "model"), "quantization_config": packed}
     assert_equal(*ends(tmp_path, arguments=given))
+
+
+# ------------------------------------------------------------------------------------- a server
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A trainer, and a server that samples with a model of its own."""
+    trainer = trainer_for(tmp_path, "full", **OVERLAP)
+    model = tiny_policy(char_tokenizer())
+    with serving(ModelSampler(model, trainer.eos_token_ids)) as server:
+        yield trainer, server, attach(trainer, server)
+
+
+def test_a_server_has_the_weights_of_each_blocks_beginning(served):
+    trainer, server, client = served
+    trainer.train()
+    assert figures(trainer, "rollout/staleness_max") == [0.0, *[PER_BLOCK] * 4]
+    assert max(figures(trainer, "sampling/sampling_logp_difference/mean")) < 1e-4
+    assert min(figures(trainer, "sampling/drift")[1:]) > 1e-3
+    assert client.syncs == 4  # of blocks 0 to 3; the last one launches nothing
+
+
+def test_a_server_that_restarts_in_flight_gets_the_older_weights_and_plays_again(
+    served, monkeypatch
+):
+    monkeypatch.setattr(server, "FIRST_PAUSE", 0.01)  # before a turn is requested again
+    trainer, engine_server, client = served
+
+    launch = trainer._loop.source._launch
+
+    def lose_weights():
+        launch()
+        if trainer.state.global_step == 2:
+            engine_server.weights = "default"
+
+    trainer._loop.source._launch = lose_weights
+    trainer.train()
+    assert figures(trainer, "rollout/staleness_max") == [0.0, *[PER_BLOCK] * 4]
+    assert max(figures(trainer, "sampling/sampling_logp_difference/mean")) < 1e-4
+    assert engine_server.joined == 1
+    assert client.syncs == 5
+    assert trainer.state.global_step == trainer.state.max_steps
 
 
 # --------------------------------------------------------------------------------------- refusals
@@ -439,8 +478,6 @@ class Generates(STPPOTrainer):
     {"func": True},
 ])  # fmt: skip
 def test_what_cannot_be_played_ahead_is_refused_by_name(options, tmp_path):
-    from tests.kit.overlapping import rows
-    from tests.kit.scripted import play_script
 
     options, given = dict(options), {}
     if options.pop("stream", False):
@@ -450,6 +487,15 @@ def test_what_cannot_be_played_ahead_is_refused_by_name(options, tmp_path):
         options |= {"max_turns": None, "max_turn_tokens": None}
     with pytest.raises(ValueError, match="rollout_overlap=True"):
         trainer_for(tmp_path, **OVERLAP, **options, arguments=given)
+
+
+# ---------------------------------------------------------------------------------- two processes
+
+
+def test_two_processes_are_the_same_too_and_talk_on_their_main_threads_alone(tmp_path):
+    for rank in on_two_processes("tests.kit.overlap_run", tmp_path, "stale", "overlapped"):
+        assert_equal(rank["overlapped"], rank["stale"])
+        assert rank["overlapped"]["threads"] == ["MainThread"]
 
 
 # ------------------------------------------------------------------------------ does it pay?

@@ -52,7 +52,7 @@ class StalePolicies:
             self._load(present)
 
     def version(self, step: int, steps: int) -> int | None:
-        """Optimizer steps of the past policy at a step, with so many of them per update; None without staleness."""
+        """Optimizer steps of the past policy at a step, with `steps` per update; None without staleness."""
         return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:

@@ -24,6 +24,7 @@ class Bridge(GRPOTrainer):
     config_class: type[PPOConfig]
     has_critic = True
     critic: Critic
+    _loop: Any  # the training loop
 
     @property
     def internals(self) -> Internals:
@@ -152,10 +153,6 @@ class Internals:
     def generate_single_turn(self, *args: Any) -> Any:
         """GRPOTrainer's generation call."""
         return self._trainer._generate_single_turn(*args)
-
-    def settle(self) -> None:
-        """Wait for a rollout that another thread plays."""
-        self._trainer._loop.source.settle()
 
     def calculate_rewards(self, *args: Any) -> torch.Tensor:
         """GRPOTrainer's call of all reward functions."""

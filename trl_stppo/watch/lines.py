@@ -136,7 +136,9 @@ class ProgressLines(TrainerCallback):
         )
         rounds = (state.global_step - self._first) / self._steps
         whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
-        factor = gain([entry for entry in state.log_history if entry.get("step", 0) > self._first], whole)
+        factor = gain(
+            [entry for entry in state.log_history if entry.get("step", 0) > self._first], whole
+        )
         alone = getattr(args, "vllm_mode", None) == "colocate" and getattr(args, "use_vllm", False)
         if getattr(args, "rollout_overlap", None) is False and not alone and factor > WORTH:
             say(

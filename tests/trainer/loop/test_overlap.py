@@ -259,7 +259,9 @@ class Sends(TrainerCallback):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_a_checkpoint_and_no_thread(number, whole, tmp_path):
+def test_a_signal_leaves_a_checkpoint_and_no_thread(number, whole, tmp_path, request):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     trainer = trainer_for(tmp_path, **OVERLAP, **SAVES)
     trainer.add_callback(Sends(4, int(number)))
     trainer.train()
@@ -429,7 +431,7 @@ def served(tmp_path):
 
 
 def test_a_server_has_the_weights_of_each_blocks_beginning(served):
-    trainer, server, client = served
+    trainer, _, client = served
     trainer.train()
     assert figures(trainer, "rollout/staleness_max") == [0.0, *[PER_BLOCK] * 4]
     assert max(figures(trainer, "sampling/sampling_logp_difference/mean")) < 1e-4

@@ -27,7 +27,7 @@ def undisturbed(host: Bridge) -> Iterator[None]:
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
     internals, figures = host.internals, host.internals.figures
-    internals.settle()
+    host._loop.source.settle()
     training = host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device

@@ -24,7 +24,6 @@ class Bridge(GRPOTrainer):
     config_class: type[PPOConfig]
     has_critic = True
     critic: Critic
-    _loop: Any  # the training loop
 
     @property
     def internals(self) -> Internals:

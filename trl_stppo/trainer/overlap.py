@@ -42,6 +42,7 @@ class OverlappedSource(RolloutSource):
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
         super().__init__(*parts)
         self._loader_ahead = loader_ahead
+        self._player.settle = self.settle
         check(self._host)
         self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
         self._backend: Backend | None = None

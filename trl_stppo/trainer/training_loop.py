@@ -124,9 +124,6 @@ class RolloutSource:
         """Context of a complete `train()`."""
         yield
 
-    def settle(self) -> None:
-        """Wait for a rollout that another thread plays."""
-
 
 class TrainingLoop:
     """Rollout step and update step of PPO and GRPO.

@@ -22,12 +22,11 @@ SAMPLING = ("temperature", "top_p", "top_k")
 
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
-    """Wait for a rollout under way; restore random states, metrics and mode on exit.
+    """Restore random states, metrics and mode on exit.
 
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
     internals, figures = host.internals, host.internals.figures
-    host._loop.source.settle()
     training = host.model.training
     states = random.getstate(), np.random.get_state()
     device = host.accelerator.device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -28,7 +29,8 @@ from .sampler import TurnSampler
 class EpisodePlayer:
     """Plays rollouts; keeps no state between them.
 
-    `environments_ask`: a row may have no prompt, because its environment has the task.
+    `environments_ask`: a row may have no prompt, because its environment has the task. `settle` waits for a
+    rollout that another thread plays.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class EpisodePlayer:
         environments_ask: bool,
     ) -> None:
         self._host, self._sampler = host, sampler
+        self.settle: Callable[[], None] = lambda: None
         self.engine, self.eval_engine = engine, eval_engine
         self._environments_ask, self._tokenizer = environments_ask, tokenizer
 

@@ -22,14 +22,8 @@ class BatchedBackend(QueuedBackend):
     # The caller should let turns gather before a step: each step is a batch of its own.
     whole_batches = True
 
-    def __init__(
-        self,
-        generate: GenerateBatch,
-        *,
-        capacity: int | None = None,
-        version: int | None = None,
-    ) -> None:
-        super().__init__(capacity=capacity, version=version)
+    def __init__(self, generate: GenerateBatch, *, capacity: int | None = None) -> None:
+        super().__init__(capacity=capacity)
         self._generate = generate
 
     def step(self) -> list[TurnResult]:
@@ -44,5 +38,4 @@ class BatchedBackend(QueuedBackend):
         if len(ids) != len(rows) or (logprobs is not None and len(logprobs) != len(rows)):
             raise RuntimeError(f"{len(rows)} turns were to be sampled; {len(ids)} came back.")
         per_row = [None] * len(rows) if logprobs is None else logprobs
-        parts = zip(requests, ids, per_row, strict=True)
-        return [cut(*part, self.version) for part in parts]
+        return [cut(*parts, self.version) for parts in zip(requests, ids, per_row, strict=True)]

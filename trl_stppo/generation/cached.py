@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -53,9 +53,7 @@ class _Row:
         self.cached = min(self.cached, len(self.ids) - 1)
         self.logprobs, self.random = [], turn_random(request.seed)
 
-    def take(
-        self, token: int, logprob: float, ends: set[int], version: int | None
-    ) -> TurnResult | None:
+    def take(self, token: int, logprob: float, ends: set[int]) -> TurnResult | None:
         """Append a token; return the turn if this token ended it."""
         if not math.isfinite(logprob):
             raise NonFiniteError(
@@ -66,8 +64,7 @@ class _Row:
         if token not in ends and len(self.logprobs) < self.limit:
             return None
         self.request, self.generating = None, False
-        sampled = self.ids[-len(self.logprobs) :]
-        return TurnResult(self.key, sampled, self.logprobs, version=version)
+        return TurnResult(self.key, self.ids[-len(self.logprobs) :], self.logprobs)
 
 
 class CachedBackend:
@@ -75,7 +72,7 @@ class CachedBackend:
 
     Wrap a rollout in `running()`. Without it each step switches the model to evaluation and back, and
     the cache outlives a change of the weights. `capacity`: maximum number of episodes between `add`
-    and `release`; None is any number. `version`: of the weights, as in `TurnResult`.
+    and `release`; None is any number.
     """
 
     # New turns start once there is one per this many generating turns, or after ADMIT_AFTER steps:
@@ -91,6 +88,7 @@ class CachedBackend:
     COPIED_PER_TOKEN = 16
     # Tokens of a first turn that are allocated together with its prompt.
     FIRST_ROOM = 64
+    version: int | None = None  # of the weights, as in `TurnResult`
 
     def __init__(
         self,
@@ -100,14 +98,13 @@ class CachedBackend:
         *,
         pad_token_id: int,
         capacity: int | None = None,
-        version: int | None = None,
     ) -> None:
         reason = supports(model)
         if reason is not None:
             raise ValueError(reason)
         self.model: Any = model
         self.sampling = sampling
-        self.capacity, self.version = capacity, version
+        self.capacity = capacity
         self._pad, self._ends = pad_token_id, set(eos_token_ids)
         self._sampler = Sampler(sampling)
         self._running = False
@@ -336,9 +333,9 @@ class CachedBackend:
         tokens, logprobs = torch.stack([part.double() for part in sampled]).tolist()
         ended = []
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            result = row.take(int(token), logprob, self._ends, self.version) if row else None
+            result = row.take(int(token), logprob, self._ends) if row else None
             if result is not None:
-                ended.append(result)
+                ended.append(replace(result, version=self.version))
         self._generating -= len(ended)
         return ended
 

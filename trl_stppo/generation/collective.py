@@ -34,9 +34,8 @@ class CollectiveBackend(BatchedBackend):
         filler_id: int,
         *,
         capacity: int | None = None,
-        version: int | None = None,
     ) -> None:
-        super().__init__(self._generate_together, capacity=capacity, version=version)
+        super().__init__(self._generate_together, capacity=capacity)
         self._sample, self._exchange, self._filler_id = generate, exchange, filler_id
         self._rows = self._limit = 0
 

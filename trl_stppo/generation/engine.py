@@ -16,7 +16,7 @@ class EngineBackend(QueuedBackend):
     Args:
         engine: vLLM's `LLMEngine`, or an object with its `add_request`, `step` and `abort_request`.
         options: `add_request`'s options for a turn: `params`, and `lora_request` if an adapter samples.
-        capacity, version: as in `QueuedBackend`.
+        capacity: maximum number of episodes between `add` and `release`; None is any number.
     """
 
     def __init__(
@@ -25,9 +25,8 @@ class EngineBackend(QueuedBackend):
         options: Callable[[TurnRequest], dict[str, Any]],
         *,
         capacity: int | None = None,
-        version: int | None = None,
     ) -> None:
-        super().__init__(capacity=capacity, version=version)
+        super().__init__(capacity=capacity)
         self._engine, self._options = engine, options
         self._numbers = itertools.count()
         self._names: dict[int, str] = {}  # names of the requests in flight, by episode

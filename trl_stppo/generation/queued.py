@@ -9,11 +9,12 @@ class QueuedBackend:
     """Holds one turn per episode at a time, and at most `capacity` episodes.
 
     `capacity`: maximum number of episodes between `add` and `release`; None is any number.
-    `version`: of the weights, as in `TurnResult`.
     """
 
-    def __init__(self, *, capacity: int | None = None, version: int | None = None) -> None:
-        self.capacity, self.version = capacity, version
+    version: int | None = None  # of the weights, as in `TurnResult`
+
+    def __init__(self, *, capacity: int | None = None) -> None:
+        self.capacity = capacity
         self._episodes: set[int] = set()
         self._queue: dict[int, TurnRequest] = {}
 
@@ -46,10 +47,7 @@ class QueuedBackend:
 
 
 def cut(
-    request: TurnRequest,
-    ids: list[int],
-    logprobs: list[float] | None,
-    version: int | None = None,
+    request: TurnRequest, ids: list[int], logprobs: list[float] | None, version: int | None = None
 ) -> TurnResult:
     """Cut a turn to its own limit."""
     if not ids:

@@ -47,7 +47,7 @@ class ServerBackend(QueuedBackend):
         send_weights: sends weights to a restarted server and returns their name; None if it cannot.
         awaits_weights: whether another process sends them.
         warned: whether repetitions were logged before.
-        capacity, version: as in `QueuedBackend`.
+        capacity: episodes between `add` and `release`; None is any number.
     """
 
     def __init__(
@@ -60,9 +60,8 @@ class ServerBackend(QueuedBackend):
         awaits_weights: bool = True,
         warned: bool = False,
         capacity: int | None = None,
-        version: int | None = None,
     ) -> None:
-        super().__init__(capacity=capacity, version=version)
+        super().__init__(capacity=capacity)
         self._server, self._weights, self._patience = server, weights, patience
         self._send_weights, self._awaits_weights = send_weights, awaits_weights
         self._answers: queue.SimpleQueue[tuple[TurnRequest, TurnResult | BaseException]] = (

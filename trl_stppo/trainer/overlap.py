@@ -58,8 +58,8 @@ class OverlappedSource(RolloutSource):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Context of a complete `train()`; no thread is left at its end."""
-        if self._flight is not None:  # of a run that had to be abandoned
-            self._flight.abandon(None)
+        if self._flight is not None:  # of the last run
+            self._flight.thread.join()
         self._flight = None
         self._player.engine.calls.resume()
         self._begin()
@@ -68,7 +68,7 @@ class OverlappedSource(RolloutSource):
         finally:
             if self._flight is not None:
                 self._player.engine.calls.interrupt()
-                self._flight.abandon(STOP_SECONDS)
+                self._flight.thread.join(STOP_SECONDS)
 
     def settle(self) -> None:
         """Wait for a rollout that another thread plays; it stays for its block."""
@@ -87,7 +87,7 @@ class OverlappedSource(RolloutSource):
         if not self._host.model.training:
             return super().play(rows)
         if not self._is_checked:
-            self._player.check_ahead()
+            self._player.sampler.check_ahead()
             self._is_checked = True
         flight, self._flight = self._flight, None
         if flight is None:
@@ -99,13 +99,12 @@ class OverlappedSource(RolloutSource):
                 "`rollout_overlap=True`: the training's loader hands out other rows than were played "
                 "ahead. Leave it out if rows depend on the training."
             )
-        if any(
-            gather_object([getattr(self._backend, "has_lost", False)])
-        ):  # the server was restarted: its turns have failed
+        # A server that was restarted has failed its turns.
+        if any(gather_object([getattr(self._backend, "has_lost", False)])):
             return self._play_alone(rows)
         raise_first(failure)
         now = time.perf_counter()
-        rollout = self._player.finish(rollout, self._player.figures_of(self._backend))
+        rollout = self._player.finish(rollout, self._player.sampler.vllm.figures_of(self._backend))
         rollout.metric_sums |= {
             "perf/rollout_wait_seconds": (now - asked, 1),
             "perf/rollout_idle_seconds": (max(0.0, asked - flight.ended), 1),
@@ -130,7 +129,7 @@ class OverlappedSource(RolloutSource):
         if self._ahead is None:
             self._ahead = RowsAhead(host, *self._loader_ahead(), step)
         rows = self._ahead.next()
-        self._backend = self._player.ahead(now)
+        self._backend = self._player.sampler.ahead(now)
         play = partial(self._player.run_ahead, self._backend, rows, self.seed(step))
         self._flight = Flight(rows, play, host.accelerator.device)
 

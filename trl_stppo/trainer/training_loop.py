@@ -312,7 +312,7 @@ class TrainingLoop:
         metrics = RolloutMetrics(values=has_critic)
         figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)
         log.add(figures)
-        if rollout.ages is not None and (exact := self.player.is_exact) is not None:
+        if rollout.ages is not None and (exact := self.player.sampler.is_exact) is not None:
             gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
             self.guards.watch_sampler(gap, exact=exact)
         self.trace.rollout(rollout, batch)

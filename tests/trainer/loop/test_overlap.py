@@ -318,16 +318,30 @@ def test_evaluations_wait_and_change_nothing(stale, tmp_path):
     assert all(torch.equal(stale[1]["weights"][n], w) for n, w in found[0]["weights"].items())
 
 
-def test_completions_can_be_shown_while_a_rollout_is_under_way(tmp_path, capsys):
+def test_completions_are_shown_when_the_rollout_under_way_has_ended(tmp_path, capsys):
+    trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Held})
+    play, left = trainer._evaluator.play, []
+
+    def noting(rows):
+        left.append(rollout_threads())
+        return play(rows)
+
     class Shows(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                Held.may_answer.clear()  # the third rollout begins in this step
+
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
+                assert rollout_threads()
+                threading.Timer(0.3, Held.may_answer.set).start()
                 trainer.generate_completions(sampling=True)
-                assert not rollout_threads()
 
-    trainer = trainer_for(tmp_path, **OVERLAP)
+    Held.may_answer.set()
     trainer.add_callback(Shows())
+    trainer._evaluator.play = noting
     trainer.train()
+    assert left == [[]]
     assert "completion" in capsys.readouterr().out
 
 
@@ -395,7 +409,7 @@ def test_a_copy_bound_to_the_policy_is_refused(tmp_path, monkeypatch):
 def test_a_copy_shares_what_is_frozen_and_copies_the_policys_adapter_alone(tmp_path):
     trainer = trainer_for(tmp_path, "lora", **OVERLAP)
     trainer.train()
-    copied = trainer._player._sampler._copy
+    copied = trainer._player.sampler._copy
     policy = dict(trainer.model.named_parameters())
     own = {n for n, p in copied.model.named_parameters() if p is not policy[n]}
     assert own

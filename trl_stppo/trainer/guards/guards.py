@@ -22,7 +22,7 @@ from ..optimizers import Optimizers, policy_parameters
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
 from .falls import FallWatch
-from .sampler_watch import SamplerWatch
+from .sampler_watch import PATIENCE, SamplerWatch
 from .stop_when import StopWhen
 
 logger = logging.getLogger(__name__)
@@ -163,14 +163,12 @@ class Guards:
 
     def watch_sampler(self, gap: float, *, exact: bool) -> None:
         """End the run if the sampler lacks the policy's weights; see `SamplerWatch.look`."""
-        message, step = self._sampler.look(gap, exact=exact), self._host.state.global_step
-        self._host.internals.metrics["train"]["guard/sampler_mismatch"] = [self._sampler.blocks]
-        if message is None:
-            return
-        if self._sampler.is_over:
+        message, watch = self._sampler.look(gap, exact=exact), self._sampler
+        self._host.internals.metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
+        if watch.strikes >= PATIENCE:
             self.ending.reason = self.ending.reason or message
-        elif self._host.accelerator.is_main_process:
-            logger.warning("After step %d: %s", step, message)
+        elif message and watch.blocks == 1 and self._host.accelerator.is_main_process:
+            logger.warning("After step %d: %s", self._host.state.global_step, message)
 
     def count_failures(self, episodes: list[Episode]) -> None:
         """Count the failures of this process's part of a rollout batch."""

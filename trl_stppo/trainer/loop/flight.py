@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,27 +20,18 @@ Played = TypeVar("Played")
 
 
 class Flight(Generic[Played]):
-    """One rollout under way.
+    """One rollout under way, on `thread`.
 
-    `play` runs on the thread, which makes no collective call and touches no state of the trainer.
-
-    Attributes:
-        rows: that it plays.
-        seconds: that it has taken, once it has ended.
-        ended: `time.perf_counter()` at its end.
+    `play` runs there; it makes no collective call and touches no state of the trainer. `seconds` and `ended`,
+    a time of `time.perf_counter()`, are known at its end.
     """
 
     def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
         self.rows, self._play, self._device = rows, play, device
         self.seconds = self.ended = 0.0
         self._future: Future[Played] = Future()
-        self._thread = DaemonThread(self._run, "rollout")
-        # The copy's weights are written on the main thread's stream.
-        self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-        self._thread.start()
+        self.thread = DaemonThread(self._run, "rollout")
+        self.thread.start()
 
     def settle(self) -> None:
         """Wait for its end; its result or error stays."""
@@ -51,30 +41,18 @@ class Flight(Generic[Played]):
         """Wait for its end, and return what it has played or raise its error."""
         return self._future.result()
 
-    def abandon(self, seconds: float | None) -> None:
-        """Wait for the end of its thread, at most so long."""
-        self._thread.join(seconds)
-
     def _run(self) -> None:
         began = time.perf_counter()
         finish: Callable[[], None]
         try:
-            with _on_stream(self._stream):
-                finish = partial(self._future.set_result, self._play())
+            if self._device.type == "cuda":  # a thread's own setting
+                torch.cuda.set_device(self._device)
+            finish = partial(self._future.set_result, self._play())
         except BaseException as error:
             finish = partial(self._future.set_exception, error)
         self.ended = time.perf_counter()
         self.seconds = self.ended - began
         finish()
-
-
-@contextmanager
-def _on_stream(stream: Any) -> Iterator[None]:
-    if stream is None:
-        yield
-        return
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-        yield
 
 
 class RowsAhead:
@@ -96,12 +74,8 @@ class RowsAhead:
         per_rollout = int(args.steps_per_generation or 1) * host.num_iterations
         self._device = host.accelerator.device
         self._dataset, self._collate = loader.dataset, loader.collate_fn
-        self._indices = islice(self._endless(batches), first, None, per_rollout)
-
-    @staticmethod
-    def _endless(batches: Any) -> Iterator[list[int]]:
-        while True:
-            yield from batches
+        epochs = chain.from_iterable(repeat(batches))
+        self._indices = islice(epochs, first, None, per_rollout)
 
     def next(self) -> list[Row]:
         """The rows of the next rollout."""

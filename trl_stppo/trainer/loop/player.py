@@ -43,7 +43,7 @@ class EpisodePlayer:
         *,
         environments_ask: bool,
     ) -> None:
-        self._host, self._sampler = host, sampler
+        self._host, self.sampler = host, sampler
         self.settle: Callable[[], None] = lambda: None
         self.engine, self.eval_engine = engine, eval_engine
         self._environments_ask, self._tokenizer = environments_ask, tokenizer
@@ -65,27 +65,10 @@ class EpisodePlayer:
             rows, _ = self._prompts(inputs)
             return self._play_by_func(self._host.rollout_func, rows, names, repeated)
         engine = self.engine if self._host.model.training else self.eval_engine
-        with self._sampler.backend(version) as backend:
+        with self.sampler.backend(version) as backend:
             rollout, failure = self.run(engine, backend, inputs, seed, names, repeated)
         raise_first(failure)
-        return self.finish(rollout, self._sampler.vllm.figures)
-
-    def ahead(self, version: int) -> Backend:
-        """A backend for `run_ahead`, with the weights of now; the main thread of all processes makes one."""
-        return self._sampler.ahead(version)
-
-    def check_ahead(self) -> None:
-        """Refuse a policy that cannot be played ahead."""
-        self._sampler.check_ahead()
-
-    def figures_of(self, backend: Backend | None) -> dict[str, tuple[float, float]]:
-        """Metrics of a backend of `ahead` that has played."""
-        return self._sampler.vllm.figures_of(backend) if self._host.use_vllm else {}
-
-    @property
-    def is_exact(self) -> bool | None:
-        """See `TurnSampler`."""
-        return self._sampler.is_exact
+        return self.finish(rollout, self.sampler.vllm.figures)
 
     def run_ahead(
         self, backend: Backend, inputs: list[Row], seed: tuple[int, ...]
@@ -110,9 +93,7 @@ class EpisodePlayer:
         rows, prompt_ids = self._prompts(inputs)
         prompts = [row["prompt"] for row in rows]
         if prompt_ids is None and not (all(prompts) or self._environments_ask):
-            row = next(
-                row for row in rows if not row["prompt"]
-            )  # of a stream, which is checked here
+            row = next(row for row in rows if not row["prompt"])  # of a stream
             raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
         failure: Exception | None = None
         played: tuple[list[Episode], Durations] = [], Durations()
@@ -135,7 +116,7 @@ class EpisodePlayer:
         """Complete a played rollout by what the trainer knows, on the main thread."""
         for episode in rollout.episodes:  # reward functions have the names of training's classes
             episode.env_type = self.engine.drivers[episode.name].type_name
-        rollout.has_logprobs = self._sampler.tells_logprobs
+        rollout.has_logprobs = self.sampler.tells_logprobs
         rollout.metric_sums |= figures
         return rollout
 
@@ -148,7 +129,7 @@ class EpisodePlayer:
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
         if host.use_vllm:  # the function may generate with it
-            self._sampler.vllm.sync()
+            self.sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
         read = partial(read_message, self._host.internals.tokenizer)
         episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
@@ -160,7 +141,7 @@ class EpisodePlayer:
                     rows[episode.row][key] = values[episode.row]
         logprobs = output["logprobs"] is not None
         rollout = Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
-        rollout.metric_sums |= self._sampler.vllm.figures
+        rollout.metric_sums |= self.sampler.vllm.figures
         return rollout
 
     def pad(self, rollout: Rollout) -> Batch:

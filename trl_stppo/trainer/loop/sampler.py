@@ -67,16 +67,17 @@ class TurnSampler:
             with self.vllm.backend(capacity, version) as backend:
                 yield backend
             return
-        if host.use_vllm:
-            version = host.state.global_step
-        options: dict[str, Any] = {"capacity": capacity, "version": version}
+        version = host.state.global_step if host.use_vllm else version
         if self._is_collective:
-            together = CollectiveBackend(self._batches(), self._exchange, end, **options)
+            together = CollectiveBackend(self._batches(), self._exchange, end, capacity=capacity)
+            together.version = version
             yield together
             together.finish()
             return
         if not self._is_cached:
-            yield BatchedBackend(self._batches(), **options)
+            batched = BatchedBackend(self._batches(), capacity=capacity)
+            batched.version = version
+            yield batched
             return
         with generation_model(host) as model:
             backend = self._cached(model, version)
@@ -121,23 +122,20 @@ class TurnSampler:
         settings, _ = sampling_settings(host)
         if settings is None or settings.truncates or not host.args.disable_dropout:
             return None
-        halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in policy.parameters())
-        rough = halves or host.accelerator.mixed_precision != "no" or host.use_vllm
+        rough = host.use_vllm or host.accelerator.mixed_precision != "no"
         rough = rough or getattr(policy, "is_quantized", False)
+        rough = rough or any(p.itemsize < 4 for p in policy.parameters())
         return not rough and torch.get_float32_matmul_precision() == "highest"
 
     def _cached(self, model: Any, version: int | None) -> CachedBackend:
         host = self._host
         settings, _ = sampling_settings(host)
         assert settings is not None
-        return CachedBackend(
-            model,
-            settings,
-            host.eos_token_ids,
-            pad_token_id=self._tokenizer.pad_token_id,
-            capacity=host.args.generation_slots,
-            version=version,
-        )
+        pad, capacity = self._tokenizer.pad_token_id, host.args.generation_slots
+        ends = host.eos_token_ids
+        backend = CachedBackend(model, settings, ends, pad_token_id=pad, capacity=capacity)
+        backend.version = version
+        return backend
 
     @property
     def _is_collective(self) -> bool:

@@ -142,8 +142,9 @@ class VLLM:
         seeded = self._host.accelerator.device.type == "cuda"
         options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
         with door.awake(vllm):
-            engine = vllm.llm.llm_engine
-            yield EngineBackend(engine, options, capacity=capacity, version=version)
+            backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
+            backend.version = version
+            yield backend
 
     @contextmanager
     def _served(self, capacity: int | None, version: int) -> Iterator[Backend]:
@@ -159,7 +160,7 @@ class VLLM:
         host, client = self._host, self._client
         client.names_weights = bool(self._name)
         sends = can_send and host.accelerator.is_main_process
-        return ServerBackend(
+        backend = ServerBackend(
             client,
             self._name,
             patience=host.args.vllm_server_timeout,
@@ -167,8 +168,9 @@ class VLLM:
             awaits_weights=can_send,
             warned=self._warned,
             capacity=capacity,
-            version=version,
         )
+        backend.version = version
+        return backend
 
     def ahead(self, capacity: int | None, version: int) -> Backend:
         """A backend for another thread: nobody sends weights again while the policy is trained."""
@@ -176,6 +178,8 @@ class VLLM:
 
     def figures_of(self, backend: Any) -> dict[str, tuple[float, float]]:
         """Metrics of a server's backend that has played."""
+        if not isinstance(backend, ServerBackend):
+            return {}
         self._warned = self._warned or backend.asked_again > 0
         main = int(self._host.accelerator.is_main_process)
         return {"sampling/asked_again": (backend.asked_again, main)}

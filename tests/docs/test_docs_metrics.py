@@ -17,7 +17,7 @@ SMALL = {
     "max_turns": 2, "max_turn_tokens": 4, "max_completion_length": 24, "logging_steps": 1,
     "target_kl": 10.0, "stabilizers": ["winners", "share"], "use_cpu": True, "bf16": False,
     "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
-    "disable_tqdm": True,
+    "disable_tqdm": True, "rollout_overlap": True, "num_ppo_epochs": 1,
 }  # fmt: skip
 # What needs a mixture of experts, tools, or vLLM; and what is logged at the end of a run.
 ELSEWHERE = (*("aux_loss", "tools/", "sampling/importance_sampling_ratio/"), "sampling/asked_again")

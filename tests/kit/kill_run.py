@@ -104,11 +104,13 @@ def build(folder: Path, kind: str) -> MarkedTrainer:
     settings = {**SETTINGS, "gradient_accumulation_steps": 4 // world}
     if world > 1:
         settings |= {"ddp_backend": "gloo", "num_mini_batches": 2}
-    if kind == "shared":
+    if kind in ("shared", "overlapped"):
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.1)
         arguments = {"peft_config": lora}
     else:
         arguments = {"value_model": tiny_value_model(tokenizer)}
+    if kind == "overlapped":  # with a rollout under way during every update
+        settings["rollout_overlap"] = True
     trainer = MarkedTrainer(
         model=tiny_policy(tokenizer), args=STPPOConfig(output_dir=str(folder / "run"), **settings),
         train_dataset=Dataset.from_list(rows), eval_dataset=Dataset.from_list(rows[:10]),

@@ -227,7 +227,7 @@ def attach(trainer: PPOTrainer, server: CompletionsServer | None) -> LocalClient
     )  # fmt: skip
     url = broadcast_object_list([server and server.url])[0]
     turns = TurnClient(LocalClient(url), trainer.vllm_generation)
-    trainer._player._sampler.vllm._client = turns
+    trainer._player.sampler.vllm._client = turns
     return client
 
 

@@ -99,7 +99,7 @@ def own_logprobs(trainer: Any) -> list[float]:
 
 def colocated_logprobs(trainer: Any) -> list[float]:
     """Those of the engine in this process, with the adapter that it samples with."""
-    llm, adapter = trainer.vllm_generation.llm, trainer._player._sampler.vllm._adapter
+    llm, adapter = trainer.vllm_generation.llm, trainer._player.sampler.vllm._adapter
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
     prompt = {"prompt_token_ids": SEQUENCE}
     (output,) = llm.generate(

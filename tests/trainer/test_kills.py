@@ -115,6 +115,15 @@ def test_fifty_kills(reference, tmp_path):
 
 
 @pytest.mark.slow
+def test_kills_with_a_rollout_under_way(tmp_path):
+    for name, kills in (("reference", 0), ("killed", 20)):
+        (tmp_path / name).mkdir()
+        where = kill_repeatedly(tmp_path / name, "overlapped", 1, kills)
+    print(f"\noverlapped: killed in {dict(where)}")
+    assert_same_end(tmp_path / "killed", tmp_path / "reference")
+
+
+@pytest.mark.slow
 def test_kills_of_two_processes(tmp_path):
     ends = []
     for name, kills in (("reference", 0), ("killed", 8)):

@@ -38,4 +38,4 @@ class BatchedBackend(QueuedBackend):
         if len(ids) != len(rows) or (logprobs is not None and len(logprobs) != len(rows)):
             raise RuntimeError(f"{len(rows)} turns were to be sampled; {len(ids)} came back.")
         per_row = [None] * len(rows) if logprobs is None else logprobs
-        return [cut(*parts) for parts in zip(requests, ids, per_row, strict=True)]
+        return [cut(*parts, self.version) for parts in zip(requests, ids, per_row, strict=True)]

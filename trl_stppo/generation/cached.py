@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -88,6 +88,7 @@ class CachedBackend:
     COPIED_PER_TOKEN = 16
     # Tokens of a first turn that are allocated together with its prompt.
     FIRST_ROOM = 64
+    version: int | None = None  # of the weights, as in `TurnResult`
 
     def __init__(
         self,
@@ -334,7 +335,7 @@ class CachedBackend:
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             result = row.take(int(token), logprob, self._ends) if row else None
             if result is not None:
-                ended.append(result)
+                ended.append(replace(result, version=self.version))
         self._generating -= len(ended)
         return ended
 

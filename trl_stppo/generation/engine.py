@@ -56,7 +56,7 @@ class EngineBackend(QueuedBackend):
         turn = output.outputs[0]
         ids = list(turn.token_ids)
         logprobs = [at[token].logprob for at, token in zip(turn.logprobs, ids, strict=True)]
-        return cut(self._queue.pop(key), ids, logprobs)
+        return cut(self._queue.pop(key), ids, logprobs, self.version)
 
     def release(self, key: int) -> None:
         """Forget an episode, and stop its turn if one is being sampled; unknown keys are fine."""

@@ -35,6 +35,8 @@ class TurnResult:
     logprobs: list[float] | None
     # Reason why the turn could not be sampled; it ends the episode, and `ids` is empty.
     error: str | None = None
+    # Optimizer steps of the weights that sampled it; None if the backend does not say.
+    version: int | None = None
 
 
 class Backend(Protocol):

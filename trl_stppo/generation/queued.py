@@ -11,6 +11,8 @@ class QueuedBackend:
     `capacity`: maximum number of episodes between `add` and `release`; None is any number.
     """
 
+    version: int | None = None  # of the weights, as in `TurnResult`
+
     def __init__(self, *, capacity: int | None = None) -> None:
         self.capacity = capacity
         self._episodes: set[int] = set()
@@ -44,7 +46,9 @@ class QueuedBackend:
         self._queue.pop(key, None)
 
 
-def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> TurnResult:
+def cut(
+    request: TurnRequest, ids: list[int], logprobs: list[float] | None, version: int | None = None
+) -> TurnResult:
     """Cut a turn to its own limit."""
     if not ids:
         raise RuntimeError(f"The turn of episode {request.key} came back empty.")
@@ -53,4 +57,5 @@ def cut(request: TurnRequest, ids: list[int], logprobs: list[float] | None) -> T
             f"The turn of episode {request.key} has {len(ids)} tokens but {len(logprobs)} logprobs."
         )
     limit = request.max_new_tokens
-    return TurnResult(request.key, ids[:limit], None if logprobs is None else logprobs[:limit])
+    logprobs = None if logprobs is None else logprobs[:limit]
+    return TurnResult(request.key, ids[:limit], logprobs, version=version)

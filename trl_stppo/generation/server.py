@@ -72,6 +72,11 @@ class ServerBackend(QueuedBackend):
         self._warned = warned
         self.asked_again = 0
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether the server lacks the weights, and nobody has sent them again."""
+        return self._lost.is_set()
+
     def add(self, request: TurnRequest) -> None:
         """Queue a turn and send its request."""
         super().add(request)
@@ -122,7 +127,7 @@ class ServerBackend(QueuedBackend):
                 error = raised
             else:
                 self._away_since = None
-                return cut(request, ids, logprobs)
+                return cut(request, ids, logprobs, self.version)
             failures += not error.unreachable
             # Other turns' answers reset the time away, so each turn has a limit of its own too.
             starves = time.monotonic() - began > TRIES * self._patience and error.unreachable

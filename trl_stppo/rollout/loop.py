@@ -252,6 +252,8 @@ class EpisodeLoop:
         driver = self._driver(episode)
         message = driver.message(episode, result.ids)
         episode.append_turn(result.ids, result.logprobs)
+        if result.version is not None:
+            episode.policy_versions.append(result.version)
         episode.messages.append(message)
         call = driver.turn(episode, message)
         rounds = self._limits.max_tool_rounds
@@ -385,6 +387,8 @@ def _described(error: BaseException) -> str:
         text = "(its message cannot be read)"
     text = redacted(text)
     text = text if len(text) <= 500 else text[:500] + "..."
+    if "only works in main thread" in text:  # of a tool that sets signal handlers, beside an update
+        text += ' (set env_isolation="process")'
     if "same thread" in text:  # sqlite3's message
         text += ' (give check_same_thread=False, or set env_isolation="process")'
     frames = traceback.extract_tb(error.__traceback__)

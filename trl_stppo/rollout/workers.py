@@ -27,6 +27,10 @@ from .shared_loop import SharedLoop
 IDLE_SECONDS = 2.0
 
 
+class RolloutInterrupted(Exception):
+    """The run ends while another thread plays a rollout."""
+
+
 class EnvironmentCalls:
     """Runs calls on a thread pool and an event loop; one thread polls their results.
 
@@ -42,7 +46,7 @@ class EnvironmentCalls:
         self._running: dict[int, Call] = {}
         self._finished: deque[CallResult] = deque()
         self._live = 0
-        self._resting = False
+        self._resting = self._interrupted = False
         self._current = threading.local()
         self._for_poller: deque[tuple[Callable[[], Any], Future[Any], Call | None]] = deque()
         self._loop: SharedLoop | None = None
@@ -72,6 +76,8 @@ class EnvironmentCalls:
         """
         until = time.monotonic() + wait
         while True:
+            if self._interrupted:
+                raise RolloutInterrupted
             if self._run_for_worker():
                 until = time.monotonic()  # return at once: the caller may have limits
             with self._change:
@@ -83,6 +89,16 @@ class EnvironmentCalls:
                     return results
                 if not self._for_poller:
                     self._change.wait(min(left, *self._seconds_to_deadlines(), left))
+
+    def interrupt(self) -> None:
+        """Let `poll` raise `RolloutInterrupted` from now on, also if it is blocked."""
+        with self._change:
+            self._interrupted = True
+            self._change.notify_all()
+
+    def resume(self) -> None:
+        """Let `poll` return results again."""
+        self._interrupted = False
 
     def cancel(self, key: int) -> None:
         """Forget a call; no result will come."""

@@ -27,6 +27,7 @@ from .loop.rewards import EpisodeRewards
 from .loop.stale import StalePolicies
 from .loop.turn_rewards import TurnRewardFuncs
 from .optimizers import Optimizers, policy_parameters
+from .overlap import OverlappedSource
 from .planning import plan
 from .planning.data import plan_data
 from .planning.rewards import plan_rewards
@@ -164,7 +165,7 @@ class AgentTrainer(Bridge):
         self._loop = self.loop_class(
             self,
             stabilizers,
-            source=RolloutSource(self, self._player, self._rewards, self._guards),
+            source=self._build_source(),
             player=self._player,
             rewards=self._rewards,
             forward=self._forward,
@@ -174,6 +175,12 @@ class AgentTrainer(Bridge):
             trace=self._trace,
             stale=self._stale,
         )
+
+    def _build_source(self) -> RolloutSource:
+        parts = self, self._player, self._rewards, self._guards, self._stale
+        if not self.args.rollout_overlap:
+            return RolloutSource(*parts)
+        return OverlappedSource(*parts, loader_ahead=self._run_state.loader_ahead)
 
     # ------------------------------------------------------------- the training loop's steps
 
@@ -306,7 +313,8 @@ class AgentTrainer(Bridge):
                 has been changed then.
             RunLockError: another run is writing to `output_dir`; nothing has been changed either.
         """
-        return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
+        with self._loop.source.running():
+            return self._checkpoints.train(super().train, resume_from_checkpoint, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """Return upstream's sampler; a checkpoint keeps its position."""

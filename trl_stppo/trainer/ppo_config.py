@@ -209,6 +209,12 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "one. Above 0 it makes a run as off-policy as an asynchronous pipeline, to test whether "
         "it still learns.",
     )
+    rollout_overlap: bool = option(
+        False,
+        "Play the next rollout batch while the present one is trained on, by the policy from before that "
+        "update: episodes are one update old, as with rollout_staleness=1. For slow tools, and for a vLLM "
+        "server on devices of its own.",
+    )
     turn_reward_weights: list[float] | None = option(
         None, "Weights of turn_reward_funcs; default 1 each."
     )

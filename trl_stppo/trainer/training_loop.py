@@ -13,8 +13,8 @@ clips the policy's gradient and steps; `gradients/optimizers.py` adds the critic
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -80,10 +80,15 @@ class RolloutSource:
     """Supplies rollouts with their rewards: here by playing one whenever the loop needs it."""
 
     def __init__(
-        self, host: Bridge, player: EpisodePlayer, rewards: EpisodeRewards, guards: Guards
+        self,
+        host: Bridge,
+        player: EpisodePlayer,
+        rewards: EpisodeRewards,
+        guards: Guards,
+        stale: StalePolicies,
     ) -> None:
         self._host, self._player = host, player
-        self._rewards, self._guards = rewards, guards
+        self._rewards, self._guards, self._stale = rewards, guards, stale
 
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
         """Play one episode per row.
@@ -91,12 +96,40 @@ class RolloutSource:
         Returns:
             The rollout of this process, and the rewards of all processes' episodes, [W * B, F].
         """
-        # The 1 marks training; another number would change every seed.
-        seed = (self._host.args.seed, 1, self._host.state.global_step)
-        rollout = self._player.play(rows, seed)
+        rollout = self.play(rows)
         if self._host.model.training and rollout.by_engine:
             self._guards.count_failures(rollout.episodes)
         return rollout, self._rewards.ask(rollout)
+
+    def play(self, rows: list[Row]) -> Rollout:
+        """Play one episode per row, now and on this thread."""
+        step, is_training = self._host.state.global_step, self._host.model.training
+        version = self._stale.version(step, self.steps_per_block) if is_training else None
+        with self._stale.past():
+            rollout = self._player.play(rows, self.seed(step), version=version)
+        return rollout if version is None else self.aged(rollout)
+
+    def aged(self, rollout: Rollout) -> Rollout:
+        """Add the ages of the rollout's turns."""
+        versions = (v for episode in rollout.episodes for v in episode.policy_versions)
+        rollout.ages = [self._host.state.global_step - v for v in versions]
+        return rollout
+
+    def seed(self, step: int) -> tuple[int, int, int]:
+        """The seed of the rollout that is trained on from this step on."""
+        # The 1 marks training; another number would change every seed.
+        return (self._host.args.seed, 1, step)
+
+    @property
+    def steps_per_block(self) -> int:
+        """Optimizer steps per rollout batch."""
+        assert self._host.args.num_mini_batches is not None  # PPOConfig has set it
+        return int(self._host.num_iterations * self._host.args.num_mini_batches)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context of a complete `train()`."""
+        yield
 
 
 class TrainingLoop:
@@ -147,13 +180,14 @@ class TrainingLoop:
     def rollout(self, rows: list[Row]) -> Batch:
         """One rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
-        with self.stale.playing() if self.host.model.training else nullcontext():
+        with self.stale.block() if self.host.model.training else nullcontext():
             rollout, all_rewards = self.source.next(rows)
             batch = self.player.pad(rollout)
             sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
             batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
-            self.add_old_logprobs(batch)
-            self._add_ref_logprobs(batch)
+            with self.stale.past():
+                self.add_old_logprobs(batch)
+                self._add_ref_logprobs(batch)
         with torch.no_grad():
             scores, scored = self.rewards.scores(rollout)
             dtype = torch.promote_types(self.host.model.dtype, torch.float32)
@@ -312,7 +346,11 @@ class TrainingLoop:
             self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
-        log.add(metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather))
+        figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)
+        log.add(figures)
+        if rollout.ages is not None and (exact := self.player.sampler.is_exact) is not None:
+            gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
+            self.guards.watch_sampler(gap, exact=exact)
         self.trace.rollout(rollout, batch)
 
     # ---------------------------------------------------------------- update: mini-batches
@@ -412,6 +450,13 @@ class TrainingLoop:
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
         self.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
         self.metrics.add_drift(inputs, logprobs)
+        done = self.host.internals.step % (
+            self.host.num_iterations * int(self.args.steps_per_generation or 1)
+        )
+        if self.args.rollout_staleness and done < self.args.gradient_accumulation_steps:
+            # No step was taken yet: this is the policy from before the update.
+            change = (logprobs - inputs["old_per_token_logps"]).abs()
+            self.metrics.add_mean("sampling/drift", change, loss_mask)
         surrogate = self.stabilised(inputs, surrogate, weights, logprobs, entropies)
         self.trace.observe(inputs, logprobs, log_ratio, surrogate)
         if self.correction is not None:

@@ -34,6 +34,10 @@ class Column(NamedTuple):
     meaning: str  # for the legend
 
 
+OVERLAP = "perf/overlap"
+PLAYING = ("perf/generation_seconds", "perf/wait_seconds")  # of a rollout
+WORTH = 1.2  # factor on the speed from which the end of a run names `rollout_overlap`
+
 # From left to right; 80 characters with place and times. The score replaces a success that is not known.
 COLUMNS = (
     Column("success", SUCCESS, ".3f", 9, "share of episodes solved"),
@@ -130,6 +134,17 @@ class ProgressLines(TrainerCallback):
             f"{verb} after rollout {self._rounds(state)}/{self._total(state)}, step "
             f"{state.global_step}/{state.max_steps}, in {duration(time.monotonic() - self._began)}{spent}"
         )
+        rounds = (state.global_step - self._first) / self._steps
+        whole = (time.monotonic() - self._began - self._evaluating) / max(1.0, rounds)
+        factor = gain(
+            [entry for entry in state.log_history if entry.get("step", 0) > self._first], whole
+        )
+        alone = getattr(args, "vllm_mode", None) == "colocate" and getattr(args, "use_vllm", False)
+        if getattr(args, "rollout_overlap", None) is False and not alone and factor > WORTH:
+            say(
+                "rollout_overlap=True plays a rollout during the update before it: at best "
+                f"{factor:.1f} x as fast, if they do not compute on the same cores"
+            )
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         for name, value in entry.items():
@@ -184,12 +199,21 @@ class ProgressLines(TrainerCallback):
         means = {c: mean(self._since.get(c.metric)) for c in columns}
         cells = [f"{shown(value, c.form):>{c.width}}" for c, value in means.items()]
         times = f"{duration(seconds / (rounds - self._lines)):>8}{duration(left):>8}"
-        say(f"{place}{''.join(cells)}{times}")
+        overlap = mean(self._since.get(OVERLAP))
+        word = "" if overlap is None else f"  overlap {overlap:.1f}"
+        say(f"{place}{''.join(cells)}{times}{word}")
         for metric, what in GUARDS.items():
             so_far = max(self._since.get(metric, [0.0]))
             if (more := round(so_far - self._guards[metric])) > 0:
                 say(f"! {more} optimizer step{'s' if more > 1 else ''} {what}")
                 self._guards[metric] = so_far
+
+
+def gain(history: list[dict[str, Any]], seconds: float) -> float:
+    """Return (G + U) / max(G, U), for rollouts of G seconds and updates of U; both take `seconds`."""
+    known = [[e[name] for name in PLAYING] for e in history if all(n in e for n in PLAYING)]
+    played = sum(mean(list(values)) or 0.0 for values in zip(*known, strict=True))
+    return seconds / max(played, seconds - played, 1e-9)
 
 
 def steps_per_round(args: Any) -> int:

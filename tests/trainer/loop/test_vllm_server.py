@@ -294,7 +294,7 @@ def test_a_server_that_stays_away_ends_episodes_and_in_the_end_the_training(tmp_
 
 def test_a_server_that_cannot_name_its_weights_is_believed(tmp_path):
     with running(tmp_path) as (trainer, server, _):
-        client = trainer._player._sampler.vllm._client
+        client = trainer._player.sampler.vllm._client
         post = client.client._post
 
         def old(url, **options):

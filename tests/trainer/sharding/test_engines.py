@@ -244,7 +244,7 @@ def run(engine: dict[str, Any], changes: dict[str, Any]) -> checks.EngineRun:
     """A run of which the checks find nothing to say, but for the changes."""
     args = {
         "optim": "adamw_torch", "needs_exact_norms": False, "sync_ref_model": False,
-        "rollout_staleness": 0, "ds3_gather_for_generation": True,
+        "rollout_staleness": 0, "rollout_overlap": False, "ds3_gather_for_generation": True,
         "use_transformers_continuous_batching": False, "use_vllm": False,
     }  # fmt: skip
     args |= {name.removeprefix("args."): value for name, value in changes.items() if "." in name}

@@ -142,6 +142,13 @@ class RunState(TrainerCallback):
         """Fix the training's sampler; loaders made from now on are others."""
         self._generator = self._newest
 
+    def loader_ahead(self) -> tuple[Any, int]:
+        """Another loader of the training rows, from the start of this epoch, and the steps at its begin."""
+        loader = self._host.get_train_dataloader()
+        if self._newest is not None and self._epoch_start is not None:
+            self._newest.set_state(self._epoch_start)
+        return loader, self._began_at
+
     def place_in_stream(self) -> tuple[int, int]:
         """Completed passes over a stream, and used batches of the current one."""
         updates = self._host.state.global_step - self._pass_start

@@ -218,6 +218,26 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
     config.eval_generation_kwargs = kwargs or None
 
 
+def _check_overlap(config: GRPOConfig) -> None:
+    """Set the staleness of overlapped rollouts; refuse samplers that cannot play beside an update."""
+    if not config.rollout_overlap:
+        return
+    if config.rollout_staleness > 1:
+        raise ValueError(
+            f"`rollout_staleness={config.rollout_staleness}` contradicts `rollout_overlap=True`; allowed: 1."
+        )
+    config.rollout_staleness = 1
+    refused = {
+        "vllm_mode='colocate'": config.use_vllm and config.vllm_mode == "colocate",
+        "use_transformers_continuous_batching=True": config.use_transformers_continuous_batching,
+    }
+    for option in (name for name, is_set in refused.items() if is_set):
+        raise ValueError(
+            f"`rollout_overlap=True` is not supported with `{option}`. Use `vllm_mode='server'`, or leave "
+            f"`use_vllm` and continuous batching out."
+        )
+
+
 def _check_combinations(config: GRPOConfig) -> None:
     """Refuse values that are valid alone and contradict each other."""
     rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
@@ -227,10 +247,11 @@ def _check_combinations(config: GRPOConfig) -> None:
             f"`critic_warmup_steps={config.critic_warmup_steps}` must be a multiple of the {rollout_steps} "
             f"optimizer steps of one rollout. Nearest: {nearest}."
         )
+    _check_overlap(config)
+    staleness = f"rollout_staleness={config.rollout_staleness}"
     if config.save_best and config.rollout_staleness:
-        raise ValueError(
-            f"`save_best=True` is not supported with `rollout_staleness={config.rollout_staleness}`."
-        )
+        option = "rollout_overlap=True" if config.rollout_overlap else staleness
+        raise ValueError(f"`save_best=True` is not supported with `{option}`.")
     temperature = (config.generation_kwargs or {}).get("temperature", config.temperature)
     if temperature != config.temperature:
         raise ValueError(

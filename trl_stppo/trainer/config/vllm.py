@@ -18,7 +18,7 @@ TAKEN = {
 
 def check_vllm(config: GRPOConfig) -> None:
     """Raise ValueError for options that vLLM cannot honour, or that contradict each other."""
-    if config.rollout_staleness and config.use_vllm:
+    if config.rollout_staleness and config.use_vllm and not config.rollout_overlap:
         raise ValueError(
             f"`rollout_staleness={config.rollout_staleness}` is not supported with `use_vllm=True`."
         )

@@ -58,6 +58,7 @@ class Evaluator:
         if not isinstance(eval_dataset, str):  # the name of one of the trainer's own
             check_eval_dataset(eval_dataset, self._rollout_plan)
         open_trackio(self._host)
+        self._player.settle()
         outer, self.prefix = self.prefix, prefix
         try:
             with saving, undisturbed(self._host):
@@ -98,6 +99,7 @@ class Evaluator:
         surroundings: AbstractContextManager[None] = nullcontext()
         if self.prefix is None:  # called by `predict`
             open_trackio(self._host)
+            self._player.settle()
             surroundings = undisturbed(host)
         process = host.accelerator.process_index, host.accelerator.num_processes
         self.run = run = EvaluationRun(list(host.reward_func_names), bool(host.tools), process)

@@ -22,6 +22,7 @@ from ..optimizers import Optimizers, policy_parameters
 from .ending import Ending, EndingCallback
 from .failures import FailureWatch, failures_of
 from .falls import FallWatch
+from .sampler_watch import PATIENCE, SamplerWatch
 from .stop_when import StopWhen
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Guards:
         self._target_kl = math.inf if host.args.target_kl is None else host.args.target_kl
         self._stop_when = StopWhen(host.args.stop_when)
         self._failures = FailureWatch(host.args.max_env_error_rate)
+        self._sampler = SamplerWatch()
         self._falls = FallWatch(host.args.generation_batch_size)
         self.ending = Ending(host, self._failures, last_checkpoint)
         self.verdict = "taken"
@@ -80,6 +82,7 @@ class Guards:
         self._stop_when.strikes = {}
         self._failures.clear()
         self._falls.reset()
+        self._sampler = SamplerWatch()
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,6 +91,7 @@ class Guards:
             "strikes": dict(self._stop_when.strikes),
             "failures": self._failures.state_dict(),
             "falls": self._falls.state_dict(),
+            "sampler": vars(self._sampler).copy(),
         }
         return {**dataclasses.asdict(self._state), **watched}
 
@@ -97,6 +101,7 @@ class Guards:
         self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
         self._falls.load_state_dict(counts.pop("falls", {}))
+        self._sampler = SamplerWatch(**counts.pop("sampler", {}))
         self._state = GuardState(**counts)
 
     @contextmanager
@@ -155,6 +160,15 @@ class Guards:
     def best_checkpoint(self) -> Path:
         """Checkpoint of the policy of the best rollout; there is none before the first step."""
         return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
+
+    def watch_sampler(self, gap: float, *, exact: bool) -> None:
+        """End the run if the sampler lacks the policy's weights; see `SamplerWatch.look`."""
+        message, watch = self._sampler.look(gap, exact=exact), self._sampler
+        self._host.internals.metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
+        if watch.strikes >= PATIENCE:
+            self.ending.reason = self.ending.reason or message
+        elif message and watch.blocks == 1 and self._host.accelerator.is_main_process:
+            logger.warning("After step %d: %s", self._host.state.global_step, message)
 
     def count_failures(self, episodes: list[Episode]) -> None:
         """Count the failures of this process's part of a rollout batch."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from ...errors import EnvironmentFailureError, NonFiniteError
+from ...generation.cached import CachedBackend
+from ...generation.protocol import Backend
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Durations, Episode
@@ -25,7 +29,8 @@ from .sampler import TurnSampler
 class EpisodePlayer:
     """Plays rollouts; keeps no state between them.
 
-    `environments_ask`: a row may have no prompt, because its environment has the task.
+    `environments_ask`: a row may have no prompt, because its environment has the task. `settle` waits for a
+    rollout that another thread plays.
     """
 
     def __init__(
@@ -34,12 +39,14 @@ class EpisodePlayer:
         sampler: TurnSampler,
         engine: RolloutEngine,
         eval_engine: RolloutEngine,
+        tokenizer: Any,
         *,
         environments_ask: bool,
     ) -> None:
-        self._host, self._sampler = host, sampler
+        self._host, self.sampler = host, sampler
+        self.settle: Callable[[], None] = lambda: None
         self.engine, self.eval_engine = engine, eval_engine
-        self._environments_ask = environments_ask
+        self._environments_ask, self._tokenizer = environments_ask, tokenizer
 
     def play(
         self,
@@ -47,62 +54,71 @@ class EpisodePlayer:
         seed: tuple[int, ...],
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
+        version: int | None = None,
     ) -> Rollout:
         """Play one episode per row.
 
         `names` are those of the episodes of an evaluation; `repeated` are the numbers of episodes that
-        only pad its batch.
+        only pad its batch; `version` are the optimizer steps of a policy of the past.
         """
-        rows, prompt_ids = rows_with_prompts(
-            inputs, self._host.internals.tokenizer, environments_ask=self._environments_ask
-        )
         if self._host.rollout_func is not None:
+            rows, _ = self._prompts(inputs)
             return self._play_by_func(self._host.rollout_func, rows, names, repeated)
         engine = self.engine if self._host.model.training else self.eval_engine
-        prompts = [row["prompt"] for row in rows]
-        if prompt_ids is None and not (all(prompts) or self._environments_ask):
-            row = next(
-                row for row in rows if not row["prompt"]
-            )  # of a stream, which is checked here
-            raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
-        episodes, durations = self._play_by_engine(engine, inputs, prompts, prompt_ids, seed, names)
-        for episode in episodes:  # reward functions have the names of training's classes
-            episode.env_type = self.engine.drivers[episode.name].type_name
-            if self._host.use_vllm:
-                episode.policy_versions = [self._host.internals.synced_step] * episode.num_turns
-        logprobs = self._sampler.tells_logprobs
-        rollout = Rollout(rows, episodes, durations, seed, logprobs, names, repeated)
-        rollout.metric_sums |= self._sampler.vllm.figures
-        return rollout
+        with self.sampler.backend(version) as backend:
+            rollout, failure = self.run(engine, backend, inputs, seed, names, repeated)
+        raise_first(failure)
+        return self.finish(rollout, self.sampler.vllm.figures)
 
-    def _play_by_engine(
+    def run_ahead(
+        self, backend: Backend, inputs: list[Row], seed: tuple[int, ...]
+    ) -> tuple[Rollout, Exception | None]:
+        """Play a training rollout on another thread."""
+        with backend.running() if isinstance(backend, CachedBackend) else nullcontext():
+            return self.run(self.engine, backend, inputs, seed)
+
+    def _prompts(self, inputs: list[Row]) -> tuple[list[Row], list[list[int]] | None]:
+        return rows_with_prompts(inputs, self._tokenizer, environments_ask=self._environments_ask)
+
+    def run(
         self,
         engine: RolloutEngine,
-        columns: list[Row],
-        prompts: list[Any],
-        prompt_ids: list[list[int]] | None,
+        backend: Backend,
+        inputs: list[Row],
         seed: tuple[int, ...],
-        names: list[EpisodeKey] | None,
-    ) -> tuple[list[Episode], Durations]:
-        """Play the episodes; if one process fails, all raise once they have played."""
+        names: list[EpisodeKey] | None = None,
+        repeated: frozenset[int] = frozenset(),
+    ) -> tuple[Rollout, Exception | None]:
+        """Play the episodes, on any thread; the error is to be raised on all processes (`raise_first`)."""
+        rows, prompt_ids = self._prompts(inputs)
+        prompts = [row["prompt"] for row in rows]
+        if prompt_ids is None and not (all(prompts) or self._environments_ask):
+            row = next(row for row in rows if not row["prompt"])  # of a stream
+            raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
         failure: Exception | None = None
         played: tuple[list[Episode], Durations] = [], Durations()
-        with self._sampler.backend() as backend:
-            try:
-                played = engine.run(
-                    columns,
-                    prompts,
-                    renderer(self._host, self._host.internals.tokenizer),
-                    backend,
-                    seed,
-                    self._host.accelerator.process_index * len(columns),
-                    names,
-                    prompt_ids,
-                )
-            except (EnvironmentFailureError, NonFiniteError) as error:
-                failure = error
-        raise_first(failure)
-        return played
+        try:
+            played = engine.run(
+                inputs,
+                prompts,
+                renderer(self._host, self._tokenizer),
+                backend,
+                seed,
+                self._host.accelerator.process_index * len(inputs),
+                names,
+                prompt_ids,
+            )
+        except (EnvironmentFailureError, NonFiniteError) as error:
+            failure = error
+        return Rollout(rows, *played, seed, False, names, repeated), failure
+
+    def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
+        """Complete a played rollout by what the trainer knows, on the main thread."""
+        for episode in rollout.episodes:  # reward functions have the names of training's classes
+            episode.env_type = self.engine.drivers[episode.name].type_name
+        rollout.has_logprobs = self.sampler.tells_logprobs
+        rollout.metric_sums |= figures
+        return rollout
 
     def _play_by_func(
         self,
@@ -113,7 +129,7 @@ class EpisodePlayer:
     ) -> Rollout:
         host, prompts = self._host, [row["prompt"] for row in rows]
         if host.use_vllm:  # the function may generate with it
-            self._sampler.vllm.sync()
+            self.sampler.vllm.sync()
         output = func(copy.deepcopy(prompts), host)
         read = partial(read_message, self._host.internals.tokenizer)
         episodes, columns = read_rollout(output, rows, prompts, host.eos_token_ids, read)
@@ -125,7 +141,7 @@ class EpisodePlayer:
                     rows[episode.row][key] = values[episode.row]
         logprobs = output["logprobs"] is not None
         rollout = Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
-        rollout.metric_sums |= self._sampler.vllm.figures
+        rollout.metric_sums |= self.sampler.vllm.figures
         return rollout
 
     def pad(self, rollout: Rollout) -> Batch:

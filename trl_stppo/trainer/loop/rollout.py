@@ -39,6 +39,8 @@ class Rollout:
     pays_turns: list[bool] = field(default_factory=list)
     # Score of each episode, turn rewards included.
     earnings: list[float] = field(default_factory=list)
+    # Optimizer steps since the weights that sampled each turn; None if the trained policy itself samples.
+    ages: list[int] | None = None
     # Sum and count by name, of the metrics of vLLM and turn reward functions.
     metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 

@@ -13,11 +13,12 @@ import torch
 from ...generation.batched import BatchedBackend, GenerateBatch
 from ...generation.cached import CachedBackend
 from ...generation.collective import CollectiveBackend
+from ...generation.policy_copy import PolicyCopy
 from ...generation.probe import why_unlike
 from ...generation.protocol import Backend
 from ...generation.sampling import SamplingSettings
 from ...generation.slots import supports
-from .._trl import new_token_limit, overrides, unwrap_model_for_generation
+from .._trl import new_token_limit, overrides, prepare_frozen, unwrap_model_for_generation
 from ..bridge import Bridge
 from ..sharding import runtime
 from .vllm import VLLM
@@ -55,34 +56,86 @@ class TurnSampler:
         return not wrong
 
     @contextmanager
-    def backend(self) -> Iterator[Backend]:
-        """The backend that samples the turns of one rollout."""
+    def backend(self, version: int | None = None) -> Iterator[Backend]:
+        """The backend that samples the turns of one rollout; `version` are its policy's optimizer steps.
+
+        It is None if the policy of now samples.
+        """
         host = self._host
         capacity, end = host.args.generation_slots, self._tokenizer.eos_token_id
         if speaks_to_vllm(host):
-            with self.vllm.backend(capacity) as backend:
+            with self.vllm.backend(capacity, version) as backend:
                 yield backend
             return
+        version = host.state.global_step if host.use_vllm else version
         if self._is_collective:
             together = CollectiveBackend(self._batches(), self._exchange, end, capacity=capacity)
+            together.version = version
             yield together
             together.finish()
             return
         if not self._is_cached:
-            yield BatchedBackend(self._batches(), capacity=capacity)
+            batched = BatchedBackend(self._batches(), capacity=capacity)
+            batched.version = version
+            yield batched
             return
-        settings, _ = sampling_settings(host)
-        assert settings is not None
         with generation_model(host) as model:
-            backend = CachedBackend(
-                model,
-                settings,
-                host.eos_token_ids,
-                pad_token_id=self._tokenizer.pad_token_id,
-                capacity=capacity,
-            )
+            backend = self._cached(model, version)
             with backend.running():
                 yield backend
+
+    def ahead(self, version: int) -> Backend:
+        """A backend for another thread, with the weights of now, of so many optimizer steps."""
+        host = self._host
+        if host.use_vllm:
+            return self.vllm.ahead(host.args.generation_slots, version)
+        self._copy.refresh()
+        return self._cached(self._copy.model, version)
+
+    def check_ahead(self) -> None:
+        """Refuse a policy whose copy would not sample as it does; all processes call it together."""
+        if self._host.use_vllm:
+            return
+        reason = None if self._is_cached else "is not sampled by our cache"
+        reason = reason or self._copy.why_unfit()
+        if any(found for found, *_ in self._exchange((int(reason is not None), 0, 0))):
+            raise ValueError(
+                f"`rollout_overlap=True`: a copy of the {type(self._copy.model).__name__} "
+                f"{reason or 'fails on another process'}. Use a vLLM server, or leave it out."
+            )
+
+    @cached_property
+    def _copy(self) -> PolicyCopy:
+        host = self._host
+        critic = {id(parameter) for parameter in host.critic.parameters()}
+        with generation_model(host) as model:
+            trained = (p for p in model.parameters() if p.requires_grad and id(p) not in critic)
+            return PolicyCopy(model, trained, lambda copied: prepare_frozen(copied, host))
+
+    @property
+    def is_exact(self) -> bool | None:
+        """Whether sampler and training compute the same log-probabilities but for rounding in float32.
+
+        It is None if they compute those of different distributions.
+        """
+        host, policy = self._host, self._host.accelerator.unwrap_model(self._host.model)
+        settings, _ = sampling_settings(host)
+        if settings is None or settings.truncates or not host.args.disable_dropout:
+            return None
+        rough = host.use_vllm or host.accelerator.mixed_precision != "no"
+        rough = rough or getattr(policy, "is_quantized", False)
+        rough = rough or any(p.itemsize < 4 for p in policy.parameters())
+        return not rough and torch.get_float32_matmul_precision() == "highest"
+
+    def _cached(self, model: Any, version: int | None) -> CachedBackend:
+        host = self._host
+        settings, _ = sampling_settings(host)
+        assert settings is not None
+        pad, capacity = self._tokenizer.pad_token_id, host.args.generation_slots
+        ends = host.eos_token_ids
+        backend = CachedBackend(model, settings, ends, pad_token_id=pad, capacity=capacity)
+        backend.version = version
+        return backend
 
     @property
     def _is_collective(self) -> bool:

@@ -20,24 +20,40 @@ class StalePolicies:
         self._parameters = list(parameters) if staleness else []  # FSDP2 replaces them
         self._staleness = staleness
         self._past: deque[list[Tensor]] = deque(maxlen=staleness + 1)
+        self._block: deque[list[Tensor]] | None = None  # with the weights of now, inside `block`
 
     @contextmanager
-    def playing(self) -> Iterator[None]:
-        """Context of one rollout, in which the policy has the weights of `staleness` updates ago.
-
-        The first policy plays the first rollouts, before which there were fewer updates.
-        """
+    def block(self) -> Iterator[None]:
+        """Context of one rollout batch; takes in the weights from before its update."""
         if not self._staleness:
             yield
             return
-        present = self._copies()
-        past = deque([*self._past, present], self._past.maxlen)
-        self._load(past[0])
+        self._block = block = deque([*self._past, self._copies()], self._past.maxlen)
+        try:
+            yield
+        finally:
+            self._block = None
+        self._past = block  # set only now: a failed rollout is played again
+
+    @contextmanager
+    def past(self) -> Iterator[None]:
+        """Context in which, inside a block, the policy has the weights of `staleness` updates ago.
+
+        The first policy plays the first rollouts, before which there were fewer updates.
+        """
+        if self._block is None:
+            yield
+            return
+        present = self._block[-1]
+        self._load(self._block[0])
         try:
             yield
         finally:
             self._load(present)
-        self._past = past  # set only now: a failed rollout is played again
+
+    def version(self, step: int, steps: int) -> int | None:
+        """Optimizer steps of the past policy at a step, with `steps` per update; None without staleness."""
+        return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:
         """The weights of past updates, oldest first."""

@@ -40,25 +40,29 @@ class VLLM:
 
     # --------------------------------------------------------------------------- weights
 
-    def sync(self) -> None:
-        """Send new or lost weights to vLLM before a rollout; all processes call it together."""
-        host = self._host
-        due = host.state.global_step != self._host.internals.synced_step
-        lost = host.vllm_mode == "server" and self._has_lost()
-        if due or lost:
-            self._push()
-        self.figures = {}
+    def sync(self, version: int | None = None) -> int:
+        """Send new or lost weights to vLLM before a rollout; all processes call it together.
 
-    def _push(self) -> None:
+        `version`: optimizer steps of the weights; default those of now. Returns it.
+        """
+        host = self._host
+        version = host.state.global_step if version is None else version
+        lost = host.vllm_mode == "server" and self._has_lost()
+        if version != host.internals.synced_step or lost:
+            self._push(version)
+        self.figures = {}
+        return version
+
+    def _push(self, version: int) -> None:
         host = self._host
         with profiling_context(host, "sync_weights"):
             if door.has_adapters(host.vllm_generation):
                 self._write_adapter()
             else:
                 self._send()
-        self._host.internals.synced_step = host.state.global_step
+        self._host.internals.synced_step = version
         if host.vllm_mode == "server":
-            self._name_weights(f"{self._run}-{host.state.global_step}#{next(self._numbers)}")
+            self._name_weights(f"{self._run}-{version}#{next(self._numbers)}")
 
     def _send(self) -> None:
         """Send the weights; on a server within a limit of time."""
@@ -136,38 +140,58 @@ class VLLM:
     # --------------------------------------------------------------------------- turns
 
     @contextmanager
-    def backend(self, capacity: int | None) -> Iterator[Backend]:
-        """The backend that samples the turns of one rollout with the current weights."""
-        self.sync()
+    def backend(self, capacity: int | None, version: int | None) -> Iterator[Backend]:
+        """The backend that samples the turns of one rollout; `version` as in `sync`."""
+        version = self.sync(version)
         play = self._colocated if self._host.vllm_mode == "colocate" else self._served
-        with play(capacity) as backend:
+        with play(capacity, version) as backend:
             yield backend
 
     @contextmanager
-    def _colocated(self, capacity: int | None) -> Iterator[Backend]:
+    def _colocated(self, capacity: int | None, version: int) -> Iterator[Backend]:
         vllm = self._host.vllm_generation
         # On the CPU vLLM's sampler refuses the seed of a turn whose row it reads in parts.
         seeded = self._host.accelerator.device.type == "cuda"
         options = door.turn_options(vllm, seeded=seeded, adapter=self._adapter)
         with door.awake(vllm):
-            yield EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
+            backend = EngineBackend(vllm.llm.llm_engine, options, capacity=capacity)
+            backend.version = version
+            yield backend
 
     @contextmanager
-    def _served(self, capacity: int | None) -> Iterator[Backend]:
+    def _served(self, capacity: int | None, version: int) -> Iterator[Backend]:
+        host = self._host
+        can_send = not runtime.shards_weights(host.accelerator)  # sharded: needs all processes
+        backend = self._at_server(capacity, version, can_send=can_send)
+        yield backend
+        figures = self.figures_of(backend)
+        if host.model.training:
+            self.figures |= figures
+
+    def _at_server(self, capacity: int | None, version: int, *, can_send: bool) -> ServerBackend:
         host, client = self._host, self._client
         client.names_weights = bool(self._name)
-        main = host.accelerator.is_main_process
-        can_send = not runtime.shards_weights(host.accelerator)  # sharded: needs all processes
+        sends = can_send and host.accelerator.is_main_process
         backend = ServerBackend(
             client,
             self._name,
             patience=host.args.vllm_server_timeout,
-            send_weights=self._send_again if can_send and main else None,
+            send_weights=self._send_again if sends else None,
             awaits_weights=can_send,
             warned=self._warned,
             capacity=capacity,
         )
-        yield backend
+        backend.version = version
+        return backend
+
+    def ahead(self, capacity: int | None, version: int) -> Backend:
+        """A backend for another thread: nobody sends weights again while the policy is trained."""
+        return self._at_server(capacity, self.sync(version), can_send=False)
+
+    def figures_of(self, backend: Any) -> dict[str, tuple[float, float]]:
+        """Metrics of a server's backend that has played."""
+        if not isinstance(backend, ServerBackend):
+            return {}
         self._warned = self._warned or backend.asked_again > 0
-        if host.model.training:
-            self.figures["sampling/asked_again"] = (backend.asked_again, int(main))
+        main = int(self._host.accelerator.is_main_process)
+        return {"sampling/asked_again": (backend.asked_again, main)}

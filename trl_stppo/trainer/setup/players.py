@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import weakref
 from typing import Any
@@ -28,10 +29,13 @@ from ..planning.rows import is_conversational
 def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) -> EpisodePlayer:
     """Build the player of training and evaluation; see `build_engines`."""
     tokenizer = host.internals.tokenizer
+    if host.args.rollout_overlap:  # two threads must not change the state of one
+        tokenizer = copy.deepcopy(tokenizer)
     return EpisodePlayer(
         host,
         TurnSampler(host, tokenizer, VLLM(host)),
         *build_engines(host, tokenizer, rollout, evaluation),
+        tokenizer,
         environments_ask=rollout.owns_prompts,
     )
 

@@ -113,6 +113,7 @@ def _of_any(run: EngineRun) -> Refusals:
         "`stabilizers` that need exact norms; allowed are those for which estimates do",
     )
     staleness = args.rollout_staleness
+    yield args.rollout_overlap, "`rollout_overlap=True`; allowed: False, or DDP"
     yield bool(staleness), f"`rollout_staleness={staleness}`; allowed: 0"
     if engine not in ("ZeRO-3", "FSDP2"):
         return

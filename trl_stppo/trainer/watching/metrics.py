@@ -148,6 +148,10 @@ class RolloutMetrics:
         sums.add("perf/wait_seconds", seconds_of(spent.waiting, device), one)
         sums.add("perf/generation_seconds", seconds_of(spent.generation, device), one)
         self._sampler_gap(batch, turns)
+        if rollout.ages is not None:
+            ages = torch.tensor(rollout.ages or [0], dtype=torch.float32, device=device)
+            sums.add("rollout/staleness_mean", ages.sum(), one * len(ages))
+            sums.maximum("rollout/staleness_max", ages.max())
         result = sums.flush(gather)
         if "_minus_lowest" in result:
             lowest = -result.pop("_minus_lowest")

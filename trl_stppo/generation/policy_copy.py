@@ -1,0 +1,71 @@
+"""A copy of the policy that samples while the policy is trained; it shares what is frozen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from .cached import inference
+
+# Attributes of a module that hold its forward pass, bound to that module (TRL's fused head, autocast), and
+# accelerate's mark that it has been given one.
+PATCHES = ("forward", "_original_forward", "_is_accelerate_prepared")
+
+
+class PolicyCopy:
+    """The policy as it was at the last `refresh`.
+
+    Args:
+        policy: unwrapped, as it samples.
+        trained: its parameters that are trained and sample; they alone are copied.
+        prepare: gives the copy the precision of the policy's forward pass.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        trained: Iterable[nn.Parameter],
+        prepare: Callable[[nn.Module], nn.Module],
+    ) -> None:
+        own = {id(parameter): parameter for parameter in trained}
+        shared = (t for part in (policy.parameters(), policy.buffers()) for t in part)
+        memo: dict[int, object] = {id(tensor): tensor for tensor in shared if id(tensor) not in own}
+        model = copy.deepcopy(policy, memo)
+        for module in model.modules():
+            for name in PATCHES:
+                vars(module).pop(name, None)
+        self.model = prepare(model)
+        self._policy = policy
+        pairs = [(memo.get(key), parameter) for key, parameter in own.items()]
+        self._pairs = [(mine, theirs) for mine, theirs in pairs if isinstance(mine, Tensor)]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take the policy's weights."""
+        for mine, theirs in self._pairs:
+            mine.copy_(theirs)
+
+    @torch.no_grad()
+    def why_unfit(self) -> str | None:
+        """The reason why the copy does not sample as the policy, or not independently of it; else None."""
+        self.refresh()
+        before, mine = self._logits(self._policy), self._logits(self.model)
+        if not torch.allclose(mine, before, rtol=1e-3, atol=1e-3 * float(before.std())):
+            return "gives other logits"
+        for tensor, _ in self._pairs:
+            tensor.mul_(1.5).add_(0.1)
+        moved, after = self._logits(self.model), self._logits(self._policy)
+        self.refresh()
+        if torch.equal(moved, mine):
+            return "uses the weights in training"
+        return None if torch.equal(after, before) else "changes the weights in training"
+
+    def _logits(self, model: nn.Module) -> Tensor:
+        device = next(model.parameters()).device
+        with inference(model):
+            output = model(input_ids=torch.arange(1, 9, device=device)[None], use_cache=False)
+        logits: Tensor = output.logits
+        return logits.float()

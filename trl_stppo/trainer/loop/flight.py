@@ -1,0 +1,84 @@
+"""A rollout on a thread of its own, and the rows that it plays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Any, Generic, TypeVar
+
+import torch
+from accelerate.utils import send_to_device
+
+from ...threads import DaemonThread
+from ..bridge import Bridge
+from ..planning.rows import Row
+
+Played = TypeVar("Played")
+
+
+class Flight(Generic[Played]):
+    """One rollout under way, on `thread`.
+
+    `play` runs there; it makes no collective call and touches no state of the trainer. `seconds` and `ended`,
+    a time of `time.perf_counter()`, are known at its end.
+    """
+
+    def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
+        self.rows, self._play, self._device = rows, play, device
+        self.seconds = self.ended = 0.0
+        self._future: Future[Played] = Future()
+        self.thread = DaemonThread(self._run, "rollout")
+        self.thread.start()
+
+    def settle(self) -> None:
+        """Wait for its end; its result or error stays."""
+        wait([self._future])
+
+    def result(self) -> Played:
+        """Wait for its end, and return what it has played or raise its error."""
+        return self._future.result()
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        finish: Callable[[], None]
+        try:
+            if self._device.type == "cuda":  # a thread's own setting
+                torch.cuda.set_device(self._device)
+            finish = partial(self._future.set_result, self._play())
+        except BaseException as error:
+            finish = partial(self._future.set_exception, error)
+        self.ended = time.perf_counter()
+        self.seconds = self.ended - began
+        finish()
+
+
+class RowsAhead:
+    """The rows of the rollouts to come, in the order in which the training's own loader hands them out.
+
+    Args:
+        host: the trainer.
+        loader: another one over the same rows, whose sampler is where the epoch began.
+        began: optimizer steps at that place in this run.
+        step: optimizer steps before the first rollout to come.
+    """
+
+    def __init__(self, host: Bridge, loader: Any, began: int, step: int) -> None:
+        args, batches = host.args, loader.batch_sampler
+        micro_batches = args.gradient_accumulation_steps
+        # A run that was resumed in the middle of an epoch has passed over its batches.
+        passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
+        first = passed + (step - began) * micro_batches
+        per_rollout = int(args.steps_per_generation or 1) * host.num_iterations
+        self._device = host.accelerator.device
+        self._dataset, self._collate = loader.dataset, loader.collate_fn
+        epochs = chain.from_iterable(repeat(batches))
+        self._indices = islice(epochs, first, None, per_rollout)
+
+    def next(self) -> list[Row]:
+        """The rows of the next rollout."""
+        rows = self._collate([self._dataset[i] for i in next(self._indices)])
+        moved: list[Row] = send_to_device(rows, self._device)
+        return moved

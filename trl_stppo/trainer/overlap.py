@@ -1,0 +1,173 @@
+"""The next rollout is played while the present one is trained on (`rollout_overlap`).
+
+In lock-step by one block, a rollout batch with its updates: when block k begins, rollout k is complete.
+Its rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So
+each rollout is played by the policy of one update ago, whatever the clocks do, and the run equals one with
+`rollout_staleness=1` bit for bit. A run that is resumed plays the rollout that was under way again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from ..generation.protocol import Backend
+from .bridge import Bridge
+from .loop.flight import Flight, RowsAhead
+from .loop.player import raise_first
+from .loop.rollout import Rollout
+from .loop.sampler import speaks_to_vllm, why_not_cached
+from .planning.rows import Row
+from .training_loop import RolloutSource
+
+logger = logging.getLogger(__name__)
+STOP_SECONDS = 2.0  # to wait for the thread at the end of a run
+LITTLE, PATIENCE = 0.2, 5  # an overlap that does not pay, and blocks until that is said
+Loader = Callable[[], tuple[Any, int]]
+
+
+class OverlappedSource(RolloutSource):
+    """Supplies rollouts that were played while the loop trained on the one before.
+
+    `loader_ahead` returns arguments of `RowsAhead`: a loader, and the steps at its place.
+    """
+
+    def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
+        super().__init__(*parts)
+        self._loader_ahead = loader_ahead
+        self._player.settle = self.settle
+        check(self._host)
+        self._flight: Flight[tuple[Rollout, Exception | None]] | None = None
+        self._backend: Backend | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ahead: RowsAhead | None = None
+        self._is_checked = False
+        self._alone: tuple[float, int] | None = None  # seconds and turns of a rollout played alone
+        self._collected_at: float | None = None
+        self._strikes = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context of a complete `train()`; no thread is left at its end."""
+        if self._flight is not None:  # of the last run
+            self._flight.thread.join()
+        self._flight = None
+        self._player.engine.calls.resume()
+        self._begin()
+        try:
+            yield
+        finally:
+            if self._flight is not None:
+                self._player.engine.calls.interrupt()
+                self._flight.thread.join(STOP_SECONDS)
+
+    def settle(self) -> None:
+        """Wait for a rollout that another thread plays; it stays for its block."""
+        if self._flight is not None:
+            self._flight.settle()
+
+    def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
+        """Collect the rollout of the rows, and start the next one."""
+        rollout, all_rewards = super().next(rows)
+        if self._host.model.training:
+            self._launch()
+        return rollout, all_rewards
+
+    def play(self, rows: list[Row]) -> Rollout:
+        """Collect the rollout of the rows; play it now if none is under way, as after a resume."""
+        if not self._host.model.training:
+            return super().play(rows)
+        if not self._is_checked:
+            self._player.sampler.check_ahead()
+            self._is_checked = True
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return self._play_alone(rows)
+        asked = time.perf_counter()
+        rollout, failure = flight.result()
+        if repr(flight.rows) != repr(rows):
+            raise RuntimeError(
+                "`rollout_overlap=True`: the training's loader hands out other rows than were played "
+                "ahead. Leave it out if rows depend on the training."
+            )
+        # A server that was restarted has failed its turns.
+        if any(gather_object([getattr(self._backend, "has_lost", False)])):
+            return self._play_alone(rows)
+        raise_first(failure)
+        now = time.perf_counter()
+        rollout = self._player.finish(rollout, self._player.sampler.vllm.figures_of(self._backend))
+        rollout.metric_sums |= {
+            "perf/rollout_wait_seconds": (now - asked, 1),
+            "perf/rollout_idle_seconds": (max(0.0, asked - flight.ended), 1),
+        }
+        self._measure(rollout, flight.seconds, now - asked, now)
+        return self.aged(rollout)
+
+    def _play_alone(self, rows: list[Row]) -> Rollout:
+        began = time.perf_counter()
+        rollout = super().play(rows)
+        self._collected_at = time.perf_counter()
+        self._alone = self._collected_at - began, _turns(rollout)
+        return rollout
+
+    def _launch(self) -> None:
+        """Start the next rollout; the policy has the weights of this block's beginning."""
+        host = self._host
+        now = host.state.global_step
+        step = now + self.steps_per_block
+        if step >= host.state.max_steps:
+            return
+        if self._ahead is None:
+            self._ahead = RowsAhead(host, *self._loader_ahead(), step)
+        rows = self._ahead.next()
+        self._backend = self._player.sampler.ahead(now)
+        play = partial(self._player.run_ahead, self._backend, rows, self.seed(step))
+        self._flight = Flight(rows, play, host.accelerator.device)
+
+    def _measure(self, rollout: Rollout, seconds: float, waited: float, now: float) -> None:
+        """Add `perf/overlap`: (G + U - period) / min(G, U), with the seconds that each takes alone."""
+        period = None if self._collected_at is None else now - self._collected_at
+        self._collected_at = now
+        if period is None or self._alone is None:
+            return
+        # What a rollout loses to the update that shares its cores, the update loses too.
+        alone = min(seconds, self._alone[0] * _turns(rollout) / max(1, self._alone[1]))
+        update = max(0.0, period - waited - (seconds - alone))
+        saved = (alone + update - period) / max(1e-9, min(alone, update))
+        overlap = min(1.0, max(0.0, saved))
+        rollout.metric_sums["perf/overlap"] = overlap, 1
+        self._strikes = self._strikes + 1 if overlap < LITTLE else 0
+        if self._strikes == PATIENCE and self._host.accelerator.is_main_process:
+            logger.warning(
+                "`rollout_overlap=True` saves little: `perf/overlap` was below %g in %d rollout batches. "
+                "Rollout and update share their cores, or one takes almost all the time.",
+                LITTLE, PATIENCE,
+            )  # fmt: skip
+
+
+def _turns(rollout: Rollout) -> int:
+    return sum(episode.num_turns for episode in rollout.episodes)
+
+
+def check(host: Bridge) -> None:
+    """Refuse trainers whose rollouts cannot be played ahead."""
+    reason = None
+    if host.rollout_func is not None:
+        reason = "a `rollout_func`; allowed are environments, tools and plain prompts"
+    elif not hasattr(host.train_dataset, "__len__"):
+        reason = "a stream as `train_dataset`; allowed: a `datasets.Dataset`"
+    elif not host.use_vllm and (cause := why_not_cached(host)) is not None:
+        reason = f"turns that go through `generate` ({cause}); use a vLLM server"
+    elif host.use_vllm and not speaks_to_vllm(host):
+        reason = "an overridden `_generate_single_turn`; leave it out"
+    if reason is not None:
+        raise ValueError(f"`rollout_overlap=True` is not supported with {reason}.")

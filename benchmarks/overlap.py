@@ -1,6 +1,6 @@
 """`rollout_overlap`: seconds of a rollout batch with its updates, against the same run in turn.
 
-Sampler and update on a core each stand for devices of their own: one thread for torch.
+Sampler and update have a thread of torch each.
 
     a    tools take 200 ms; as many epochs as make the update about as long as the rollout
     b    tools answer at once, both compute in one process: the interpreter is shared, nothing is claimed
@@ -10,8 +10,7 @@ Sampler and update on a core each stand for devices of their own: one thread for
     python benchmarks/overlap.py            # half an hour on two idle cores
     python benchmarks/overlap.py --quick    # under a minute; a, b and c, one pair each
 
-`ideal` is max(G, U), with the seconds that rollout and update take in the synchronous run. The last line
-is JSON with every figure.
+`ideal` is max(G, U), of the synchronous run's rollout and update. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -101,8 +100,7 @@ def rows() -> Dataset:
 
 def measured(way: str, blocks: int, epochs: int, width: int, **settings: Any) -> dict[str, float]:
     """Medians over all rounds but the first two and the last, which stand alone."""
-    (model, tokenizer), steps = model_and_tokenizer(width), 4 * epochs
-    clock = Clock(steps)
+    (model, tokenizer), steps, clock = model_and_tokenizer(width), 4 * epochs, Clock(4 * epochs)
     with tempfile.TemporaryDirectory() as folder:
         args = STPPOConfig(
             folder,
@@ -241,10 +239,7 @@ def main() -> None:
     pairs, blocks, width, late = (1, 5, 64, 1.0) if quick else (3, 10, 96, 5.0)
     figures: dict[str, Any] = {"quick": quick, "load": os.getloadavg()[0]}
     for name in ("a", "b", "c"):
-        try:
-            figures[name] = case(name, pairs, blocks, width, late)
-        except Exception as error:
-            figures[name] = {"error": f"{type(error).__name__}: {error}"}
+        figures[name] = case(name, pairs, blocks, width, late)
         print(name, figures[name], flush=True)
     if not quick:
         figures["e"] = to_the_same_success(seeds=5, width=width)

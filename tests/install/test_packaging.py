@@ -100,7 +100,10 @@ HEAVY = {
 
 
 # Each has --quick, ends in a line of JSON, and fails when anything in it has.
-BENCHMARKS = ("gpu", "memory", "retrieval", "rollout", "scaling", "soak", "update", "vllm_turns")
+BENCHMARKS = (
+    *("gpu", "memory", "overlap", "retrieval", "rollout", "scaling", "soak", "update"),
+    "vllm_turns",
+)
 
 
 def printed(code: str) -> list[str]:

@@ -227,7 +227,7 @@ def test_other_rows_than_those_played_are_noticed(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------ checkpoints and resuming
 
 
-@pytest.mark.parametrize("step", quick(range(1, 10), 3, 6, 8))
+@pytest.mark.parametrize("step", quick(range(1, 10), 3, 8))
 def test_a_resumed_run_plays_the_rollout_under_way_again(step, whole, tmp_path):
     folder, expected = whole
     way = OVERLAP if step % 2 else STALE  # the same run, so it may be switched
@@ -258,7 +258,7 @@ class Sends(TrainerCallback):
             raise self.what
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_a_signal_leaves_a_checkpoint_and_no_thread(number, whole, tmp_path, request):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
@@ -517,6 +517,7 @@ def test_two_processes_are_the_same_too_and_talk_on_their_main_threads_alone(tmp
 # ------------------------------------------------------------------------------ does it pay?
 
 
+@pytest.mark.slow
 def test_an_overlap_that_saves_little_is_named_once(tmp_path, monkeypatch, caplog):
     trainer = trainer_for(tmp_path, **OVERLAP, max_steps=18)
     monkeypatch.setattr(overlap, "LITTLE", 1.1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class CompletionsServer:
         self.faults: list[str | Callable[[dict[str, Any]], Any] | None] = []
         self.weights = "default"
         self.joined = self.resets = 0  # trainers that came, and prefixes that were to be forgotten
+        self.changing = Lock()  # held while weights and their name disagree
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -86,7 +87,9 @@ class CompletionsServer:
 
             def do_GET(self) -> None:
                 assert self.path == "/weight_info"
-                server.reply(self, 200, {"weight_version": server.weights})
+                with server.changing:
+                    weights = server.weights
+                server.reply(self, 200, {"weight_version": weights})
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -111,6 +114,12 @@ class CompletionsServer:
             for choice in choices if callable(fault) else ():
                 fault(choice)
             self.reply(handler, 200, {"choices": choices})
+
+    def restart(self, weights: dict[str, Any]) -> None:
+        """Lose the trainer's weights and their name at once, as a new process does."""
+        with self.changing:
+            self.sample.model.load_state_dict(weights)
+            self.weights = "default"
 
     @staticmethod
     def reply(handler: BaseHTTPRequestHandler, status: int, answer: dict[str, Any]) -> None:

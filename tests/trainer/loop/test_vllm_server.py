@@ -270,8 +270,7 @@ def test_a_server_that_was_started_anew_gets_the_weights_before_any_turn_counts(
 
     def restart(server, number):
         if number == moment:
-            server.sample.model.load_state_dict(tiny_policy(char_tokenizer(), seed=9).state_dict())
-            server.weights = "default"
+            server.restart(tiny_policy(char_tokenizer(), seed=9).state_dict())
 
     trainer, server, _ = served(tmp_path, during=restart)
     assert server.joined == 1

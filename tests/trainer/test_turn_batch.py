@@ -11,7 +11,7 @@ TURNS = [[(0, 2), (3, 5)], [(0, 4)]]
 
 def build(spans=TURNS, rewards=None, mask=MASK, terminated=(True, False)):
     episodes = [
-        Episode(row, {}, "", turn_spans=turns, terminated=end)
+        Episode(row, {}, "", turn_spans=turns, turns=[*range(len(turns))], terminated=end)
         for row, (turns, end) in enumerate(zip(spans, terminated, strict=True))
     ]
     return build_turn_batch(episodes, rewards, mask, torch.float64)

@@ -20,6 +20,7 @@ from trl_stppo.core.clip_bias import (
     logit_space_squares,
     normalization_scale,
 )
+from trl_stppo.core.joined import JoinedView
 from trl_stppo.core.losses import (
     KL_ESTIMATORS,
     LOSS_TYPES,
@@ -51,6 +52,7 @@ __all__ = [
     "NORMALIZATION_MODES",
     "RATIO_LEVELS",
     "ClippedSurrogate",
+    "JoinedView",
     "SurrogateStats",
     "aggregation_weights",
     "broadcast_turns",

@@ -277,6 +277,7 @@ def aggregation_weights(
     num_episodes: float | Tensor,
     num_tokens: float | Tensor,
     max_length: int | None = None,
+    episode_tokens: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Weights whose weighted sum of per-token losses is this micro-batch's share of the loss.
@@ -293,6 +294,8 @@ def aggregation_weights(
             those without tokens included. At least 1 is assumed.
         num_tokens: tokens that count in the whole mini-batch, over all micro-batches and processes.
         max_length: completion budget in tokens; only "dr_grpo" needs it.
+        episode_tokens: [B], |y_b| of an episode that has further rows; only "grpo" needs it. Default: each
+            row is an episode.
         dtype: floating point type of the result.
 
     Returns:
@@ -311,7 +314,8 @@ def aggregation_weights(
         return counted / _at_least_one(num_tokens)
     per_episode = counted / _at_least_one(num_episodes)
     if loss_type == "grpo":
-        return per_episode / counted.sum(dim=1, keepdim=True).clamp(min=1)
+        tokens = counted.sum(dim=1) if episode_tokens is None else episode_tokens
+        return per_episode / tokens.unsqueeze(1).clamp(min=1)
     if max_length is None or max_length <= 0:
         raise ValueError(f"loss_type 'dr_grpo' needs max_length > 0 tokens, got {max_length!r}")
     return per_episode / max_length

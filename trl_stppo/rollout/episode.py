@@ -1,4 +1,4 @@
-"""One episode: an append-only row of tokens, and the data of its turns."""
+"""One episode: append-only rows of tokens, and the data of its turns."""
 
 from __future__ import annotations
 
@@ -50,24 +50,93 @@ class Durations:
     generation: float = 0.0
 
 
-@dataclass(eq=False, repr=False)
-class Episode:
-    """One episode, from its row to its end.
+@dataclass(kw_only=True, eq=False, repr=False)
+class Context:
+    """One append-only row of tokens: a prompt, and the turns and observations after it.
 
     Attributes:
-        row: index of its row in the rollout; today each episode has its own row.
-        columns: columns of the dataset row, as `reset` gets them.
-        name: key of the environment factory, None for the single unnamed one.
-        env_type: class of the environment, "tools" for tools without one; None without either.
-        prompt: the row's prompt, later with the environment's opening text.
-        env: the environment instance, None until `reset` has returned.
         prompt_ids: tokens of the prompt.
         ids, action_mask, logprobs: the tokens after the prompt, one entry each: the id, whether the
             policy sampled it, and its sampling log-probability in nats (0.0 elsewhere). The loss uses
             `turn_spans`; `action_mask` is for counts, and for TRL's `tool_mask`.
-        messages: the conversation after the prompt.
         turn_spans: half-open token offsets of each turn.
-        turn_rewards: the environment's reward of each turn.
+        turns: number of each turn in its episode.
+    """
+
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    action_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turn_spans: list[tuple[int, int]] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    _fingerprint: int = hash(())
+
+    def append_sampled(self, ids: list[int], logprobs: list[float], turn: int) -> None:
+        """Add a turn of this number."""
+        start = len(self.ids)
+        self._append(ids, True, logprobs)
+        self.turn_spans.append((start, len(self.ids)))
+        self.turns.append(turn)
+
+    def append_observation(self, ids: list[int]) -> None:
+        """Add an observation."""
+        self._append(ids, False, [0.0] * len(ids))
+
+    def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
+        self.check_prefix()
+        self.ids += ids
+        self.action_mask += [sampled] * len(ids)
+        self.logprobs += logprobs
+        self._fingerprint = hash(tuple(self.ids))
+        if {len(self.action_mask), len(self.logprobs)} != {len(self.ids)}:
+            raise RuntimeError(
+                f"{self!r}: {len(logprobs)} log-probabilities for {len(ids)} tokens."
+            )
+
+    def check_prefix(self) -> None:
+        """Raise RuntimeError if tokens have changed since they were appended."""
+        if hash(tuple(self.ids)) != self._fingerprint:
+            raise RuntimeError(f"{self!r}: tokens have changed since they were appended.")
+
+    def room(self, limits: Limits) -> int:
+        """Tokens that still fit."""
+        room = limits.max_completion_tokens - len(self.ids)
+        if limits.max_context_tokens is not None:
+            context = len(self.prompt_ids) + len(self.ids)
+            room = min(room, limits.max_context_tokens - context)
+        return max(0, room)
+
+    def turn_limit(self, limits: Limits) -> int:
+        """Tokens the next turn may have."""
+        room = self.room(limits)
+        return room if limits.max_turn_tokens is None else min(room, limits.max_turn_tokens)
+
+    def close(self, placeholder_id: int) -> None:
+        """Verify the row once more.
+
+        Args:
+            placeholder_id: the token, outside every mask, of a row without any token; TRL cannot
+                collate an empty completion.
+        """
+        if not self.ids:
+            self.append_observation([placeholder_id])
+        self.check_prefix()
+
+
+@dataclass(eq=False, repr=False)
+class Episode(Context):
+    """One episode, from its row to its end; it is its own first context.
+
+    Attributes:
+        row: index of its row in the rollout; today each episode has its own row.
+        columns: columns of the dataset row, as `reset` gets them.
+        prompt: the row's prompt, later with the environment's opening text.
+        name: key of the environment factory, None for the single unnamed one.
+        env_type: class of the environment, "tools" for tools without one; None without either.
+        env: the environment instance, None until `reset` has returned.
+        more: its further contexts.
+        messages: the conversation after the prompt.
+        turn_rewards: the environment's reward of each turn, of all contexts.
         pays_turns: whether the environment gives turn rewards.
         turn_rewards_seen: entries of a tool environment's `turn_rewards` that are already counted.
         final_reward: reward of the episode, from `get_reward`.
@@ -92,12 +161,8 @@ class Episode:
     name: str | None = None
     env_type: str | None = None
     env: Any = None
-    prompt_ids: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    action_mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    more: list[Context] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    turn_spans: list[tuple[int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     pays_turns: bool = False
     turn_rewards_seen: int = 0
@@ -114,11 +179,20 @@ class Episode:
     tool_failures: int = 0
     has_logprobs: bool = True
     policy_versions: list[int] = field(default_factory=list)
-    _fingerprint: int = hash(())
 
     def __repr__(self) -> str:
-        tokens, reason = len(self.ids), self.stop_reason and str(self.stop_reason)
+        tokens, reason = self.num_sampled, self.stop_reason and str(self.stop_reason)
         return f"Episode(row={self.row}, turns={self.num_turns}, {tokens=}, stop_reason={reason!r})"
+
+    @property
+    def contexts(self) -> list[Context]:
+        """All contexts, in the order in which they were opened."""
+        return [self, *self.more]
+
+    @property
+    def last(self) -> Context:
+        """The context of the newest turn."""
+        return max(self.contexts, key=lambda context: max(context.turns, default=-1))
 
     @property
     def failed(self) -> bool:
@@ -132,59 +206,24 @@ class Episode:
 
     @property
     def num_turns(self) -> int:
-        """Turns sampled so far."""
-        return len(self.turn_spans)
+        """Turns sampled so far, in all contexts."""
+        return sum(len(context.turn_spans) for context in self.contexts)
 
-    def append_turn(self, ids: list[int], logprobs: list[float] | None) -> None:
-        """Add a sampled turn; it has at least one token."""
-        start = len(self.ids)
+    @property
+    def completion_ids(self) -> list[int]:
+        """The tokens after the prompt of all contexts, in the order in which these were opened."""
+        return [token for context in self.contexts for token in context.ids]
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled so far, in all contexts."""
+        return sum(sum(context.action_mask) for context in self.contexts)
+
+    def append_turn(
+        self, ids: list[int], logprobs: list[float] | None, context: Context | None = None
+    ) -> None:
+        """Add a sampled turn of at least one token to a context, the first one by default."""
         self.has_logprobs = self.has_logprobs and logprobs is not None
-        self._append(ids, True, logprobs if logprobs is not None else [0.0] * len(ids))
-        self.turn_spans.append((start, len(self.ids)))
+        numbers = logprobs if logprobs is not None else [0.0] * len(ids)
+        (context or self).append_sampled(ids, numbers, self.num_turns)
         self.turn_rewards.append(0.0)
-
-    def append_observation(self, ids: list[int]) -> None:
-        """Add an observation."""
-        self._append(ids, False, [0.0] * len(ids))
-
-    def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
-        self.check_prefix()
-        self.ids += ids
-        self.action_mask += [sampled] * len(ids)
-        self.logprobs += logprobs
-        self._fingerprint = hash(tuple(self.ids))
-        if {len(self.action_mask), len(self.logprobs)} != {len(self.ids)}:
-            raise RuntimeError(
-                f"Episode {self.row}: {len(logprobs)} log-probabilities for {len(ids)} tokens."
-            )
-
-    def check_prefix(self) -> None:
-        """Raise RuntimeError if tokens have changed since they were appended."""
-        if hash(tuple(self.ids)) != self._fingerprint:
-            raise RuntimeError(
-                f"Episode {self.row}: tokens before the end of its row have changed since they were appended."
-            )
-
-    def room(self, limits: Limits) -> int:
-        """Tokens that still fit."""
-        room = limits.max_completion_tokens - len(self.ids)
-        if limits.max_context_tokens is not None:
-            context = len(self.prompt_ids) + len(self.ids)
-            room = min(room, limits.max_context_tokens - context)
-        return max(0, room)
-
-    def turn_limit(self, limits: Limits) -> int:
-        """Tokens the next turn may have."""
-        room = self.room(limits)
-        return room if limits.max_turn_tokens is None else min(room, limits.max_turn_tokens)
-
-    def close(self, placeholder_id: int) -> None:
-        """Verify the row once more.
-
-        Args:
-            placeholder_id: the token, outside every mask, of an episode without any token; TRL
-                cannot collate an empty completion.
-        """
-        if not self.ids:
-            self.append_observation([placeholder_id])
-        self.check_prefix()

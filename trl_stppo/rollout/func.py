@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..errors import TurnSpanError
 from .chat import Message
-from .episode import Episode
+from .episode import Context, Episode
 from .record import check_reward, check_spans, mask_from_spans, spans_from_mask
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, Any]]
 # Required keys of a result, in TRL's form.
 NEEDED = ("prompt_ids", "completion_ids", "logprobs")
-# Optional keys with one entry per episode each; TRL has the first one too.
-RECORD = ("env_mask", "turn_spans", "turn_rewards", "terminated", "truncated")
+# Optional keys with one entry per row each; TRL has the first one too.
+RECORD = ("env_mask", "turn_spans", "turn_rewards", "terminated", "truncated", "episode_of")
 
 
 def read_rollout(
@@ -27,48 +27,58 @@ def read_rollout(
     """Make the episodes of a rollout_func's result.
 
     The result has TRL's keys (`prompt_ids`, `completion_ids`, `logprobs`, optional `env_mask`) and, optional,
-    `turn_spans`, `turn_rewards`, `terminated`, `truncated`, one entry per episode. An episode that ends
-    with one of `eos_token_ids` has terminated, unless the result has another value.
+    `turn_spans`, `turn_rewards`, `terminated`, `truncated`, one entry per row. A row is an episode, or, with
+    `episode_of`, a context of the episode of that number; its turns follow those of the rows before it. An
+    episode whose last row ends with one of `eos_token_ids` has terminated, unless the result has another
+    value.
     """
     columns = {key: value for key, value in output.items() if key not in (*NEEDED, *RECORD)}
-    _check(output, len(rows))
+    owners = _check(output, len(rows))
     completions, logprobs = output["completion_ids"], output["logprobs"]
     spans = _spans(output, completions)
-    episodes = []
-    for row, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
-        episode = Episode(row, dict(rows[row]), prompt, prompt_ids=list(output["prompt_ids"][row]))
-        _append(
-            episode, [int(i) for i in ids], None if logprobs is None else logprobs[row], spans[row]
-        )
-        episode.messages = [read(episode.ids, episode.prompt_ids)]
-        episode.terminated = _terminated(output, row, episode.ids[-1] in eos_token_ids)
-        _pay(episode, output.get("turn_rewards"))
-        episodes.append(episode)
-    return episodes, columns
+    episodes: dict[int, Episode] = {}
+    for row, (number, ids) in enumerate(zip(owners, completions, strict=True)):
+        prompt_ids, ids = list(output["prompt_ids"][row]), [int(i) for i in ids]
+        episode = episodes.get(number)
+        if episode is None:
+            context: Context = Episode(number, dict(rows[number]), prompts[number])
+            episode = episodes[number] = cast(Episode, context)
+        else:
+            context = Context()
+            episode.more.append(context)
+        context.prompt_ids = prompt_ids
+        _append(episode, context, ids, None if logprobs is None else logprobs[row], spans[row])
+        episode.messages.append(read(ids, prompt_ids))
+        episode.terminated = _terminated(output, row, ids[-1] in eos_token_ids)
+        _pay(episode, context, row, output.get("turn_rewards"))
+    return [episodes[number] for number in range(len(rows))], columns
 
 
-def _append(episode: Episode, ids: list[int], logprobs: Any, spans: list[tuple[int, int]]) -> None:
+def _append(
+    episode: Episode, context: Context, ids: list[int], logprobs: Any, spans: list[tuple[int, int]]
+) -> None:
     """Append the tokens, turn by turn."""
     end = 0
     for start, stop in [*spans, (len(ids), len(ids))]:
         if start > end:
-            episode.append_observation(ids[end:start])
+            context.append_observation(ids[end:start])
         if stop > start:
             sampled = None if logprobs is None else list(logprobs[start:stop])
-            episode.append_turn(ids[start:stop], sampled)
+            episode.append_turn(ids[start:stop], sampled, context)
         end = stop
 
 
-def _pay(episode: Episode, turn_rewards: Any) -> None:
+def _pay(episode: Episode, context: Context, row: int, turn_rewards: Any) -> None:
     if turn_rewards is None:
         return
-    rewards, name = turn_rewards[episode.row], f"turn_rewards[{episode.row}]"
-    if len(rewards) != episode.num_turns:
+    rewards, name = turn_rewards[row], f"turn_rewards[{row}]"
+    if len(rewards) != len(context.turns):
         raise ValueError(
-            f"`{name}` has {len(rewards)} entries for the {episode.num_turns} turns of the episode."
+            f"`{name}` has {len(rewards)} entries for the {len(context.turns)} turns of the row."
         )
-    numbers = [check_reward(reward, f"{name}[{turn}]") for turn, reward in enumerate(rewards)]
-    episode.turn_rewards, episode.pays_turns = numbers, True
+    for place, reward in enumerate(rewards):
+        episode.turn_rewards[context.turns[place]] = check_reward(reward, f"{name}[{place}]")
+    episode.pays_turns = True
 
 
 def _terminated(output: dict[str, Any], row: int, by_itself: bool) -> bool:
@@ -79,18 +89,28 @@ def _terminated(output: dict[str, Any], row: int, by_itself: bool) -> bool:
     return by_itself
 
 
-def _check(output: dict[str, Any], count: int) -> None:
-    """Refuse a result that lacks keys or entries."""
+def _check(output: dict[str, Any], count: int) -> list[int]:
+    """Refuse a result that lacks keys or entries; return the episode of each row."""
     missing = [key for key in NEEDED if key not in output]
     if missing:
         raise ValueError(
             f"rollout_func must return keys {missing} in its output dict: {', '.join(NEEDED)}."
         )
-    completions = output["completion_ids"]
-    if len(completions) != count:
+    completions, owners = output["completion_ids"], output.get("episode_of")
+    if owners is None:
+        owners = range(count)
+        if len(completions) != count:
+            raise ValueError(
+                f"`rollout_func` returned {len(completions)} episodes: `completion_ids` has "
+                f"{len(completions)} entries for {count} prompts. Return one per prompt, in their order, or "
+                f"several with `episode_of`."
+            )
+    owners, prompts, count = [int(number) for number in owners], count, len(completions)
+    if set(owners) != set(range(prompts)):
+        wrong = sorted(set(owners) ^ set(range(prompts)))
         raise ValueError(
-            f"`rollout_func` returned {len(completions)} episodes: `completion_ids` has "
-            f"{len(completions)} entries for {count} prompts. Return one per prompt, in their order."
+            f"`episode_of` must have each number from 0 to {prompts - 1}, the prompts' own, and no other; "
+            f"{wrong[0]} is {'missing' if wrong[0] in range(prompts) else 'not allowed'}."
         )
     lengths = [len(ids) for ids in completions]
     if 0 in lengths:
@@ -103,8 +123,9 @@ def _check(output: dict[str, Any], count: int) -> None:
             continue
         if len(value) != count or (by_token and list(map(len, value)) != lengths):
             raise ValueError(
-                f"`{key}` must have an entry per episode{', each of one per token' * by_token}."
+                f"`{key}` must have an entry per row{', each of one per token' * by_token}."
             )
+    return owners
 
 
 def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tuple[int, int]]]:

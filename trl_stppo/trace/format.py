@@ -101,6 +101,8 @@ class TracedEpisode:
         token_ids: of the same tokens.
         prompt_tokens: number of tokens of the prompt.
         turn_spans: per turn half-open offsets from the first token after the prompt.
+        context, contexts: number of this context in the episode, and their count.
+        turns: per turn of this context its number in the episode; None if there is one context.
         observations: "environment" or "tool", the source of the text between turns.
         turn_index: per token its turn in the loss, -1 outside.
         loss_mask: per token whether it is in the loss.
@@ -136,6 +138,9 @@ class TracedEpisode:
     token_ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     turn_spans: list[tuple[int, int]] = field(default_factory=list)
+    context: int = 0
+    contexts: int = 1
+    turns: list[int] | None = None
     observations: str = "environment"
     turn_index: list[int] | None = None
     loss_mask: list[bool] | None = None
@@ -163,10 +168,12 @@ class TracedEpisode:
 
     @property
     def key(self) -> str:
-        """Return the name of the episode within its run: train-12-3, eval-40-3.0."""
+        """Return the name within the run: train-12-3, eval-40-3.0; train-12-3-c1 is a second context."""
+        context = f"-c{self.context}" if self.context else ""
         if self.update.phase == "train":
-            return f"train-{self.update.update}-{self.row}"
-        return f"{self.update.name}-{self.update.global_step}-{self.row}.{self.repetition}"
+            return f"train-{self.update.update}-{self.row}{context}"
+        step, row = self.update.global_step, f"{self.row}.{self.repetition}"
+        return f"{self.update.name}-{step}-{row}{context}"
 
     @property
     def text(self) -> str:

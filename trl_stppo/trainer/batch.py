@@ -1,4 +1,7 @@
-"""The batch: its fields, and functions that join it, split it and deal it into micro-batches."""
+"""The batch: its fields, and functions that join it, split it and deal it into micro-batches.
+
+Its rows are contexts; an episode that never rewrote its context is one row.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from ..core.turns import turn_index_from_spans
-from ..rollout.episode import Episode
+from ..core import JoinedView, turn_index_from_spans
+from ..rollout.episode import Context, Episode
 from ._trl import pad, shuffle_sequence_dict, split_tensor_dict
 
 
 class Batch(TypedDict, total=False):
-    """Episodes as tensors, [B, P] before and [B, T] after the end of the prompt."""
+    """Contexts as tensors, [B, P] before and [B, T] after the end of the prompt."""
 
     # [B, P] int64, padded on the left.
     prompt_ids: Tensor
@@ -44,15 +47,33 @@ class Batch(TypedDict, total=False):
     # [B, K] int64, version of the policy that sampled each turn; absent if one policy plays all of a
     # rollout.
     policy_version: Tensor
+    # [B] each, of the row's episode, present if an episode has several contexts: its number (-1 at rows of
+    # padding), its tokens that train, and its weight by `stabilizers`.
+    episode: Tensor
+    episode_tokens: Tensor
+    episode_weights: Tensor
+
+
+# Fields of tokens that estimators of episodes read, and those that they add.
+READ = (
+    *("completion_mask", "tool_mask", "old_per_token_logps", "sampling_per_token_logps"),
+    *("ref_per_token_logps", "values"),
+)
+ADDED = ("loss_mask", "importance_sampling_ratio", "returns", "value_mask", "advantages")
 
 
 @dataclass
 class TurnBatch:
-    """The turn structure of a local rollout batch."""
+    """The turn structure of a local rollout batch, by episode."""
 
     turn_index: Tensor  # [B, T] int64, k at the tokens of turn k, -1 elsewhere
     turn_rewards: Tensor | None  # [B, K] float, 0 where an episode has fewer turns, or None
     terminated: Tensor  # [B] bool, the task's own end
+    row_index: (
+        Tensor  # [N, T] int64, `turn_index` of the rows of the batch, numbered from 0 in each
+    )
+    episodes: Tensor  # [N] int64, the episode of each row, -1 at rows of padding
+    view: JoinedView | None = None  # if an episode has several contexts
 
     @property
     def action_mask(self) -> Tensor:
@@ -62,6 +83,30 @@ class TurnBatch:
     def earned(self, scores: Tensor) -> Tensor:
         """Total rewards of episodes, [B]: score plus turn rewards; hidden turns count as 0."""
         return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
+
+    def join(self, batch: Batch) -> Batch:
+        """The batch with a row per episode; the batch itself if each has one context."""
+        if self.view is None:
+            return batch
+        fields = cast(dict[str, Tensor], batch)
+        joined = {name: self.view.join(fields[name]) for name in READ if name in batch}
+        return cast(Batch, joined | {"turn_index": self.turn_index})
+
+    def split(self, joined: Batch, batch: Batch) -> Batch:
+        """Add the fields of a joined batch to the rows of contexts."""
+        if self.view is None:
+            return batch
+        fields, owner = cast(dict[str, Tensor], joined), self.episodes.clamp(min=0)
+        rows = {
+            name: self.view.split(x) if x.size(1) == self.turn_index.size(1) else x[owner]
+            for name in ADDED
+            if (x := fields.get(name)) is not None
+        }
+        rows["episode"] = self.episodes
+        rows["episode_tokens"] = joined["loss_mask"].sum(dim=1)[owner]
+        if "episode_weights" in joined:
+            rows["episode_weights"] = joined["episode_weights"][owner]
+        return cast(Batch, {**batch, **rows})
 
 
 @dataclass(frozen=True)
@@ -77,7 +122,7 @@ class Targets:
 
 
 def collate(
-    episodes: Sequence[Episode],
+    contexts: Sequence[Context],
     *,
     pad_token_id: int,
     multiple_of: int | None,
@@ -85,9 +130,9 @@ def collate(
     has_logprobs: bool,
     hidden: Sequence[bool],
 ) -> Batch:
-    """Pad the tokens of episodes.
+    """Pad the tokens of contexts.
 
-    Both widths are multiples of `multiple_of`; None allows any. No token of a `hidden` episode counts.
+    Both widths are multiples of `multiple_of`; None allows any. No token of a `hidden` context counts.
     """
 
     def padded(rows: list[list[Any]], value: float, side: str = "right") -> Tensor:
@@ -96,18 +141,18 @@ def collate(
             tensors, padding_value=value, padding_side=side, pad_to_multiple_of=multiple_of
         ).to(device)
 
-    prompts, completions = [e.prompt_ids for e in episodes], [e.ids for e in episodes]
+    prompts, completions = [c.prompt_ids for c in contexts], [c.ids for c in contexts]
     shown = torch.tensor([not flag for flag in hidden], device=device).unsqueeze(1).int()
     batch: Batch = {
         "prompt_ids": padded(prompts, pad_token_id, "left"),
         "prompt_mask": padded([[1] * len(ids) for ids in prompts], 0, "left"),
         "completion_ids": padded(completions, pad_token_id),
         "completion_mask": padded([[1] * len(ids) for ids in completions], 0) * shown,
-        "tool_mask": padded([[int(flag) for flag in e.action_mask] for e in episodes], 1) * shown,
+        "tool_mask": padded([[int(flag) for flag in c.action_mask] for c in contexts], 1) * shown,
     }
     if has_logprobs:
         # vLLM gives None if it has no number.
-        rows = [[float("nan") if x is None else x for x in e.logprobs] for e in episodes]
+        rows = [[float("nan") if x is None else x for x in c.logprobs] for c in contexts]
         batch["sampling_per_token_logps"] = padded(rows, 0.0)
     return batch
 
@@ -123,16 +168,31 @@ def build_turn_batch(
     Args:
         episodes: episodes of the batch, in its order.
         turn_rewards: reward of each turn of each episode, reward units; None without turn rewards.
-        completion_mask: [B, T], 0 past an episode's end, and 0 throughout a hidden episode.
+        completion_mask: [N, T], 0 past a context's end, and 0 throughout a hidden episode.
         dtype: dtype of the rewards.
     """
-    device = completion_mask.device
-    spans = [episode.turn_spans for episode in episodes]
-    turn_index = turn_index_from_spans(spans, completion_mask.size(1), device=device)
-    turn_index = turn_index.masked_fill(~completion_mask.bool(), -1)
-    rewards = None if turn_rewards is None else _padded(turn_rewards, turn_index, dtype)
+    device, (rows, length) = completion_mask.device, completion_mask.shape
+    contexts = [(n, context) for n, episode in enumerate(episodes) for context in episode.contexts]
+    spans = [context.turn_spans for _, context in contexts]
+    spans += [[]] * (rows - len(spans))
+    index = turn_index_from_spans(spans, length, device=device)
+    index = index.masked_fill(~completion_mask.bool(), -1)
+    owners = [number for number, _ in contexts]
+    view = None
+    if len(contexts) > len(episodes):
+        hidden = (~completion_mask.bool()).all(dim=1).tolist()
+        shown = [[] if hide else own for own, hide in zip(spans, hidden, strict=True)]
+        numbers = [
+            context.turns if own else [] for (_, context), own in zip(contexts, shown, strict=False)
+        ]
+        view = JoinedView(
+            shown, numbers, owners, num_episodes=len(episodes), length=length, device=device
+        )
+    joined = index if view is None else view.turn_index
+    rewards = None if turn_rewards is None else _padded(turn_rewards, joined, dtype)
     terminated = torch.tensor([episode.terminated for episode in episodes], device=device)
-    return TurnBatch(turn_index, rewards, terminated)
+    of_rows = torch.tensor([*owners, *[-1] * (rows - len(owners))], device=device)
+    return TurnBatch(joined, rewards, terminated, index, of_rows, view)
 
 
 def _padded(
@@ -154,36 +214,52 @@ def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
     return ids, mask, batch["completion_ids"].size(1)
 
 
-def episode_tokens(batch: Batch) -> Tensor:
-    """Tokens of prompt and completion of each episode, [B]."""
+def row_tokens(batch: Batch) -> Tensor:
+    """Tokens of prompt and completion of each row, [B]."""
     return batch["prompt_mask"].sum(dim=1) + batch["completion_mask"].sum(dim=1)
 
 
+def num_episodes(batches: Sequence[Batch]) -> int:
+    """Episodes whose rows are in these batches."""
+    if "episode" not in batches[0]:
+        return sum(len(batch["loss_mask"]) for batch in batches)
+    numbers = torch.cat([batch["episode"] for batch in batches])
+    return len(numbers[numbers >= 0].unique())
+
+
 def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Shuffle episodes into `count` micro-batches of one size; the input may be dealt out already."""
-    dealt = split_tensor_dict(shuffle_sequence_dict(join(batches)), count)
-    return cast(list[Batch], dealt)
+    """Shuffle episodes into `count` micro-batches of as many each; the input may be dealt out already."""
+    joined = join(batches)
+    if "episode" not in joined:
+        return cast(list[Batch], split_tensor_dict(shuffle_sequence_dict(joined), count))
+    owners = joined["episode"].cpu()
+    order = torch.randperm(num_episodes([joined])).view(count, -1)
+    rows = [
+        torch.cat([(owners == number).nonzero()[:, 0] for number in numbers]) for numbers in order
+    ]
+    rows[0] = torch.cat([rows[0], (owners < 0).nonzero()[:, 0]])  # padding
+    return [take_rows(joined, own.to(joined["episode"].device)) for own in rows]
 
 
 def group_by_length(batches: list[Batch]) -> list[Batch]:
-    """Deal the episodes of one mini-batch into its micro-batches by length, shortest first.
+    """Deal the rows of one mini-batch into its micro-batches by length, shortest first.
 
-    The mini-batch's gradient is a sum over episodes, so only the padding changes.
+    The mini-batch's gradient is a sum over rows, so only the padding changes.
     """
     if len(batches) == 1:
         return batches
     joined = join(batches)
-    order = episode_tokens(joined).argsort(stable=True)
-    return cast(list[Batch], split_tensor_dict(take_rows(joined, order), len(batches)))
+    order = row_tokens(joined).argsort(stable=True)
+    return [take_rows(joined, rows) for rows in order.tensor_split(len(batches))]
 
 
 def take_rows(batch: Batch, rows: Tensor) -> Batch:
-    """Select episodes of a batch, in this order; fields that are not per episode stay unchanged."""
+    """Select rows of a batch, in this order; fields that are not per row stay unchanged."""
     return cast(Batch, {key: _take(value, rows) for key, value in batch.items()})
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Join the episodes of batches, in their order."""
+    """Join the rows of batches, in their order."""
     if len(batches) == 1:
         return batches[0]
     joined: dict[str, Any] = {}
@@ -199,9 +275,9 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def without_padding(batch: Batch) -> Batch:
-    """The batch without the final columns that are padding in all of its episodes.
+    """The batch without the final columns that are padding in all of its rows.
 
-    The rollout batch is padded to its longest episode, which few micro-batches hold.
+    The rollout batch is padded to its longest row, which few micro-batches hold.
     """
     width = batch["completion_mask"].size(1)
     length = max(1, int(batch["completion_mask"].sum(dim=1).max()))

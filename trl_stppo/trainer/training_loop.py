@@ -44,9 +44,10 @@ from .batch import (
     TurnBatch,
     build_turn_batch,
     deal,
-    episode_tokens,
     full_sequence,
     group_by_length,
+    num_episodes,
+    row_tokens,
     take_rows,
     without_padding,
 )
@@ -168,6 +169,7 @@ class TrainingLoop:
         self.optimizers, self.guards, self.log = optimizers, guards, log
         self.trace, self.stale = trace, stale
         self.scaler = next((each for each in stabilizers if each.scales), None)
+        self.weighing = [each for each in stabilizers if weighs(type(each))]
         self.correction: ClipBiasCorrection | None = None
         self.estimate: ClipBiasEstimate | None = None
         self.second_pass: tuple[Batch, Tensor] | None = None
@@ -194,19 +196,25 @@ class TrainingLoop:
             turns = build_turn_batch(
                 rollout.episodes, rollout.turn_rewards, batch["completion_mask"], dtype
             )
+            batch["turn_index"] = turns.row_index
             rollout.earnings = turns.earned(scores).tolist()
-            batch["turn_index"] = turns.turn_index
-            batch["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
-            self._add_sampler_weights(batch)
-            kl = self.kl_to_reference(batch)
-            targets = self.targets(batch, turns, scores, scored, kl)
+            final_values = self.add_values(batch, turns)
+            episodes = turns.join(batch)  # one row each, also if an episode has several contexts
+            episodes["loss_mask"] = turns.action_mask & scored.unsqueeze(1)
+            self._add_sampler_weights(episodes)
+            kl = self.kl_to_reference(episodes)
+            targets = self.targets(episodes, turns, scores, scored, kl, final_values)
         count_cut_off_as_failed(rollout)
-        batch["values"], batch["returns"] = targets.values, targets.returns
-        batch["advantages"], batch["value_mask"] = targets.advantages, targets.value_mask
+        episodes["values"], episodes["returns"] = targets.values, targets.returns
+        episodes["advantages"], episodes["value_mask"] = targets.advantages, targets.value_mask
+        if turns.view is not None and self.weighing:
+            episodes["episode_weights"] = self.episode_weights(episodes)
+        batch = turns.split(episodes, batch)
         seconds = time.perf_counter() - started
         if self.host.model.training:
             self.seconds -= seconds  # `end_micro_batch` adds the time since before the rollout
-        self.log_rollout(rollout, all_rewards, batch, turns, scores, kl, targets, seconds)
+        self.log_rollout(rollout, all_rewards, episodes, turns, scores, kl, targets, seconds)
+        self.trace.rollout(rollout, batch)
         return batch
 
     def add_old_logprobs(self, batch: Batch) -> None:
@@ -272,18 +280,25 @@ class TrainingLoop:
         )
 
     def targets(
-        self, batch: Batch, turns: TurnBatch, scores: Tensor, scored: Tensor, kl: Tensor | None
+        self,
+        batch: Batch,
+        turns: TurnBatch,
+        scores: Tensor,
+        scored: Tensor,
+        kl: Tensor | None,
+        final_values: Tensor | None,
     ) -> Targets:
         """Advantages and the critic's targets: GAE over tokens or turns, or a comparison without a critic.
 
         Args:
-            batch: of the rollout.
+            batch: of the rollout, a row per episode.
             turns: turn structure and turn rewards.
             scores: [B], reward units, placed on the last token of the last turn.
             scored: [B] bool, episodes that have a score.
             kl: [B, T] nats per token against the reference policy, or None.
+            final_values: [B], the critic's after the last token, None without a critic.
         """
-        if not self.host.has_critic:
+        if final_values is None:
             group = self.host.num_generations if self.host.model.training else 1
             targets, figures = group_targets(
                 turns, scores, scored, batch["loss_mask"], self.args, group, self.accelerator
@@ -293,7 +308,7 @@ class TrainingLoop:
             self.log.add(figures)
             return targets
         args, index, loss_mask = self.args, turns.turn_index, batch["loss_mask"]
-        values, final_values = self.rollout_values(batch)
+        values = batch["values"]
         rewards = token_rewards(
             index,
             scores=scores.to(values.dtype),
@@ -320,6 +335,13 @@ class TrainingLoop:
         advantages = whiten(raw, loss_mask, reduce=reduce) if args.whiten_advantages else raw
         advantages = advantages.masked_fill(~loss_mask, 0.0)
         return Targets(rewards, raw, advantages, values, returns, value_mask)
+
+    def add_values(self, batch: Batch, turns: TurnBatch) -> Tensor | None:
+        """Add the critic's values before each token, [N, T]; return those after each episode, [B]."""
+        if not self.host.has_critic:
+            return None
+        batch["values"], final_values = self.rollout_values(batch)
+        return final_values if turns.view is None else final_values[turns.view.last]
 
     def rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Values before each token [B, T] and after the last one [B], in bounded chunks."""
@@ -351,7 +373,6 @@ class TrainingLoop:
         if rollout.ages is not None and (exact := self.player.sampler.is_exact) is not None:
             gap = figures.get("sampling/sampling_logp_difference/mean", 0.0)
             self.guards.watch_sampler(gap, exact=exact)
-        self.trace.rollout(rollout, batch)
 
     # ---------------------------------------------------------------- update: mini-batches
 
@@ -374,11 +395,12 @@ class TrainingLoop:
 
     def count(self, window: list[Batch]) -> None:
         """Count the episodes and tokens of the next mini-batch over all processes."""
-        counts = [
-            torch.stack([torch.tensor(len(mask), device=mask.device), mask.sum(), values.sum()])
-            for mask, values in ((batch["loss_mask"], batch["value_mask"]) for batch in window)
-        ]
-        totals = torch.stack(counts).sum(dim=0).float()
+        episodes = torch.tensor(num_episodes(window), device=window[0]["loss_mask"].device)
+        policy, value = (
+            torch.stack([batch[name].sum() for batch in window]).sum()
+            for name in ("loss_mask", "value_mask")
+        )
+        totals = torch.stack([episodes, policy, value]).float()
         self.window, self.totals = window, Totals(*self.accelerator.reduce(totals))
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
@@ -394,19 +416,48 @@ class TrainingLoop:
     # ------------------------------------------------------------- update: one micro-batch
 
     def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
-        """Loss of one micro-batch: its part of the mini-batch's, so that any split is the same."""
+        """Loss of one micro-batch: its part of the mini-batch's, so that any split is the same.
+
+        Contexts can be many more than episodes; their passes are of as many rows as episodes would have.
+        """
         if self.guards.leaves_weights:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        *pieces, last = self.pieces(inputs)
+        done = []
+        for piece in pieces:
+            with self.accelerator.no_sync(model):
+                part = self.piece_loss(model, piece)
+                self.accelerator.backward(part)
+                self.after_backward()
+            done.append(part.detach())
+        loss = sum(done, self.piece_loss(model, last))
+        if is_warming_up(self.host):
+            return loss
+        # The last micro-batch: DeepSpeed steps inside its backward pass.
+        if self.estimate is not None and self.accelerator.sync_gradients:
+            self._finish_estimate(self.estimate)
+        if self.host.is_deepspeed_enabled:
+            weighs_in = self.guards.check_before_backward(loss)
+            loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
+        return loss
+
+    def pieces(self, inputs: Batch) -> list[Batch]:
+        """The rows of a micro-batch that pass together."""
+        rows, size = len(inputs["loss_mask"]), self.args.per_device_train_batch_size
+        in_one = self.host.aux_loss_enabled or is_sharded(self.accelerator)
+        if "episode" not in inputs or rows <= size or in_one:
+            return [inputs]
+        numbers = torch.arange(rows, device=inputs["loss_mask"].device)
+        return [without_padding(take_rows(inputs, part)) for part in numbers.split(size)]
+
+    def piece_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
+        """Loss of rows of a micro-batch; the critic's gradient is taken here."""
         value_loss = torch.zeros((), device=self.accelerator.device)
         if self.host.has_critic:
             value_loss = self.args.vf_coef * self.value_loss(inputs)
         if is_warming_up(self.host):
             return value_loss.requires_grad_()  # the policy rests; its gradient stays None
-        loss = self.policy_loss(model, inputs) + value_loss
-        if self.host.is_deepspeed_enabled:
-            weighs_in = self.guards.check_before_backward(loss)
-            loss = loss if weighs_in or not self.accelerator.sync_gradients else loss.detach()
-        return loss
+        return self.policy_loss(model, inputs) + value_loss
 
     def value_loss(self, inputs: Batch) -> Tensor:
         """Clipped regression of the critic; detached, as the gradient goes into the critic's buffer."""
@@ -445,6 +496,7 @@ class TrainingLoop:
             num_episodes=self.totals.episodes,
             num_tokens=self.totals.policy_tokens,
             max_length=host.max_completion_length,
+            episode_tokens=inputs.get("episode_tokens"),
             dtype=surrogate.kept.dtype,
         )
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
@@ -460,7 +512,7 @@ class TrainingLoop:
         surrogate = self.stabilised(inputs, surrogate, weights, logprobs, entropies)
         self.trace.observe(inputs, logprobs, log_ratio, surrogate)
         if self.correction is not None:
-            tokens = episode_tokens(inputs)
+            tokens = row_tokens(inputs)
             later = self.correction.observe(surrogate, weights, extra, tokens)
             if later is not None:
                 rows, coefficient = later
@@ -502,6 +554,11 @@ class TrainingLoop:
         )
         return (keep if weights is None else weights * keep).detach()
 
+    def episode_weights(self, episodes: Batch) -> Tensor:
+        """The product of all stabilizers' episode weights, [B]."""
+        given = episodes["advantages"], episodes["loss_mask"]
+        return torch.stack([each.episode_weights(*given) for each in self.weighing]).prod(dim=0)
+
     def stabilised(
         self,
         inputs: Batch,
@@ -512,18 +569,15 @@ class TrainingLoop:
     ) -> ClippedSurrogate:
         """The terms with their episodes weighed; the estimate of the norms takes them in."""
         loss_mask, args = inputs["loss_mask"], self.args
-        if weighing := [each for each in self.stabilizers if weighs(type(each))]:
-            factors = [each.episode_weights(inputs["advantages"], loss_mask) for each in weighing]
-            factor = torch.stack(factors).prod(dim=0)
+        if self.weighing:
+            factor = inputs.get("episode_weights")
+            factor = self.episode_weights(inputs) if factor is None else factor
             surrogate = surrogate.weighted(factor)
             if not (args.beta or args.entropy_coef or self.host.aux_loss_enabled):
                 self.guards.add_weights(factor)
             self.metrics.add_episode_weights(factor, loss_mask.any(dim=1))
         if self.estimate is not None:
             self.estimate.observe(surrogate, weights, logprobs, entropies, loss_mask)
-            # The last micro-batch: DeepSpeed steps inside its backward pass.
-            if self.accelerator.sync_gradients:
-                self._finish_estimate(self.estimate)
         return surrogate
 
     def _extra_loss(

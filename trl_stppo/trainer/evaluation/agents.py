@@ -76,13 +76,13 @@ class Evaluation:
         rewards = torch.tensor([[math.nan if r is None else r for r in c] for c in columns]).T
         scores = (rewards * torch.tensor(weights)).nansum(dim=1)
         if self.missing_eos_penalty is not None:
-            cut = torch.tensor([not renderer.ended(episode.ids) for episode in episodes])
+            cut = torch.tensor([not renderer.ended(episode.last.ids) for episode in episodes])
             scores = scores - self.missing_eos_penalty * cut
         ends = {*renderer.eos_token_ids, renderer.tokenizer.pad_token_id}
         for row, (name, episode) in enumerate(zip(names, episodes, strict=True)):
             score = scores[row].item() + sum(episode.turn_rewards)
             paid = rewards[row, :-1].tolist(), self.weights
-            yield PlayedEpisode.of(name, episode, episode.ids[-1] in ends, score, *paid)
+            yield PlayedEpisode.of(name, episode, episode.last.ids[-1] in ends, score, *paid)
 
     def _call(
         self, func: Callable[..., Any], rows: list[dict[str, Any]], episodes: list[Episode]
@@ -97,7 +97,7 @@ class Evaluation:
             rewards = guarded(func, current)(
                 prompts=[e.prompt for e in episodes],
                 completions=[e.messages if e.conversational else decode(e.ids) for e in episodes],
-                completion_ids=[e.ids for e in episodes],
+                completion_ids=[e.completion_ids for e in episodes],
                 trainer_state=TrainerState(),
                 log_extra=lambda column, values: None,
                 log_metric=lambda name, value: None,

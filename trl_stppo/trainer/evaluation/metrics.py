@@ -59,7 +59,7 @@ class PlayedEpisode:
             counted=episode.counted,
             success=episode.success,
             turns=episode.num_turns,
-            tokens=sum(episode.action_mask),
+            tokens=episode.num_sampled,
             ended=ended,
             rewards=tuple(rewards),
             reward=sum(parts) if parts else math.nan,

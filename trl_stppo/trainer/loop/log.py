@@ -8,6 +8,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from ...rollout.episode import Episode
 from .._trl import nanstd
 from ..bridge import Bridge
 from .rollout import Rollout
@@ -51,7 +52,7 @@ class RolloutLog:
         """Add lengths of completions, the share that ends by EOS, and counts of tool calls."""
         host, episodes, ends = self._host, rollout.episodes, self._host.internals.end_ids
         numbers = [
-            [len(e.prompt_ids), sum(e.action_mask), whole, e.tool_calls, e.tool_failures]
+            [prompt_tokens(e), e.num_sampled, whole, e.tool_calls, e.tool_failures]
             for e, whole in zip(episodes, rollout.ended(ends), strict=True)
         ]
         local = torch.tensor(numbers, device=host.accelerator.device)
@@ -126,3 +127,8 @@ class RolloutLog:
             total, count = accelerator.reduce(local.float(), reduction="sum").tolist()
             if count:
                 self.add({name: total / count})
+
+
+def prompt_tokens(episode: Episode) -> int:
+    """Tokens of the prompts of its contexts."""
+    return sum(len(context.prompt_ids) for context in episode.contexts)

@@ -15,13 +15,14 @@ from ...generation.cached import CachedBackend
 from ...generation.protocol import Backend
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
-from ...rollout.episode import Durations, Episode
+from ...rollout.episode import Context, Durations, Episode
 from ...rollout.func import RolloutFunc, read_rollout
 from ...rollout.record import cut_off_as_failed
 from .._trl import read_message
 from ..batch import Batch, collate
 from ..bridge import Bridge
 from ..planning.rows import Row, rows_with_prompts
+from ..sharding.runtime import is_sharded
 from .rollout import EpisodeKey, Rollout
 from .sampler import TurnSampler
 
@@ -145,15 +146,25 @@ class EpisodePlayer:
         return rollout
 
     def pad(self, rollout: Rollout) -> Batch:
-        """The tokens of a rollout as tensors, on the device."""
+        """The tokens of a rollout as tensors, on the device; each context is a row."""
         host, ended = self._host, rollout.ended(self._host.internals.end_ids)
+        pad = self._host.internals.tokenizer.pad_token_id
+        contexts = [context for _, context in rollout.contexts]
+        hidden = [host.mask_truncated_completions and not ended[n] for n, _ in rollout.contexts]
+        if is_sharded(host.accelerator):  # as many rows, so as many passes, on each process
+            most = max(gather_object([len(contexts)]))
+            for _ in range(most - len(contexts)):
+                contexts.append(
+                    Context(prompt_ids=[pad], ids=[pad], action_mask=[False], logprobs=[0.0])
+                )
+                hidden.append(False)
         return collate(
-            rollout.episodes,
-            pad_token_id=self._host.internals.tokenizer.pad_token_id,
+            contexts,
+            pad_token_id=pad,
             multiple_of=host.pad_to_multiple_of,
             device=host.accelerator.device,
             has_logprobs=rollout.has_logprobs,
-            hidden=[host.mask_truncated_completions and not complete for complete in ended],
+            hidden=hidden,
         )
 
 

@@ -39,10 +39,8 @@ class EpisodeRewards:
         if rollout.by_engine:
             endings = [_ending(episode) for episode in episodes]
             self._host.internals.pending_columns["stop_reason"].extend(endings)
-        completions, ids = (
-            rollout.completions(self._host.internals.decode),
-            [e.ids for e in episodes],
-        )
+        completions = rollout.completions(self._host.internals.decode)
+        ids = [e.completion_ids for e in episodes]
         with self.plan.current.about(episodes), self._environments_of(rollout):
             all_rewards = host.internals.calculate_rewards(
                 rollout.columns(), rollout.prompts, completions, ids

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...rollout.episode import Durations, Episode
+from ...rollout.episode import Context, Durations, Episode
 from ..planning.rows import Row
 
 EpisodeKey = tuple[int, int]  # row and repetition of an evaluation's episode
@@ -63,10 +63,17 @@ class Rollout:
         """Messages after the prompt, or text if the prompt is text."""
         return [e.messages if e.conversational else decode(e.ids) for e in self.episodes]
 
+    @property
+    def contexts(self) -> list[tuple[int, Context]]:
+        """The rows of the batch, each with the number of its episode."""
+        return [
+            (n, context) for n, episode in enumerate(self.episodes) for context in episode.contexts
+        ]
+
     def columns(self) -> list[Row]:
         """The row of each episode."""
         return [self.rows[episode.row] for episode in self.episodes]
 
     def ended(self, ends: set[int]) -> list[bool]:
         """Per episode whether its last token is one of `ends`."""
-        return [episode.ids[-1] in ends for episode in self.episodes]
+        return [episode.last.ids[-1] in ends for episode in self.episodes]

@@ -27,11 +27,17 @@ def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
     for i, (episode, row) in enumerate(zip(rollout.episodes, rollout.columns(), strict=True)):
         if not episode.trains:
             continue
-        ids, prompt, messages = episode.ids, episode.prompt, episode.messages
+        prompt, messages = episode.prompt, episode.messages
         spoken = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         # The result of a rollout_func is one message, whatever its number of turns.
         knows_turns = episode.conversational and rollout.seed is not None
-        for number, (start, end) in enumerate(episode.turn_spans):
+        places = [
+            (c, n, *span)
+            for c in episode.contexts
+            for n, span in zip(c.turns, c.turn_spans, strict=True)
+        ]
+        for own, number, start, end in places:
+            ids = own.ids
             if knows_turns:
                 at = spoken[number]
                 context, completion = [*prompt, *messages[:at]], [messages[at]]
@@ -39,7 +45,7 @@ def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
                 before = tokenizer.decode(ids[:start], skip_special_tokens=True)
                 text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
                 context, completion = _extended(prompt, before), _as(prompt, text)
-            so_far = episode.prompt_ids + ids[:start]
+            so_far = own.prompt_ids + ids[:start]
             turns.append(Turn(i, number, context, completion, so_far, ids[start:end], row))
     return turns
 

@@ -24,7 +24,7 @@ def facts(
     reward_names: Sequence[str],
     engine: RolloutEngine,
 ) -> list[dict[str, Any]]:
-    """Plain data of some episodes of a rollout that has been scored.
+    """Plain data of the contexts of some episodes of a rollout that has been scored.
 
     `first`: number of this process's first episode among those of all processes.
     """
@@ -33,19 +33,19 @@ def facts(
     for number in numbers:
         name = (first + number, 0) if rollout.names is None else rollout.names[number]
         pairs = zip(reward_names, rewards[number], strict=True)
-        result.append(
-            {
-                "row": name[0],
-                "repetition": name[1],
-                "prompt_id": prompt_id(rollout.rows[rollout.episodes[number].row]),
-                "columns": short_columns(rollout.rows[rollout.episodes[number].row]),
-                "seed": _seed(rollout, name),
-                "score": rollout.earnings[number],
-                "rewards": {key: None if math.isnan(value) else value for key, value in pairs},
-                **_ending(rollout, number),
-                **_conversation(rollout, number, engine),
-            }
-        )
+        facts = {
+            "row": name[0],
+            "repetition": name[1],
+            "prompt_id": prompt_id(rollout.rows[rollout.episodes[number].row]),
+            "columns": short_columns(rollout.rows[rollout.episodes[number].row]),
+            "seed": _seed(rollout, name),
+            "score": rollout.earnings[number],
+            "rewards": {key: None if math.isnan(value) else value for key, value in pairs},
+            **_ending(rollout, number),
+            **_conversation(rollout, number, engine),
+        }
+        contexts = rollout.episodes[number].contexts
+        result += [{**facts, **_context(rollout, number, at)} for at in range(len(contexts))]
     return result
 
 
@@ -87,11 +87,8 @@ def short_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ending(rollout: Rollout, number: int) -> dict[str, Any]:
-    episode, paid = rollout.episodes[number], rollout.turn_rewards
+    episode = rollout.episodes[number]
     return {
-        "turn_spans": [list(span) for span in episode.turn_spans],
-        "policy_versions": episode.policy_versions or None,
-        "turn_rewards": None if paid is None else paid[number],
         "success": episode.success,
         "terminated": episode.terminated,
         "truncated": not episode.terminated,
@@ -111,5 +108,20 @@ def _conversation(rollout: Rollout, number: int, engine: RolloutEngine) -> dict[
         "observations": "tool" if driver.tools else "environment",
         "prompt": cut(episode.prompt),
         "messages": cut(episode.messages),
-        "ids": [list(episode.prompt_ids), list(episode.ids)],
+    }
+
+
+def _context(rollout: Rollout, number: int, at: int) -> dict[str, Any]:
+    """Its turns; its tokens, unless those of the batch are all that is known."""
+    episode, paid = rollout.episodes[number], rollout.turn_rewards
+    context, versions = episode.contexts[at], episode.policy_versions
+    known = {"ids": [list(context.prompt_ids), list(context.ids)]}
+    return {
+        "context": at,
+        "contexts": len(episode.contexts),
+        "turns": None if len(episode.contexts) == 1 else list(context.turns),
+        "turn_spans": [list(span) for span in context.turn_spans],
+        "policy_versions": [versions[turn] for turn in context.turns] if versions else None,
+        "turn_rewards": None if paid is None else [paid[number][turn] for turn in context.turns],
+        **({} if rollout.seed is None else known),
     }

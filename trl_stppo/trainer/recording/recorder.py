@@ -88,13 +88,13 @@ class TraceRecorder(TrainerCallback):
             return
         self._update = None
         with self._harmless():
-            ids = batch["completion_ids"]
             update = host.state.global_step // self._steps_per_update() + 1
-            numbers = list(range(len(ids)))[: self._share]
+            numbers = list(range(len(rollout.episodes)))[: self._share]
             engine = self._player.engine
             episodes, kept = self._episodes(rollout, batch, numbers, engine)
             self._update = OpenRecord(self._header("train", "train", update), episodes, kept)
             self._add_figures(PLAYED)
+            ids = batch["completion_ids"]
             batch["trace_row"] = torch.arange(len(ids), device=ids.device)
 
     def observe(
@@ -225,15 +225,16 @@ class TraceRecorder(TrainerCallback):
     def _episodes(
         self, rollout: Rollout, batch: Batch, numbers: list[int], engine: RolloutEngine
     ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Facts of these episodes, and copies of their tensors."""
+        """Facts of the contexts of these episodes, and copies of their tensors."""
         host, ids = self._host, batch["completion_ids"]
-        index = torch.tensor(numbers, dtype=torch.long, device=ids.device)
+        rows = [row for row, (number, _) in enumerate(rollout.contexts) if number in numbers]
+        index = torch.tensor(rows, dtype=torch.long, device=ids.device)
         whole: dict[str, Any] = dict(batch)
         tensors = {name: whole[name][index] for name in COLUMNS if name in whole}
         if not host.has_critic:
             critics = ("values", "returns", "value_mask")
             tensors = {name: tensor for name, tensor in tensors.items() if name not in critics}
-        first = host.accelerator.process_index * len(ids)
+        first = host.accelerator.process_index * len(rollout.episodes)
         return facts(rollout, numbers, first, host.reward_func_names, engine), tensors
 
     def _write(self, record: OpenRecord | None) -> None:

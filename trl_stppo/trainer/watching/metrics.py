@@ -170,7 +170,7 @@ class RolloutMetrics:
         """
         lists = [
             [e.num_turns for e in rollout.episodes],
-            [sum(e.action_mask) for e in rollout.episodes],
+            [e.num_sampled for e in rollout.episodes],
         ]
         turns, tokens = torch.tensor(lists, device=episodes.device)
         self._sums.add("turns/mean", turns.sum(), episodes)

@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.kit.contexts import cut_script
 from tests.kit.fakes import char_tokenizer, float64_policy
 from tests.kit.launch import save_cases
 from tests.kit.scripted import EPISODES, Float64Groups, Float64Trainer, logged, train
@@ -36,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
                                   "ddp_find_unused_parameters": False},
     "one group, as weights may be unused": {"variant": "st-ppo", "ragged": True,
                                             "ddp_find_unused_parameters": True},
+    "contexts": {"variant": "st-ppo", "stabilizers": ["share", "winners"], "contexts": True},
     "RLOO": {"variant": "st-rloo", "num_generations": 2},
     "ReBN": {"variant": "st-rebn", "num_generations": 1, "gamma": 0.9},
 }  # fmt: skip
@@ -90,6 +92,8 @@ def run(case: str, folder: Path) -> dict[str, Any]:
     options = dict(CASES[case])
     if options.pop("lora", False):
         options["peft_config"] = LoraConfig(task_type="CAUSAL_LM", **LORA)
+    if options.pop("contexts", False):
+        options |= {"rollout_func": cut_script, "staleness": 0.0, "learning_rate": 5.0}
     if world > 1:
         options["ddp_backend"] = "gloo"
     ragged = options.pop("ragged", False)

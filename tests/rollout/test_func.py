@@ -108,6 +108,9 @@ def test_how_an_episode_ended_is_what_the_rollout_said(extra, terminated):
     ({"turn_spans": SPANS, "turn_rewards": [[1.0, math.nan], [1.0]]}, "turn_rewards[0][1]"),
     ({"completion_ids": [[3], []]}, "completion_ids[1]"),
     ({"completion_ids": [[3]]}, "completion_ids"),
+    ({"episode_of": [0, 0]}, "episode_of"),
+    ({"episode_of": [0, 2]}, "episode_of"),
+    ({"episode_of": [0]}, "episode_of"),
     ({"prompt_ids": [[3]]}, "prompt_ids"),
     ({"logprobs": [[0.0] * 4, [0.0] * 3]}, "logprobs"),
 ])  # fmt: skip

@@ -11,6 +11,7 @@ from tests.kit.tiers import quick
 NOW = (
     *("LoRA, shared critic", "estimated", "groups of several lengths", "RLOO", "ReBN"),
     "a process without a winner",
+    "contexts",
 )
 
 

@@ -32,7 +32,7 @@ def test_an_episode_is_lists_of_one_length():
 def test_writing_into_the_tokens_is_noticed(write, then):
     episode = an_episode()
     write(episode)
-    with pytest.raises(RuntimeError, match="Episode.row=3.*tokens have changed"):
+    with pytest.raises(RuntimeError, match="tokens have changed"):
         then(episode)
 
 
@@ -40,5 +40,5 @@ def test_writing_into_the_tokens_is_noticed(write, then):
 def test_writing_into_the_other_lists_is_noticed(name):
     episode = an_episode()
     getattr(episode, name).append(1)
-    with pytest.raises(RuntimeError, match="Episode.row=3"):
+    with pytest.raises(RuntimeError, match="row=3"):
         episode.append_observation([5])

@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_a_plain_sum_in_which_an_episode_weighs_as_one(
             terms = (logprobs[row] * batch["advantages"][row])[batch["loss_mask"][row]].sum()
             divisor = {
                 "grpo": len(episodes) * tokens[n],
-                "bnpo": sum(tokens.values()),
+                "bnpo": sum(tokens),
                 "dr_grpo": len(episodes) * 40,
             }[loss_type]
             total = total - (sums[n] > 0 or not wins) * terms / divisor

@@ -144,7 +144,7 @@ def test_the_gradient_is_that_of_a_plain_sum_in_which_an_episode_weighs_as_one(
 ):
     options = {"loss_type": loss_type, "max_completion_length": 40, "variant": "ppo"}
     if wins:
-        options |= {"variant": "st-ppo", "stabilizers": ["winners"], "clip_bias_estimator": None}
+        options |= {"variant": "s-ppo", "stabilizers": ["winners"], "clip_bias_estimator": None}
     trainer, recorder = scripted_trainer(tmp_path, trainer_class=Kept, **{**PLAIN, **options})
     policy = trainer.model
     captured = {}

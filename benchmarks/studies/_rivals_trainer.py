@@ -176,7 +176,7 @@ class RivalLoop(TrainingLoop):
     def _index(self, inputs: Batch) -> Tensor:
         return inputs["turn_index"].masked_fill(~inputs["loss_mask"], -1)
 
-    def stabilised(
+    def weigh_episodes(
         self,
         inputs: Batch,
         surrogate: ClippedSurrogate,
@@ -191,7 +191,7 @@ class RivalLoop(TrainingLoop):
             mask = inputs["loss_mask"]
             weights = self._weights(surrogate, share, logprobs, entropies, mask)
             surrogate = surrogate._replace(kept=surrogate.kept * weights.to(surrogate.kept.dtype))
-        return super().stabilised(inputs, surrogate, share, logprobs, entropies)
+        return super().weigh_episodes(inputs, surrogate, share, logprobs, entropies)
 
     def _in_place_of(self, surrogate: ClippedSurrogate, logprobs: Tensor) -> ClippedSurrogate:
         """The clipped surrogate, or what a part has instead of the clip."""
@@ -282,7 +282,7 @@ class RivalLoop(TrainingLoop):
             kl = token_kl if math.isfinite(token_kl) else math.inf
             scale = self._factor = rival.adapted(self._factor, kl, target, *bounds)
         if scale is not None:
-            self.optimizers.scale_update(scale)
+            self.optimizers.scale_step(scale)
             self.metrics.add_scalar("study/scale", scale)
         for name, value in zip(("ess_episodes", "ess_turns"), shares, strict=True):
             self.metrics.add_scalar(f"study/{name}", value)

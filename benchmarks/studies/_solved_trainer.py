@@ -15,7 +15,7 @@ from torch import Tensor
 from trl_stppo import STPPOTrainer
 from trl_stppo.core import normalization_scale
 from trl_stppo.trainer.batch import Batch, Targets
-from trl_stppo.trainer.stabilizers import STABILIZERS, UPDATE, Stabilizer, register
+from trl_stppo.trainer.stabilizers import STABILIZERS, STEP, Stabilizer, register
 from trl_stppo.trainer.training_loop import TrainingLoop
 
 PARTS = {  # part -> what it changes
@@ -72,16 +72,16 @@ def settings_of(arm: str) -> dict[str, Any]:
 class Memory(Stabilizer):
     """`share` of norms that are running means over steps."""
 
-    name, meaning, scales = "memory", "scales the step by a share of running norms", UPDATE
+    name, meaning, scale_target = "memory", "scales the step by a share of running norms", STEP
     factor = 0.9
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._norms = [0.0, 0.0]
 
-    def scale(self, kept: Tensor, clipped: Tensor) -> float:
+    def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> float:
         """Of the running norms."""
-        pairs = zip(self._norms, map(float, (kept, clipped)), strict=True)
+        pairs = zip(self._norms, map(float, (kept_norm, clipped_norm)), strict=True)
         self._norms = [self.factor * mean + (1 - self.factor) * norm for mean, norm in pairs]
         return normalization_scale(*self._norms, "share", self.config.clip_bias_power)
 
@@ -91,10 +91,12 @@ class Least(Memory):
 
     name, meaning = "least", "scales the step by the smaller share, of its norms or of running ones"
 
-    def scale(self, kept: Tensor, clipped: Tensor) -> float:
+    def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> float:
         """The smaller one."""
-        momentary = normalization_scale(kept, clipped, "share", self.config.clip_bias_power)
-        return min(super().scale(kept, clipped), float(momentary))
+        momentary = normalization_scale(
+            kept_norm, clipped_norm, "share", self.config.clip_bias_power
+        )
+        return min(super().scale(kept_norm, clipped_norm), float(momentary))
 
 
 def with_factor(kind: type[Memory], factor: float) -> str:

@@ -39,7 +39,7 @@ class Server:
             raise now
         return [request.max_new_tokens], [-1.0]
 
-    def weights(self):
+    def weights_name(self):
         return self.name
 
 
@@ -83,7 +83,7 @@ def test_what_fails_is_asked_again_and_the_log_says_so_once(caplog) -> None:
     server = Server(_0=[AWAY, ServerError("500")], _2=[AWAY] * 3)
     turns, results = play(server, keys=(0, 1, 2))
     assert results == [TurnResult(k, [k + 1], [-1.0]) for k in range(3)]
-    assert turns.asked_again == 5
+    assert turns.retries == 5
     assert sorted(server.asked) == [0] * 3 + [1] + [2] * 4
     assert caplog.text.count("Turns are requested again") == 1
     caplog.clear()
@@ -175,7 +175,7 @@ def test_turns_of_lost_weights_do_not_count_and_the_weights_are_sent_again(caplo
     assert sent == ["too early", "sent"]
     assert server.asked.count(0) >= 2, "what was sampled while the weights were lost is asked again"
     assert "has the policy's weights again" in caplog.text
-    assert turns.asked_again >= 1
+    assert turns.retries >= 1
 
 
 def test_who_cannot_send_them_waits_for_the_process_that_can() -> None:

@@ -196,7 +196,7 @@ class Weights(TrainerCallback):
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         scale = self.scales.pop(0) if self.scales else None
         if scale is not None:
-            self.trainer._optimizers.scale_update(scale)
+            self.trainer._optimizers.scale_step(scale)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._take()

@@ -31,9 +31,9 @@ from trl_stppo.core.losses import (
     clipped_value_loss,
     importance_ratio,
     kl_penalty,
+    winner_weights,
 )
 from trl_stppo.core.masking import masked_mean, masked_sum, zero_off_mask
-from trl_stppo.core.off_policy import winner_weights
 from trl_stppo.core.ratios import RATIO_LEVELS, log_importance_ratio, sampler_correction
 from trl_stppo.core.rewards import token_rewards
 from trl_stppo.core.turns import (

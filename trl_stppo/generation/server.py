@@ -40,7 +40,7 @@ class ServerBackend(QueuedBackend):
     `patience` seconds, or with errors alone, gets a result with an `error`.
 
     Args:
-        server: has `sample(request)`, which returns ids and logprobs or None, and `weights()`, a name
+        server: has `sample(request)`, which returns ids and logprobs or None, and `weights_name()`, a name
             that a restart changes. It raises ServerError.
         weights: name of the current weights, `update#push`.
         patience: longest time in seconds that the server may be away.
@@ -70,7 +70,7 @@ class ServerBackend(QueuedBackend):
         self._lost = threading.Event()  # the weights
         self._away_since: float | None = None
         self._warned = warned
-        self.asked_again = 0
+        self.retries = 0
 
     @property
     def has_lost(self) -> bool:
@@ -135,12 +135,12 @@ class ServerBackend(QueuedBackend):
             if released or self._gives_up(error, failures) or starves:
                 return TurnResult(request.key, [], None, str(error))
             self._warn(error)
-            self.asked_again += 1
+            self.retries += 1
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _check(self, weights: str) -> None:
-        present = self._server.weights()
+        present = self._server.weights_name()
         if present == weights:
             return
         if present.partition("#")[0] == weights.partition("#")[0]:

@@ -189,7 +189,7 @@ class TurnClient:
                 raise ValueError(f"{value} is not a log-probability")
         return logprobs
 
-    def weights(self) -> str:
+    def weights_name(self) -> str:
         """Name of the server's weights, "" if it cannot name them."""
         if not self.names_weights:
             return ""

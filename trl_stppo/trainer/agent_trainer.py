@@ -141,7 +141,9 @@ class AgentTrainer(Bridge):
         self.critic = models.install_models(self, run.reference, run.critic)
         trained = [parameter for _, parameter in policy_parameters(self)]
         self._stale = StalePolicies(trained, self.args.rollout_staleness)
-        self._optimizers = Optimizers(self, lambda optimizer: self._loop.measure_bias(optimizer))
+        self._optimizers = Optimizers(
+            self, lambda optimizer: self._loop.prepare_bias_measurement(optimizer)
+        )
         self._forward = ForwardPasses(self)
 
     def _build_watch(self, run: RunPlan) -> None:
@@ -274,8 +276,9 @@ class AgentTrainer(Bridge):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the loss of the run so far and a table of completions for each evaluation."""
+        self._run_state.set_final_loss(logs)
         with self._evaluator.table_of_its_own():
-            super().log(self._run_state.of_whole_run(logs), start_time)
+            super().log(logs, start_time)
 
     # ------------------------------------------------------------- optimizers and engines
 

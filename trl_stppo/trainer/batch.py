@@ -32,7 +32,9 @@ class Batch(TypedDict, total=False):
     num_items_in_batch: Tensor
     turn_index: Tensor  # [B, T] int64, k inside turn k, -1 elsewhere
     loss_mask: Tensor  # [B, T] bool, tokens that train
-    old_per_token_logps: Tensor  # [B, T] nats, log-probabilities when sampled
+    # [B, T] nats, by training's forward pass, under the weights that played; absent if one step trains on
+    # the whole rollout and nothing else needs it.
+    old_per_token_logps: Tensor
     # [B, T] nats, the sampler's own log-probabilities; NaN if it gave none.
     sampling_per_token_logps: Tensor
     # [B, T] or [B, 1], constant weights that correct for the difference of these two.

@@ -12,13 +12,86 @@ from transformers import TrainerCallback
 
 from ..models.critic import SeparateCritic, SharedCritic
 from .bridge import Bridge
-from .gradients.buffers import GradientBuffer, StepHooks, UpdateScale
+from .gradients.buffers import GradientBuffer
 from .sharding import critics, runtime
-from .sharding.runtime import CriticOptimizer, ShardedStepHooks, is_sharded, sharding_name
+from .sharding.runtime import CriticOptimizer, is_sharded, sharding_name
 
 # Role of a group: policy with and without weight decay, critic with and without, or the caller's own.
 DECAYED, PLAIN, GIVEN = "decayed", "plain", "given"
 CRITIC = ("critic", "plain critic")
+
+
+class StepScale:
+    """A factor on the learning rate of the policy for exactly one optimizer step.
+
+    Attributes:
+        step_scale: set before the step; it does not affect scheduler, logging or the next step.
+            Decoupled weight decay scales along with the rate.
+    """
+
+    def __init__(self) -> None:
+        self.step_scale: float = 1.0
+        self._saved: list[float | Tensor] = []
+
+    def _scale(self, groups: list[dict[str, Any]]) -> None:
+        self._saved = [group["lr"] for group in groups]
+        if self.step_scale != 1.0:
+            for group in groups:
+                group["lr"] = group["lr"] * self.step_scale
+
+    def _restore(self, groups: list[dict[str, Any]]) -> None:
+        for group, rate in zip(groups, self._saved, strict=True):
+            group["lr"] = rate
+
+
+class StepHooks(StepScale):
+    """Hooks before and after one optimizer step.
+
+    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the policy's
+    groups is multiplied by `step_scale`. Afterwards both are restored. `critic_buffer` must be reduced
+    and clipped before; `scales_step`: whether `step_scale` will be used.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, critic_buffer: GradientBuffer, *, scales_step: bool
+    ) -> None:
+        super().__init__()
+        self._critic = critic_buffer
+        critic_ids = {id(p) for p in critic_buffer.parameters}
+        self._policy_groups: list[int] = []
+        for index, group in enumerate(optimizer.param_groups):
+            inside = [id(p) in critic_ids for p in group["params"]]
+            if not any(inside):
+                self._policy_groups.append(index)
+            elif scales_step and not all(inside):
+                raise ValueError(
+                    "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
+                )
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _policy(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        return [optimizer.param_groups[i] for i in self._policy_groups]
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._critic.add_to_grad()
+        self._scale(self._policy(optimizer))
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._restore(self._policy(optimizer))
+        for parameter in self._critic.parameters:
+            parameter.grad = None
+        self._critic.clear()
+        self.step_scale = 1.0
+
+
+class ShardedStepHooks(StepScale):
+    """`StepScale` for an optimizer that an engine steps, DeepSpeed once for every shard."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        optimizer.register_step_pre_hook(lambda o, *_: self._scale(o.param_groups))
+        optimizer.register_step_post_hook(lambda o, *_: self._restore(o.param_groups))
 
 
 class Optimizers:
@@ -32,7 +105,7 @@ class Optimizers:
         self.critic_grads = GradientBuffer(host.critic.parameters())
         self.critic: CriticOptimizer | None = None
         self.roles: list[str] = []
-        self._hooks: UpdateScale | None = None
+        self._hooks: StepScale | None = None
 
     def create(
         self, wrapped: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
@@ -54,7 +127,7 @@ class Optimizers:
                 if add_critic_groups(host, optimizer, parameters):
                     self.roles += CRITIC
                 self._hooks = StepHooks(
-                    optimizer, self.critic_grads, scales=host.args.scales_updates
+                    optimizer, self.critic_grads, scales_step=host.args.scales_step
                 )
             self._on_creation(optimizer)
         return optimizer
@@ -79,10 +152,10 @@ class Optimizers:
 
         self.critic_grads, self.critic = critics.prepare(host, make, rate)
 
-    def scale_update(self, factor: float) -> None:
+    def scale_step(self, factor: float) -> None:
         """Multiply the policy's learning rate in the next step only."""
         if self._hooks is not None:
-            self._hooks.update_scale = factor
+            self._hooks.step_scale = factor
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
@@ -121,7 +194,7 @@ class _EndOfMiniBatch(TrainerCallback):
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Reset the factor, which holds for one step."""
-        self._optimizers.scale_update(1.0)
+        self._optimizers.scale_step(1.0)
 
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:

@@ -1,7 +1,7 @@
 """The next rollout is played while the present one is trained on (`rollout_overlap`).
 
-In lock-step by one block, a rollout batch with its updates: when block k begins, rollout k is complete.
-Its rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So
+Rollouts are one update ahead: when update k begins, rollout k is complete. Its
+rewards are computed, then rollout k + 1 starts on a thread, played by the weights of that moment. So
 each rollout is played by the policy of one update ago, whatever the clocks do, and the run equals one with
 `rollout_staleness=1` bit for bit. A run that is resumed plays the rollout that was under way again.
 """
@@ -29,7 +29,7 @@ from .training_loop import RolloutSource
 
 logger = logging.getLogger(__name__)
 STOP_SECONDS = 2.0  # to wait for the thread at the end of a run
-LITTLE, PATIENCE = 0.2, 5  # an overlap that does not pay, and blocks until that is said
+LITTLE, PATIENCE = 0.2, 5  # an overlap too small to be useful, and rollouts until a warning
 Loader = Callable[[], tuple[Any, int]]
 
 
@@ -71,7 +71,7 @@ class OverlappedSource(RolloutSource):
                 self._flight.thread.join(STOP_SECONDS)
 
     def settle(self) -> None:
-        """Wait for a rollout that another thread plays; it stays for its block."""
+        """Wait for a rollout that another thread plays; it stays for its update."""
         if self._flight is not None:
             self._flight.settle()
 
@@ -92,7 +92,7 @@ class OverlappedSource(RolloutSource):
         flight, self._flight = self._flight, None
         if flight is None:
             return self._play_alone(rows)
-        asked = time.perf_counter()
+        requested_at = time.perf_counter()
         rollout, failure = flight.result()
         if repr(flight.rows) != repr(rows):
             raise RuntimeError(
@@ -106,10 +106,10 @@ class OverlappedSource(RolloutSource):
         now = time.perf_counter()
         rollout = self._player.finish(rollout, self._player.sampler.vllm.figures_of(self._backend))
         rollout.metric_sums |= {
-            "perf/rollout_wait_seconds": (now - asked, 1),
-            "perf/rollout_idle_seconds": (max(0.0, asked - flight.ended), 1),
+            "perf/rollout_wait_seconds": (now - requested_at, 1),
+            "perf/rollout_idle_seconds": (max(0.0, requested_at - flight.ended), 1),
         }
-        self._measure(rollout, flight.seconds, now - asked, now)
+        self._measure(rollout, flight.seconds, now - requested_at, now)
         return self.aged(rollout)
 
     def _play_alone(self, rows: list[Row]) -> Rollout:
@@ -120,10 +120,10 @@ class OverlappedSource(RolloutSource):
         return rollout
 
     def _launch(self) -> None:
-        """Start the next rollout; the policy has the weights of this block's beginning."""
+        """Start the next rollout; the policy has the weights of the update's beginning."""
         host = self._host
         now = host.state.global_step
-        step = now + self.steps_per_block
+        step = now + host.args.steps_per_rollout
         if step >= host.state.max_steps:
             return
         if self._ahead is None:

@@ -162,7 +162,7 @@ class Player:
         self.rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
         self._speaker = speaker
         template, self._broken = None, None
-        if self.rollout.uses_engine:
+        if self.rollout.plays_environment:
             uses_tools = bool(tool_factories or tools)
             template, self._broken = prompt_template(
                 speaker, template_kwargs, uses_tools=uses_tools
@@ -193,7 +193,7 @@ class Player:
             names: seed of each episode, in addition.
         """
         asks = bool(self.rollout.text or self.rollout.tools)
-        prompted, ids = rows_with_prompts(rows, self._speaker.tokenizer, environments_ask=asks)
+        prompted, ids = rows_with_prompts(rows, self._speaker.tokenizer, owns_prompts=asks)
         prompts = [row["prompt"] for row in prompted]
         if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
             raise self._broken

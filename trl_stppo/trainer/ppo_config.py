@@ -36,12 +36,11 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "vllm_engine_kwargs",
     ]
 
-    derives_critic_rate = (
-        False  # not an option: whether `critic_learning_rate` was left to its default
-    )
+    # Not an option: whether `critic_learning_rate` was left to its default.
+    derives_critic_rate = False
 
     # Not options; STPPOConfig overrides them.
-    scales_updates: ClassVar[Any] = False
+    scales_step: ClassVar[Any] = False
     measures_clip_bias: ClassVar[Any] = False
     takes_second_gradient: ClassVar[Any] = False
     needs_exact_norms: ClassVar[Any] = False
@@ -276,8 +275,12 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             self.num_generations = 1
         self._resolve_schedule(mini_batches)
         if logs_rollouts:
-            self.logging_steps = self.num_iterations * (self.num_mini_batches or 1)
+            self.logging_steps = self.steps_per_rollout
         self._resolve_critic_rate()
+        self._resolve_overlap()
+        if isinstance(self.eval_generation_kwargs, dict):  # None counts as not set
+            given = self.eval_generation_kwargs.items()
+            self.eval_generation_kwargs = {k: v for k, v in given if v is not None} or None
         check_values(self)
 
     def _resolve_critic_rate(self) -> None:
@@ -286,6 +289,26 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         if self.critic_learning_rate is None:
             ten_times = float(f"{10 * self.learning_rate:.12g}")  # 3e-4, not 0.00030000000000000003
             self.critic_learning_rate = min(max(ten_times, 1e-5), 1e-3)
+
+    def _resolve_overlap(self) -> None:
+        """Set the staleness of overlapped rollouts."""
+        if not self.rollout_overlap:
+            return
+        if (given := self.rollout_staleness) not in (0, 1):
+            raise ValueError(
+                f"`rollout_staleness={given}` contradicts `rollout_overlap=True`; allowed: 1."
+            )
+        self.rollout_staleness = 1
+
+    @property
+    def micro_batches_per_rollout(self) -> int:
+        """Micro-batches that train on one rollout batch, over all epochs."""
+        return self.num_iterations * (self.steps_per_generation or 1)
+
+    @property
+    def steps_per_rollout(self) -> int:
+        """Optimizer steps that train on one rollout batch, over all epochs."""
+        return self.num_iterations * (self.num_mini_batches or 1)
 
     @property
     def needs_groups(self) -> bool:
@@ -360,7 +383,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         if self.total_episodes < 1:
             raise ValueError(f"`total_episodes` must be at least 1, got {self.total_episodes}.")
         rollouts = math.ceil(self.total_episodes / self.generation_batch_size)
-        max_steps = rollouts * self.num_iterations * self.num_mini_batches
+        max_steps = rollouts * self.steps_per_rollout
         if self.max_steps > 0 and self.max_steps != max_steps:
             raise ValueError(
                 f"`total_episodes={self.total_episodes}` means {max_steps} optimizer steps and "

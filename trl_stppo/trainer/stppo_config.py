@@ -8,7 +8,7 @@ from typing import ClassVar
 from .config.conditions import conditions
 from .config.names import Preset, option, takes_ignored
 from .ppo_config import PPOConfig
-from .stabilizers import STABILIZERS, UPDATE, Stabilizer, check_linear, weighs
+from .stabilizers import STABILIZERS, STEP, Stabilizer, check_linear, weighs
 
 # Stabilizers of a stabilised variant. "winners" is not a default: it settles too early if a way to play is
 # not yet found (docs/stability.md).
@@ -113,7 +113,7 @@ class STPPOConfig(PPOConfig):
     def _check_clip_bias(self) -> None:
         if self.clip_bias_power <= 0:
             raise ValueError(f"`clip_bias_power={self.clip_bias_power}`: must be positive.")
-        if self.scales_updates:
+        if self.scales_step:
             check_linear(str(getattr(self.optim, "value", self.optim)))
         for kind in self._kinds:
             kind.check(self)
@@ -123,14 +123,14 @@ class STPPOConfig(PPOConfig):
         return [STABILIZERS[name] for name in self.stabilizers or ()]
 
     @property
-    def scaler(self) -> type[Stabilizer] | None:
+    def scaling_stabilizer(self) -> type[Stabilizer] | None:
         """The stabilizer that scales steps."""
-        return next((kind for kind in self._kinds if kind.scales), None)
+        return next((kind for kind in self._kinds if kind.scale_target), None)
 
     @property
-    def scales_updates(self) -> bool:
+    def scales_step(self) -> bool:
         """Whether a step's learning rate is scaled."""
-        return self.scaler is not None and self.scaler.scales == UPDATE
+        return self.scaling_stabilizer is not None and self.scaling_stabilizer.scale_target == STEP
 
     @property
     def weighs_episodes(self) -> bool:
@@ -146,7 +146,7 @@ class STPPOConfig(PPOConfig):
     def measures_clip_bias(self) -> bool:
         """Whether the clipping bias is measured: if it scales the step or is watched."""
         watched = (condition.metric for condition in conditions(self.stop_when))
-        needed = self._clip_bias_estimator is not None or self.scaler is not None
+        needed = self._clip_bias_estimator is not None or self.scaling_stabilizer is not None
         return needed or any(metric.startswith("clip_bias/") for metric in watched)
 
     @property
@@ -168,7 +168,7 @@ def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
     for name in names:
         if name not in STABILIZERS:
             raise ValueError(f"`stabilizers={names}`: unknown stabilizer {name!r}; {allowed}.")
-    scaling = [name for name in names if STABILIZERS[name].scales]
+    scaling = [name for name in names if STABILIZERS[name].scale_target]
     if len(scaling) > 1:
         both = " and ".join(map(repr, scaling))
         raise ValueError(f"`stabilizers={names}`: {both} scale the step. Choose one of them.")

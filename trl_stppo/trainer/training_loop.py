@@ -7,7 +7,11 @@
                   clipping bias, guards, the critic's gradient, the scale of the step, metrics
 
 The bridge to TRL (`agent_trainer.py`) calls these methods from GRPOTrainer's hooks. transformers' own loop
-clips the policy's gradient and steps; `gradients/optimizers.py` adds the critic's gradient and the scale.
+clips the policy's gradient and steps; `optimizers.py` adds the critic's gradient and the scale.
+
+`internals.step` is TRL's `_step`, a count of micro-batches. Old log-probabilities come from training's
+forward pass, under the weights that played. Exact norms of the clipping bias scale the step in
+`_before_step`, estimated ones at the end of the last forward pass.
 """
 
 from __future__ import annotations
@@ -98,15 +102,17 @@ class RolloutSource:
             The rollout of this process, and the rewards of all processes' episodes, [W * B, F].
         """
         rollout = self.play(rows)
-        if self._host.model.training and rollout.by_engine:
+        if self._host.model.training and rollout.has_environment:
             self._guards.count_failures(rollout.episodes)
-        return rollout, self._rewards.ask(rollout)
+        return rollout, self._rewards.add_rewards(rollout)
 
     def play(self, rows: list[Row]) -> Rollout:
         """Play one episode per row, now and on this thread."""
         step, is_training = self._host.state.global_step, self._host.model.training
-        version = self._stale.version(step, self.steps_per_block) if is_training else None
-        with self._stale.past():
+        version = (
+            self._stale.version(step, self._host.args.steps_per_rollout) if is_training else None
+        )
+        with self._stale.past_weights():
             rollout = self._player.play(rows, self.seed(step), version=version)
         return rollout if version is None else self.aged(rollout)
 
@@ -120,12 +126,6 @@ class RolloutSource:
         """The seed of the rollout that is trained on from this step on."""
         # The 1 marks training; another number would change every seed.
         return (self._host.args.seed, 1, step)
-
-    @property
-    def steps_per_block(self) -> int:
-        """Optimizer steps per rollout batch."""
-        assert self._host.args.num_mini_batches is not None  # PPOConfig has set it
-        return int(self._host.num_iterations * self._host.args.num_mini_batches)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -142,10 +142,11 @@ class TrainingLoop:
         source, player, rewards, forward, optimizers, guards, log, trace, stale: the parts of the loop.
 
     Attributes:
-        window: micro-batches of the mini-batch under way.
+        window: micro-batches of the current mini-batch.
         totals: its counts.
-        metrics: of its update.
-        seconds: that the update has taken.
+        metrics: its metrics.
+        seconds: its duration, with that of a rollout before it.
+        rollout_seconds: duration of that rollout.
     """
 
     def __init__(
@@ -168,13 +169,13 @@ class TrainingLoop:
         self.source, self.player, self.rewards, self.forward = source, player, rewards, forward
         self.optimizers, self.guards, self.log = optimizers, guards, log
         self.trace, self.stale = trace, stale
-        self.scaler = next((each for each in stabilizers if each.scales), None)
+        self.scaler = next((each for each in stabilizers if each.scale_target), None)
         self.weighing = [each for each in stabilizers if weighs(type(each))]
         self.correction: ClipBiasCorrection | None = None
         self.estimate: ClipBiasEstimate | None = None
         self.second_pass: tuple[Batch, Tensor] | None = None
         self.window: list[Batch] = []
-        self.metrics, self.seconds = MiniBatchMetrics(), 0.0
+        self.metrics, self.seconds, self.rollout_seconds = MiniBatchMetrics(), 0.0, 0.0
         self.totals = Totals(torch.zeros(()), torch.zeros(()), torch.zeros(()))
 
     # --------------------------------------------------------------------------- rollout
@@ -182,12 +183,12 @@ class TrainingLoop:
     def rollout(self, rows: list[Row]) -> Batch:
         """One rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
-        with self.stale.block() if self.host.model.training else nullcontext():
+        with self.stale.around_rollout() if self.host.model.training else nullcontext():
             rollout, all_rewards = self.source.next(rows)
             batch = self.player.pad(rollout)
             sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
             batch["num_items_in_batch"] = self.accelerator.gather(sampled).sum()
-            with self.stale.past():
+            with self.stale.past_weights():
                 self.add_old_logprobs(batch)
                 self._add_ref_logprobs(batch)
         with torch.no_grad():
@@ -212,7 +213,7 @@ class TrainingLoop:
         batch = turns.split(episodes, batch)
         seconds = time.perf_counter() - started
         if self.host.model.training:
-            self.seconds -= seconds  # `end_micro_batch` adds the time since before the rollout
+            self.rollout_seconds += seconds
         self.log_rollout(rollout, all_rewards, episodes, turns, scores, kl, targets, seconds)
         self.trace.rollout(rollout, batch)
         return batch
@@ -220,9 +221,8 @@ class TrainingLoop:
     def add_old_logprobs(self, batch: Batch) -> None:
         """Add the policy's log-probabilities before the update, if anything is compared with them."""
         args = self.args
-        micro_batches = (args.steps_per_generation or 1) * self.host.num_iterations
-        # If one optimizer step takes in the whole rollout, the policy has not moved before its update.
-        moves = args.gradient_accumulation_steps % micro_batches
+        # If one optimizer step takes in the whole rollout, the policy has not moved before it.
+        moves = args.steps_per_rollout > 1
         if moves or self._corrects_sampler or args.kl_coef != 0.0 or args.rollout_staleness:
             batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
 
@@ -379,22 +379,22 @@ class TrainingLoop:
     def micro_batch(self, play: Callable[[], Batch]) -> Batch:
         """The micro-batch that is due; `play` makes a rollout batch when the last one is used up."""
         internals, accumulation = self.host.internals, self.args.gradient_accumulation_steps
-        per_rollout, step = int(self.args.steps_per_generation or 1), internals.step
-        if step % (per_rollout * self.host.num_iterations) == 0 or internals.buffer is None:
+        per_epoch, step = int(self.args.steps_per_generation or 1), internals.step
+        if step % self.args.micro_batches_per_rollout == 0 or internals.buffer is None:
             with self.guards.around_rollout():
-                internals.buffer = deal([play()], per_rollout)
-        elif step % per_rollout == 0:
-            internals.buffer = deal(internals.buffer, per_rollout)
+                internals.buffer = deal([play()], per_epoch)
+        elif step % per_epoch == 0:
+            internals.buffer = deal(internals.buffer, per_epoch)
         if step % accumulation == 0:
             # Only copies are sorted: a sorted buffer would make the next shuffle depend on the cut.
-            first = step % per_rollout
-            self.count(group_by_length(internals.buffer[first : first + accumulation]))
+            first = step % per_epoch
+            self.open_window(group_by_length(internals.buffer[first : first + accumulation]))
             is_empty = not (self.totals.policy_tokens or self.totals.value_tokens)
             self.start_mini_batch(empty=is_empty)
         return without_padding(self.window[step % accumulation])
 
-    def count(self, window: list[Batch]) -> None:
-        """Count the episodes and tokens of the next mini-batch over all processes."""
+    def open_window(self, window: list[Batch]) -> None:
+        """Set the micro-batches of the next mini-batch, and their counts over all processes."""
         episodes = torch.tensor(num_episodes(window), device=window[0]["loss_mask"].device)
         policy, value = (
             torch.stack([batch[name].sum() for batch in window]).sum()
@@ -502,24 +502,22 @@ class TrainingLoop:
         extra = self._extra_loss(inputs, logprobs, entropies, aux_loss, log_ratio, weights)
         self.metrics.add_policy(surrogate, entropies, loss_mask, mask.sum())
         self.metrics.add_drift(inputs, logprobs)
-        done = self.host.internals.step % (
-            self.host.num_iterations * int(self.args.steps_per_generation or 1)
-        )
+        done = self.host.internals.step % self.args.micro_batches_per_rollout
         if self.args.rollout_staleness and done < self.args.gradient_accumulation_steps:
             # No step was taken yet: this is the policy from before the update.
             change = (logprobs - inputs["old_per_token_logps"]).abs()
             self.metrics.add_mean("sampling/drift", change, loss_mask)
-        surrogate = self.stabilised(inputs, surrogate, weights, logprobs, entropies)
+        surrogate = self.weigh_episodes(inputs, surrogate, weights, logprobs, entropies)
         self.trace.observe(inputs, logprobs, log_ratio, surrogate)
         if self.correction is not None:
             tokens = row_tokens(inputs)
-            later = self.correction.observe(surrogate, weights, extra, tokens)
-            if later is not None:
-                rows, coefficient = later
-                self.second_pass = take_rows(inputs, rows), coefficient
+            second_pass = self.correction.observe(surrogate, weights, extra, tokens)
+            if second_pass is not None:
+                rows = take_rows(inputs, second_pass.rows)
+                self.second_pass = rows, second_pass.coefficient
             extra = None if extra is None else extra.detach()
-        # The gradient is that of the kept terms, the value that of the min/clip objective. Upstream does
-        # not divide the loss by the number of micro-batches: GRPOTrainer sets `loss_is_scaled_for_ga`.
+        # Gradient: of -kept. Value: of -objective. Upstream does not divide the loss by the number of
+        # micro-batches: GRPOTrainer sets `loss_is_scaled_for_ga`.
         kept = (surrogate.kept * weights).sum()
         value = (surrogate.objective * weights).sum()
         loss = -kept + (kept - value).detach()
@@ -559,7 +557,7 @@ class TrainingLoop:
         given = episodes["advantages"], episodes["loss_mask"]
         return torch.stack([each.episode_weights(*given) for each in self.weighing]).prod(dim=0)
 
-    def stabilised(
+    def weigh_episodes(
         self,
         inputs: Batch,
         surrogate: ClippedSurrogate,
@@ -567,7 +565,7 @@ class TrainingLoop:
         logprobs: Tensor,
         entropies: Tensor,
     ) -> ClippedSurrogate:
-        """The terms with their episodes weighed; the estimate of the norms takes them in."""
+        """Return the terms, weighted by episode; add them to the estimate of the norms."""
         loss_mask, args = inputs["loss_mask"], self.args
         if self.weighing:
             factor = inputs.get("episode_weights")
@@ -617,9 +615,9 @@ class TrainingLoop:
 
     # ------------------------------------------------------------ update: one optimizer step
 
-    def measure_bias(self, optimizer: torch.optim.Optimizer) -> None:
-        """Prepare to measure the clipping bias, once the policy's optimizer is there."""
-        if self.args.scales_updates:
+    def prepare_bias_measurement(self, optimizer: torch.optim.Optimizer) -> None:
+        """Prepare the measurement of the clipping bias; called with the policy's new optimizer."""
+        if self.args.scales_step:
             check_linear(type(optimizer).__name__)
         if not self.args.measures_clip_bias:
             return
@@ -649,8 +647,8 @@ class TrainingLoop:
         if self._has_estimate_only:
             scale = 1.0 if self.scaler is None else self.scaler.scale(kept, clipped)
             figures |= {"norm": clipped, "grad_norm": kept, "share": share, "scale": scale}
-            if self.args.scales_updates:
-                self.optimizers.scale_update(float(scale))
+            if self.args.scales_step:
+                self.optimizers.scale_step(float(scale))
         for name, value in figures.items():
             self.metrics.add_scalar(f"clip_bias/{name}", value)
 
@@ -671,7 +669,7 @@ class TrainingLoop:
         if self.correction is None or is_warming_up(self.host):
             return
         factor, figures = self.correction.finish(mean, self.scaler)
-        self.optimizers.scale_update(factor)
+        self.optimizers.scale_step(factor)
         for name, value in figures.items():
             self.metrics.add_scalar(name, value)
 
@@ -688,7 +686,8 @@ class TrainingLoop:
         self.seconds += time.perf_counter() - started
         if not self.accelerator.sync_gradients:
             return
-        seconds, self.seconds = self.seconds, 0.0
+        seconds = self.seconds - self.rollout_seconds
+        self.seconds = self.rollout_seconds = 0.0
         metrics, window = self.metrics.flush(self.accelerator.gather, seconds), self.window
         self.log.add(metrics)
         if not self.guards.admit(metrics):

@@ -114,7 +114,8 @@ def test_without_a_variant_the_two_fields_are_free():
 ])  # fmt: skip
 def test_what_the_list_means(stabilizers, scale, weighs, second):
     args = config(stabilizers=stabilizers)
-    found = args.scaler and args.scaler.name, args.weighs_episodes, args.takes_second_gradient
+    kind = args.scaling_stabilizer
+    found = kind and kind.name, args.weighs_episodes, args.takes_second_gradient
     assert found == (scale, weighs, second)
     assert args.measures_clip_bias is (scale is not None)
 
@@ -138,7 +139,7 @@ REFUSED = (
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_optimizers_whose_step_is_proportional_to_the_rate_can_be_scaled(name):
-    assert config(optim=name).scales_updates
+    assert config(optim=name).scales_step
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -40,14 +40,14 @@ def the_critic(trainer, due):
 
 def the_clipped_terms(trainer, due, factor=math.inf):
     loop = trainer._loop
-    measure_bias = loop.measure_bias
+    prepare_bias_measurement = loop.prepare_bias_measurement
 
     def install(optimizer):
-        measure_bias(optimizer)
+        prepare_bias_measurement(optimizer)
         original = loop.correction.add
         loop.correction.add = lambda loss, **k: original(loss * (factor if due() else 1.0), **k)
 
-    loop.measure_bias = install
+    loop.prepare_bias_measurement = install
 
 
 def the_norm_of_the_clipped_terms(trainer, due):

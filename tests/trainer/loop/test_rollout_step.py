@@ -245,7 +245,7 @@ def test_rows_and_episodes_are_numbered_apart():
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     played = [episode(1, [1], [2], [1]), episode(0, [3], [4], [1]), episode(1, [1], [5], [1])]
     rollout = Rollout(rows, played, None, (0,), has_logprobs=True)
-    assert [row["prompt"] for row in rollout.columns()] == ["b", "a", "b"]
+    assert [row["prompt"] for row in rollout.rows_of_episodes()] == ["b", "a", "b"]
 
 
 def test_hidden_episodes_have_had_turns(tmp_path):

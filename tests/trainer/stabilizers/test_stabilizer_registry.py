@@ -15,14 +15,14 @@ PACKAGE = Path(trl_stppo.__file__).parent
 TOY = '''
 from typing import Any
 
-from .base import UPDATE, Stabilizer, register
+from .base import STEP, Stabilizer, register
 
 
 @register
 class Halving(Stabilizer):
     """Halves a step of which something is clipped, and counts such steps."""
 
-    name, meaning, scales = "halving", "halves a step of which something is clipped", UPDATE
+    name, meaning, scale_target = "halving", "halves a step of which something is clipped", STEP
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -33,9 +33,9 @@ class Halving(Stabilizer):
         if config.clip_bias_power != 4.0:
             raise ValueError(f"`clip_bias_power={config.clip_bias_power}`: of no effect with 'halving'.")
 
-    def scale(self, kept: Any, clipped: Any) -> float:
-        self.count += bool(clipped > 0)
-        return 0.5 if clipped > 0 else 1.0
+    def scale(self, kept_norm: Any, clipped_norm: Any) -> float:
+        self.count += bool(clipped_norm > 0)
+        return 0.5 if clipped_norm > 0 else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -95,7 +95,7 @@ def test_the_docs_have_a_row_for_each():
     ({"name": "none", "meaning": "x"}, "another one"),
     ({"name": "new", "meaning": "x"}, "overrides neither"),
     ({"name": "new", "meaning": "x", "scale": lambda *norms: 1.0}, "needs both"),
-    ({"name": "new", "meaning": "x", "scales": "update"}, "overrides neither"),
+    ({"name": "new", "meaning": "x", "scale_target": "step"}, "overrides neither"),
 ])  # fmt: skip
 def test_an_incomplete_one_is_refused(fields, problem):
     with pytest.raises(TypeError, match=problem):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,11 @@ class Checkpoints:
     def train(self, wrapped: Wrapped, wanted: str | bool | None, *args: Any, **kwargs: Any) -> Any:
         """See `AgentTrainer.train`."""
         with self._alone_in_output_dir():
-            folder = None
+            folder, run_dir = None, Path(self._host.args.output_dir)
             if files.as_meant(wanted):
-                folder = self._to_resume(wanted)
+                is_first = self._host.accelerator.is_local_main_process
+                done_by(is_first, partial(files.tidy, run_dir))
+                folder = self._to_resume(wanted, run_dir)
             if folder is not None:
                 saved = files.read_manifest(folder)
                 same_run.check_same_run(folder, saved, self._about())
@@ -114,22 +117,16 @@ class Checkpoints:
         inside = self._state.inside_rollout
         return same_run.about(self._host, self._describe(), self.run_name, inside_rollout=inside)
 
-    def _to_resume(self, wanted: str | bool | None) -> Path | None:
-        """The checkpoint to resume from, None for none; one process per machine finds and reads it."""
-        run_dir = Path(self._host.args.output_dir)
-
-        def look() -> Path | None:
-            files.tidy(run_dir)
-            return files.to_resume(run_dir, wanted, thorough=True)
-
-        found = set(done_by(self._host.accelerator.is_local_main_process, look))
+    def _to_resume(self, wanted: str | bool | None, run_dir: Path) -> Path | None:
+        """Return the checkpoint to resume from, or None; one process per machine finds and reads it."""
+        find = partial(files.to_resume, run_dir, wanted, thorough=True)
+        found = set(done_by(self._host.accelerator.is_local_main_process, find))
         if len(found) > 1:
             raise CheckpointError(
                 f"`resume_from_checkpoint={wanted!r}` is not the same on all machines: "
                 f"{', '.join(sorted(map(str, found)))}. Pass the path of one that all of them hold."
             )
-        folder = found.pop()
-        return folder
+        return found.pop()
 
     def begin(
         self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any

@@ -173,15 +173,12 @@ class RunState(TrainerCallback):
     @property
     def inside_rollout(self) -> bool:
         """Whether optimizer steps on the rollout batch in the buffer are still to come."""
-        micro_batches = self._host.args.steps_per_generation
-        assert micro_batches is not None  # GRPOConfig has set it
-        return self._host.internals.step % (micro_batches * self._host.num_iterations) != 0
+        return self._host.internals.step % self._host.args.micro_batches_per_rollout != 0
 
-    def of_whole_run(self, logs: dict[str, float]) -> dict[str, float]:
-        """The log; the last one gets, in place, the run's loss averaged over all its steps."""
+    def set_final_loss(self, logs: dict[str, float]) -> None:
+        """Average the loss in the run's last log over all steps of the run."""
         if "train_loss" in logs:
             logs["train_loss"] = self._host.internals.loss[1] / max(self._host.state.global_step, 1)
-        return logs
 
     # ------------------------------------------------------------------ writing
 

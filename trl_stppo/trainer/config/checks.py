@@ -194,13 +194,13 @@ def failure_price(on_env_error: str) -> tuple[str, float]:
 
 
 def _check_eval_kwargs(config: GRPOConfig) -> None:
-    """Check `eval_generation_kwargs`; None counts as not set."""
+    """Refuse settings of evaluation that are unknown or out of range."""
     settings = config.eval_generation_kwargs
     if not isinstance(settings, dict | None):
         raise ValueError(
             f"`eval_generation_kwargs={settings!r}`: must be a dictionary, such as {{'temperature': 0.0}}."
         )
-    kwargs = {name: value for name, value in (settings or {}).items() if value is not None}
+    kwargs = settings or {}
     for name, value in kwargs.items():
         if name not in EVAL_RANGES:
             raise ValueError(
@@ -215,18 +215,12 @@ def _check_eval_kwargs(config: GRPOConfig) -> None:
             raise ValueError(
                 f"`eval_generation_kwargs` has {name}={kwargs[name]}, without effect beside temperature=0."
             )
-    config.eval_generation_kwargs = kwargs or None
 
 
 def _check_overlap(config: GRPOConfig) -> None:
-    """Set the staleness of overlapped rollouts; refuse samplers that cannot play beside an update."""
+    """Refuse samplers that cannot play during an update."""
     if not config.rollout_overlap:
         return
-    if config.rollout_staleness > 1:
-        raise ValueError(
-            f"`rollout_staleness={config.rollout_staleness}` contradicts `rollout_overlap=True`; allowed: 1."
-        )
-    config.rollout_staleness = 1
     refused = {
         "vllm_mode='colocate'": config.use_vllm and config.vllm_mode == "colocate",
         "use_transformers_continuous_batching=True": config.use_transformers_continuous_batching,
@@ -240,7 +234,7 @@ def _check_overlap(config: GRPOConfig) -> None:
 
 def _check_combinations(config: GRPOConfig) -> None:
     """Refuse values that are valid alone and contradict each other."""
-    rollout_steps = config.num_iterations * (config.num_mini_batches or 1)
+    rollout_steps = config.steps_per_rollout
     if config.critic_warmup_steps % rollout_steps != 0:
         nearest = math.ceil(config.critic_warmup_steps / rollout_steps) * rollout_steps
         raise ValueError(

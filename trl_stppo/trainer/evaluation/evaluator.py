@@ -144,13 +144,13 @@ class Evaluator:
         seeds = (seed, 1, self._host.state.global_step) if names is None else (seed, 1)
         if run is None:
             rollout = self._player.play(rows, seeds, names)
-            self._rewards.ask_and_sum(rollout)
+            self._rewards.add_rewards_and_earnings(rollout)
             return rollout
         counted = run.running_names(len(rows)) if names is None else names
-        first = run.first_time(counted, gather_object)
+        first = run.mark_new(counted, gather_object)
         repeated = frozenset(number for number, new in enumerate(first) if not new)
         rollout = self._player.play(rows, seeds, names, repeated)
-        rewards = self._rewards.ask_and_sum(rollout)
+        rewards = self._rewards.add_rewards_and_earnings(rollout)
         self._log.table(rollout, rewards, [0.0] * len(rewards))
         self._trace.evaluated(rollout, self.prefix or "predict")
         self._count(run, rollout, counted)

@@ -88,8 +88,8 @@ class EvaluationRun:
         start = len(self.episodes)
         return [((start + i) * processes + index, 0) for i in range(count)]
 
-    def first_time(self, names: Sequence[EpisodeKey], gather: GatherObjects) -> list[bool]:
-        """Flags of a batch's episodes that are not counted yet, here or on another process."""
+    def mark_new(self, names: Sequence[EpisodeKey], gather: GatherObjects) -> list[bool]:
+        """Mark a batch's episodes as counted; return whether each was new on all processes."""
         new: list[list[bool]] = []
         for batch in gather([list(names)]):
             new.append([])

@@ -10,13 +10,14 @@ that they are not scaled and count in neither norm.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...core import ClippedSurrogate, logit_space_squares
 from ...core.clip_bias import cosine, normalization_scale
-from ..stabilizers import GRADIENT, UPDATE, Stabilizer
+from ..stabilizers import GRADIENT, STEP, Stabilizer
 from ..sums import wide
 from .buffers import GradientBuffer, Reduce, grad_norm
 
@@ -39,6 +40,16 @@ def has_dropout(model: nn.Module) -> bool:
     return False
 
 
+class SecondPass(NamedTuple):
+    """Clipped terms whose gradient is left to `add` after the graph is freed.
+
+    It is the gradient of the negative sum of the coefficients times the log ratios.
+    """
+
+    rows: Tensor  # [b] int64, rows of the micro-batch
+    coefficient: Tensor  # [b, T] float
+
+
 class ClipBiasCorrection:
     """Measures and corrects the clipping bias; one instance per training run.
 
@@ -57,7 +68,7 @@ class ClipBiasCorrection:
 
     def observe(
         self, surrogate: ClippedSurrogate, weights: Tensor, extra: Tensor | None, tokens: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> SecondPass | None:
         """Add a micro-batch: its clipped terms, and the terms that stay unscaled.
 
         Args:
@@ -67,9 +78,7 @@ class ClipBiasCorrection:
             tokens: [B], tokens of prompt and completion, the cost of a pass.
 
         Returns:
-            The part left to `add` after the graph is freed: [b] int64, the episodes, and [b, T] float.
-            The negative sum of its product with the log ratio has the gradient of the episodes' clipped
-            terms in the loss. None if no part is left.
+            The terms left to `add` after the graph is freed; None if there are none.
         """
         if extra is not None and extra.requires_grad:
             self._extra.add(extra, retain_graph=True)
@@ -79,7 +88,7 @@ class ClipBiasCorrection:
             return None
         if self._repeatable and cost[0] <= FEW * cost[1]:
             clipped_rows = rows.nonzero().squeeze(1)
-            return clipped_rows, (surrogate.clipped * weights).detach()[clipped_rows]
+            return SecondPass(clipped_rows, (surrogate.clipped * weights).detach()[clipped_rows])
         self.add(-(surrogate.clipped * weights).sum(), retain_graph=True)
         return None
 
@@ -111,14 +120,14 @@ class ClipBiasCorrection:
             "clip_bias/scale": float(scale),
             "clip_bias/cosine": float(cosine(self._bias.dot_grad(), kept, bias)),
         }
-        scales = None if scaler is None else scaler.scales
-        if scales == GRADIENT:
+        target = None if scaler is None else scaler.scale_target
+        if target == GRADIENT:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
         self._extra.add_to_grad()
         self.clear()
-        return figures["clip_bias/scale"] if scales == UPDATE else 1.0, figures
+        return figures["clip_bias/scale"] if target == STEP else 1.0, figures
 
     def _reduce(self, mean_over_processes: Reduce) -> None:
         device = self._parameters[0].device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,67 +100,3 @@ def l2_norm(tensors: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
 def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """L2 norm of the parameters' `.grad`."""
     return l2_norm([p.grad for p in parameters], like=parameters[0])
-
-
-class UpdateScale:
-    """A factor on the learning rate of the policy for exactly one optimizer step.
-
-    Attributes:
-        update_scale: set before the step; it does not affect scheduler, logging or the next step.
-            Decoupled weight decay scales along with the rate.
-    """
-
-    def __init__(self) -> None:
-        self.update_scale: float = 1.0
-        self._saved: list[float | Tensor] = []
-
-    def _scale(self, groups: list[dict[str, Any]]) -> None:
-        self._saved = [group["lr"] for group in groups]
-        if self.update_scale != 1.0:
-            for group in groups:
-                group["lr"] = group["lr"] * self.update_scale
-
-    def _restore(self, groups: list[dict[str, Any]]) -> None:
-        for group, rate in zip(groups, self._saved, strict=True):
-            group["lr"] = rate
-
-
-class StepHooks(UpdateScale):
-    """Hooks before and after one optimizer step.
-
-    Before the step: the critic's gradient is moved into `.grad`, and the learning rate of the policy's
-    groups is multiplied by `update_scale`. Afterwards both are restored. `critic_buffer` must be reduced
-    and clipped before; `scales`: whether `update_scale` will be used.
-    """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, critic_buffer: GradientBuffer, *, scales: bool
-    ) -> None:
-        super().__init__()
-        self._critic = critic_buffer
-        critic_ids = {id(p) for p in critic_buffer.parameters}
-        self._policy_groups: list[int] = []
-        for index, group in enumerate(optimizer.param_groups):
-            inside = [id(p) in critic_ids for p in group["params"]]
-            if not any(inside):
-                self._policy_groups.append(index)
-            elif scales and not all(inside):
-                raise ValueError(
-                    "`optimizers` has critic and policy in one group; 'share' scales the policy alone."
-                )
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
-
-    def _policy(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        return [optimizer.param_groups[i] for i in self._policy_groups]
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._critic.add_to_grad()
-        self._scale(self._policy(optimizer))
-
-    def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._restore(self._policy(optimizer))
-        for parameter in self._critic.parameters:
-            parameter.grad = None
-        self._critic.clear()
-        self.update_scale = 1.0

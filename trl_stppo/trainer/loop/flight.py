@@ -71,11 +71,10 @@ class RowsAhead:
         # A run that was resumed in the middle of an epoch has passed over its batches.
         passed = 0 if args.ignore_data_skip else began * micro_batches % len(batches)
         first = passed + (step - began) * micro_batches
-        per_rollout = int(args.steps_per_generation or 1) * host.num_iterations
         self._device = host.accelerator.device
         self._dataset, self._collate = loader.dataset, loader.collate_fn
         epochs = chain.from_iterable(repeat(batches))
-        self._indices = islice(epochs, first, None, per_rollout)
+        self._indices = islice(epochs, first, None, args.micro_batches_per_rollout)
 
     def next(self) -> list[Row]:
         """The rows of the next rollout."""

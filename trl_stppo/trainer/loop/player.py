@@ -30,7 +30,7 @@ from .sampler import TurnSampler
 class EpisodePlayer:
     """Plays rollouts; keeps no state between them.
 
-    `environments_ask`: a row may have no prompt, because its environment has the task. `settle` waits for a
+    `owns_prompts`: a row may have no prompt, because its environment has the task. `settle` waits for a
     rollout that another thread plays.
     """
 
@@ -42,12 +42,12 @@ class EpisodePlayer:
         eval_engine: RolloutEngine,
         tokenizer: Any,
         *,
-        environments_ask: bool,
+        owns_prompts: bool,
     ) -> None:
         self._host, self.sampler = host, sampler
         self.settle: Callable[[], None] = lambda: None
         self.engine, self.eval_engine = engine, eval_engine
-        self._environments_ask, self._tokenizer = environments_ask, tokenizer
+        self._environments_ask, self._tokenizer = owns_prompts, tokenizer
 
     def play(
         self,
@@ -79,7 +79,7 @@ class EpisodePlayer:
             return self.run(self.engine, backend, inputs, seed)
 
     def _prompts(self, inputs: list[Row]) -> tuple[list[Row], list[list[int]] | None]:
-        return rows_with_prompts(inputs, self._tokenizer, environments_ask=self._environments_ask)
+        return rows_with_prompts(inputs, self._tokenizer, owns_prompts=self._environments_ask)
 
     def run(
         self,
@@ -170,7 +170,7 @@ class EpisodePlayer:
 
 def count_cut_off_as_failed(rollout: Rollout) -> None:
     """Count episodes that used up turns or tokens as failed, if their environments report success."""
-    if not rollout.by_engine:
+    if not rollout.has_environment:
         return
     episodes = rollout.episodes
     reporting = sorted({str(e.env_type) for e in episodes if e.success is not None})

@@ -29,21 +29,21 @@ class EpisodeRewards:
         self._host, self.plan = host, plan
         self._turn_funcs, self._shows_environments = turn_funcs, shows_environments
 
-    def ask(self, rollout: Rollout) -> Tensor:
-        """Call reward functions, then turn reward functions; write this process's rewards to the rollout.
+    def add_rewards(self, rollout: Rollout) -> Tensor:
+        """Call reward functions, then turn reward functions; add their rewards to the rollout.
 
         Returns:
             The rewards of all processes' episodes, [W * B, F].
         """
         host, episodes = self._host, rollout.episodes
-        if rollout.by_engine:
+        if rollout.has_environment:
             endings = [_ending(episode) for episode in episodes]
             self._host.internals.pending_columns["stop_reason"].extend(endings)
         completions = rollout.completions(self._host.internals.decode)
         ids = [e.completion_ids for e in episodes]
         with self.plan.current.about(episodes), self._environments_of(rollout):
             all_rewards = host.internals.calculate_rewards(
-                rollout.columns(), rollout.prompts, completions, ids
+                rollout.rows_of_episodes(), rollout.prompts, completions, ids
             )
             for i, func in enumerate(host.reward_funcs):
                 if isinstance(func, nn.Module) and bool(all_rewards[:, i].isnan().any()):
@@ -84,9 +84,9 @@ class EpisodeRewards:
             host.args.missing_eos_penalty,
         )
 
-    def ask_and_sum(self, rollout: Rollout) -> Tensor:
-        """Call `ask`, and add up each episode's rewards; return the rewards of all processes' episodes."""
-        all_rewards, (scores, _) = self.ask(rollout), self.scores(rollout)
+    def add_rewards_and_earnings(self, rollout: Rollout) -> Tensor:
+        """Call `add_rewards`, add each episode's earnings, and return the rewards of all processes."""
+        all_rewards, (scores, _) = self.add_rewards(rollout), self.scores(rollout)
         paid = rollout.turn_rewards or [[]] * len(scores)
         rollout.earnings = [s + sum(own) for s, own in zip(scores.tolist(), paid, strict=True)]
         return all_rewards

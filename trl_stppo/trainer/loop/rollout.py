@@ -50,8 +50,8 @@ class Rollout:
             self.turn_rewards = [episode.turn_rewards for episode in self.episodes]
 
     @property
-    def by_engine(self) -> bool:
-        """Whether environments or tools were played, so that ends and actions are known."""
+    def has_environment(self) -> bool:
+        """Whether an environment or tool played along; False for plain prompts."""
         return any(episode.env_type is not None for episode in self.episodes)
 
     @property
@@ -70,8 +70,8 @@ class Rollout:
             (n, context) for n, episode in enumerate(self.episodes) for context in episode.contexts
         ]
 
-    def columns(self) -> list[Row]:
-        """The row of each episode."""
+    def rows_of_episodes(self) -> list[Row]:
+        """Return the row of each episode."""
         return [self.rows[episode.row] for episode in self.episodes]
 
     def ended(self, ends: set[int]) -> list[bool]:

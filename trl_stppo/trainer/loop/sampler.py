@@ -25,8 +25,6 @@ from .vllm import VLLM
 
 logger = logging.getLogger(__name__)
 
-# TRL's own call: (rows of ids, images, fields of images, completions per row) -> ids, logprobs
-
 
 class TurnSampler:
     """Makes the backend of a rollout."""

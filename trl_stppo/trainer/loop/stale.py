@@ -19,33 +19,33 @@ class StalePolicies:
     def __init__(self, parameters: Sequence[nn.Parameter], staleness: int) -> None:
         self._parameters = list(parameters) if staleness else []  # FSDP2 replaces them
         self._staleness = staleness
-        self._past: deque[list[Tensor]] = deque(maxlen=staleness + 1)
-        self._block: deque[list[Tensor]] | None = None  # with the weights of now, inside `block`
+        self._kept: deque[list[Tensor]] = deque(maxlen=staleness + 1)
+        self._in_rollout: deque[list[Tensor]] | None = None  # `_kept` and the present weights
 
     @contextmanager
-    def block(self) -> Iterator[None]:
-        """Context of one rollout batch; takes in the weights from before its update."""
+    def around_rollout(self) -> Iterator[None]:
+        """Context of one rollout batch; keeps a copy of the weights before its update."""
         if not self._staleness:
             yield
             return
-        self._block = block = deque([*self._past, self._copies()], self._past.maxlen)
+        self._in_rollout = kept = deque([*self._kept, self._copies()], self._kept.maxlen)
         try:
             yield
         finally:
-            self._block = None
-        self._past = block  # set only now: a failed rollout is played again
+            self._in_rollout = None
+        self._kept = kept  # set only now: a failed rollout is played again
 
     @contextmanager
-    def past(self) -> Iterator[None]:
-        """Context in which, inside a block, the policy has the weights of `staleness` updates ago.
+    def past_weights(self) -> Iterator[None]:
+        """Context in which the policy has the weights of `staleness` updates ago, during a rollout.
 
         The first policy plays the first rollouts, before which there were fewer updates.
         """
-        if self._block is None:
+        if self._in_rollout is None:
             yield
             return
-        present = self._block[-1]
-        self._load(self._block[0])
+        present = self._in_rollout[-1]
+        self._load(self._in_rollout[0])
         try:
             yield
         finally:
@@ -57,12 +57,12 @@ class StalePolicies:
 
     def state_dict(self) -> list[list[Tensor]]:
         """The weights of past updates, oldest first."""
-        return list(self._past)
+        return list(self._kept)
 
     def load_state_dict(self, state: list[list[Tensor]]) -> None:
         """Restore what `state_dict` returned."""
-        self._past.clear()
-        self._past.extend(state)
+        self._kept.clear()
+        self._kept.extend(state)
 
     def _copies(self) -> list[Tensor]:
         return [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]

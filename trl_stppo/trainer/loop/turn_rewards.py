@@ -24,7 +24,9 @@ from .rollout import Rollout
 def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
     """All turns of a rollout's episodes that may train."""
     turns = []
-    for i, (episode, row) in enumerate(zip(rollout.episodes, rollout.columns(), strict=True)):
+    for i, (episode, row) in enumerate(
+        zip(rollout.episodes, rollout.rows_of_episodes(), strict=True)
+    ):
         if not episode.trains:
             continue
         prompt, messages = episode.prompt, episode.messages

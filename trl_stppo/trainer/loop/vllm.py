@@ -113,7 +113,7 @@ class VLLM:
         until = time.monotonic() + self._host.args.vllm_server_timeout
         while True:
             try:
-                return self._client.weights()
+                return self._client.weights_name()
             except ServerError:
                 if time.monotonic() > until:
                     raise
@@ -192,6 +192,6 @@ class VLLM:
         """Metrics of a server's backend that has played."""
         if not isinstance(backend, ServerBackend):
             return {}
-        self._warned = self._warned or backend.asked_again > 0
+        self._warned = self._warned or backend.retries > 0
         main = int(self._host.accelerator.is_main_process)
-        return {"sampling/asked_again": (backend.asked_again, main)}
+        return {"sampling/asked_again": (backend.retries, main)}

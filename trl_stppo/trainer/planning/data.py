@@ -31,13 +31,13 @@ class DataPlan:
 
 
 def plan_data(
-    args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, players: RolloutPlan
+    args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan
 ) -> DataPlan:
-    """Check the rows of training and evaluation, whose environments (`players`) may be others."""
+    """Check the rows of training and evaluation, whose environments (`evaluation_plan`) may be others."""
     from datasets import Dataset
 
     rows = training_rows(train, args, rollout)
-    check_eval_dataset(evaluation, rollout, players)
+    check_eval_dataset(evaluation, rollout, evaluation_plan)
     parts = [("train_dataset", rows), *_parts(evaluation)]
     if rollout.user_func is not None:
         return DataPlan(rows, evaluation, None, None, None)
@@ -85,14 +85,14 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 
 
 def check_eval_dataset(
-    dataset: Any, rollout: RolloutPlan, players: RolloutPlan | None = None
+    dataset: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
 ) -> None:
     """Check evaluation data in the same way, before the run starts; its environments may be others."""
     from datasets import Dataset
 
     for name, part in _parts(dataset):
         if isinstance(part, Dataset):
-            _check_rows(part, name, rollout, players or rollout)
+            _check_rows(part, name, rollout, evaluation_plan or rollout)
 
 
 def _parts(dataset: Any) -> list[tuple[str, Any]]:
@@ -102,7 +102,9 @@ def _parts(dataset: Any) -> list[tuple[str, Any]]:
     return [("eval_dataset", dataset)]
 
 
-def _check_rows(dataset: Any, name: str, rollout: RolloutPlan, players: RolloutPlan) -> None:
+def _check_rows(
+    dataset: Any, name: str, rollout: RolloutPlan, evaluation_plan: RolloutPlan
+) -> None:
     """Refuse a dataset without usable prompts, or whose columns do not fit the environments."""
     if len(dataset) == 0:
         raise ValueError(f"`{name}` is empty. Check its split and filters.")
@@ -121,11 +123,11 @@ def _check_rows(dataset: Any, name: str, rollout: RolloutPlan, players: RolloutP
                 raise ValueError(
                     f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
                 )
-    _check_resets(name, dataset.column_names, players)
+    _check_resets(name, dataset.column_names, evaluation_plan)
     warning = without_prompt(name, dataset.column_names) if owns_prompt else None
     if warning is not None:
         logger.warning(warning)
-    if rollout.uses_engine and "input_ids" in columns and "prompt" not in columns:
+    if rollout.plays_environment and "input_ids" in columns and "prompt" not in columns:
         raise ValueError(
             f"`{name}` has `input_ids`, but environments and tools need a `prompt`, as text or messages."
         )

@@ -119,7 +119,7 @@ class RolloutPlan:
     user_func: Callable[..., dict[str, Any]] | None = None  # the caller's rollout_func, or None
 
     @property
-    def uses_engine(self) -> bool:
+    def plays_environment(self) -> bool:
         """Whether our engine plays the turns of episodes."""
         return bool(self.text or self.tools or self.standalone_tools)
 
@@ -168,7 +168,7 @@ def plan_rollout(
         raise ValueError(
             "`rollout_func` and a text `environment_factory` were both given; pass one of them."
         )
-    if not plan.uses_engine:
+    if not plan.plays_environment:
         _check_unused_limits(args)
     return plan
 

@@ -11,11 +11,11 @@ PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 
 
 def rows_with_prompts(
-    rows: list[Row], tokenizer: Any, *, environments_ask: bool
+    rows: list[Row], tokenizer: Any, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
     """Copies of the rows with a `prompt` each.
 
-    `environments_ask`: as for `EpisodePlayer`.
+    `owns_prompts`: as for `EpisodePlayer`.
 
     Returns:
         The rows, and the exact prompt ids of pre-tokenised rows, else None.
@@ -26,7 +26,7 @@ def rows_with_prompts(
         ids = [unpadded(row, tokenizer.pad_token_id) for row in rows]
         texts = [tokenizer.decode(i) for i in ids]
         return [{**row, "prompt": t} for row, t in zip(rows, texts, strict=True)], ids
-    if environments_ask:
+    if owns_prompts:
         return [{**row, "prompt": prompt_of(row)} for row in rows], None
     return [dict(row) for row in rows], None
 

@@ -88,7 +88,7 @@ class TraceRecorder(TrainerCallback):
             return
         self._update = None
         with self._harmless():
-            update = host.state.global_step // self._steps_per_update() + 1
+            update = host.state.global_step // host.args.steps_per_rollout + 1
             numbers = list(range(len(rollout.episodes)))[: self._share]
             engine = self._player.engine
             episodes, kept = self._episodes(rollout, batch, numbers, engine)
@@ -127,11 +127,7 @@ class TraceRecorder(TrainerCallback):
             if rows:
                 self._update.outcomes.append((outcome, torch.cat(rows)))
             self._add_figures(TRAINED)
-        args = host.args
-        if (
-            self._host.internals.step % (int(args.steps_per_generation or 1) * host.num_iterations)
-            == 0
-        ):
+        if host.internals.step % host.args.micro_batches_per_rollout == 0:
             self._update.header["complete"] = True
             self.finish()
 
@@ -146,7 +142,7 @@ class TraceRecorder(TrainerCallback):
             return
         with self._harmless():
             if self._evaluation is None:
-                done = self._host.state.global_step // self._steps_per_update()
+                done = self._host.state.global_step // self._host.args.steps_per_rollout
                 self._evaluation = OpenRecord(self._header("eval", prefix, done))
             room = self._share - len(self._evaluation.episodes)
             numbers = [n for n in range(len(rollout.episodes)) if n not in rollout.repeated][:room]
@@ -190,11 +186,6 @@ class TraceRecorder(TrainerCallback):
         self._update = OpenRecord(**send_to_device(state, self._host.accelerator.device))
 
     # -------------------------------------------------------------------------- inside
-
-    def _steps_per_update(self) -> int:
-        args = self._host.args
-        assert args.num_mini_batches is not None  # PPOConfig has set it
-        return int(args.num_mini_batches * self._host.num_iterations)
 
     def _header(self, phase: str, name: str, update: int) -> dict[str, Any]:
         host, process = self._host, self._host.accelerator

@@ -36,7 +36,7 @@ def build_player(host: Bridge, rollout: RolloutPlan, evaluation: RolloutPlan) ->
         TurnSampler(host, tokenizer, VLLM(host)),
         *build_engines(host, tokenizer, rollout, evaluation),
         tokenizer,
-        environments_ask=rollout.owns_prompts,
+        owns_prompts=rollout.owns_prompts,
     )
 
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.integrations import deepspeed as hf_deepspeed
 
-from ..gradients.buffers import GradientBuffer, UpdateScale
+from ..gradients.buffers import GradientBuffer
 
 CRITIC_OPTIMIZER = "critic_optimizer.pt"
 
@@ -43,15 +43,6 @@ def is_sharded(accelerator: Any) -> bool:
 def shards_weights(accelerator: Any) -> bool:
     """Whether a forward pass of the policy gathers weights, so that all processes must make it."""
     return sharding_name(accelerator) in ("ZeRO-3", "FSDP1", "FSDP2")
-
-
-class ShardedStepHooks(UpdateScale):
-    """`UpdateScale` for an optimizer that an engine steps, DeepSpeed once for every shard."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__()
-        optimizer.register_step_pre_hook(lambda o, *_: self._scale(o.param_groups))
-        optimizer.register_step_post_hook(lambda o, *_: self._restore(o.param_groups))
 
 
 class CriticOptimizer:

@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from .base import GRADIENT, STABILIZERS, UPDATE, Stabilizer, check_linear, register, weighs
+from .base import GRADIENT, STABILIZERS, STEP, Stabilizer, check_linear, register, weighs
 
-__all__ = ["GRADIENT", "STABILIZERS", "UPDATE", "Stabilizer", "check_linear", "register", "weighs"]
+__all__ = ["GRADIENT", "STABILIZERS", "STEP", "Stabilizer", "check_linear", "register", "weighs"]
 
 for _file in pkgutil.iter_modules(__path__):
     _before = len(STABILIZERS)

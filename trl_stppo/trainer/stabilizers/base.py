@@ -13,7 +13,7 @@ NONLINEAR_OPTIMIZERS = (
     *("schedulefree", "layerwise", "lomo", "galore", "apollo"),
     *("asgd", "dadapt"),
 )
-UPDATE, GRADIENT = "update", "gradient"
+STEP, GRADIENT = "step", "gradient"
 
 
 class Stabilizer:
@@ -27,14 +27,14 @@ class Stabilizer:
     Attributes:
         name: in `stabilizers`.
         meaning: one clause for `--help_all` and docs/algorithm.md.
-        scales: target of `scale`: "update" (the policy's learning rate in one step), "gradient" (from which
-            Adam divides a constant factor out again), or None.
+        scale_target: what `scale` multiplies: "step" (the policy's learning rate in one step), "gradient"
+            (from which Adam divides a constant factor out again), or None.
         needs_exact_norms: whether estimated norms are refused; then sharded gradients are, too.
     """
 
     name: ClassVar[str] = ""
     meaning: ClassVar[str] = ""
-    scales: ClassVar[str | None] = None
+    scale_target: ClassVar[str | None] = None
     needs_exact_norms: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
@@ -53,12 +53,12 @@ class Stabilizer:
         """
         raise NotImplementedError
 
-    def scale(self, kept: Tensor, clipped: Tensor) -> Tensor | float:
+    def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor | float:
         """Factor on an optimizer step, equal on all processes.
 
         Args:
-            kept: [], norm of the gradient of the terms that the clip keeps.
-            clipped: [], norm of the gradient of the terms that it removes, in the same unit.
+            kept_norm: [], norm of the gradient of the terms that the clip keeps.
+            clipped_norm: [], norm of the gradient of the terms that it removes, in the same unit.
         """
         raise NotImplementedError
 
@@ -90,8 +90,8 @@ def register(kind: Kind) -> Kind:
         "needs a `name` and a `meaning`": not (kind.name and kind.meaning),
         f"has the name {kind.name!r} of another one": kind.name in (*STABILIZERS, "none"),
         "overrides neither `episode_weights` nor `scale`": not (weighs(kind) or has_scale),
-        "needs both, `scale` and `scales` ('update' or 'gradient'), or neither": (
-            has_scale != (kind.scales in (UPDATE, GRADIENT))
+        "needs both, `scale` and `scale_target` ('step' or 'gradient'), or neither": (
+            has_scale != (kind.scale_target in (STEP, GRADIENT))
         ),
     }
     for problem, found in problems.items():
@@ -107,6 +107,6 @@ def check_linear(optimizer: str) -> None:
     linear = any(part in name for part in LINEAR_OPTIMIZERS)
     if not linear or any(part in name for part in NONLINEAR_OPTIMIZERS):
         raise ValueError(
-            f"`optim`: {optimizer!r} is not supported by `stabilizers` that scale updates: its step is not "
+            f"`optim`: {optimizer!r} is not supported by `stabilizers` that scale steps: its step is not "
             f"known to be proportional to its learning rate. Use a variant of AdamW, SGD or Adafactor."
         )

@@ -5,20 +5,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...core import normalization_scale
-from .base import UPDATE, Stabilizer, register
+from .base import STEP, Stabilizer, register
 
 
 @register
 class Share(Stabilizer):
-    """Scales the update by (kept / (kept + clipped))^clip_bias_power.
+    """Scales the step by (kept / (kept + clipped))^clip_bias_power.
 
     Source: this package's own; VCPO (arXiv:2602.17616) scales the step by the effective sample size.
     """
 
     name = "share"
     meaning = "scales the step by how much of the gradient the clip leaves"
-    scales = UPDATE
+    scale_target = STEP
 
-    def scale(self, kept: Tensor, clipped: Tensor) -> Tensor:
+    def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor:
         """Return the factor."""
-        return normalization_scale(kept, clipped, "share", self.config.clip_bias_power)
+        return normalization_scale(kept_norm, clipped_norm, "share", self.config.clip_bias_power)

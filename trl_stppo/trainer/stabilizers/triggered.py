@@ -20,7 +20,7 @@ class Triggered(Stabilizer):
 
     name = "triggered"
     meaning = "divides the gradient by the norm of the clipping bias, as the paper does"
-    scales = GRADIENT
+    scale_target = GRADIENT
     needs_exact_norms = True
 
     @classmethod
@@ -32,6 +32,6 @@ class Triggered(Stabilizer):
                 f"> 0, as it amplifies the gradient while the bias is small. Set max_grad_norm=1.0."
             )
 
-    def scale(self, kept: Tensor, clipped: Tensor) -> Tensor:
+    def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor:
         """Return the factor."""
-        return normalization_scale(kept, clipped, "triggered")
+        return normalization_scale(kept_norm, clipped_norm, "triggered")

@@ -133,7 +133,7 @@ class RolloutMetrics:
         if kl is not None:
             sums.add("objective/kl", kl.sum(), episodes)
         tokens = self._turns(rollout, episodes)
-        if rollout.by_engine:
+        if rollout.has_environment:
             self._endings(rollout, episodes)
         mask = batch["loss_mask"]
         advantages = wide(targets.raw_advantages).masked_fill(~mask, 0.0)

@@ -292,8 +292,7 @@ class RivalLoop(TrainingLoop):
 
     def rollout(self, rows: Any) -> Batch:
         """Marks where the policy is."""
-        if self.host.model.training:
-            self.mark()
+        self.mark()
         return super().rollout(rows)
 
     def mark(self) -> None:

@@ -193,8 +193,6 @@ class AgentTrainer(Bridge):
     @profiling_decorator
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         """Return the next micro-batch."""
-        if not self.model.training:
-            return self._generate_and_score_completions(generation_batch)
         return self._loop.micro_batch(
             lambda: self._generate_and_score_completions(generation_batch)
         )

@@ -77,15 +77,12 @@ class OverlappedSource(RolloutSource):
 
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
         """Collect the rollout of the rows, and start the next one."""
-        rollout, all_rewards = super().next(rows)
-        if self._host.model.training:
-            self._launch()
-        return rollout, all_rewards
+        played = super().next(rows)
+        self._launch()
+        return played
 
     def play(self, rows: list[Row]) -> Rollout:
         """Collect the rollout of the rows; play it now if none is under way, as after a resume."""
-        if not self._host.model.training:
-            return super().play(rows)
         if not self._is_checked:
             self._player.sampler.check_ahead()
             self._is_checked = True

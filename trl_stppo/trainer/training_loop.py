@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -102,16 +102,14 @@ class RolloutSource:
             The rollout of this process, and the rewards of all processes' episodes, [W * B, F].
         """
         rollout = self.play(rows)
-        if self._host.model.training and rollout.has_environment:
+        if rollout.has_environment:
             self._guards.count_failures(rollout.episodes)
         return rollout, self._rewards.add_rewards(rollout)
 
     def play(self, rows: list[Row]) -> Rollout:
         """Play one episode per row, now and on this thread."""
-        step, is_training = self._host.state.global_step, self._host.model.training
-        version = (
-            self._stale.version(step, self._host.args.steps_per_rollout) if is_training else None
-        )
+        step = self._host.state.global_step
+        version = self._stale.version(step, self._host.args.steps_per_rollout)
         with self._stale.past_weights():
             rollout = self._player.play(rows, self.seed(step), version=version)
         return rollout if version is None else self.aged(rollout)
@@ -183,7 +181,7 @@ class TrainingLoop:
     def rollout(self, rows: list[Row]) -> Batch:
         """One rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
-        with self.stale.around_rollout() if self.host.model.training else nullcontext():
+        with self.stale.around_rollout():
             rollout, all_rewards = self.source.next(rows)
             batch = self.player.pad(rollout)
             sampled = (batch["completion_mask"] * batch["tool_mask"]).sum()
@@ -212,8 +210,7 @@ class TrainingLoop:
             episodes["episode_weights"] = self.episode_weights(episodes)
         batch = turns.split(episodes, batch)
         seconds = time.perf_counter() - started
-        if self.host.model.training:
-            self.rollout_seconds += seconds
+        self.rollout_seconds += seconds
         self.log_rollout(rollout, all_rewards, episodes, turns, scores, kl, targets, seconds)
         self.trace.rollout(rollout, batch)
         return batch
@@ -299,12 +296,10 @@ class TrainingLoop:
             final_values: [B], the critic's after the last token, None without a critic.
         """
         if final_values is None:
-            group = self.host.num_generations if self.host.model.training else 1
+            group = self.host.num_generations
             targets, figures = group_targets(
                 turns, scores, scored, batch["loss_mask"], self.args, group, self.accelerator
             )
-            if not self.host.model.training:
-                figures.pop("frac_reward_zero_std", None)
             self.log.add(figures)
             return targets
         args, index, loss_mask = self.args, turns.turn_index, batch["loss_mask"]
@@ -364,8 +359,7 @@ class TrainingLoop:
         """Log and record the rollout; `all_rewards` are those of all processes, [W * B, F]."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
-        if self.host.model.training:
-            self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
+        self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
         log.write(rollout, all_rewards, gather(shown.contiguous()).tolist(), spread=has_critic)
         metrics = RolloutMetrics(values=has_critic)
         figures = metrics.collect(batch, turns, scores, kl, targets, rollout, seconds, gather)

@@ -29,13 +29,11 @@ class WatchingLoop(TrainingLoop):
     """Notes the policy's weights whenever episodes have been played, and after each update."""
 
     def add_old_logprobs(self, batch):
-        if self.host.model.training:
-            self.host.played.append(weights_of(self.host))
+        self.host.played.append(weights_of(self.host))
         super().add_old_logprobs(batch)
 
     def targets(self, *args):
-        if self.host.model.training:
-            self.host.trained.append(weights_of(self.host))  # the weights are back
+        self.host.trained.append(weights_of(self.host))  # the weights are back
         return super().targets(*args)
 
     def log_ratio(self, inputs, logprobs):

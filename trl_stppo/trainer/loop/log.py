@@ -20,15 +20,10 @@ class RolloutLog:
     def __init__(self, host: Bridge) -> None:
         self._host = host
 
-    @property
-    def mode(self) -> str:
-        """Key of upstream's metrics in use: "train" or "eval"."""
-        return "train" if self._host.model.training else "eval"
-
     def add(self, metrics: dict[str, float]) -> None:
         """Add metrics that are equal on all processes."""
         for name, value in metrics.items():
-            self._host.internals.metrics[self.mode][name].append(value)
+            self._host.internals.metrics["train"][name].append(value)
 
     def write(
         self, rollout: Rollout, rewards: Tensor, advantages: Sequence[float], *, spread: bool
@@ -57,9 +52,8 @@ class RolloutLog:
         ]
         local = torch.tensor(numbers, device=host.accelerator.device)
         prompt, tokens, whole, calls, failures = host.accelerator.gather(local).T
-        if self.mode == "train":
-            host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
-        self._host.internals.metrics[self.mode]["num_tokens"] = [host.state.num_input_tokens_seen]
+        host.state.num_input_tokens_seen += int(prompt.sum() + tokens.sum())
+        host.internals.metrics["train"]["num_tokens"] = [host.state.num_input_tokens_seen]
         ended = tokens[whole.bool()] if whole.any() else torch.zeros(1)
         for kind, lengths in (("", tokens.float()), ("terminated_", ended.float())):
             figures = {"mean": lengths.mean(), "min": lengths.min(), "max": lengths.max()}
@@ -91,8 +85,7 @@ class RolloutLog:
 
         `totals`: [N], as `_rewards` returns them.
         """
-        training = self._host.model.training
-        per_prompt = self._host.num_generations if training else self._host.num_generations_eval
+        per_prompt = self._host.num_generations
         self.add({"reward_std": nanstd(totals).item()})
         if per_prompt > 1:
             within = nanstd(totals.view(-1, per_prompt), dim=1)

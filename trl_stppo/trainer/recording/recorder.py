@@ -84,7 +84,7 @@ class TraceRecorder(TrainerCallback):
     def rollout(self, rollout: Rollout, batch: Batch) -> None:
         """Number the rows of a scored training rollout."""
         host = self._host
-        if not self._share or not host.model.training:
+        if not self._share:
             return
         self._update = None
         with self._harmless():

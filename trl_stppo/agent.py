@@ -187,7 +187,7 @@ class Agent:
     def player(
         self, factory: Any, *, tools: list[Any] | None = None, **options: Any
     ) -> Iterator[tuple[Player, bool]]:
-        """Yield the player of `run_many`, and whether episodes share an instance, which the caller closes.
+        """Yield the player, and whether episodes share an instance. The caller closes that instance.
 
         Args:
             factory: as `env` of `run`.

@@ -42,7 +42,7 @@ def wilson_interval(
 
 
 def effective_trials(successes: Sequence[float], trials: Sequence[float]) -> float:
-    """Return the number of independent trials with the information of these clusters of trials.
+    """Return how many independent trials have the information of these clusters of trials.
 
     The trials of n clusters with success counts s and sizes m have the rate R = sum(s) / sum(m), whose
     variance is sum((s - R m)^2) / sum(m)^2; a binomial with as much variance has

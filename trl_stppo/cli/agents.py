@@ -100,7 +100,7 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
 
 
 def drawn(rows: Any, number: int) -> Any:
-    """Draw rows with a fixed seed, from a stream among its first ones; all rows if there are no more."""
+    """Draw `number` rows with a fixed seed, from a stream among its first rows. Fewer rows are all taken."""
     if hasattr(rows, "__len__") and len(rows) <= number:
         return rows
     few = rows.shuffle(seed=0).take(number)
@@ -108,7 +108,7 @@ def drawn(rows: Any, number: int) -> Any:
 
 
 def mixed(args: AgentArguments) -> Any:
-    """Load the mixture that `datasets` describes, with TRL."""
+    """Load a mixture of data sets by TRL, as `datasets` describes it."""
     if args.dataset_name is not None:
         logger.warning("`dataset_name=%s` is ignored: there are `datasets`.", args.dataset_name)
         args.dataset_name = None  # lines and tables do not show it

@@ -95,7 +95,7 @@ def check_agent(folder: Path, flag: str, trust: bool) -> None:
 
 
 def held_out_sets(args: EvaluateArguments) -> dict[str, Dataset]:
-    """Return the held-out rows by data set: the column `dataset`, or one data set without it."""
+    """Return the held-out rows by their column `dataset`; without it they are one data set."""
     rows = load_splits(args)[1]
     if rows is None:
         raise UsageError(

@@ -122,7 +122,7 @@ def planned_launch(words: Sequence[str]) -> Launch:
 
 @contextmanager
 def launched_as(launch: Launch) -> Iterator[None]:
-    """Make configurations read a planned launch in place of this process's own."""
+    """Context in which configurations read a planned launch instead of this process's."""
     from transformers import TrainingArguments
 
     size = property(lambda self: launch.processes)

@@ -106,7 +106,7 @@ def _parameters_of(factory: Any) -> dict[str, Any]:
 
 
 def rows_for(environment: str, file: str | None, row: str | None) -> list[dict[str, Any]] | None:
-    """Return the rows to play: of a JSON lines file, of one JSON object, or of the class; else None."""
+    """Return the rows to play, from a JSON lines file, one JSON object or the class; None without any."""
     if file is not None and (not file.endswith(".jsonl") or not Path(file).is_file()):
         raise UsageError(f"`--rows {file}`: must be a file of JSON lines, .jsonl.")
     if file is not None:

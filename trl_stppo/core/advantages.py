@@ -38,7 +38,7 @@ def token_gae(
     *,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """GAE with one step per agent token; environment tokens take no step and no discount.
+    """Compute GAE with one step per agent token. Environment tokens have no step and no discount.
 
     With t+1 the next *agent* token of the episode:
 
@@ -84,7 +84,7 @@ def turn_gae(
     *,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """GAE with one step per turn; the states are the turn starts.
+    """Compute GAE with one step per turn. The states are the turn starts.
 
     With R_k the sum of the rewards of turn k's tokens and V_k the value at its first token:
 
@@ -170,7 +170,7 @@ def whiten(
 def _moments(
     x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Deviations of the counting elements from their mean (0 elsewhere), mean, sum of squares, count.
+    """Return deviations from the mean (0 off the mask), mean, sum of squares, and count.
 
     `reduce` sums over processes, exactly twice; `x` is 0 where `mask` is False.
     """
@@ -211,7 +211,7 @@ def _check_inputs(
 
 
 def _steps(x: Tensor, index: Tensor) -> Tensor:
-    """Sums of `x` [B, T] over the tokens of each step: one column per step, then zeros."""
+    """Sum `x` [B, T] over the tokens of each step; return a column per step, then zeros."""
     return reduce_turns(x, index, num_turns=index.shape[1], op="sum")
 
 
@@ -223,7 +223,7 @@ def _gae_over_steps(
     lam: float,
     bootstrap_values: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """GAE over left-aligned steps.
+    """Compute GAE over left-aligned steps.
 
     Args:
         rewards: [B, K] float, 0 from `lengths` on.
@@ -253,7 +253,7 @@ def _gae_over_steps(
 
 
 def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Tensor:
-    """Each episode's score against the mean of the episodes that share its prompt.
+    """Compare each episode's score with the mean of its prompt's episodes.
 
         A = (score - mean(group)) / (std + 1e-4)
 
@@ -288,7 +288,7 @@ def group_advantages(scores: Tensor, counts: Tensor, scale: str = "group") -> Te
 
 
 def leave_one_out_advantages(scores: Tensor, counts: Tensor) -> Tensor:
-    """Each episode's score against the mean of the others that share its prompt (RLOO).
+    """Compare each episode's score with the mean of its prompt's other episodes (RLOO).
 
         A_i = score_i - mean(score_j, j != i)  =  n / (n - 1) (score_i - mean(group))
 
@@ -319,7 +319,7 @@ def return_batch_norm(
     *,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Each turn's discounted return against those of all turns of the batch (ReBN).
+    """Normalise each turn's discounted return over all turns of the batch (ReBN).
 
         G_k = R_k + gamma G_{k+1},    A_k = (G_k - mean(G)) / (std(G) + 1e-9)
 
@@ -358,7 +358,7 @@ def return_batch_norm(
 
 
 def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Deviations of the counting elements from their mean; `x` and the result are 0 elsewhere."""
+    """Return deviations from the mean of the elements that count; `x` and the result are 0 elsewhere."""
     for _ in range(2):  # rounding moves the mean of equal values off that value
         mean = x.sum(dim, keepdim=True) / mask.sum(dim, keepdim=True).clamp(min=1)
         x = zero_off_mask(x - mean, mask)
@@ -366,6 +366,6 @@ def _centred(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _variance(squares: Tensor, freedom: Tensor) -> Tensor:
-    """Variance; NaN if squares overflow, because dividing by infinity would make all values equal."""
+    """Return the variance; NaN if squares overflow: dividing by infinity would make all values equal."""
     variance = squares / freedom.clamp(min=1)
     return variance.masked_fill(variance.isinf(), torch.nan)

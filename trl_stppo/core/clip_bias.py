@@ -38,7 +38,7 @@ def normalization_scale(
     *,
     eps: float = CLIP_BIAS_EPS,
 ) -> float | Tensor:
-    """The scale s of the clipping-bias correction.
+    """Return the scale s of the clipping-bias correction.
 
     With g = grad_norm and C = clip_bias_norm:
 
@@ -81,7 +81,7 @@ def cosine(dot: float, norm_a: float, norm_b: float) -> float: ...
 @overload
 def cosine(dot: Tensor, norm_a: Tensor, norm_b: Tensor) -> Tensor: ...
 def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) -> float | Tensor:
-    """Cosine of the angle between two vectors, from their inner product and norms.
+    """Return the cosine of the angle between two vectors, from their inner product and norms.
 
     Args:
         dot: number or [] float tensor, inner product.
@@ -101,7 +101,7 @@ def cosine(dot: float | Tensor, norm_a: float | Tensor, norm_b: float | Tensor) 
 def logit_space_squares(
     coefficient: Tensor, logprobs: Tensor, entropies: Tensor, loss_mask: Tensor
 ) -> Tensor:
-    """Squared norm, per token, of a gradient in the space of the logits.
+    """Return the squared norm, per token, of a gradient in the space of the logits.
 
     A term with derivative c_t with respect to log p(y_t) has the gradient c_t (onehot(y_t) - p_t) in
     the logits of token t, whose squared norm is c_t^2 (1 - 2 p_y + sum_v p_v^2). The fused head keeps
@@ -140,7 +140,7 @@ def logit_space_squares(
 
 
 def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
-    """`normalization_scale` on [] tensors, after the guards."""
+    """Compute `normalization_scale` of checked [] tensors."""
     g, c = norms
     one = torch.ones_like(c)
     if mode == "none":
@@ -154,7 +154,7 @@ def _scale(norms: list[Tensor], mode: str, power: float, eps: float) -> Tensor:
 
 
 def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
-    """Detached [] tensors of one dtype and device: the tensors', or float64 for numbers alone."""
+    """Convert to detached [] tensors of one dtype and device; float64 if all are numbers."""
     tensors = [x for x in scalars if isinstance(x, Tensor)]
     if not tensors:
         return [torch.tensor(x, dtype=torch.float64) for x in scalars]
@@ -165,5 +165,5 @@ def _as_tensors(*scalars: float | Tensor) -> list[Tensor]:
 
 
 def _like_inputs(result: Tensor, *scalars: float | Tensor) -> float | Tensor:
-    """`result` as it is if a tensor was among the inputs, else as a float."""
+    """Return `result` as a float, or unchanged if an input was a tensor."""
     return result if any(isinstance(x, Tensor) for x in scalars) else float(result)

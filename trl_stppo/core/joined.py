@@ -65,7 +65,7 @@ class JoinedView:
         return x.flatten()[self._source.clamp(min=0)].masked_fill(self._source < 0, 0)
 
     def split(self, y: Tensor) -> Tensor:
-        """Scatter [B, J] into [N, T]; 0 (False) at tokens that are not of a turn."""
+        """Scatter [B, J] into [N, T]; 0 (False) at tokens outside of turns."""
         # One more place takes the padding.
         size = self._shape[0] * self._shape[1]
         places = torch.where(self._source < 0, size, self._source)

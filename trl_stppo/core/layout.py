@@ -36,7 +36,7 @@ class Part(NamedTuple):
 def group_rows(
     lengths: Sequence[int], *, max_rows: int | None = None, overhead: float = 0.0
 ) -> list[list[int]]:
-    """The grouping of rows that computes the fewest tokens, each group padded to its longest row.
+    """Return the grouping of rows that computes the fewest tokens; groups are padded to their longest row.
 
     Args:
         lengths: tokens of each row.
@@ -73,7 +73,7 @@ def group_rows(
 
 
 def row_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """First column that counts, and columns from there to the last one that does.
+    """Return each row's first column that counts, and the number of columns up to its last one.
 
     Args:
         attention_mask: [B, L], nonzero = counts.
@@ -97,7 +97,7 @@ def cut_rows(
     start: Tensor,
     length: Tensor,
 ) -> Part:
-    """Some rows of a batch without the padding on either side.
+    """Cut some rows of a batch, without the padding on either side.
 
     Args:
         input_ids: [B, L] int64.
@@ -117,7 +117,7 @@ def cut_rows(
 
 
 def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
-    """Number of final columns of a part that hold the batch's final `num_tokens` columns of every row."""
+    """Return how many final columns of a part hold the batch's last `num_tokens` columns of each row."""
     first = batch_width - num_tokens - int(part.start.max())
     return max(1, part.input_ids.size(1) - max(0, first))
 
@@ -125,7 +125,7 @@ def tail_width(part: Part, batch_width: int, num_tokens: int) -> int:
 def put_back(
     parts: Sequence[Part], tails: Sequence[Tensor], batch_width: int, num_tokens: int
 ) -> Tensor:
-    """Put results of the parts at the batch's rows and columns; zero at padding.
+    """Put the parts' results at the batch's rows and columns; 0 at padding.
 
     Args:
         parts: together they hold every row once.

@@ -76,7 +76,7 @@ class ClippedSurrogate(NamedTuple):
 def kl_penalty(
     logprobs: Tensor, ref_logprobs: Tensor, estimator: str, *, loss_mask: Tensor | None = None
 ) -> Tensor:
-    """Per-token estimate of KL(policy || reference) from the sampled tokens.
+    """Estimate KL(policy || reference) per token, from the sampled tokens.
 
     With x = ref_logprobs - logprobs: k1 = -x (unbiased, either sign), k3 = exp(x) - 1 - x
     (unbiased, never negative). In k3 an x above 20 is taken as 20, in the value and in the gradient
@@ -130,7 +130,7 @@ class _HeldLogRatio(torch.autograd.Function):
 
 
 def importance_ratio(log_ratio: Tensor) -> Tensor:
-    """Exp of the log ratio; values above 20 are taken as 20.
+    """Return exp of the log ratio; log ratios above 20 count as 20.
 
     Args:
         log_ratio: any shape, float, nats.
@@ -152,7 +152,7 @@ def clipped_surrogate(
     delta: float | None = None,
     weights: Tensor | None = None,
 ) -> ClippedSurrogate:
-    """The clipped surrogate (to be maximised), split into kept and clipped part.
+    """Compute the clipped surrogate, to be maximised, split into kept and clipped part.
 
     With w = exp(log_ratio), a token is clipped when
 
@@ -214,7 +214,7 @@ def clipped_surrogate(
 def _clip(
     ratio: Tensor, advantages: Tensor, low: float, high: float, delta: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Masks of the tokens clipped from below and from above, and the clipped ratio; [B, T] each."""
+    """Return the masks of tokens clipped from below and above, and the clipped ratio, [B, T] each."""
     clipped_low = (advantages < 0) & (ratio < low)
     # With A < 0 a large ratio is already pessimistic, so only delta clips it.
     upper = torch.full_like(ratio, high)
@@ -230,7 +230,7 @@ def clipped_value_loss(
     loss_mask: Tensor,
     cliprange_value: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Squared error of the critic, clipped so that moves far from its old prediction do not lower it.
+    """Compute the critic's squared error, clipped: a move far from its old prediction does not lower it.
 
     Per token: 0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
 
@@ -280,7 +280,7 @@ def aggregation_weights(
     episode_tokens: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Weights whose weighted sum of per-token losses is this micro-batch's share of the loss.
+    """Return weights; the weighted sum of per-token losses is this micro-batch's share of the loss.
 
         grpo        1 / (num_episodes |y_b|)         mean over episodes of per-episode token means
         bnpo, dapo  1 / num_tokens                   mean over tokens
@@ -322,7 +322,7 @@ def aggregation_weights(
 
 
 def _at_least_one(count: float | Tensor) -> float | Tensor:
-    """`count`, at least 1, without reading a tensor back from its device."""
+    """Return `count`, at least 1, without reading a tensor back from its device."""
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
 
 
@@ -336,7 +336,7 @@ def _check_cliprange(low: float, high: float, delta: float | None) -> None:
 
 
 def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
-    """`weights`, checked, detached and expanded to [B, T]; 0 off the mask."""
+    """Check weights, detach them and expand them to [B, T]; 0 off the mask."""
     check_float(weights=weights)
     if weights.shape not in (loss_mask.shape, (loss_mask.shape[0], 1)):
         raise ValueError(
@@ -349,7 +349,7 @@ def _constant_weights(weights: Tensor, loss_mask: Tensor) -> Tensor:
 def _surrogate_stats(
     log_ratio: Tensor, ratio: Tensor, loss_mask: Tensor, clipped_low: Tensor, clipped_high: Tensor
 ) -> SurrogateStats:
-    """The sums of SurrogateStats; every argument [B, T], detached, `log_ratio` 0 off the mask."""
+    """Sum up SurrogateStats. All arguments are [B, T] and detached; `log_ratio` is 0 off the mask."""
     counted = zero_off_mask(ratio, loss_mask)
     return SurrogateStats(
         tokens=loss_mask.sum().to(ratio.dtype),
@@ -363,7 +363,7 @@ def _surrogate_stats(
 
 
 def winner_weights(advantages: Tensor, loss_mask: Tensor) -> Tensor:
-    """1 for episodes whose advantages have a positive sum, else 0.
+    """Return 1 for episodes whose advantages have a positive sum, else 0.
 
     An episode that went worse than expected pushes its own tokens down, which raises arbitrary other
     tokens; with stale data this push is the first to do damage.

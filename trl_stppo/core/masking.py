@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise ValueError, listing what is allowed, unless `value` is one of `allowed`."""
+    """Raise ValueError unless `value` is one of `allowed`; the error lists these."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[int], like: str) -> None:
-    """Raise ValueError unless `tensor` has exactly the shape `expected`, that of `like`."""
+    """Raise ValueError unless `tensor` has the shape `expected`, the shape of `like`."""
     if tuple(tensor.shape) != tuple(expected):
         raise ValueError(
             f"{name} has shape {list(tensor.shape)}, but {list(expected)} is needed ({like})"
@@ -61,7 +61,7 @@ def check_turn_count(what: str, count: int, turn_index: Tensor) -> None:
 
 
 def check_like(reference_name: str, reference: Tensor, **tensors: Tensor) -> None:
-    """Raise ValueError for any tensor, given by name, whose shape is not that of `reference`."""
+    """Raise ValueError for any tensor, given by name, whose shape differs from `reference`."""
     for name, tensor in tensors.items():
         check_shape(name, tensor, reference.shape, f"the shape of {reference_name}")
 
@@ -80,7 +80,7 @@ class _FromFloat16(torch.autograd.Function):
 
 
 def upcast(x: Tensor) -> Tensor:
-    """`x` in float32 if it is in half precision, else unchanged; gradients flow through.
+    """Return `x` in float32 if it is in half precision, else unchanged; gradients flow through.
 
     Sums over hundreds of tokens lose all their digits in bfloat16, so `core` computes and returns at
     least float32. A gradient that float16 cannot hold goes back as its largest number.
@@ -91,12 +91,12 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def widest(x: Tensor) -> Tensor:
-    """`x` in float64, or in float32 on a device without it (Apple's GPUs); gradients flow through."""
+    """Return `x` in float64, or in float32 if the device lacks it (Apple's GPUs); gradients flow through."""
     return x.float() if x.device.type == "mps" else x.double()
 
 
 def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """`x` where `mask` is True; 0 with zero gradient elsewhere, also for NaN.
+    """Return `x` with value and gradient 0 off the mask, also for NaN.
 
     Args:
         x: any shape, any numeric dtype.
@@ -109,7 +109,7 @@ def zero_off_mask(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum of the elements that count.
+    """Sum the elements that count.
 
     Args:
         x: [B, T] float.
@@ -131,7 +131,7 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of the elements that count.
+    """Average the elements that count.
 
     Args:
         x: [B, T] float.

@@ -31,7 +31,7 @@ def log_importance_ratio(
     *,
     loss_mask: Tensor | None = None,
 ) -> Tensor:
-    """Log importance ratio of every agent token, at the given level.
+    """Return the log importance ratio of every agent token, at the given level.
 
     With d_t = logprobs_t - old_logprobs_t:
 
@@ -92,7 +92,7 @@ def sampler_correction(
     clip_min: float | None = None,
     clip_max: float | None = None,
 ) -> Tensor:
-    """Constant weights that correct for the difference between the policy and the sampling engine.
+    """Return constant weights that correct for the difference between the policy and the sampling engine.
 
     The same weights in another engine, or in another precision, are not quite the same policy. The
     ratio policy / sampler, at the given level, is clamped into the bounds (`truncate`) or set to

@@ -22,7 +22,7 @@ def token_rewards(
     kl: Tensor | None = None,
     kl_coef: float = 0.0,
 ) -> Tensor:
-    """Reward of every token.
+    """Return the reward of every token.
 
         r_t = -kl_coef KL_t  +  turn k's reward if t is the last token of turn k
                              +  the score if t is the last token of the last turn

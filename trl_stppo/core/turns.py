@@ -31,7 +31,7 @@ def turn_index_from_spans(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Turn index from the spans that the rollout recorded.
+    """Build the turn index from the spans that the rollout recorded.
 
     Adjacent spans (one ends where the next starts) stay two turns: an empty observation does not
     join them. An episode may have no turns.
@@ -89,7 +89,7 @@ def _checked_span(
 
 
 def num_turns(turn_index: Tensor) -> Tensor:
-    """Number of turns of each episode.
+    """Return the number of turns of each episode.
 
     Args:
         turn_index: [B, T] int64, -1 outside turns.
@@ -106,7 +106,7 @@ def num_turns(turn_index: Tensor) -> Tensor:
 
 
 def turn_starts(turn_index: Tensor) -> Tensor:
-    """First token of each turn.
+    """Flag the first token of each turn.
 
     Args:
         turn_index: [B, T] int64, -1 outside turns.
@@ -123,7 +123,7 @@ def turn_starts(turn_index: Tensor) -> Tensor:
 
 
 def turn_ends(turn_index: Tensor) -> Tensor:
-    """Last token of each turn, which carries the turn's environment reward.
+    """Flag the last token of each turn, which carries the turn's environment reward.
 
     Args:
         turn_index: [B, T] int64, -1 outside turns.
@@ -140,7 +140,7 @@ def turn_ends(turn_index: Tensor) -> Tensor:
 
 
 def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> Tensor:
-    """Sum or mean of `x` over the tokens of each turn; differentiable.
+    """Sum or average `x` over the tokens of each turn; differentiable.
 
     Args:
         x: [B, T] float; anything, NaN included, where `turn_index` is negative.
@@ -174,7 +174,7 @@ def reduce_turns(x: Tensor, turn_index: Tensor, *, num_turns: int, op: str) -> T
 
 
 def broadcast_turns(x: Tensor, turn_index: Tensor) -> Tensor:
-    """Each turn's number at every one of its tokens; differentiable.
+    """Copy each turn's number to all of its tokens; differentiable.
 
     Args:
         x: [B, K] float; anything, NaN included, for turns that an episode does not have.

@@ -345,7 +345,7 @@ _FLAGS = ("training", "gradient_checkpointing")
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradient checkpointing; restores each module's flags on exit."""
+    """Context of evaluation mode without gradient checkpointing; restores all flags on exit."""
     # With checkpointing a model computes no cache. Only the flag changes; its options stay.
     flags = [(module, name) for module in model.modules() for name in _FLAGS]
     was_on = [(module, name) for module, name in flags if getattr(module, name, False) is True]

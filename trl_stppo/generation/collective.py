@@ -41,7 +41,7 @@ class CollectiveBackend(BatchedBackend):
 
     @property
     def busy(self) -> bool:
-        """Always True: another process may have turns to sample."""
+        """Return True: another process may have turns to sample."""
         return True
 
     def step(self) -> list[TurnResult]:

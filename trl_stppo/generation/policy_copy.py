@@ -50,7 +50,7 @@ class PolicyCopy:
 
     @torch.no_grad()
     def why_unfit(self) -> str | None:
-        """The reason why the copy does not sample as the policy, or not independently of it; else None."""
+        """Return why the copy samples unlike the policy, or depends on it; None if it does neither."""
         self.refresh()
         before, mine = self._logits(self._policy), self._logits(self.model)
         if not torch.allclose(mine, before, rtol=1e-3, atol=1e-3 * float(before.std())):

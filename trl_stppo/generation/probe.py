@@ -41,7 +41,7 @@ class _Recorder(CachedBackend):
 
 
 def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> str | None:
-    """The reason why a model that `supports` accepts is sampled wrongly; None if it is not.
+    """Return why a model that `supports` accepts is sampled wrongly; None if it is not.
 
     Rows of unlike lengths play two turns each on a `CachedBackend`. Their log-probabilities are
     compared with those of the forward pass over each row alone. `rough`: the model computes in 16 bits
@@ -96,7 +96,7 @@ def why_unlike(model: nn.Module, pad_token_id: int, *, rough: bool = False) -> s
 
 
 def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> Tensor:
-    """Logits of a row's last tokens without a cache, padded on the right with `blank` tokens."""
+    """Compute logits of a row's last tokens without a cache, padded on the right with `blank` tokens."""
     device = next(model.parameters()).device
     ids = torch.tensor([row + [pad] * blank], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * blank], device=device)
@@ -106,7 +106,7 @@ def _own_logits(model: nn.Module, row: list[int], pad: int, blank: int = 0) -> T
 
 
 def _gap(left: Tensor, right: Tensor, rough: bool) -> float:
-    """Distance of two tables of log-probabilities, given as logits: the largest, or the mean if `rough`."""
+    """Return the distance of two tables of logits, as log-probabilities: the largest, if `rough` the mean."""
     a, b = (logits.double().clamp(-1e4, 1e4).log_softmax(-1) for logits in (left, right))
     # In 16 bits one position may differ a lot, for example by choosing another expert.
     return float((a - b).abs().mean() if rough else (a - b).abs().max())

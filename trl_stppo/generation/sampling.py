@@ -116,12 +116,12 @@ class SamplingSettings:
 
     @property
     def truncates(self) -> bool:
-        """Whether anything but the temperature shapes the distribution."""
+        """Whether more than the temperature shapes the distribution."""
         cuts = bool(self.top_k) or (self.top_p or 1.0) < 1.0 or self.min_p is not None
         return self.penalises or (self.do_sample and cuts)
 
     def processors(self) -> LogitsProcessorList:
-        """The processors that `generate` makes of these settings, in its order."""
+        """Return the processors that `generate` makes of these settings, in its order."""
         chain = LogitsProcessorList()
         if self.penalises:
             chain.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
@@ -143,7 +143,7 @@ def _given(config: GenerationConfig) -> dict[str, Any]:
 
 
 def turn_random(seed: tuple[int, ...]) -> Random:
-    """The random numbers of one turn, equal on all processes and machines."""
+    """Return the random numbers of one turn, equal on all processes and machines."""
     # `random.Random` keeps all bits of its seed; a torch CPU generator keeps 32.
     text = ",".join(str(int(part)) for part in seed)
     return Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big"))
@@ -211,7 +211,7 @@ def _log_total(scores: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds its row's uniform share of the total.
+    """Return the first token whose cumulative weight exceeds its row's uniform share of the total.
 
     Args:
         weights: [rows, vocabulary] >= 0, not normalised.

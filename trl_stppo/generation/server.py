@@ -74,7 +74,7 @@ class ServerBackend(QueuedBackend):
 
     @property
     def has_lost(self) -> bool:
-        """Whether the server lacks the weights, and nobody has sent them again."""
+        """Whether the server lacks the weights and has not received them again."""
         return self._lost.is_set()
 
     def add(self, request: TurnRequest) -> None:

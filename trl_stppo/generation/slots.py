@@ -19,7 +19,7 @@ GROWTH = 1.5
 
 
 def aligned(length: int) -> int:
-    """The next multiple of `ALIGNMENT`, in tokens."""
+    """Return the next multiple of `ALIGNMENT`, in tokens."""
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
@@ -89,7 +89,7 @@ class Span:
         self._indices: dict[tuple[int, int, int], Tensor] = {}
 
     def index(self, slots: int, heads: int, length: int) -> Tensor:
-        """Indices of the tokens in a [slots * heads * length, width] view, computed once for all layers."""
+        """Return the tokens' indices in a [slots * heads * length, width] view, computed once per pass."""
         shape = (slots, heads, length)
         if shape not in self._indices:
             heads_of_rows = self._slots[:, None] * heads + torch.arange(
@@ -128,15 +128,15 @@ class SlotLayer(CacheLayerMixin):
         return self.keys.write(key_states, span), self.values.write(value_states, span)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys that `update` returns."""
+        """Return length and offset of the keys that `update` returns."""
         return self.cache.span.longest, 0
 
     def get_seq_length(self) -> int:
-        """Tokens that attention sees; the rows' own lengths differ."""
+        """Return the number of tokens that attention sees; the rows' lengths differ."""
         return self.cache.span.longest
 
     def get_max_length(self) -> int:
-        """No maximum, which transformers writes as -1."""
+        """Return -1, which transformers reads as no maximum."""
         return -1
 
 
@@ -186,7 +186,7 @@ class SlotCache(Cache):
             self._row_ids = self.ids.write(tokens[:, None, :, None], span)[:, 0, :, 0]
 
     def tokens(self) -> Tensor | None:
-        """The rows fed last, [rows, span.longest], padded with their first tokens."""
+        """Return the rows fed last, [rows, span.longest], padded with their first tokens."""
         if self.ids is None:
             return None
         ends = self.span.positions[:, -1:]
@@ -211,7 +211,7 @@ class SlotCache(Cache):
 
 
 def supports(model: nn.Module) -> str | None:
-    """The reason why a model cannot use a `SlotCache`, as a sentence; None if it can."""
+    """Return why a model cannot use a `SlotCache`, as a sentence; None if it can."""
     base = base_of(model)
     config = base.config
     text = config.get_text_config(decoder=True)
@@ -257,13 +257,13 @@ def _attention_kind(base: nn.Module, config: Any) -> str | None:
 
 
 def options_of(model: nn.Module, keep: int) -> dict[str, Any]:
-    """Options of a forward pass that returns only the last `keep` logits of each row."""
+    """Return the options of a forward pass that returns only the last `keep` logits of each row."""
     known = inspect.signature(base_of(model).forward).parameters
     options = {"logits_to_keep": keep, "output_router_logits": False}
     return {name: value for name, value in options.items() if name in known}
 
 
 def base_of(model: nn.Module) -> Any:
-    """The model itself, without the wrapper that adapters put around it."""
+    """Return the model itself, without the wrapper of adapters."""
     unwrap: Any = getattr(model, "get_base_model", None)
     return model if unwrap is None else unwrap()

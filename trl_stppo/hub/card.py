@@ -55,7 +55,7 @@ def may_be_written(folder: Path) -> bool:
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
-    """Restore a card afterwards: PEFT changes text and tags of an existing card when it saves."""
+    """Context that restores a card at its end: PEFT changes an existing card when it saves."""
     path = (folder / CARD).resolve()
     if not path.exists():
         yield

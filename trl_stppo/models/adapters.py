@@ -70,7 +70,7 @@ def add_critic_adapter(model: PreTrainedModel, rank: int | None) -> None:
 
 
 def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
-    """The policy's LoRA configuration, made safe for a second adapter on the same backbone."""
+    """Return the policy's LoRA configuration, made safe for a second adapter on the same backbone."""
     policy = model.peft_config[model.active_adapter]
     if not is_lora(policy):
         raise ValueError(
@@ -95,7 +95,7 @@ def critic_lora_config(model: PreTrainedModel, rank: int | None) -> Any:
 
 
 def _further_config(policy: Any) -> Any:
-    """A copy for one more adapter, without the steps that change the base weights again."""
+    """Copy the configuration for one more adapter, without the steps that change the base weights again."""
     config = copy.deepcopy(policy)
     config.inference_mode = False
     for name, value in (
@@ -140,7 +140,7 @@ def _copy_adapter(model: PreTrainedModel, source: str, target: str) -> None:
 
 @contextmanager
 def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
-    """Route through one adapter alone, without changing `requires_grad`.
+    """Context in which only one adapter is active; `requires_grad` stays unchanged.
 
     A layer without that adapter uses its base weights.
     """
@@ -155,7 +155,7 @@ def only_active(layers: list[Any], adapter: str) -> Iterator[None]:
 
 
 def adapter_layers(model: PreTrainedModel) -> list[Any]:
-    """Every module that chooses between adapters."""
+    """Return every module that chooses between adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import AuxiliaryTrainingWrapper
 
@@ -199,7 +199,7 @@ def _check_rank(model: PreTrainedModel, folder: Path, adapter: str) -> None:
 
 
 def restore_module_dtypes(model: PreTrainedModel) -> None:
-    """Restore the dtype of modules that an adapter trains in full to that of the modules around them.
+    """Cast modules that an adapter trains in full to the dtype of the modules around them.
 
     On a quantised base TRL casts all trained parameters to bfloat16; a plain forward pass
     through a float32 model then fails at such a module.

@@ -27,7 +27,7 @@ ADAPTERS = "value_model"  # subfolder for the adapters of a separate critic
 
 
 def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
-    """A value head that starts at zero, so that the first advantages equal the returns."""
+    """Make a value head that starts at zero, so that the first advantages equal the returns."""
     dtype = torch.promote_types(like.dtype, torch.float32) if like.is_floating_point() else None
     head = nn.Linear(hidden_size, 1, device=like.device, dtype=dtype or torch.float32)
     nn.init.zeros_(head.weight)
@@ -36,7 +36,7 @@ def scalar_head(hidden_size: int, like: Tensor) -> nn.Linear:
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:
-    """Switch autocast off, which would round values, and with them rewards and returns, to bfloat16."""
+    """Switch autocast off: it would round values to bfloat16, and with them rewards and returns."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
@@ -50,7 +50,7 @@ class Critic:
     _base: PreTrainedModel
 
     def values(self, input_ids: Tensor, attention_mask: Tensor, num_tokens: int) -> Tensor:
-        """Values of the states around the last `num_tokens` tokens.
+        """Return the values of the states before and after each of the last `num_tokens` tokens.
 
         Args:
             input_ids: [B, P + T] int. Prompt and completion.
@@ -65,7 +65,7 @@ class Critic:
         return self.score(hidden[:, -num_tokens - 1 :])
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Last hidden state of the critic's backbone, [B, P + T, H]."""
+        """Return the last hidden state of the critic's backbone, [B, P + T, H]."""
         return self._base.base_model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
@@ -77,7 +77,7 @@ class Critic:
         return values if values.dtype == torch.float64 else values.float()
 
     def parameters(self) -> list[nn.Parameter]:
-        """Trainable parameters, in a stable order."""
+        """Return trainable parameters, in a stable order."""
         return []
 
     def save(self, folder: Path) -> None:
@@ -87,7 +87,7 @@ class Critic:
         """Restore what `save` wrote; raise FileNotFoundError if it is missing."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Context of forward *and* backward: checkpointed layers run again in the backward pass."""
+        """Context of forward *and* backward pass: checkpointed layers run again in the latter."""
         return nullcontext()
 
 
@@ -124,7 +124,7 @@ class SharedCritic(Critic):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Route the backbone through the critic's adapter; `requires_grad` stays correct."""
+        """Context in which the backbone uses the critic's adapter; `requires_grad` stays correct."""
         with adapters.only_active(self._layers, adapters.CRITIC):
             self._enable_gradients()
             yield
@@ -218,7 +218,7 @@ class SeparateCritic(Critic):
 
 
 def missing_critic(folder: Path) -> FileNotFoundError:
-    """The error for a checkpoint that holds the policy but not its critic."""
+    """Return the error for a checkpoint that holds the policy but not its critic."""
     return FileNotFoundError(
         f"`{folder}` does not hold the critic that belongs to this checkpoint, of this run's kind."
     )

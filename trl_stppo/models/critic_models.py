@@ -100,7 +100,7 @@ def critic_from_config(
     dtype: Any = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """A separate critic with fresh weights.
+    """Make a separate critic with fresh weights.
 
     `causal` is an existing model of that configuration, or None.
     """
@@ -122,7 +122,7 @@ def critic_from_config(
 def critic_from_policy(
     policy: PreTrainedModel, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """A second backbone with the policy's current weights and a fresh scalar head."""
+    """Make a second backbone with the policy's current weights and a fresh scalar head."""
     model = critic_from_config(
         policy.config, policy, dtype=policy.dtype, trust_remote_code=trust_remote_code
     ).to(policy.device)
@@ -136,7 +136,7 @@ def critic_from_policy(
 
 
 def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedModel:
-    """A separate critic loaded by name; a head that the checkpoint lacks starts at zero."""
+    """Load a separate critic by name; a head that the checkpoint lacks starts at zero."""
     from transformers import AutoModelForSequenceClassification
 
     # If unset, transformers prompts in a terminal before it runs a repository's code.
@@ -157,7 +157,7 @@ def critic_from_checkpoint(path: str, **model_init_kwargs: Any) -> PreTrainedMod
 
 
 def _own_class_of(path: str, options: dict[str, Any]) -> type[_BackboneWithScore] | None:
-    """The class made for a checkpoint's architecture; None if transformers has one."""
+    """Return the class made for a checkpoint's architecture; None if transformers has one."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place = {name: options[name] for name in PLACE if name in options}

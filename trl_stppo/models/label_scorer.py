@@ -109,7 +109,7 @@ class LabelTokenScorer:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Scores between 0 and 1.
+        """Return scores between 0 and 1.
 
         Args:
             prompts: messages or text before each turn.
@@ -130,7 +130,7 @@ class LabelTokenScorer:
 
     @staticmethod
     def suits(name: str, **options: Any) -> bool:
-        """Whether the named model generates text, so that it can be a judge; others give scores.
+        """Whether the named model generates text, as a judge must; other models give scores.
 
         Args:
             name: of a repository on the Hub, or a folder.
@@ -173,7 +173,7 @@ class LabelTokenScorer:
 
 
 def _parts(prompt: Any) -> tuple[str, str]:
-    """Task and history: the messages before the agent's first turn, and those since."""
+    """Return task and history: the messages before the agent's first turn, and the later ones."""
     if isinstance(prompt, str):
         return prompt, "(see above)"
     first = next((i for i, m in enumerate(prompt) if m["role"] == "assistant"), len(prompt))

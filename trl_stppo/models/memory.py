@@ -60,16 +60,16 @@ class Geometry:
     largest: int  # parameters of the largest of them
 
     def lora_parameters(self, rank: int) -> int:
-        """Number of parameters of adapters of this rank on all linear layers."""
+        """Return the number of parameters of adapters of this rank on all linear layers."""
         return rank * self.widths
 
     def four_bit_weights(self, other_bytes: int = 2, *, double: bool = True) -> int:
-        """Bytes with the linear layers in NF4 and all other parameters in `other_bytes` each."""
+        """Return the bytes with linear layers in NF4, and `other_bytes` for each other parameter."""
         bits = NF4_BITS if double else NF4_PLAIN_BITS
         return round(self.linear * bits / 8) + (self.parameters - self.linear) * other_bytes
 
     def cache_per_token(self, element_bytes: int = 2) -> int:
-        """Bytes of one token's keys and values in all layers."""
+        """Return the bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.key * element_bytes
 
 
@@ -110,12 +110,12 @@ class Setup:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest episode."""
+        """Return the tokens of the longest episode."""
         return self.prompt + self.completion
 
 
 def make_qlora(setup: Setup, rank: int = 16) -> Setup:
-    """The same run with four-bit weights, adapters in bfloat16 and a shared critic."""
+    """Return a copy of the run with four-bit weights, adapters in bfloat16 and a shared critic."""
     shape = setup.geometry
     if setup.full:
         adapter = shape.lora_parameters(rank)
@@ -146,27 +146,27 @@ class Estimate:
 
     @property
     def phase(self) -> str:
-        """The phase with the peak."""
+        """Return the phase with the peak."""
         return max(self.phases, key=self.total)
 
     @property
     def peak(self) -> int:
-        """Bytes at the peak, the overhead included."""
+        """Return bytes at the peak, the overhead included."""
         return self.total(self.phase)
 
     def total(self, phase: str) -> int:
-        """Bytes in a phase, the overhead included."""
+        """Return bytes in a phase, the overhead included."""
         return sum(self.phases[phase].values()) + self.overhead
 
     def parts(self, phase: str) -> str:
-        """Sizes of the parts alive in a phase, in GiB, largest first, as a text."""
+        """Return the sizes of the parts alive in a phase as a text, in GiB, largest first."""
         parts = {**self.phases[phase], "overhead": self.overhead}
         order = sorted(parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {size / GIB:.1f}" for name, size in order if size / GIB >= 0.05)
 
 
 def optimizer_bytes(optim: str, parameters: int, element_bytes: int = 4) -> int:
-    """Bytes of an optimizer's state after its first step; an unknown name counts as AdamW."""
+    """Return the bytes of an optimizer's state after its first step; an unknown name counts as AdamW."""
     each = OPTIMIZERS.get(optim, 8.0)
     if optim.startswith(("adamw_torch", "ademamix")) and not optim.endswith("bit"):
         each *= element_bytes / 4
@@ -204,7 +204,7 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def _gradients(setup: Setup) -> tuple[int, int]:
-    """Bytes of gradients during a mini-batch, and the temporary bytes of one more backward pass."""
+    """Return the bytes of gradients during a mini-batch, and those of one more backward pass."""
     policy = setup.trainable * setup.trainable_bytes
     critic = setup.critic_trainable * setup.trainable_bytes
     # An accumulating buffer gets all new gradients at once and adds them afterwards.
@@ -215,14 +215,14 @@ def _gradients(setup: Setup) -> tuple[int, int]:
 
 
 def _step_tables(setup: Setup) -> int:
-    """Temporary bytes of an optimizer that loops over all parameters at once."""
+    """Return temporary bytes of an optimizer that loops over all parameters at once."""
     in_loops = setup.optim in ("adamw_torch", "rmsprop", "adagrad")
     trained = setup.trainable + setup.critic_trainable
     return trained * setup.trainable_bytes if in_loops else 0
 
 
 def _update(setup: Setup) -> dict[str, int]:
-    """A micro-batch's graph: the critic's or the policy's, never both."""
+    """Return a micro-batch's graph: the critic's or the policy's, never both."""
     tokens = setup.rows * setup.length
     critic = setup.critic_geometry or setup.geometry
     sides = [(setup.geometry, setup.full), (critic, setup.critic_full)]
@@ -237,7 +237,7 @@ def _update(setup: Setup) -> dict[str, int]:
 
 
 def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int, int]:
-    """Bytes that a forward pass keeps for the backward pass, and bytes of one layer's backward pass."""
+    """Return the bytes that a forward pass keeps, and the bytes of one layer's backward pass."""
     c, r = setup.compute_bytes, setup.weight_bytes
     h, q, i = shape.hidden, shape.query, shape.intermediate
     cast = r != c or (setup.trainable_bytes != c and not full)
@@ -260,7 +260,7 @@ def _graph(setup: Setup, shape: Geometry, full: bool, tokens: int) -> tuple[int,
 
 
 def _tile(setup: Setup, *, backward: bool) -> int:
-    """Bytes for log-probabilities of one micro-batch, computed tile by tile."""
+    """Return bytes for log-probabilities of one micro-batch, computed tile by tile."""
     c, shape, tokens = setup.compute_bytes, setup.geometry, setup.rows * setup.completion
     tile = min(tokens, TILE_TOKENS) * TILE_VOCABULARY * c
     weights = TILE_VOCABULARY * shape.hidden * c if setup.weight_bytes != c else 0
@@ -270,7 +270,7 @@ def _tile(setup: Setup, *, backward: bool) -> int:
 
 
 def _working(setup: Setup, tokens: int) -> int:
-    """Bytes of a forward pass without graph: the peak of one layer."""
+    """Return the bytes of a forward pass without graph, which is the peak of one layer."""
     shape, c, r = setup.geometry, setup.compute_bytes, setup.weight_bytes
     widest = max(4 * shape.intermediate, 6 * shape.query + 4 * shape.key) * c
     largest = shape.largest if setup.four_bit or r != c else 0

@@ -10,7 +10,7 @@ from .memory import Setup, estimate, make_qlora
 
 
 def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
-    """The fields of `Setup` that a configuration sets; `prompt` is the longest prompt in tokens."""
+    """Return the fields of `Setup` that a configuration sets; `prompt` is the longest prompt in tokens."""
     batch = args.per_device_train_batch_size * (args.steps_per_generation or 1)
     exact = getattr(args, "takes_second_gradient", False)
     extra = args.entropy_coef != 0.0 or args.beta != 0.0
@@ -29,7 +29,7 @@ def settings_of(args: Any, prompt: int = 0) -> dict[str, Any]:
 
 
 def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
-    """The same run on one of several processes.
+    """Return the part of a run on one of its processes.
 
     The model of an engine is simple: sharded sizes are divided by the number of processes, weights
     gathered for a rollout count in full there, and the engine's buffers are left out. DDP
@@ -68,7 +68,7 @@ def shared_out(setup: Setup, engine: str, processes: int) -> Setup:
 
 
 def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
-    """The critic's share of one process; ZeRO shards only a separate critic."""
+    """Return the critic's part on one process; ZeRO shards only a separate critic."""
     weights, trained = setup.critic_weights, setup.critic_trainable
     pieces, other = weights // processes, setup.other
     if engine != "FSDP2" and not setup.critic_full:
@@ -80,7 +80,7 @@ def _critic_shared_out(setup: Setup, engine: str, processes: int) -> Setup:
 
 
 def _of_zero(trained: int, engine: str, processes: int) -> int:
-    """Bytes of weights: bfloat16 ones for computing, and float32 ones for the optimizer."""
+    """Return the bytes of weights: bfloat16 for computing, float32 for the optimizer."""
     half, masters = 2 * trained, 4 * trained // processes
     return (half // processes if engine == "ZeRO-3" else half) + masters
 
@@ -93,7 +93,7 @@ def _gathering(setup: Setup, weights: int) -> Setup:
 
 
 def hints(setup: Setup) -> list[tuple[str, int]]:
-    """Settings that would save memory, the most effective first, with the bytes that each saves."""
+    """Return settings that would save memory, with the bytes that each saves, most effective first."""
     now = estimate(setup).peak
     options = [(text, now - estimate(other).peak) for text, other in _alternatives(setup)]
     return sorted((o for o in options if o[1] > 0.01 * now), key=lambda option: -option[1])

@@ -21,7 +21,7 @@ from .memory import Geometry, Setup
 def policy_shape(
     config: Any, dtype: str, peft_config: Any = None, *, four_bit: bool = False
 ) -> Any:
-    """A policy without its weights. `four_bit`: it will be quantised; its shapes do not change."""
+    """Make a policy without its weights. `four_bit`: it will be quantised; its shapes do not change."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -36,7 +36,7 @@ def policy_shape(
 
 
 def critic_shape(config: Any, dtype: str) -> Any:
-    """The model of a separate critic, without its weights; `config` and `dtype` as of a policy."""
+    """Make a separate critic without its weights; `config` and `dtype` as for a policy."""
     with torch.device("meta"):
         return critic_from_config(config, dtype=dtype)
 
@@ -79,7 +79,7 @@ def read_setup(policy: Any, critic: Critic, reference: Any = None, **settings: A
 
 
 def geometry_of(model: Any) -> Geometry:
-    """The shape of a model, adapters and heads left out."""
+    """Return the shape of a model, without adapters and heads."""
     config = model.config.get_text_config()
     skip = set(getattr(model, "peft_config", {}))
     linear = [
@@ -117,21 +117,21 @@ def geometry_of(model: Any) -> Geometry:
 
 
 def _sides(module: Any) -> tuple[int, int]:
-    """Input and output width; packed weights have them as attributes, not in their shape."""
+    """Return input and output width; packed weights have them as attributes."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     return module.weight.shape[0], module.weight.shape[1]
 
 
 def _intermediate(config: Any, sides: list[tuple[int, int]]) -> int:
-    """Width of the MLP; in a mixture of experts, that of the experts that one token passes through."""
+    """Return the width of the MLP; with experts, the width of those that one token passes through."""
     width = getattr(config, "intermediate_size", None) or max(max(pair) for pair in sides)
     experts = getattr(config, "num_experts_per_tok", None)
     return experts * (getattr(config, "moe_intermediate_size", None) or width) if experts else width
 
 
 def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of the backbone, and those of the adapters on it."""
+    """Return the parameters of the backbone, and those of its adapters."""
     names = set(getattr(model, "peft_config", {}))
     parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for name, parameter in model.named_parameters():
@@ -140,22 +140,22 @@ def _split(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
 
 
 def byte_size(parameters: Iterable[torch.Tensor]) -> int:
-    """Bytes of parameters, with the constants of quantised weights."""
+    """Return the bytes of parameters, with the constants of quantised weights."""
     return sum(elements(p) * p.element_size() + _constants(p) for p in parameters)
 
 
 def elements(parameter: torch.Tensor) -> int:
-    """Number of elements of the full parameter, also if ZeRO-3 has sharded it."""
+    """Return the number of elements of the full parameter, also if ZeRO-3 has sharded it."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def modules_size(candidates: Iterable[Any]) -> int:
-    """Bytes of the candidates that are modules."""
+    """Return the bytes of the candidates that are modules."""
     return sum(byte_size(m.parameters()) for m in candidates if isinstance(m, nn.Module))
 
 
 def _constants(parameter: Any) -> int:
-    """Bytes of the block constants that bitsandbytes keeps beside a packed weight."""
+    """Return the bytes of the block constants that bitsandbytes keeps beside a packed weight."""
     total, state = 0, getattr(parameter, "quant_state", None)
     while state is not None:  # double quantisation quantises the constants too
         total += sum(

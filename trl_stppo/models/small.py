@@ -62,7 +62,7 @@ def tiny_tokenizer(
 
 
 def tiny_config(tokenizer: Qwen2Tokenizer, **overrides: int | float) -> Qwen2Config:
-    """A two-layer Qwen2 of about half a million parameters for this tokenizer."""
+    """Return the configuration of a two-layer Qwen2 with about half a million parameters."""
     settings: dict[str, int | float] = {
         "hidden_size": 128,
         "intermediate_size": 320,

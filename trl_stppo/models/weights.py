@@ -35,7 +35,7 @@ def load_converted(model: Any, folder: Path) -> bool:
 
 
 def _names(folder: Path) -> set[str]:
-    """Names of the tensors in a folder; empty if they are not in safetensors."""
+    """Return the names of the tensors in a folder; empty if they are not in safetensors."""
     from safetensors import safe_open
 
     if (folder / INDEX).is_file():

@@ -44,7 +44,7 @@ class Call:
     future: Future[Any] | None = None
 
     def overdue_at(self, now: float) -> float | None:
-        """Time at which the call is abandoned, as known at `now`; None for never."""
+        """Return the time at which the call is abandoned, as of `now`; None for never."""
         if self.timeout is None or self.started is None:
             return None
         at = self.started + self.timeout + (CANCEL_SECONDS if self.asynchronous else 0.0)
@@ -55,7 +55,7 @@ class Call:
         return at + min(now - max(blocked[1], self.started), self.timeout)
 
     def blocked_by(self, now: float) -> str | None:
-        """The blocker of the call's event loop, as in `CallResult.blocked`."""
+        """Return what blocks the call's event loop, as in `CallResult.blocked`."""
         blocked = None if self.loop is None else self.loop.blocked_for(now)
         return None if blocked is None else "itself" if blocked[0] is self else "another"
 

@@ -88,11 +88,11 @@ class ChatRenderer:
         return after[cut:]
 
     def check_template(self) -> None:
-        """Raise ValueError, naming the template, unless conversations can grow by appending."""
+        """Raise ValueError unless conversations can grow by appending; the error names the template."""
         self.observation_ids("x", conversational=True, turn_ended=True)
 
     def ended(self, ids: list[int]) -> bool:
-        """Whether a turn ended with an end-of-turn token of its own."""
+        """Whether a turn ended with an end-of-turn token."""
         return bool(ids) and ids[-1] in self.eos_token_ids
 
     def decode_action(self, ids: list[int]) -> str:
@@ -101,7 +101,7 @@ class ChatRenderer:
 
     @functools.cached_property
     def _boundary(self) -> tuple[list[int], int]:
-        """A rendered dummy conversation, and the position at which its assistant message ends."""
+        """Return a rendered dummy conversation, and the position where its assistant message ends."""
         ids = self._render(_DUMMY, add_generation_prompt=False)
         for position in range(len(ids) - 1, -1, -1):
             if ids[position] in self.eos_token_ids:
@@ -169,7 +169,7 @@ def with_opening(prompt: list[Message] | str, opening: str | list[Any]) -> list[
 
 
 def beginning(opening: str | list[Any], chars: int) -> str | list[Any]:
-    """At most the first `chars` characters of each text."""
+    """Cut each text to at most its first `chars` characters."""
     if isinstance(opening, str):
         return opening[:chars]
     return [

@@ -74,7 +74,7 @@ class ControlTokens:
         return self._ids(self.tokenizer.apply_chat_template(messages, **options))
 
     def text_ids(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of text. `special`: with the tokenizer's tokens at the beginning and end of a row."""
+        """Return token ids of text. `special`: with the tokenizer's tokens at begin and end of a row."""
         if not special:
             return self._ids(text)
         if MARK not in text:
@@ -93,7 +93,7 @@ class ControlTokens:
         return (MARK if tail and arising else "") + self._pattern.sub(rf"\g<0>{MARK}", text)
 
     def _as_read(self, text: str) -> str:
-        """The normalised text if that reveals a control token in another spelling, else the text."""
+        """Return the normalised text if it reveals a control token in another spelling, else the text."""
         if self._normalize is None:
             return text
         normal = self._normalize(text)
@@ -113,7 +113,7 @@ class ControlTokens:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _continued(self, text: str) -> list[int]:
-        """Ids of text in the middle of a line; some tokenizers put a space at its beginning."""
+        """Return ids of text in the middle of a line, without the space that some tokenizers put first."""
         line, ids = self._plain("\n"), self._plain("\n" + text)
         return ids[len(line) :] if ids[: len(line)] == line else self._plain(text)
 
@@ -148,7 +148,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _normalize(self) -> Callable[[str], str] | None:
-        """The tokenizer's normalisation before it searches for its normalised added tokens, or None."""
+        """Return the normalisation before the tokenizer's search for added tokens, or None."""
         normalizer = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "normalizer", None)
         if normalizer is None:
             return None

@@ -19,7 +19,7 @@ TRUSTED_TEXT = "trusted_text"  # attribute of an environment, or of a tool
 
 
 def readable(text: str) -> str:
-    """The text without lone surrogates, which undecodable output of other programs contains."""
+    """Return the text without lone surrogates; undecodable output of other programs contains them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -70,7 +70,7 @@ class Driver(Protocol):
         ...
 
     def opening(self, episode: Episode, index: int, seed: int) -> Call | None:
-        """The call that resets the environment and returns an `Opening`, None without an environment."""
+        """Return the call that resets the environment and returns an `Opening`; None without one."""
         ...
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
@@ -78,11 +78,11 @@ class Driver(Protocol):
         ...
 
     def turn(self, episode: Episode, message: Message) -> Call | None:
-        """The call that plays the turn and returns an `Outcome`, None if the turn has no action."""
+        """Return the call that plays the turn and returns an `Outcome`; None without an action."""
         ...
 
     def scoring(self, episode: Episode) -> Call | None:
-        """The call that scores the ended episode, None if the environment has no score.
+        """Return the call that scores the ended episode; None if the environment has no score.
 
         It returns the final reward and the last turn's additional reward, None for either if there
         is none.

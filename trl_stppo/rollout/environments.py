@@ -77,11 +77,11 @@ class EnvironmentPool:
             self._instances = {(name, 0): env for name, env in (probes or {}).items()}
 
     def existing(self, name: str | None, index: int) -> Any | None:
-        """The instance, if it has been made."""
+        """Return the instance; None if it is not made yet."""
         return self._instances.get((name, index))
 
     def take(self, name: str | None, index: int) -> Any:
-        """The instance, made now if it does not exist; called from worker threads."""
+        """Return the instance, and make it first if it is missing; called from worker threads."""
         key = (name, index)
         with self._lock:
             env, discards = self._instances.get(key), self._discards[key]

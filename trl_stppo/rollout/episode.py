@@ -99,7 +99,7 @@ class Context:
             raise RuntimeError(f"{self!r}: tokens have changed since they were appended.")
 
     def room(self, limits: Limits) -> int:
-        """Tokens that still fit."""
+        """Return the number of tokens that still fit."""
         room = limits.max_completion_tokens - len(self.ids)
         if limits.max_context_tokens is not None:
             context = len(self.prompt_ids) + len(self.ids)
@@ -107,7 +107,7 @@ class Context:
         return max(0, room)
 
     def turn_limit(self, limits: Limits) -> int:
-        """Tokens the next turn may have."""
+        """Return the number of tokens that the next turn may have."""
         room = self.room(limits)
         return room if limits.max_turn_tokens is None else min(room, limits.max_turn_tokens)
 
@@ -206,17 +206,17 @@ class Episode(Context):
 
     @property
     def num_turns(self) -> int:
-        """Turns sampled so far, in all contexts."""
+        """Return the number of turns sampled so far, in all contexts."""
         return sum(len(context.turn_spans) for context in self.contexts)
 
     @property
     def completion_ids(self) -> list[int]:
-        """The tokens after the prompt of all contexts, in the order in which these were opened."""
+        """Return the tokens after the prompt of all contexts, in the order of opening."""
         return [token for context in self.contexts for token in context.ids]
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled so far, in all contexts."""
+        """Return the number of tokens sampled so far, in all contexts."""
         return sum(sum(context.action_mask) for context in self.contexts)
 
     def append_turn(

@@ -129,7 +129,7 @@ def _check(output: dict[str, Any], count: int) -> list[int]:
 
 
 def _spans(output: dict[str, Any], completions: list[list[int]]) -> list[list[tuple[int, int]]]:
-    """Spans from the result; without them one turn per run of the mask, or per episode."""
+    """Return the result's spans; without them one turn per run of the mask, or per episode."""
     spans, masks = output.get("turn_spans"), output.get("env_mask")
     if spans is None:
         if masks is None:

@@ -230,7 +230,7 @@ def _dumps(value: Any, what: str) -> bytes:
 
 
 def _pack(value: Any) -> bytes:
-    """A reply: the value, or the reason why it cannot be pickled."""
+    """Make a reply: the value, or the reason why it cannot be pickled."""
     try:
         body: bytes | str = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -239,7 +239,7 @@ def _pack(value: Any) -> bytes:
 
 
 def _pack_error(error: BaseException) -> bytes:
-    """A reply: the exception, with its traceback as text."""
+    """Make a reply: the exception, with its traceback as text."""
     message, body = "<unprintable>", None
     with contextlib.suppress(Exception):
         message = str(error)

@@ -191,7 +191,7 @@ class EpisodeLoop:
         self._fail(episode, StopReason.ENV_ERROR, message)
 
     def _read_opening(self, episode: Episode, opening: str | list[Any]) -> bool:
-        """Tokenise the prompt; stop within a long opening once it is known not to fit.
+        """Tokenise the prompt; stop early if a long opening does not fit.
 
         Returns:
             Whether the complete opening was tokenised.
@@ -350,7 +350,7 @@ class EpisodeLoop:
             DaemonThread(close_environment, "closing", env, run_async).start()
 
     def _end(self, episode: Episode, reason: StopReason) -> None:
-        """Begin the end of an episode: after its last turn comes the environment's own score."""
+        """Begin the end of an episode; the environment scores it after the last turn."""
         episode.stop_reason = reason
         self._backend.release(episode.row)
         scoring = self._driver(episode).scoring(episode)

@@ -37,7 +37,7 @@ USED_UP = (
 
 
 def culprit(reasons: Iterable[StopReason | None]) -> str:
-    """The failed part, for messages: environment, sampler, or either."""
+    """Return the part that failed, for messages: environment, sampler, or either."""
     failures = {reason for reason in reasons if reason in FAILURES}
     if StopReason.SAMPLER_ERROR not in failures:
         return "environment"
@@ -50,7 +50,7 @@ def cut_off_as_failed(
     env_types: Sequence[str | None],
     reporting: Collection[str | None],
 ) -> list[bool | None]:
-    """`success`, set to False if a reporting environment's episode ran out of its budget unreported.
+    """Return `success`, with False for unreported episodes that used up a budget, if others report.
 
     Without this an agent could raise its success rate by using up its turns. All arguments are per
     episode; `reporting` are the environments that have reported success or failure of any episode.
@@ -77,7 +77,7 @@ def check_reward(value: Any, name: str) -> float:
 
 
 def spans_from_mask(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Maximal runs of ones, as half-open spans."""
+    """Return the maximal runs of ones, as half-open spans."""
     spans, start = [], None
     for position, flag in enumerate([*mask, 0]):
         if flag and start is None:
@@ -89,7 +89,7 @@ def spans_from_mask(mask: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def mask_from_spans(spans: Sequence[tuple[int, int]], length: int) -> list[int]:
-    """One where a span covers the token, else zero."""
+    """Return 1 for each token that a span covers, else 0."""
     mask = [0] * length
     for start, end in spans:
         mask[start:end] = [1] * (end - start)

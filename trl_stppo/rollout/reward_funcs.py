@@ -110,7 +110,7 @@ def check_columns(func: RewardFunc, arguments: Collection[str], columns: Collect
 
 
 def unmatched(func: Callable[..., Any], arguments: Collection[str]) -> tuple[list[str], list[str]]:
-    """Required parameters that are not among `arguments`, and arguments that `func` does not take."""
+    """Return parameters that `arguments` lacks, and arguments that `func` does not take."""
     try:
         # A decorator may add arguments that the wrapped function needs.
         parameters = inspect.signature(func, follow_wrapped=False).parameters
@@ -130,7 +130,7 @@ def _columns(kwargs: dict[str, Any]) -> list[str]:
 def _select(
     kwargs: dict[str, Any], episodes: Sequence[Episode]
 ) -> tuple[list[int], dict[str, Any]]:
-    """The rows that count, and the arguments for them."""
+    """Return the rows that count, and their arguments."""
     rows, left_out = len(kwargs["completions"]), {i for i, e in enumerate(episodes) if e.failed}
     kept = [row for row in range(rows) if row not in left_out]
     if len(kept) == rows:
@@ -150,7 +150,7 @@ def _select(
 
 
 def _spread(values: list[Any], kept: list[int], kwargs: dict[str, Any]) -> list[Any]:
-    """Values of the rows that count, None for the others."""
+    """Return the values of the rows that count, with None for the others."""
     rows = len(kwargs["completions"])
     if len(values) != len(kept) or len(kept) == rows:
         return values  # GRPOTrainer raises for a wrong number
@@ -165,7 +165,7 @@ def _named_like(wrapper: RewardFunc, func: RewardFunc, name: str) -> RewardFunc:
 
 
 def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
-    """A reward function that returns the results of one environment class's `get_reward`."""
+    """Make a reward function from one environment class's `get_reward`."""
 
     def get_reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
         return [e.final_reward if e.env_type == env_type else None for e in current.episodes]
@@ -174,7 +174,7 @@ def paid_by(env_type: str, current: CurrentEpisodes) -> RewardFunc:
 
 
 def turn_sums(current: CurrentEpisodes, unpaid: float | None) -> RewardFunc:
-    """A reward function that returns, for the log, the sum of each episode's turn rewards.
+    """Make a reward function that returns each episode's sum of turn rewards, for the log.
 
     `unpaid`: its value if no turn has a reward.
     """

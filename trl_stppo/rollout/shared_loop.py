@@ -63,7 +63,7 @@ class SharedLoop:
         return answered
 
     def blocked_for(self, now: float) -> tuple[Any, float] | None:
-        """The owner that blocks the loop, and the start of the block (`time.monotonic`); None if free."""
+        """Return the owner that blocks the loop, and since when (`time.monotonic`); None if it is free."""
         holder = self._holder
         return holder if holder is not None and now - holder[1] >= BLOCKING else None
 

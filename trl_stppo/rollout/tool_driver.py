@@ -181,7 +181,7 @@ class ToolDriver:
         )
 
     def _new_turn_reward(self, episode: Episode) -> float | None:
-        """Sum of what was appended to the turn rewards since the last turn, None without them."""
+        """Return the sum of the turn rewards appended since the last turn; None without turn rewards."""
         rewards = getattr(episode.env, TURN_REWARDS, None)
         if rewards is None:
             return None

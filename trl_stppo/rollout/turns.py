@@ -37,7 +37,7 @@ class Selection:
 
 
 def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]) -> Turn:
-    """A candidate for the episode's next turn."""
+    """Make a candidate for the episode's next turn."""
     before = episode.prompt_ids + episode.ids
     if episode.conversational:
         context: Any = [*episode.prompt, *episode.messages]
@@ -49,7 +49,7 @@ def candidate(tokenizer: Any, episode: Episode, message: Message, ids: list[int]
 
 
 def arguments_of(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Arguments of a turn reward function: the rows' columns, and the turns in their context."""
+    """Return the arguments of a turn reward function: the rows' columns, and the turns in context."""
     columns = [key for key in turns[0].columns if key not in RESERVED]
     return {
         **{key: [turn.columns[key] for turn in turns] for key in columns},

@@ -70,7 +70,7 @@ class EnvironmentCalls:
                 self._staff()
 
     def poll(self, wait: float = 0.0) -> list[CallResult]:
-        """Results since the last poll, abandoned calls among them.
+        """Return the results since the last poll, including abandoned calls.
 
         `wait`: seconds to block for the first one.
         """

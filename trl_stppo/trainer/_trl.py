@@ -212,7 +212,7 @@ def uploads_without(patterns: Sequence[str]) -> Iterator[None]:
 
 
 def max_context_tokens(trainer: Any) -> int | None:
-    """Longest context of the generating model, prompt and completion, in tokens."""
+    """Return the longest context of the generating model, prompt and completion, in tokens."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     return getattr(trainer.model.config, "max_position_embeddings", None)
@@ -234,7 +234,7 @@ def read_message(
 
 
 def training_template(tokenizer: Any) -> str | None:
-    """TRL's prefix-preserving form of the tokenizer's chat template, None if TRL has none."""
+    """Return TRL's prefix-preserving form of the chat template; None if TRL has none."""
     try:
         return get_training_chat_template(tokenizer)
     except ValueError:
@@ -244,7 +244,7 @@ def training_template(tokenizer: Any) -> str | None:
 def tool_suffix(
     tokenizer: Any, render: Callable[..., list[int]], template: dict[str, Any]
 ) -> Callable[[list[dict[str, Any]]], list[int]]:
-    """GRPOTrainer's own rendering of tool messages as the suffix of a turn.
+    """Return GRPOTrainer's rendering of tool messages as the suffix of a turn.
 
     Its method reads only these attributes, so that agents can be played without a trainer.
     `render` replaces the tokenizer's `apply_chat_template`.

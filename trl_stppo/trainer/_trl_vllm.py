@@ -72,7 +72,7 @@ def awake(vllm: Any) -> Iterator[None]:
 
 
 def turn_options(vllm: Any, *, seeded: bool, adapter: Any) -> Callable[[TurnRequest], Any]:
-    """Options of the engine's `add_request`, from the settings that `VLLMGeneration.generate` reads."""
+    """Return options of the engine's `add_request`, from what `VLLMGeneration.generate` reads."""
     structure = vllm.generation_kwargs.get("structured_outputs")
     if vllm.structured_outputs_regex is not None:
         structure = {"regex": vllm.structured_outputs_regex}
@@ -95,7 +95,7 @@ def _sampling(vllm: Any) -> dict[str, Any]:
 
 
 def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
-    """The turn's own sampling options, and `generation_kwargs`, bounded by them."""
+    """Return the turn's sampling options, and `generation_kwargs` bounded by them."""
     sampling = {"seed": number(request.seed)} if seeded else {}
     sampling |= {**vllm.generation_kwargs, "logprobs": vllm.logprobs}
     sampling["max_tokens"] = request.max_new_tokens
@@ -105,7 +105,7 @@ def _further(vllm: Any, request: TurnRequest, seeded: bool) -> dict[str, Any]:
 
 
 def number(seed: tuple[int, ...]) -> int:
-    """A turn's seed for vLLM, below 2**63."""
+    """Return a turn's seed for vLLM, below 2**63."""
     return turn_random(seed).getrandbits(63)
 
 
@@ -115,7 +115,7 @@ def has_adapters(vllm: Any) -> bool:
 
 
 def adapter(number: int, folder: str) -> Any:
-    """A version of the policy's adapter, in the form of vLLM's requests."""
+    """Return a version of the policy's adapter, in the form of vLLM's requests."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"policy-{number}", number, folder)
@@ -125,7 +125,7 @@ def adapter(number: int, folder: str) -> Any:
 
 
 def new_client(vllm: Any, patience: float) -> Any:
-    """A TRL client for turns, in any process: with a time limit and without retries of its own.
+    """Make a TRL client for turns, in any process, with a time limit and without retries.
 
     `patience`: seconds until the server must be up.
     """
@@ -139,7 +139,7 @@ def new_client(vllm: Any, patience: float) -> Any:
 
 
 def limit_requests(client: Any, seconds: float) -> None:
-    """Bound the time of each request of a TRL client; one without an answer is not repeated."""
+    """Bound the time of each request of a TRL client; unanswered requests are not repeated."""
     for adapter in client.session.adapters.values():
         adapter.max_retries = adapter.max_retries.new(read=False)
     timeout = (CONNECT_SECONDS, seconds)
@@ -162,7 +162,7 @@ class TurnClient:
         self._seeded = "cuda" in str(client.get_server_info().get("device_config"))
 
     def sample(self, request: TurnRequest) -> tuple[list[int], list[float] | None]:
-        """Ids and log-probabilities of a turn."""
+        """Return ids and log-probabilities of a turn."""
         vllm = self._vllm
         settings = {**_sampling(vllm), "structured_outputs_regex": vllm.structured_outputs_regex}
         settings["generation_kwargs"] = _further(vllm, request, self._seeded)
@@ -190,7 +190,7 @@ class TurnClient:
         return logprobs
 
     def weights_name(self) -> str:
-        """Name of the server's weights, "" if it cannot name them."""
+        """Return the name of the server's weights; "" if it cannot name them."""
         if not self.names_weights:
             return ""
         with failures():
@@ -227,7 +227,7 @@ class TurnClient:
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Raise a temporary failure as a ServerError, a refusal as a RuntimeError."""
+    """Context that raises a temporary failure as a ServerError, a refusal as a RuntimeError."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -245,6 +245,6 @@ def failures() -> Iterator[None]:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status in an error of TRL's client, which has no class of its own."""
+    """Return the HTTP status in an error of TRL's client, which has no class of its own."""
     found = _STATUS.match(str(error))
     return int(found[1]) if found else None

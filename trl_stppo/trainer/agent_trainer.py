@@ -225,7 +225,7 @@ class AgentTrainer(Bridge):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Play the held-out rows and report what came of it; `docs/evaluation.md` lists the figures.
+        """Play the held-out rows and return their metrics; `docs/evaluation.md` lists them.
 
         Rows are played `num_generations_eval` times each, with the `eval_*` settings. The episodes
         follow from `seed`, the row and the weights, whatever the batch size and the number of
@@ -273,7 +273,7 @@ class AgentTrainer(Bridge):
         return None, None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the loss of the run so far and a table of completions for each evaluation."""
+        """Log as upstream does; each evaluation gets a separate table of completions."""
         self._run_state.set_final_loss(logs)
         with self._evaluator.table_of_its_own():
             super().log(logs, start_time)
@@ -298,7 +298,7 @@ class AgentTrainer(Bridge):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train, from the start or exactly from where a checkpoint was written.
+        """Train from the start, or resume exactly where a checkpoint was written.
 
         Args:
             resume_from_checkpoint: folder of a checkpoint; True for the newest complete one in
@@ -342,7 +342,7 @@ class AgentTrainer(Bridge):
         self._publisher.save_checkpoint(super()._save_checkpoint, model, trial)
 
     def _finalize_training(self, *args: Any) -> Any:
-        """Finish as upstream does, without deleting checkpoints that may stay."""
+        """Finish as upstream does, but keep checkpoints that are still needed."""
         return self._publisher.finish(super()._finalize_training, *args)
 
     # ------------------------------------------------------------------ an agent, and the Hub
@@ -358,7 +358,7 @@ class AgentTrainer(Bridge):
         self._publisher.save_model(super().save_model, output_dir, _internal_call)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the model card, `README.md` in the output directory: TRL's, and what is the agent's.
+        """Write the model card, `README.md` in the output directory: TRL's, with a section on the agent.
 
         A README.md that no trainer has written stays as it is; a push uploads it.
 

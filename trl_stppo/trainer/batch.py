@@ -79,15 +79,15 @@ class TurnBatch:
 
     @property
     def action_mask(self) -> Tensor:
-        """[B, T] bool, True where the policy sampled the token."""
+        """Return a [B, T] bool mask, True where the policy sampled the token."""
         return self.turn_index >= 0
 
     def earned(self, scores: Tensor) -> Tensor:
-        """Total rewards of episodes, [B]: score plus turn rewards; hidden turns count as 0."""
+        """Return the total reward of each episode, [B]: score plus turn rewards. Hidden turns count as 0."""
         return scores if self.turn_rewards is None else scores + self.turn_rewards.sum(dim=1)
 
     def join(self, batch: Batch) -> Batch:
-        """The batch with a row per episode; the batch itself if each has one context."""
+        """Return the batch with a row per episode; the batch itself if each has one context."""
         if self.view is None:
             return batch
         fields = cast(dict[str, Tensor], batch)
@@ -200,7 +200,7 @@ def build_turn_batch(
 def _padded(
     turn_rewards: Sequence[Sequence[float]], turn_index: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Turn rewards as [B, K]; a hidden episode has no turn in the index, so none of its rewards count."""
+    """Return turn rewards as [B, K]; those of hidden episodes do not count."""
     counts = (turn_index.amax(dim=1) + 1).tolist()
     table = torch.zeros(len(turn_rewards), max(1, *counts), dtype=dtype)
     for episode, (rewards, turns) in enumerate(zip(turn_rewards, counts, strict=True)):
@@ -210,19 +210,19 @@ def _padded(
 
 
 def full_sequence(batch: Batch) -> tuple[Tensor, Tensor, int]:
-    """Ids and mask of prompt and completion [B, P + T], and T."""
+    """Return ids and mask of prompt and completion, [B, P + T], and T."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)
 
 
 def row_tokens(batch: Batch) -> Tensor:
-    """Tokens of prompt and completion of each row, [B]."""
+    """Count the tokens of prompt and completion of each row, [B]."""
     return batch["prompt_mask"].sum(dim=1) + batch["completion_mask"].sum(dim=1)
 
 
 def num_episodes(batches: Sequence[Batch]) -> int:
-    """Episodes whose rows are in these batches."""
+    """Count the episodes whose rows are in these batches."""
     if "episode" not in batches[0]:
         return sum(len(batch["loss_mask"]) for batch in batches)
     numbers = torch.cat([batch["episode"] for batch in batches])
@@ -230,7 +230,7 @@ def num_episodes(batches: Sequence[Batch]) -> int:
 
 
 def deal(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Shuffle episodes into `count` micro-batches of as many each; the input may be dealt out already."""
+    """Shuffle episodes into `count` micro-batches of equal size; the input may already be dealt."""
     joined = join(batches)
     if "episode" not in joined:
         return cast(list[Batch], split_tensor_dict(shuffle_sequence_dict(joined), count))
@@ -277,7 +277,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def without_padding(batch: Batch) -> Batch:
-    """The batch without the final columns that are padding in all of its rows.
+    """Drop the final columns that are padding in all rows of the batch.
 
     The rollout batch is padded to its longest row, which few micro-batches hold.
     """

@@ -17,7 +17,7 @@ Wrapped = Callable[..., Any]  # upstream's method behind one of our overrides
 
 
 class Bridge(GRPOTrainer):
-    """GRPOTrainer with what our trainers add for helpers; `AgentTrainer` overrides its methods."""
+    """GRPOTrainer with the attributes that helpers read; `AgentTrainer` overrides its methods."""
 
     args: PPOConfig
     rollout_func: RolloutFunc | None
@@ -27,7 +27,7 @@ class Bridge(GRPOTrainer):
 
     @property
     def internals(self) -> Internals:
-        """Private state of the trainer."""
+        """Return the trainer's private state."""
         return Internals(self)
 
 
@@ -37,7 +37,7 @@ def is_warming_up(host: Bridge) -> bool:
 
 
 class Internals:
-    """The private state of GRPOTrainer and transformers' Trainer that we read and write, and no more.
+    """The private state of GRPOTrainer and transformers' Trainer that this package uses.
 
     The contract test holds each private name against the installed versions. Methods are bound at the call,
     so that overrides and methods replaced after construction are used.
@@ -50,7 +50,7 @@ class Internals:
 
     @property
     def step(self) -> int:
-        """Micro-batches so far."""
+        """Return the number of micro-batches so far."""
         return int(self._trainer._step)
 
     @step.setter
@@ -59,7 +59,7 @@ class Internals:
 
     @property
     def buffer(self) -> list[Batch] | None:
-        """The rollout batch in play, cut into micro-batches; None before the first."""
+        """Return the current rollout batch, cut into micro-batches; None before the first."""
         batches: list[Batch] | None = self._trainer._buffered_inputs
         return batches
 
@@ -71,7 +71,7 @@ class Internals:
 
     @property
     def figures(self) -> tuple[Any, ...]:
-        """All that waits for the next log: metrics, completions, `log_metric`'s and `log_extra`'s."""
+        """Return all values of the next log: metrics, completions, `log_metric`'s and `log_extra`'s."""
         return self.metrics, self.logs, self.pending_metrics, self.pending_columns
 
     @figures.setter
@@ -82,31 +82,31 @@ class Internals:
 
     @property
     def metrics(self) -> dict[str, dict[str, list[float]]]:
-        """Metrics that wait for the next log, by mode ("train", "eval") and name."""
+        """Return the metrics of the next log, by mode ("train", "eval") and name."""
         metrics: dict[str, dict[str, list[float]]] = self._trainer._metrics
         return metrics
 
     @property
     def logs(self) -> dict[str, Any]:
-        """Columns of the next table of completions."""
+        """Return the columns of the next table of completions."""
         logs: dict[str, Any] = self._trainer._logs
         return logs
 
     @property
     def pending_metrics(self) -> dict[str, list[float]]:
-        """Values that reward functions passed to `log_metric`."""
+        """Return values that reward functions passed to `log_metric`."""
         pending: dict[str, list[float]] = self._trainer._pending_metrics
         return pending
 
     @property
     def pending_columns(self) -> dict[str, list[Any]]:
-        """Values that reward functions passed to `log_extra`."""
+        """Return values that reward functions passed to `log_extra`."""
         pending: dict[str, list[Any]] = self._trainer._pending_extra_logs
         return pending
 
     @property
     def loss(self) -> tuple[torch.Tensor, float, int]:
-        """Transformers' log of the loss: the sum since the last log, before it, and that log's step."""
+        """Return the loss's sum since the last log, its sum before that, and the step of that log."""
         trainer = self._trainer
         return trainer._tr_loss, trainer._total_loss_scalar, trainer._globalstep_last_logged
 
@@ -119,22 +119,22 @@ class Internals:
 
     @property
     def tokenizer(self) -> Any:
-        """The policy's tokenizer, also if the processing class is more than one."""
+        """Return the policy's tokenizer, also if the processing class has other parts."""
         return self._trainer._tokenizer
 
     @property
     def end_ids(self) -> set[int]:
-        """Last tokens of whole completions in upstream's eyes: ends and padding."""
+        """Return the ids that end a complete completion for upstream: ends of turns and padding."""
         return {*self._trainer.eos_token_ids, self.tokenizer.pad_token_id}
 
     def decode(self, ids: list[int]) -> str:
-        """The text of tokens, without special ones."""
+        """Return the text of tokens, without special ones."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     @property
     def synced_step(self) -> int:
-        """The step at which vLLM last got the weights."""
+        """Return the step at which vLLM last got the weights."""
         return int(self._trainer._last_loaded_step)
 
     @synced_step.setter
@@ -143,24 +143,24 @@ class Internals:
 
     @property
     def signature_columns(self) -> list[str]:
-        """Columns of the rows that loaders hand on."""
+        """Return the columns of the rows that loaders hand on."""
         columns: list[str] = self._trainer._signature_columns
         return columns
 
     # -------------------------------------------------------------- methods that users override
 
     def generate_single_turn(self, *args: Any) -> Any:
-        """GRPOTrainer's generation call."""
+        """Return GRPOTrainer's generation call."""
         return self._trainer._generate_single_turn(*args)
 
     def calculate_rewards(self, *args: Any) -> torch.Tensor:
-        """GRPOTrainer's call of all reward functions."""
+        """Return GRPOTrainer's call of all reward functions."""
         rewards: torch.Tensor = self._trainer._calculate_rewards(*args)
         return rewards
 
     @property
     def logprobs(self) -> Wrapped:
-        """The trainer's method for log-probabilities and entropies."""
+        """Return the trainer's method for log-probabilities and entropies."""
         method: Wrapped = self._trainer._get_per_token_logps_and_entropies
         return method
 
@@ -168,23 +168,23 @@ class Internals:
 
     @property
     def method(self) -> str:
-        """Name of the method on TRL's model card; also of a class of trainers."""
+        """Return the method's name on TRL's model card; trainer classes have it too."""
         return str(self._trainer._name)
 
     @property
     def paper(self) -> dict[str, str]:
-        """Paper on the card."""
+        """Return the paper on the card."""
         paper: dict[str, str] = self._trainer._paper
         return paper
 
     @property
     def tags(self) -> list[str]:
-        """Tags of the card."""
+        """Return the tags of the card."""
         tags: list[str] = self._trainer._tag_names
         return tags
 
     def output_dir(self, trial: Any) -> str:
-        """The run's folder, of a trial if there is one."""
+        """Return the run's folder, or the folder of a trial."""
         return str(self._trainer._get_output_dir(trial))
 
     def save_checkpoint(self) -> None:
@@ -196,5 +196,5 @@ class Internals:
         self._trainer._push_from_checkpoint(folder)
 
     def finish_push(self) -> None:
-        """Wait for the upload under way."""
+        """Block until the running upload ends."""
         self._trainer._finish_current_push()

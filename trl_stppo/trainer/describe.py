@@ -74,7 +74,7 @@ def description_of(
 
 
 def adapter_of(model: Any) -> Mapping[str, Any] | None:
-    """Description of a model's PEFT adapter; None if the model is trained in full."""
+    """Describe a model's PEFT adapter; return None if the model is trained in full."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
         return None
@@ -85,7 +85,7 @@ def adapter_of(model: Any) -> Mapping[str, Any] | None:
 
 
 def algorithm_settings(args: Any) -> dict[str, Any]:
-    """The settings of the algorithm: ours, and those of TRL and transformers that move weights."""
+    """Return the algorithm's settings: ours, and those of TRL and transformers that move weights."""
     names = {"learning_rate", "weight_decay", "epsilon", "epsilon_high", "beta", "loss_type"}
     names |= {"optim", "adam_beta1", "adam_beta2", "adam_epsilon"}
     names |= {"lr_scheduler_type", "max_grad_norm", "temperature"}
@@ -104,7 +104,7 @@ def algorithm_settings(args: Any) -> dict[str, Any]:
 
 
 def hub_datasets(rows: Any) -> list[str]:
-    """Ids of data sets on the Hub, from the paths of their local copies: `<namespace>___<name>`."""
+    """Return ids of data sets on the Hub, from the paths of local copies: `<namespace>___<name>`."""
     files = getattr(rows, "cache_files", None) or []
     parts = [_CACHED.fullmatch(part) for file in files for part in Path(file["filename"]).parts]
     return list(dict.fromkeys(f"{part[1]}/{part[2]}" for part in parts if part))
@@ -133,7 +133,7 @@ def _environments(rollout: RolloutPlan) -> Iterable[Environment]:
 
 
 def _arguments(factory: Any) -> str:
-    """`(largest=7)` of a `functools.partial`; long values and paths become a short digest."""
+    """Return `(largest=7)` for a `functools.partial`; long values and paths become a short digest."""
     if not isinstance(factory, functools.partial):
         return ""
     try:
@@ -148,7 +148,7 @@ def _arguments(factory: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """The value if it is a number or a word, else a digest of it."""
+    """Return the value if it is a number or a word, else a digest of it."""
     value = redacted(value)
     if isinstance(value, (int, float)) or _WORD.fullmatch(str(value)):
         return str(value)

@@ -86,7 +86,7 @@ class StepHooks(StepScale):
 
 
 class ShardedStepHooks(StepScale):
-    """`StepScale` for an optimizer that an engine steps, DeepSpeed once for every shard."""
+    """`StepScale` for an optimizer that an engine steps; DeepSpeed steps once per shard."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Optimizers:
     def create(
         self, wrapped: Callable[..., torch.optim.Optimizer], *args: Any, **kwargs: Any
     ) -> torch.optim.Optimizer:
-        """Make upstream's optimizer by its own method, and add the critic and our hooks."""
+        """Make upstream's optimizer; add the critic and the hooks."""
         host = self._host
         parameters, is_callers = host.critic.parameters(), host.optimizer is not None
         for parameter in parameters:  # keep a shared critic's adapter out of upstream's groups
@@ -143,7 +143,7 @@ class Optimizers:
             return optimizer
 
         def rate() -> float | Tensor:
-            """The critic's rate, on the policy's schedule."""
+            """Return the critic's rate, on the policy's schedule."""
             assert host.optimizer is not None
             assert args.critic_learning_rate is not None
             group = host.optimizer.param_groups[0]
@@ -159,7 +159,7 @@ class Optimizers:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Context of upstream's wrapping of the policy by an engine."""
+        """Context in which upstream wraps the policy by an engine."""
         host, accelerator = self._host, self._host.accelerator
         if not is_sharded(accelerator):
             yield
@@ -198,7 +198,7 @@ class _EndOfMiniBatch(TrainerCallback):
 
 
 def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bool) -> list[str]:
-    """Role of each group before the critic's is added; without empty ones under DeepSpeed."""
+    """Return the role of each group before the critic is added; DeepSpeed drops empty groups."""
     names = set(host.get_decay_parameter_names(host.model))
     decays = {id(p) for name, p in host.model.named_parameters() if name in names}
     roles = []
@@ -211,7 +211,7 @@ def _policy_roles(host: Bridge, optimizer: torch.optim.Optimizer, is_callers: bo
 
 
 def policy_parameters(host: Bridge) -> list[tuple[str, nn.Parameter]]:
-    """Trained parameters of the policy by name, without a shared critic's."""
+    """Return trained parameters of the policy by name, without a shared critic's."""
     critic = {id(parameter) for parameter in host.critic.parameters()}
     named = host.model.named_parameters()
     return [(name, p) for name, p in named if p.requires_grad and id(p) not in critic]
@@ -240,7 +240,7 @@ def add_critic_groups(
 
 
 def critic_groups(host: Bridge, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """Groups of the critic's parameters; norms and biases, the second group, do not decay."""
+    """Return the groups of the critic's parameters; norms and biases, the second group, do not decay."""
     args, critic = host.args, cast(SharedCritic | SeparateCritic, host.critic)
     decays: set[int] = set()
     for module in (critic.model, critic.head):

@@ -71,7 +71,7 @@ class OverlappedSource(RolloutSource):
                 self._flight.thread.join(STOP_SECONDS)
 
     def settle(self) -> None:
-        """Wait for a rollout that another thread plays; it stays for its update."""
+        """Block until the other thread's rollout ends; its update still gets it."""
         if self._flight is not None:
             self._flight.settle()
 
@@ -82,7 +82,7 @@ class OverlappedSource(RolloutSource):
         return played
 
     def play(self, rows: list[Row]) -> Rollout:
-        """Collect the rollout of the rows; play it now if none is under way, as after a resume."""
+        """Collect the rollout of the rows; play it now if no thread has, as after a resume."""
         if not self._is_checked:
             self._player.sampler.check_ahead()
             self._is_checked = True
@@ -131,7 +131,7 @@ class OverlappedSource(RolloutSource):
         self._flight = Flight(rows, play, host.accelerator.device)
 
     def _measure(self, rollout: Rollout, seconds: float, waited: float, now: float) -> None:
-        """Add `perf/overlap`: (G + U - period) / min(G, U), with the seconds that each takes alone."""
+        """Add `perf/overlap`: (G + U - period) / min(G, U). A rollout alone takes G, an update U seconds."""
         period = None if self._collected_at is None else now - self._collected_at
         self._collected_at = now
         if period is None or self._alone is None:

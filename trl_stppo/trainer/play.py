@@ -126,7 +126,7 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
 def prompt_template(
     speaker: Speaker, template_kwargs: dict[str, Any] | None, *, uses_tools: bool
 ) -> tuple[str | None, ValueError | None]:
-    """The chat template that training uses in place of the tokenizer's, so that prompts are equal.
+    """Return the chat template of training, so that prompts are equal to training's.
 
     Returns:
         The template, None for the tokenizer's own; and the error if episodes of messages cannot be

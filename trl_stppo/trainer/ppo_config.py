@@ -249,7 +249,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @classmethod
     def trainer_name(cls) -> str:
-        """Name of the trainer class that supports all of these options."""
+        """Return the name of the trainer class that supports all of these options."""
         return cls._TRAINER
 
     def __post_init__(self) -> None:
@@ -302,12 +302,12 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @property
     def micro_batches_per_rollout(self) -> int:
-        """Micro-batches that train on one rollout batch, over all epochs."""
+        """Return the number of micro-batches that train on one rollout batch, over all epochs."""
         return self.num_iterations * (self.steps_per_generation or 1)
 
     @property
     def steps_per_rollout(self) -> int:
-        """Optimizer steps that train on one rollout batch, over all epochs."""
+        """Return the number of optimizer steps that train on one rollout batch, over all epochs."""
         return self.num_iterations * (self.num_mini_batches or 1)
 
     @property
@@ -317,14 +317,14 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
 
     @property
     def eval_settings(self) -> dict[str, Any]:
-        """`eval_generation_kwargs` as a dictionary."""
+        """Return `eval_generation_kwargs` as a dictionary."""
         settings = self.eval_generation_kwargs or {}
         assert isinstance(settings, dict)
         return settings
 
     @property
     def forward_batch_size(self) -> int:
-        """Rows of a forward pass of the critic or of a reward model without gradients."""
+        """Return the rows of one forward pass, without gradients, of the critic or a reward model."""
         return self.local_rollout_forward_batch_size or self.per_device_train_batch_size
 
     def _is_set(self, name: str) -> bool:
@@ -346,7 +346,7 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
             setattr(self, name, value)
 
     def _resolve_mini_batches(self) -> int | None:
-        """Turn PPO's (R, M) into GRPO's steps_per_generation and accumulation. Returns M."""
+        """Convert PPO's (R, M) to GRPO's steps_per_generation and accumulation; return M."""
         parts = self.num_mini_batches
         if parts is None:
             return None

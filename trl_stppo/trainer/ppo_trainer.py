@@ -77,12 +77,12 @@ class PPOTrainer(AgentTrainer):
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why a guard or a signal ended the last `train()` early; None if none did."""
+        """Return why a guard or a signal ended the last `train()` early; None if none did."""
         return self._guards.ending.reason
 
     @property
     def stop_signal(self) -> int | None:
-        """Number of the signal received during the last `train()`; None without one."""
+        """Return the number of the signal received during the last `train()`; None without one."""
         return self._guards.ending.signal
 
     @property

@@ -71,7 +71,7 @@ class STGRPOConfig(STPPOConfig):
 
     @property
     def advantage_estimator(self) -> str:
-        """The variant's baseline of advantages: "group", "leave_one_out" or "batch"."""
+        """Return the variant's baseline of advantages: "group", "leave_one_out" or "batch"."""
         return ESTIMATORS.get((self.variant or "").rpartition("-")[2], "group")
 
     @property

@@ -66,7 +66,7 @@ class STPPOConfig(PPOConfig):
         self._check_clip_bias()
 
     def _variant_of_level(self, default: str) -> str | None:
-        """Variant of a level, alone or with stabilizers; None if there is no such variant."""
+        """Return the variant of a level, alone or with stabilizers; None if there is no such variant."""
         level = self.importance_sampling_level
         if level is None:
             return str.__str__(default)  # an ordinary string from here on
@@ -124,7 +124,7 @@ class STPPOConfig(PPOConfig):
 
     @property
     def scaling_stabilizer(self) -> type[Stabilizer] | None:
-        """The stabilizer that scales steps."""
+        """Return the stabilizer that scales steps."""
         return next((kind for kind in self._kinds if kind.scale_target), None)
 
     @property
@@ -151,7 +151,7 @@ class STPPOConfig(PPOConfig):
 
     @property
     def takes_second_gradient(self) -> bool:
-        """Whether the norm is measured from gradients, which an engine that shards does not allow."""
+        """Whether norms are measured from gradients, which an engine that shards does not allow."""
         if self._clip_bias_estimator == "exact" or self.needs_exact_norms:
             return True
         by_itself = self._clip_bias_estimator != "logits" and not self.weighs_episodes
@@ -159,7 +159,7 @@ class STPPOConfig(PPOConfig):
 
 
 def _listed(stabilizers: list[str] | str | None) -> list[str] | None:
-    """The setting as a list without repetitions, "none" being an empty one."""
+    """Return the setting as a list without repetitions; "none" is an empty list."""
     if stabilizers is None:
         return None
     names = [stabilizers] if isinstance(stabilizers, str) else list(stabilizers)

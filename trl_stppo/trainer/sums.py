@@ -11,7 +11,7 @@ from ..core.masking import widest
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """The tensor, detached, in double precision if the device has it."""
+    """Return the tensor, detached, in double precision if the device has it."""
     return widest(tensor.detach())
 
 

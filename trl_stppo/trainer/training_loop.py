@@ -82,7 +82,7 @@ class Totals(NamedTuple):
 
 
 class RolloutSource:
-    """Supplies rollouts with their rewards: here by playing one whenever the loop needs it."""
+    """Plays a rollout and adds its rewards when the loop needs one."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class RolloutSource:
         self._rewards, self._guards, self._stale = rewards, guards, stale
 
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
-        """Play one episode per row.
+        """Play one episode per row, and add rewards.
 
         Returns:
             The rollout of this process, and the rewards of all processes' episodes, [W * B, F].
@@ -121,7 +121,7 @@ class RolloutSource:
         return rollout
 
     def seed(self, step: int) -> tuple[int, int, int]:
-        """The seed of the rollout that is trained on from this step on."""
+        """Return the seed of the rollout whose training begins at this step."""
         # The 1 marks training; another number would change every seed.
         return (self._host.args.seed, 1, step)
 
@@ -179,7 +179,7 @@ class TrainingLoop:
     # --------------------------------------------------------------------------- rollout
 
     def rollout(self, rows: list[Row]) -> Batch:
-        """One rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
+        """Make one rollout batch: play, reward, pad, compare policies, estimate advantages, log."""
         started = time.perf_counter()
         with self.stale.around_rollout():
             rollout, all_rewards = self.source.next(rows)
@@ -224,7 +224,7 @@ class TrainingLoop:
             batch["old_per_token_logps"] = self.logprobs_under(self.host.model, batch)
 
     def _add_ref_logprobs(self, batch: Batch) -> None:
-        """Add the reference policy's, if a KL is measured."""
+        """Add the reference policy's log-probabilities, if a KL is measured."""
         host = self.host
         if self.args.kl_coef == 0.0 and self.args.beta == 0.0:
             return
@@ -237,7 +237,7 @@ class TrainingLoop:
             batch["ref_per_token_logps"] = self.logprobs_under(host.model, batch)
 
     def logprobs_under(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Log-probabilities of a batch's tokens under a model, [B, T] nats, without a gradient."""
+        """Compute log-probabilities of a batch's tokens under a model, [B, T] nats, without a gradient."""
         host, args = self.host, self.args
         checkpointing = args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(host.model, checkpointing):
@@ -266,7 +266,7 @@ class TrainingLoop:
         )
 
     def kl_to_reference(self, batch: Batch) -> Tensor | None:
-        """Per-token KL that goes into the reward, [B, T] nats; None without one."""
+        """Return the per-token KL of the reward, [B, T] nats; None without one."""
         if self.args.kl_coef == 0.0:
             return None
         return kl_penalty(
@@ -285,7 +285,7 @@ class TrainingLoop:
         kl: Tensor | None,
         final_values: Tensor | None,
     ) -> Targets:
-        """Advantages and the critic's targets: GAE over tokens or turns, or a comparison without a critic.
+        """Compute advantages and the critic's targets, by GAE or, without a critic, by comparison.
 
         Args:
             batch: of the rollout, a row per episode.
@@ -339,7 +339,7 @@ class TrainingLoop:
         return final_values if turns.view is None else final_values[turns.view.last]
 
     def rollout_values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Values before each token [B, T] and after the last one [B], in bounded chunks."""
+        """Compute values before each token [B, T] and after the last one [B], in bounded chunks."""
         with self.host.critic.active():
             values = self.forward.values(batch, self.args.forward_batch_size)
         last = batch["completion_mask"].long().sum(dim=1, keepdim=True)
@@ -356,7 +356,7 @@ class TrainingLoop:
         targets: Targets,
         seconds: float,
     ) -> None:
-        """Log and record the rollout; `all_rewards` are those of all processes, [W * B, F]."""
+        """Log and record the rollout; `all_rewards` [W * B, F] are those of all processes."""
         log, gather, has_critic = self.log, self.accelerator.gather, self.host.has_critic
         shown = targets.advantages.sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
         self.guards.keep_best(rollout.episodes)  # nothing of the rollout is logged yet
@@ -371,7 +371,7 @@ class TrainingLoop:
     # ---------------------------------------------------------------- update: mini-batches
 
     def micro_batch(self, play: Callable[[], Batch]) -> Batch:
-        """The micro-batch that is due; `play` makes a rollout batch when the last one is used up."""
+        """Return the next micro-batch; `play` makes a rollout batch when the last one is used up."""
         internals, accumulation = self.host.internals, self.args.gradient_accumulation_steps
         per_epoch, step = int(self.args.steps_per_generation or 1), internals.step
         if step % self.args.micro_batches_per_rollout == 0 or internals.buffer is None:
@@ -398,7 +398,7 @@ class TrainingLoop:
         self.window, self.totals = window, Totals(*self.accelerator.reduce(totals))
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
-        """Begin with no gradients and metrics, also after a step that was interrupted or refused."""
+        """Reset gradients and metrics, also after an interrupted or refused step."""
         self.optimizers.critic_grads.clear()
         self.metrics = MiniBatchMetrics()
         self.guards.start_mini_batch(empty=empty)
@@ -410,7 +410,7 @@ class TrainingLoop:
     # ------------------------------------------------------------- update: one micro-batch
 
     def loss(self, model: nn.Module, inputs: Batch) -> Tensor:
-        """Loss of one micro-batch: its part of the mini-batch's, so that any split is the same.
+        """Return a micro-batch's part of the mini-batch's loss; any split gives the same sum.
 
         Contexts can be many more than episodes; their passes are of as many rows as episodes would have.
         """
@@ -436,7 +436,7 @@ class TrainingLoop:
         return loss
 
     def pieces(self, inputs: Batch) -> list[Batch]:
-        """The rows of a micro-batch that pass together."""
+        """Split a micro-batch into rows that pass together."""
         rows, size = len(inputs["loss_mask"]), self.args.per_device_train_batch_size
         in_one = self.host.aux_loss_enabled or is_sharded(self.accelerator)
         if "episode" not in inputs or rows <= size or in_one:
@@ -445,7 +445,7 @@ class TrainingLoop:
         return [without_padding(take_rows(inputs, part)) for part in numbers.split(size)]
 
     def piece_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
-        """Loss of rows of a micro-batch; the critic's gradient is taken here."""
+        """Return the loss of some rows; add the critic's gradient to its buffer."""
         value_loss = torch.zeros((), device=self.accelerator.device)
         if self.host.has_critic:
             value_loss = self.args.vf_coef * self.value_loss(inputs)
@@ -454,7 +454,7 @@ class TrainingLoop:
         return self.policy_loss(model, inputs) + value_loss
 
     def value_loss(self, inputs: Batch) -> Tensor:
-        """Clipped regression of the critic; detached, as the gradient goes into the critic's buffer."""
+        """Return the critic's clipped loss, detached: the gradient goes into the critic's buffer."""
         value_mask, processes = inputs["value_mask"], self.accelerator.num_processes
         with self.host.critic.active():
             values = self.forward.values(inputs)[:, :-1]
@@ -467,7 +467,7 @@ class TrainingLoop:
         return loss.detach()
 
     def policy_loss(self, model: nn.Module, inputs: Batch) -> Tensor:
-        """Clipped surrogate at the chosen ratio level, plus the terms that the options add."""
+        """Return the clipped surrogate loss at the chosen ratio level, plus the terms that options add."""
         host, loss_mask = self.host, inputs["loss_mask"]
         ids, mask, length = full_sequence(inputs)
         logprobs, entropies, aux_loss = self.host.internals.logprobs(
@@ -518,7 +518,7 @@ class TrainingLoop:
         return loss if extra is None else loss + extra
 
     def log_ratio(self, inputs: Batch, logprobs: Tensor) -> Tensor:
-        """Log of policy over old policy, at the chosen level, [B, T]."""
+        """Return the log ratio of policy and old policy, at the chosen level, [B, T]."""
         old_logprobs = inputs.get("old_per_token_logps")
         return log_importance_ratio(
             logprobs,
@@ -529,7 +529,7 @@ class TrainingLoop:
         )
 
     def token_factors(self, batch: Batch, logprobs: Tensor) -> Tensor | None:
-        """Constant factors on kept and clipped terms alike: sampler correction, off-policy mask.
+        """Return constant factors on kept and clipped terms: sampler correction and off-policy mask.
 
         Args:
             batch: of the update.
@@ -547,7 +547,7 @@ class TrainingLoop:
         return (keep if weights is None else weights * keep).detach()
 
     def episode_weights(self, episodes: Batch) -> Tensor:
-        """The product of all stabilizers' episode weights, [B]."""
+        """Return the product of all stabilizers' episode weights, [B]."""
         given = episodes["advantages"], episodes["loss_mask"]
         return torch.stack([each.episode_weights(*given) for each in self.weighing]).prod(dim=0)
 
@@ -581,7 +581,7 @@ class TrainingLoop:
         log_ratio: Tensor,
         weights: Tensor,
     ) -> Tensor | None:
-        """Loss-side KL, entropy bonus and router loss; None if the options ask for none."""
+        """Return the sum of loss-side KL, entropy bonus and router loss; None if all are off."""
         terms, args, loss_mask = [], self.args, inputs["loss_mask"]
         if args.beta != 0.0:
             kl = kl_penalty(logprobs, inputs["ref_per_token_logps"], "k3", loss_mask=loss_mask)
@@ -600,7 +600,7 @@ class TrainingLoop:
         return sum(terms[1:], terms[0]) if terms else None
 
     def after_backward(self) -> None:
-        """The bias of a few episodes, from a pass through them alone; the micro-batch's graph is gone."""
+        """Add the clipping bias of a few episodes by a second pass; the first one's graph is gone."""
         if self.correction is None or self.second_pass is None:
             return
         (inputs, coefficient), self.second_pass = self.second_pass, None
@@ -627,7 +627,7 @@ class TrainingLoop:
 
     @property
     def _has_estimate_only(self) -> bool:
-        """Whether the norms are estimated: sharded gradients never exist whole on one process."""
+        """Whether norms are estimates, as sharded gradients never exist whole on one process."""
         return is_sharded(self.accelerator) or not self.args.takes_second_gradient
 
     def _finish_estimate(self, estimate: ClipBiasEstimate) -> None:
@@ -668,7 +668,7 @@ class TrainingLoop:
             self.metrics.add_scalar(name, value)
 
     def end_micro_batch(self, loss: Tensor, started: float) -> None:
-        """After the backward pass: close the mini-batch if this was its last micro-batch.
+        """Count a micro-batch after its backward pass; the last one closes the mini-batch.
 
         Args:
             loss: of the micro-batch, detached.

@@ -24,7 +24,7 @@ Verifier = str | Critic | Callable[..., Any]
 def selection(
     candidates: int, verifier: Verifier | None, sampling: SamplingSettings
 ) -> Selection | None:
-    """The selection of the best of several turns, None for a single turn.
+    """Return the selection of the best of several turns, None for a single turn.
 
     `verifier`: a function in the form of `turn_reward_funcs`, a critic, or the name of a causal model
     (`LabelTokenScorer`).
@@ -72,7 +72,7 @@ class CriticScores:
         self._critic, self._batch_size = critic, batch_size
 
     def __call__(self, turns: list[Turn]) -> list[float]:
-        """One value each, in reward units."""
+        """Return one value per turn, in reward units."""
         rows = [turn.before + turn.ids[: max(1, len(turn.ids) - 1)] for turn in turns]
         order, values = sorted(range(len(rows)), key=lambda i: len(rows[i])), [0.0] * len(rows)
         for start in range(0, len(order), self._batch_size):

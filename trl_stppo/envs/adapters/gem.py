@@ -39,7 +39,7 @@ class GemEnv:
         self._is_running = False
 
     def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode with `seed`, a column of the row or else the trainer's seed."""
+        """Start an episode. `seed` is a column of the row, or else the trainer's seed."""
         with self._randomness.installed():
             observation, info = self._env.reset(seed=seed)
         self._is_running = True

@@ -43,7 +43,7 @@ class GymnasiumEnv:
         self._text: str | None = None  # None: no episode is running
 
     def reset(self, seed: int | None = None, **row: Any) -> tuple[str, dict[str, Any]]:
-        """Start an episode with `seed`, a column of the row or else the trainer's seed."""
+        """Start an episode. `seed` is a column of the row, or else the trainer's seed."""
         self._text = self._shown(self._env.reset(seed=seed)[0])
         return "\n".join(filter(None, [self._rules, self._text])), {}
 

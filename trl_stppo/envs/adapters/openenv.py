@@ -12,7 +12,7 @@ class NoAction(ValueError):
 
 
 def _read_json(text: str) -> dict[str, Any]:
-    """Parse a JSON object, the default `to_action`."""
+    """Parse a JSON object; the default `to_action`."""
     try:
         action = json.loads(action_text(text))
     except ValueError:
@@ -23,7 +23,7 @@ def _read_json(text: str) -> dict[str, Any]:
 
 
 def _write_json(observation: Any) -> str:
-    """Return a text unchanged, and other observations as JSON, the default `to_text`."""
+    """Return text unchanged, and other observations as JSON; the default `to_text`."""
     if isinstance(observation, str):
         return observation
     as_dict = getattr(observation, "model_dump", None)

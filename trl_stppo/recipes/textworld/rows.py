@@ -16,7 +16,7 @@ Row = dict[str, Any]
 def game_rows(
     games: Iterable[Row], *, system: str | None = SYSTEM_PROMPT, turns_per_step: float = 2.0
 ) -> list[Row]:
-    """Rows for `TextWorldEnv`, whose first observation becomes the user's message.
+    """Make rows for `TextWorldEnv`; its first observation becomes the user's message.
 
     Args:
         games: of `make_games`.

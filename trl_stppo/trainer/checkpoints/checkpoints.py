@@ -82,7 +82,7 @@ class Checkpoints:
 
     @contextmanager
     def _alone_in_output_dir(self) -> Iterator[None]:
-        """Hold the run lock; one process holds it for all."""
+        """Context that holds the run lock; one process holds it for all."""
         self._lock = RunLock(Path(self._host.args.output_dir))
         try:
             done_by(self._host.accelerator.is_main_process, self._lock.take)
@@ -109,7 +109,7 @@ class Checkpoints:
             self._state.trace.finish()
 
     def _begin_run(self) -> None:
-        """Name a run that starts."""
+        """Name a new run, if the trainer has trained before."""
         if self._has_trained:
             self.run_name = uuid.uuid4().hex
 
@@ -131,7 +131,7 @@ class Checkpoints:
     def begin(
         self, wrapped: Wrapped, max_steps: int, per_epoch: int, epochs: int, *args: Any
     ) -> tuple[int, int]:
-        """Upstream's begin of a run; returns epoch and batch to start from, for a stream its own position."""
+        """Begin a run as upstream does; return the epoch and batch to start from, also in a stream."""
         self._state.begin()
         where = wrapped(max_steps, per_epoch, epochs, *args)
         host = self._host
@@ -171,7 +171,7 @@ class Checkpoints:
     # ----------------------------------------------------------------------- saving
 
     def output_dir(self, run_dir: str) -> str:
-        """Folder for upstream's writes: the staging folder while a checkpoint is being written."""
+        """Return the folder that upstream writes to: the staging folder during a save."""
         return run_dir if self.staging is None else str(self.staging)
 
     def save(self, wrapped: Wrapped, run_dir: Path, model: Any, trial: Any) -> Path:

@@ -56,7 +56,7 @@ def renew(host: Bridge, optimizers: Optimizers, folder: Path, saved: dict[str, A
 
 
 def _groups(host: Bridge, optimizers: Optimizers) -> Groups:
-    """Our parameter groups: each with its role, and its index in the scheduler if it has one."""
+    """Return our parameter groups: each with its role, and its index in the scheduler if it has one."""
     assert host.optimizer is not None
     groups, roles = host.optimizer.param_groups, optimizers.roles
     found: Groups = []

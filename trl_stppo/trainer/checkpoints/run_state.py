@@ -36,7 +36,7 @@ STALE_POLICIES = "stale_policies.pt"
 
 
 def plain(value: Any) -> Any:
-    """Data that can be read back without running code: tensors, numbers, text, lists and dicts."""
+    """Convert to data that is read back without running code: tensors, numbers, text, lists and dicts."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()  # a view would save its complete storage
     if value is None or isinstance(value, (bool, int, str)):
@@ -52,12 +52,12 @@ def plain(value: Any) -> Any:
 
 
 def state_file(folder: Path, process: int) -> Path:
-    """File of a process's state."""
+    """Return the file of a process's state."""
     return folder / f"run_state_{process}.pt"
 
 
 def episodes_file(folder: Path, process: int) -> Path:
-    """File of a process's newest texts; it stays on this disk, see `hub.pushing`."""
+    """Return the file of a process's newest texts, which is not uploaded (`hub.pushing`)."""
     return folder / EPISODES.replace("*", str(process))
 
 
@@ -91,7 +91,7 @@ def load_models(host: Bridge, folder: Path) -> None:
 
 
 def load_beside_policy(host: Bridge, folder: Path) -> None:
-    """Load the models, and a reference that follows the policy, after upstream's own loading."""
+    """Load the models and a reference that follows the policy, after upstream has loaded the policy."""
     load_models(host, folder)
     reference = folder / REFERENCE
     if host.args.sync_ref_model and reference.is_file():
@@ -129,7 +129,7 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ the place in the rows
 
     def forget_sync(self) -> None:
-        """Force a sync with vLLM: other weights than its own have been loaded."""
+        """Force a sync with vLLM, after other weights were loaded."""
         if self._host.use_vllm:
             self._host.internals.synced_step = -1
 
@@ -139,18 +139,18 @@ class RunState(TrainerCallback):
         return sampler
 
     def begin(self) -> None:
-        """Fix the training's sampler; loaders made from now on are others."""
+        """Keep the newest sampler as training's; later loaders have other samplers."""
         self._generator = self._newest
 
     def loader_ahead(self) -> tuple[Any, int]:
-        """Another loader of the training rows, from the start of this epoch, and the steps at its begin."""
+        """Return a second loader, from this epoch's start, and the optimizer steps at that place."""
         loader = self._host.get_train_dataloader()
         if self._newest is not None and self._epoch_start is not None:
             self._newest.set_state(self._epoch_start)
         return loader, self._began_at
 
     def place_in_stream(self) -> tuple[int, int]:
-        """Completed passes over a stream, and used batches of the current one."""
+        """Return the completed passes over a stream, and the used batches of the current one."""
         updates = self._host.state.global_step - self._pass_start
         return self._passes, updates * self._host.args.gradient_accumulation_steps
 
@@ -172,7 +172,7 @@ class RunState(TrainerCallback):
 
     @property
     def inside_rollout(self) -> bool:
-        """Whether optimizer steps on the rollout batch in the buffer are still to come."""
+        """Whether more optimizer steps will train on the rollout batch in the buffer."""
         return self._host.internals.step % self._host.args.micro_batches_per_rollout != 0
 
     def set_final_loss(self, logs: dict[str, float]) -> None:
@@ -183,7 +183,7 @@ class RunState(TrainerCallback):
     # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> None:
-        """Save each process's own part; the saving process also writes the common part."""
+        """Save this process's part of the state; the saving process adds the common part."""
         args, saves = self._host.args, self._host.args.should_save
         if saves:
             self._host.state.save_to_json(str(folder / "trainer_state.json"))
@@ -205,7 +205,7 @@ class RunState(TrainerCallback):
             torch.save(reference.state_dict(), folder / REFERENCE)
 
     def _collected(self) -> dict[str, Any]:
-        """The state of this process between two optimizer steps."""
+        """Return this process's state between two optimizer steps."""
         internals = self._host.internals
         loss, total_loss, last_logged = internals.loss
         state = {

@@ -23,7 +23,7 @@ CUT = ("processes", "micro_batches")
 
 
 def about(host: Bridge, run: Description, name: str, *, inside_rollout: bool) -> dict[str, Any]:
-    """The manifest's record of the run: its identity, its cut into batches, its settings."""
+    """Return the manifest's record of the run: identity, cut into batches, settings."""
     args, accelerator = host.args, host.accelerator
     micro_batches = args.steps_per_generation
     assert micro_batches is not None  # GRPOConfig has set it

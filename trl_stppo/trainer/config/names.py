@@ -28,7 +28,7 @@ IGNORED = {
 
 
 def without_ignored(settings: Mapping[str, Any], *, warns: bool = True) -> dict[str, Any]:
-    """Settings without those of IGNORED; warns if one was set, unless `warns` is False."""
+    """Return settings without those of IGNORED; warns if one was set, unless `warns` is False."""
     for name in IGNORED.keys() & settings.keys():
         if warns and settings[name] not in (None, 0):
             logger.warning("`%s=%s` is ignored: %s.", name, settings[name], IGNORED[name])
@@ -46,13 +46,13 @@ class Preset(str):
 
 
 def option(default: Value, meaning: str) -> Value:
-    """A field with its help text for `--help_all` and the API pages, typed as its default."""
+    """Define a field with a help text for `--help_all` and the API pages; its type is the default's."""
     spec: Any = field(default=default, metadata={"help": meaning})
     return cast(Value, spec)
 
 
 def takes_ignored(cls: type[Config]) -> type[Config]:
-    """Decorator of a dataclass: its constructor also takes names of IGNORED."""
+    """Decorate a dataclass, so that its constructor also takes names of IGNORED."""
     generated = cls.__init__
 
     @functools.wraps(generated)

@@ -30,7 +30,7 @@ class KeepsSecrets:
         return super(KeepsSecrets, clean)
 
     def to_dict(self) -> dict[str, Any]:
-        """Upstream's dictionary without secrets; trackers and TensorBoard write it."""
+        """Return upstream's dictionary without secrets; trackers and TensorBoard write it."""
         return self._without_secrets().to_dict()
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ def flush(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder as far as possible; of a link only the link, not its target."""
+    """Delete a folder as far as possible; if it is a link, delete only the link."""
     if path.is_symlink():
         with suppress(OSError):
             path.unlink()
@@ -37,7 +37,7 @@ def remove(path: Path) -> None:
 
 
 def checksums(paths: Sequence[Path]) -> list[str]:
-    """CRC-32 of each file, as hex digits.
+    """Return the CRC-32 of each file, as hex digits.
 
     It detects faults of disks and copies and mixed-up files, not forgery. One core reads 1.4 GB/s with
     it, less than 0.6 with SHA-256 and 0.3 with BLAKE2b; several files are read at once.
@@ -47,7 +47,7 @@ def checksums(paths: Sequence[Path]) -> list[str]:
 
 @functools.cache
 def readers() -> ThreadPoolExecutor:
-    """The threads that read files, all of them started by the first call.
+    """Return the threads that read files; the first call starts all of them.
 
     A trainer's constructor makes that call: under a memory limit a thread's start can hang a save.
     """

@@ -90,7 +90,7 @@ def unpublished(run_dir: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint."""
+    """Return the manifest of a checkpoint."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(
@@ -123,7 +123,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 
 
 def complaint(folder: Path, *, thorough: bool = False) -> str | None:
-    """The fault of a checkpoint, as a sentence; None if every file has its full size.
+    """Return the fault of a checkpoint, as a sentence; None if every file has its full size.
 
     If `thorough`, the content of each file is checked too.
     """
@@ -141,7 +141,7 @@ def complaint(folder: Path, *, thorough: bool = False) -> str | None:
 
 
 def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
-    """The first file whose content differs from the written one, as a sentence; None without one."""
+    """Return the first file whose content differs from the written one, as a sentence; None without one."""
     try:
         found = disk.checksums([folder / name for name in written])
     except (OSError, ValueError) as error:
@@ -153,7 +153,7 @@ def _wrong_content(folder: Path, written: dict[str, str]) -> str | None:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Folders named as checkpoints, oldest first; those of unknown age come before all others.
+    """Return the folders named as checkpoints, oldest first; folders of unknown age come before them.
 
     They are sorted by the order of writing, not by step: after a run has gone back to an older
     checkpoint, those of the abandoned branch have higher steps.
@@ -165,7 +165,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def _age(folder: Path) -> tuple[int, float, int]:
-    """Sort key by age, independent of changes of the clock; copies keep it."""
+    """Return a sort key by age that clock changes do not affect; copies keep it."""
     try:
         manifest = read_manifest(folder)
     except CheckpointError:
@@ -174,12 +174,12 @@ def _age(folder: Path) -> tuple[int, float, int]:
 
 
 def next_order(run_dir: Path) -> int:
-    """The order number of a new checkpoint: one more than the newest's."""
+    """Return the order number of a new checkpoint: one more than the newest's."""
     return 1 + max((_age(folder)[0] for folder in checkpoints(run_dir)), default=0)
 
 
 def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = False) -> Path:
-    """The newest checkpoint that can be resumed from. `wanted`: the user's argument, for the error."""
+    """Return the newest checkpoint that can be resumed. `wanted`: the user's argument, for the error."""
     found = checkpoints(run_dir)
     ageless = [folder for folder in found if _age(folder)[0] < 0]  # one may be the newest
     complaints: list[str] = []
@@ -197,12 +197,12 @@ def last_complete(run_dir: Path, wanted: str | bool = True, *, thorough: bool = 
 
 
 def as_meant(wanted: str | bool | None) -> str | bool | None:
-    """A `resume_from_checkpoint` with the texts of true and false as booleans, for command lines."""
+    """Convert the texts of true and false in `resume_from_checkpoint` to booleans, for command lines."""
     return {"true": True, "false": False}.get(str(wanted).lower(), wanted)
 
 
 def to_resume(run_dir: Path, wanted: str | bool | None, *, thorough: bool = False) -> Path | None:
-    """The checkpoint that `train(resume_from_checkpoint=wanted)` resumes from; changes nothing.
+    """Return the checkpoint that `train(resume_from_checkpoint=wanted)` resumes from; changes nothing.
 
     Returns:
         Its folder, None for a new run.

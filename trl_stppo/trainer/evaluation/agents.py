@@ -41,11 +41,11 @@ class Evaluation:
 
     @property
     def names(self) -> list[str]:
-        """Names of the reward functions."""
+        """Return the names of the reward functions."""
         return [name_of(func) for func in self.reward_funcs]
 
     def figures(self, rows: Any) -> dict[str, float]:
-        """The metrics of docs/evaluation.md, without prefix; equal on all processes."""
+        """Return the metrics of docs/evaluation.md, without prefix; equal on all processes."""
         check_eval_dataset(rows, self.player.rollout)
         names = [(row, number) for row in range(len(rows)) for number in range(self.repetitions)]
         batches = [names[at : at + self.parallel] for at in range(0, len(names), self.parallel)]

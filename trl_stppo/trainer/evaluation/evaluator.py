@@ -67,7 +67,7 @@ class Evaluator:
             self.prefix = outer
 
     def loader(self, wrapped: Callable[[Any], Any], eval_dataset: Any) -> Any:
-        """Upstream's loader with one entry per episode, named by row and repetition."""
+        """Return upstream's loader with one entry per episode, named by row and repetition."""
         host = self._host
         if eval_dataset is None and host.eval_dataset is None:
             raise ValueError("`eval_dataset` is missing: pass it to evaluate(), or to the trainer.")
@@ -115,7 +115,7 @@ class Evaluator:
 
     @contextmanager
     def table_of_its_own(self) -> Iterator[None]:
-        """Context of upstream's log that keeps evaluation's table of completions apart from training's."""
+        """Context of upstream's log that writes evaluation's table of completions to a separate file."""
         host = self._host
         evaluates = self.prefix is not None and host.log_completions
         if not evaluates or not host.accelerator.is_main_process:

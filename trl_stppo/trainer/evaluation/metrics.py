@@ -49,7 +49,7 @@ class PlayedEpisode:
         rewards: Sequence[float],
         weights: Sequence[float],
     ) -> PlayedEpisode:
-        """The results of an episode."""
+        """Make the results of an episode."""
         parts = [w * r for w, r in zip(weights, rewards, strict=True) if not math.isnan(r)]
         answered = episode.env_type is not None
         reason = episode.stop_reason if answered else None
@@ -83,13 +83,13 @@ class EvaluationRun:
     _sums: list[tuple[str, float, float]] = field(default_factory=list)
 
     def running_names(self, count: int) -> list[EpisodeKey]:
-        """Unique names for rows without names, from a dataloader that is not ours."""
+        """Return unique names for rows without names, from a dataloader that is not ours."""
         index, processes = self.process
         start = len(self.episodes)
         return [((start + i) * processes + index, 0) for i in range(count)]
 
     def mark_new(self, names: Sequence[EpisodeKey], gather: GatherObjects) -> list[bool]:
-        """Mark a batch's episodes as counted; return whether each was new on all processes."""
+        """Mark episodes as counted on all processes; return whether each of them was new."""
         new: list[list[bool]] = []
         for batch in gather([list(names)]):
             new.append([])
@@ -103,7 +103,7 @@ class EvaluationRun:
         self._sums.append((name, total, weight))
 
     def figures(self, gather: GatherObjects) -> dict[str, float]:
-        """All metrics by name, without prefix. Collective; equal on all processes."""
+        """Return all metrics by name, without prefix, equal on all processes, which call it together."""
         every = sorted((e for part in gather([self.episodes]) for e in part), key=lambda e: e.name)
         sums = [entry for part in gather([self._sums]) for entry in part]
         if not every:
@@ -125,7 +125,7 @@ class EvaluationRun:
 
 
 def _by_row(pairs: Iterable[tuple[PlayedEpisode, float]]) -> tuple[list[float], list[float]]:
-    """Totals and counts of each row's episodes."""
+    """Return the total and the count of each row's episodes."""
     rows: dict[int, list[float]] = {}
     for episode, value in pairs:
         rows.setdefault(episode.name[0], []).append(value)
@@ -133,7 +133,7 @@ def _by_row(pairs: Iterable[tuple[PlayedEpisode, float]]) -> tuple[list[float], 
 
 
 def _outcomes(every: list[PlayedEpisode]) -> dict[str, float]:
-    """Score and success, with their intervals."""
+    """Return score and success, with their intervals."""
     result: dict[str, float] = {}
     counted = [e for e in every if e.counted]
     reporting = {e.env_type for e in counted if e.success is not None}
@@ -174,7 +174,7 @@ def _turns(every: list[PlayedEpisode]) -> dict[str, float]:
 
 
 def _lengths(every: list[PlayedEpisode]) -> dict[str, float]:
-    """TRL's metrics of completions: sampled tokens of an episode."""
+    """Return TRL's metrics of completions: sampled tokens of an episode."""
     lengths = [e.tokens for e in every]
     ended = [e.tokens for e in every if e.ended] or [0]
     return {
@@ -196,7 +196,7 @@ def _endings(every: list[PlayedEpisode]) -> dict[str, float]:
 
 
 def _rewards(every: list[PlayedEpisode], names: list[str]) -> dict[str, float]:
-    """TRL's metrics of reward functions; a row with None is not in the function's mean."""
+    """Return TRL's metrics of reward functions; None does not count in a function's mean."""
     columns = {f"rewards/{name}": [e.rewards[i] for e in every] for i, name in enumerate(names)}
     columns["reward"] = [e.reward for e in every]
     result: dict[str, float] = {}

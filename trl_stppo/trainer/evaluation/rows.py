@@ -25,7 +25,7 @@ class NamedRows:
 
 
 def named_rows(dataset: Any, repetitions: int) -> Any:
-    """The dataset with an entry per episode; a stream stays a stream."""
+    """Return the dataset with an entry per episode; a stream stays a stream."""
     from datasets import IterableDataset
 
     if not isinstance(dataset, IterableDataset):
@@ -42,7 +42,7 @@ def named_rows(dataset: Any, repetitions: int) -> Any:
 
 
 def take_names(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[EpisodeKey] | None]:
-    """Rows without their names, and the names; None for rows of the training data."""
+    """Return rows without their names, and the names; these are None for rows of the training data."""
     if COLUMN not in rows[0]:
         return rows, None
     names = [(int(row[COLUMN][0]), int(row[COLUMN][1])) for row in rows]

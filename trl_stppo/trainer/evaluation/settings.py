@@ -22,7 +22,7 @@ SAMPLING = ("temperature", "top_p", "top_k")
 
 @contextmanager
 def undisturbed(host: Bridge) -> Iterator[None]:
-    """Restore random states, metrics and mode on exit.
+    """Context that restores random states, metrics and mode on exit.
 
     Inside, the random numbers start from `seed`, for sampling that draws from them.
     """
@@ -56,7 +56,7 @@ def _emptied(entry: Any) -> Any:
 
 @contextmanager
 def evaluation_settings(host: Bridge) -> Iterator[None]:
-    """Sample by `eval_generation_kwargs`; each repetition of a row is an episode of its own."""
+    """Context that samples by `eval_generation_kwargs`; each repetition of a row is a separate episode."""
     overrides, per_row = host.args.eval_settings, host.num_generations_eval
     sampling = {name: overrides[name] for name in SAMPLING if name in overrides}
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def evaluation_settings(host: Bridge) -> Iterator[None]:
 
 @contextmanager
 def _sampling(host: Bridge, sampling: dict[str, Any]) -> Iterator[None]:
-    """Sampling settings of all generation with transformers."""
+    """Context with these sampling settings for generation with transformers."""
     if sampling.get("temperature") == 0.0:
         sampling = {"do_sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     elif "temperature" in sampling:
@@ -91,7 +91,7 @@ def _sampling(host: Bridge, sampling: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _vllm_sampling(host: Bridge, sampling: dict[str, Any]) -> Iterator[None]:
-    """Sampling settings of vLLM, in which a temperature of 0 means greedy."""
+    """Context with these sampling settings for vLLM; a temperature of 0 means greedy."""
     vllm = host.vllm_generation
     saved = {name: getattr(vllm, name) for name in (*sampling, "generation_kwargs")}
     others = {k: v for k, v in saved["generation_kwargs"].items() if k not in sampling}

@@ -41,7 +41,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 class SecondPass(NamedTuple):
-    """Clipped terms whose gradient is left to `add` after the graph is freed.
+    """Clipped terms whose gradient a second pass adds, after the graph is freed.
 
     It is the gradient of the negative sum of the coefficients times the log ratios.
     """
@@ -97,14 +97,14 @@ class ClipBiasCorrection:
         self._bias.add(loss, retain_graph=retain_graph)
 
     def clear(self) -> None:
-        """Forget the mini-batch so far."""
+        """Reset for a new mini-batch."""
         self._bias.clear()
         self._extra.clear()
 
     def finish(
         self, mean_over_processes: Reduce | None, scaler: Stabilizer | None
     ) -> tuple[float, dict[str, float]]:
-        """Finish the optimizer step; g is in `.grad`, already reduced.
+        """Finish the measurement of a step; its gradient g is in `.grad`, already reduced.
 
         Returns:
             The factor for the update, and the metrics to log.
@@ -141,7 +141,7 @@ class ClipBiasCorrection:
 def coefficients(
     surrogate: ClippedSurrogate, weights: Tensor, logprobs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Derivatives of the weighted kept and of the clipped terms by log p(y_t), [B, T] each."""
+    """Return derivatives of the weighted kept and clipped terms by log p(y_t), [B, T] each."""
     kept, clipped = (
         torch.autograd.grad((terms * weights).sum(), logprobs, retain_graph=True)[0]
         for terms in (surrogate.kept, surrogate.clipped)
@@ -167,7 +167,7 @@ class ClipBiasEstimate:
         entropies: Tensor,
         loss_mask: Tensor,
     ) -> None:
-        """Add a micro-batch: [B, T] each; `surrogate` with its graph down to `logprobs`."""
+        """Add a micro-batch, [B, T] each; `surrogate` has its graph back to `logprobs`."""
         squares = [
             logit_space_squares(part, logprobs, entropies, loss_mask).sum()
             for part in coefficients(surrogate, weights, logprobs)
@@ -175,11 +175,11 @@ class ClipBiasEstimate:
         self._squares = self._squares + wide(torch.stack(squares))
 
     def clear(self) -> None:
-        """Forget the mini-batch so far."""
+        """Reset for a new mini-batch."""
         self._squares = torch.zeros_like(self._squares)
 
     def finish(self, sum_over_processes: Reduce, num_processes: int) -> tuple[Tensor, Tensor]:
-        """Estimates of the norms of g and C over the mini-batch, [] each.
+        """Return the estimates of the norms of g and C over the mini-batch, [] each.
 
         `num_processes`: the divisor of averaged gradients.
         """

@@ -37,20 +37,20 @@ class GradientBuffer:
             self._grads[i] = grad.detach() if so_far is None else so_far.add_(grad)
 
     def reduce(self, reduce: Reduce) -> None:
-        """Combine over processes with `reduce`; an empty buffer takes part with zeros."""
+        """Reduce over processes; an empty buffer contributes zeros."""
         for i, parameter in enumerate(self.parameters):
             grad = self._grads[i]
             grad = torch.zeros_like(parameter) if grad is None else grad
             self._grads[i] = reduce(grad)
 
     def norm(self) -> Tensor:
-        """L2 norm over all parameters, [] in at least float32; 0 when empty."""
+        """Return the L2 norm over all parameters, [] in at least float32; 0 if empty."""
         if not self.parameters:
             return torch.zeros(())
         return l2_norm(self._grads, like=self.parameters[0])
 
     def dot_grad(self) -> Tensor:
-        """Inner product with the parameters' `.grad`, [] in at least float32."""
+        """Return the inner product with the parameters' `.grad`, [] in at least float32."""
         total = torch.zeros((), device=self.parameters[0].device, dtype=_wide(self.parameters[0]))
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             if grad is not None and parameter.grad is not None:
@@ -64,7 +64,7 @@ class GradientBuffer:
                 grad.mul_(factor)
 
     def clip_(self, max_norm: float | None) -> Tensor:
-        """Clip to `max_norm` (None or 0: unchanged). Returns the norm before."""
+        """Clip to `max_norm`, unless it is None or 0; return the norm before."""
         norm = self.norm()
         if max_norm:
             self.scale_((max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -90,7 +90,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def l2_norm(tensors: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
-    """L2 norm of several tensors together, [] in at least float32; `None` counts as zero."""
+    """Return the L2 norm of several tensors together, [] in at least float32; `None` counts as zero."""
     norms = [torch.linalg.vector_norm(t, dtype=_wide(t)) for t in tensors if t is not None]
     if not norms:
         return torch.zeros((), device=like.device, dtype=_wide(like))
@@ -98,5 +98,5 @@ def l2_norm(tensors: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
 
 
 def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """L2 norm of the parameters' `.grad`."""
+    """Return the L2 norm of the parameters' `.grad`."""
     return l2_norm([p.grad for p in parameters], like=parameters[0])

@@ -73,15 +73,15 @@ class Ending:
 
     @property
     def signal(self) -> int | None:
-        """Number of the signal that the run has received, None without one."""
+        """Return the number of the signal that the run has received; None without one."""
         return self._agreed or self.signals.received
 
     def received(self) -> Tensor:
-        """This process's signal, 0 for none, [] int64 on the device."""
+        """Return this process's signal, 0 for none, [] int64 on the device."""
         return torch.tensor(self.signals.received or 0, device=self._host.accelerator.device)
 
     def agree(self, everyone: list[int]) -> None:
-        """Set the run's signal from those of all processes; one of them is enough."""
+        """Set the run's signal from the signals of all processes; one is enough."""
         self._agreed = max(everyone)
 
     def agree_now(self) -> None:
@@ -112,7 +112,7 @@ class Ending:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of a rollout: on an error that ends the training, save the state before the rollout."""
+        """Context of a rollout; if an error in it ends the training, save the state before it."""
         if self.training:
             self.check_weights()
         try:
@@ -136,7 +136,7 @@ class Ending:
         host.control = host.callback_handler.on_save(host.args, host.state, host.control)
 
     def save_before_rollout(self) -> None:
-        """Save the same state, for a run that continues with the played rollout."""
+        """Save the state before the rollout, in a run that continues with the played rollout."""
         states = _random_states(self._host.accelerator.device)
         self._save_as_before()
         _set_random_states(states)
@@ -173,7 +173,7 @@ class Ending:
         )
 
     def before_backward(self, what: str) -> NonFiniteError:
-        """The error for an engine that cannot skip a step."""
+        """Return the error for an engine that cannot skip a step."""
         return NonFiniteError(
             f"{_sentence(what)} was not finite at step {self._host.state.global_step + 1}. DeepSpeed "
             f"cannot leave a step out. The last checkpoint is {self._last_checkpoint() or 'none'}."
@@ -205,11 +205,11 @@ class EndingCallback(TrainerCallback):
         self._ending.check_weights()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the random states; a run resumed here reads its rows with them."""
+        """Record the random states with which a run resumed here reads its rows."""
         self._ending.before = _random_states(self._host.accelerator.device)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the random states after the rows are read; a run resumed here gets them."""
+        """Record the random states after the rows are read, for a run resumed here."""
         if self._ending.before is None:
             self._ending.before = _random_states(self._host.accelerator.device)
 
@@ -225,7 +225,7 @@ class EndingCallback(TrainerCallback):
             self._end(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Watch the step's own log, which comes before its evaluation and its checkpoint."""
+        """Check the log of a step, before its evaluation and its checkpoint."""
         if "loss" in (logs or {}):
             self._watch_log(logs)
             if self._ending.is_due():
@@ -236,7 +236,7 @@ class EndingCallback(TrainerCallback):
         control.should_evaluate = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End after an evaluation too: the end of the next step may be a long rollout away."""
+        """End after an evaluation too, because the next step may begin with a long rollout."""
         # After this, upstream decides whether to save the best model.
         outside = not self._host.is_in_train or not self._stepped
         if outside or args.save_strategy == SaveStrategy.BEST:
@@ -246,12 +246,12 @@ class EndingCallback(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save nothing more: leaving the loop counts as the end of an epoch."""
+        """Prevent another save: the end of the loop counts as the end of an epoch."""
         if self._ending.reason is not None:
             control.should_evaluate = control.should_save = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Raise here if the run is broken: the checkpoint is complete."""
+        """Raise if the run is broken; its checkpoint is complete now."""
         self._ending.unsaved = False
         self._ending.raise_if_broken()
 
@@ -265,7 +265,7 @@ def _sentence(text: str) -> str:
 
 
 def _random_states(device: torch.device) -> list[Any]:
-    """States of all random generators that a checkpoint keeps."""
+    """Return the states of all random generators that a checkpoint keeps."""
     states = [random.getstate(), np.random.get_state(), torch.get_rng_state()]
     if device.type != "cpu":
         states.append(torch.get_device_module(device).get_rng_state())

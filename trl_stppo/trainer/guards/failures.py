@@ -69,10 +69,10 @@ class FailureWatch:
         self._batches.clear()
 
     def state_dict(self) -> list[list[int]]:
-        """The counts alone: messages may hold private text."""
+        """Return the counts, without messages, which may contain private text."""
         return [[batch.failed, batch.episodes] for batch in self._batches]
 
     def load_state_dict(self, state: list[list[int]]) -> None:
-        """Restore `state_dict`."""
+        """Restore what `state_dict` returned."""
         self.clear()
         self._batches.extend(Failures(failed, episodes) for failed, episodes in state)

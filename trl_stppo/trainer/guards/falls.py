@@ -40,11 +40,11 @@ class FallWatch:
         self._kls: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
+        """Return plain data for a checkpoint."""
         return {name: value for name, value in vars(self).items() if name != "_episodes"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`."""
+        """Restore what `state_dict` returned."""
         vars(self).update(state)
 
     def look(self, figures: Mapping[str, float], kl: float | None, step: int) -> str | None:

@@ -13,7 +13,7 @@ from ..bridge import Bridge
 
 
 def first_not_finite(host: Bridge) -> str | None:
-    """Name of the first parameter that holds NaN or infinity; None if all are finite.
+    """Return the name of the first parameter with NaN or infinity; None if all are finite.
 
     All processes call it together; each checks its own shards.
     """
@@ -50,7 +50,7 @@ def _named(host: Bridge) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _held(parameter: nn.Parameter, rank: int) -> Tensor:
-    """This process's shard of a parameter."""
+    """Return this process's shard of a parameter."""
     if isinstance(parameter, DTensor):
         return parameter.to_local().detach()
     piece: Tensor | None = getattr(parameter, "ds_tensor", None)  # ZeRO-3's

@@ -86,7 +86,7 @@ class Guards:
         self.start_mini_batch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data for a checkpoint, equal on all processes."""
+        """Return plain data for a checkpoint, equal on all processes."""
         watched = {
             "strikes": dict(self._stop_when.strikes),
             "failures": self._failures.state_dict(),
@@ -96,7 +96,7 @@ class Guards:
         return {**dataclasses.asdict(self._state), **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; fields that it lacks start at zero."""
+        """Restore what `state_dict` returned; missing fields start at zero."""
         counts = dict(state)
         self._stop_when.strikes = dict(counts.pop("strikes", {}))
         self._failures.load_state_dict(counts.pop("failures", []))
@@ -113,7 +113,7 @@ class Guards:
 
     @contextmanager
     def around_rollout(self) -> Iterator[None]:
-        """Surround a new rollout batch; lift the stop that `target_kl` has set."""
+        """Context of a new rollout batch; clears the stop that `target_kl` has set."""
         self._state.rollout_stopped = False
         metrics = self._host.internals.metrics["train"]
         before = {name: len(values) for name, values in metrics.items()}
@@ -158,7 +158,7 @@ class Guards:
 
     @property
     def best_checkpoint(self) -> Path:
-        """Checkpoint of the policy of the best rollout; there is none before the first step."""
+        """Return the checkpoint of the policy that played the best rollout."""
         return Path(self._host.args.output_dir) / f"checkpoint-{self._state.best_step}"
 
     def watch_sampler(self, gap: float, *, exact: bool) -> None:
@@ -176,7 +176,7 @@ class Guards:
 
     @property
     def leaves_weights(self) -> bool:
-        """Whether the mini-batch must not move the weights, known before it is computed."""
+        """Whether the mini-batch must leave the weights unchanged."""
         return self._state.rollout_stopped or self._empty
 
     def start_mini_batch(self, *, empty: bool = False) -> None:
@@ -194,7 +194,7 @@ class Guards:
         self._losses.append(loss)
 
     def add_weights(self, weights: Tensor) -> None:
-        """Record a micro-batch's episode weights, [B], which multiply all of the policy's gradient."""
+        """Record a micro-batch's episode weights, [B]; they multiply all of the policy's gradient."""
         self._weight = weights.sum() + (0.0 if self._weight is None else self._weight)
 
     def check_before_backward(self, loss: Tensor) -> bool:
@@ -214,7 +214,7 @@ class Guards:
         return any(weighs)
 
     def inspect(self) -> bool:
-        """Whether the gradients are finite on all processes and to be used; one small gather.
+        """Whether the step may use the gradients, which must be finite on all processes.
 
         It comes before clipping, which would spread one NaN to every gradient.
         """
@@ -242,7 +242,7 @@ class Guards:
         return not self._faults and not self.leaves_weights
 
     def admit(self, figures: dict[str, float]) -> bool:
-        """Whether the optimizer may use the policy's gradient, by metrics over all processes."""
+        """Whether the optimizer may use the policy's gradient, judged by metrics of all processes."""
         state = self._state
         if not self._faults and not math.isfinite(figures.get("clip_bias/norm", 0.0)):
             self._faults = "the gradient of the clipped terms"

@@ -12,7 +12,7 @@ PATIENCE = 3
 
 @dataclasses.dataclass
 class SamplerWatch:
-    """Tells a sampler with other weights than the policy's from mere staleness."""
+    """Distinguishes a sampler with wrong weights from one that is only stale."""
 
     blocks: int = 0  # all rollout batches with a gap beyond the limit
     strikes: int = 0  # those in a row; of a rough sampler, as long as the gap rises

@@ -32,7 +32,7 @@ class StopSignals:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Handle signals inside the block; Python allows this only in the main thread."""
+        """Context that handles signals; Python allows this only in the main thread."""
         self.received = None
         if not self._enabled or threading.current_thread() is not threading.main_thread():
             yield

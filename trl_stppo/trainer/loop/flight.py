@@ -20,7 +20,7 @@ Played = TypeVar("Played")
 
 
 class Flight(Generic[Played]):
-    """One rollout under way, on `thread`.
+    """One rollout that another thread plays.
 
     `play` runs there; it makes no collective call and touches no state of the trainer. `seconds` and `ended`,
     a time of `time.perf_counter()`, are known at its end.
@@ -34,11 +34,11 @@ class Flight(Generic[Played]):
         self.thread.start()
 
     def settle(self) -> None:
-        """Wait for its end; its result or error stays."""
+        """Block until the rollout ends; its result or error stays."""
         wait([self._future])
 
     def result(self) -> Played:
-        """Wait for its end, and return what it has played or raise its error."""
+        """Block until the rollout ends; return what `play` returned, or raise its error."""
         return self._future.result()
 
     def _run(self) -> None:
@@ -56,7 +56,7 @@ class Flight(Generic[Played]):
 
 
 class RowsAhead:
-    """The rows of the rollouts to come, in the order in which the training's own loader hands them out.
+    """The rows of later rollouts, in the order of training's loader.
 
     Args:
         host: the trainer.
@@ -77,7 +77,7 @@ class RowsAhead:
         self._indices = islice(epochs, first, None, args.micro_batches_per_rollout)
 
     def next(self) -> list[Row]:
-        """The rows of the next rollout."""
+        """Return the rows of the next rollout."""
         rows = self._collate([self._dataset[i] for i in next(self._indices)])
         moved: list[Row] = send_to_device(rows, self._device)
         return moved

@@ -26,7 +26,7 @@ def group_targets(
     group: int,
     accelerator: Any,
 ) -> tuple[Targets, dict[str, float]]:
-    """Advantages without a critic (one per episode, or per turn with ReBN), and metrics of the scores.
+    """Compute advantages without a critic, per episode (with ReBN per turn), and metrics of the scores.
 
     Args:
         turns: turn structure and turn rewards.

@@ -81,7 +81,7 @@ class RolloutLog:
         return total
 
     def _spread(self, totals: Tensor) -> None:
-        """Add the spread of rewards over all episodes and within a prompt's, which are consecutive.
+        """Add the spread of rewards, over all episodes and within each prompt's consecutive ones.
 
         `totals`: [N], as `_rewards` returns them.
         """
@@ -123,5 +123,5 @@ class RolloutLog:
 
 
 def prompt_tokens(episode: Episode) -> int:
-    """Tokens of the prompts of its contexts."""
+    """Count the tokens of the prompts of an episode's contexts."""
     return sum(len(context.prompt_ids) for context in episode.contexts)

@@ -90,7 +90,7 @@ class EpisodePlayer:
         names: list[EpisodeKey] | None = None,
         repeated: frozenset[int] = frozenset(),
     ) -> tuple[Rollout, Exception | None]:
-        """Play the episodes, on any thread; the error is to be raised on all processes (`raise_first`)."""
+        """Play the episodes; thread-safe. Return an environment error, to be passed to `raise_first`."""
         rows, prompt_ids = self._prompts(inputs)
         prompts = [row["prompt"] for row in rows]
         if prompt_ids is None and not (all(prompts) or self._environments_ask):
@@ -114,7 +114,7 @@ class EpisodePlayer:
         return Rollout(rows, *played, seed, False, names, repeated), failure
 
     def finish(self, rollout: Rollout, figures: dict[str, tuple[float, float]]) -> Rollout:
-        """Complete a played rollout by what the trainer knows, on the main thread."""
+        """Add the trainer's names and metrics to a played rollout; not thread-safe."""
         for episode in rollout.episodes:  # reward functions have the names of training's classes
             episode.env_type = self.engine.drivers[episode.name].type_name
         rollout.has_logprobs = self.sampler.tells_logprobs
@@ -146,7 +146,7 @@ class EpisodePlayer:
         return rollout
 
     def pad(self, rollout: Rollout) -> Batch:
-        """The tokens of a rollout as tensors, on the device; each context is a row."""
+        """Convert a rollout's tokens to tensors on the device, with a row per context."""
         host, ended = self._host, rollout.ended(self._host.internals.end_ids)
         pad = self._host.internals.tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
@@ -185,7 +185,7 @@ def count_cut_off_as_failed(rollout: Rollout) -> None:
 
 
 def renderer(host: Any, tokenizer: Any) -> ChatRenderer:
-    """The renderer for a trainer's template and its tokenizer."""
+    """Return the renderer for a trainer's template and tokenizer."""
     return ChatRenderer(
         tokenizer,
         host.eos_token_ids,

@@ -30,7 +30,7 @@ class EpisodeRewards:
         self._turn_funcs, self._shows_environments = turn_funcs, shows_environments
 
     def add_rewards(self, rollout: Rollout) -> Tensor:
-        """Call reward functions, then turn reward functions; add their rewards to the rollout.
+        """Call reward functions, then turn reward functions, and add their rewards to the rollout.
 
         Returns:
             The rewards of all processes' episodes, [W * B, F].
@@ -58,7 +58,7 @@ class EpisodeRewards:
 
     @contextmanager
     def _environments_of(self, rollout: Rollout) -> Iterator[None]:
-        """Set the `environments` that upstream passes to reward functions, if they are tool environments.
+        """Context that sets the `environments` of reward functions, if they are tool environments.
 
         Training's environments stay on the trainer, as with upstream: callers read their state.
         """
@@ -73,7 +73,7 @@ class EpisodeRewards:
                 host.environments = before
 
     def scores(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Episode scores [B], and whether each episode has one: all-None rows do not train."""
+        """Return episode scores [B], and whether each episode has one. Rows of None alone do not train."""
         host = self._host
         return score(
             rollout,
@@ -105,7 +105,7 @@ def score(
     ended: Sequence[bool],
     missing_eos_penalty: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores [B] of a rollout's episodes in reward units, without turn rewards, and has-score flags [B] bool.
+    """Return scores [B] in reward units, without turn rewards, and flags [B] bool of episodes with a score.
 
     An episode without any reward, of functions or of turns, does not train. `ended`: per episode whether
     its last token ends a turn; `missing_eos_penalty` is subtracted from the others.

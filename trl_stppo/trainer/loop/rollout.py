@@ -51,21 +51,21 @@ class Rollout:
 
     @property
     def has_environment(self) -> bool:
-        """Whether an environment or tool played along; False for plain prompts."""
+        """Whether an environment or tool played along. False for plain prompts."""
         return any(episode.env_type is not None for episode in self.episodes)
 
     @property
     def prompts(self) -> list[Any]:
-        """Prompts of the episodes, including the environments' opening text."""
+        """Return the prompts of the episodes, including the environments' opening text."""
         return [episode.prompt for episode in self.episodes]
 
     def completions(self, decode: Callable[[list[int]], str]) -> list[Any]:
-        """Messages after the prompt, or text if the prompt is text."""
+        """Return messages after the prompt, or text if the prompt is text."""
         return [e.messages if e.conversational else decode(e.ids) for e in self.episodes]
 
     @property
     def contexts(self) -> list[tuple[int, Context]]:
-        """The rows of the batch, each with the number of its episode."""
+        """Return the rows of the batch, each with the number of its episode."""
         return [
             (n, context) for n, episode in enumerate(self.episodes) for context in episode.contexts
         ]
@@ -75,5 +75,5 @@ class Rollout:
         return [self.rows[episode.row] for episode in self.episodes]
 
     def ended(self, ends: set[int]) -> list[bool]:
-        """Per episode whether its last token is one of `ends`."""
+        """Return per episode whether its last token is one of `ends`."""
         return [episode.last.ids[-1] in ends for episode in self.episodes]

@@ -55,7 +55,7 @@ class TurnSampler:
 
     @contextmanager
     def backend(self, version: int | None = None) -> Iterator[Backend]:
-        """The backend that samples the turns of one rollout; `version` are its policy's optimizer steps.
+        """Context with the backend that samples one rollout; `version`: optimizer steps of its policy.
 
         It is None if the policy of now samples.
         """
@@ -83,7 +83,7 @@ class TurnSampler:
                 yield backend
 
     def ahead(self, version: int) -> Backend:
-        """A backend for another thread, with the weights of now, of so many optimizer steps."""
+        """Return a backend for another thread, with the present weights; `version`: their optimizer steps."""
         host = self._host
         if host.use_vllm:
             return self.vllm.ahead(host.args.generation_slots, version)
@@ -91,7 +91,7 @@ class TurnSampler:
         return self._cached(self._copy.model, version)
 
     def check_ahead(self) -> None:
-        """Refuse a policy whose copy would not sample as it does; all processes call it together."""
+        """Refuse a policy whose copy would sample differently; all processes call it together."""
         if self._host.use_vllm:
             return
         reason = None if self._is_cached else "is not sampled by our cache"
@@ -112,7 +112,7 @@ class TurnSampler:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether sampler and training compute the same log-probabilities but for rounding in float32.
+        """Whether the log-probabilities of sampler and training differ only by rounding in float32.
 
         It is None if they compute those of different distributions.
         """
@@ -137,7 +137,7 @@ class TurnSampler:
 
     @property
     def _is_collective(self) -> bool:
-        """Whether TRL's generation call involves other processes, so that all must make it together."""
+        """Whether all processes must make TRL's generation call together."""
         host = self._host
         if host.accelerator.num_processes == 1:
             return False
@@ -146,7 +146,7 @@ class TurnSampler:
         return host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size > 1
 
     def _batches(self) -> GenerateBatch:
-        """TRL's generation call in our form; it ignores seeds."""
+        """Return TRL's generation call in our form; seeds have no effect."""
         host = self._host
 
         def generate(
@@ -168,7 +168,7 @@ class TurnSampler:
 
 
 def why_not_cached(host: Bridge) -> str | None:
-    """The reason why turns go through TRL's own generation call; None if they do not."""
+    """Return why turns go through TRL's generation call; None if they do not."""
     if host.use_vllm:
         return "vLLM generates."
     if host.use_transformers_continuous_batching:
@@ -179,20 +179,20 @@ def why_not_cached(host: Bridge) -> str | None:
 
 
 def sampling_settings(host: Bridge) -> tuple[SamplingSettings | None, str | None]:
-    """Settings of token sampling; or the reason why `generate` has to sample."""
+    """Return settings of token sampling, or the reason why `generate` has to sample."""
     model = host.accelerator.unwrap_model(host.model)
     return SamplingSettings.from_generation_config(host.generation_config, model.generation_config)
 
 
 def speaks_to_vllm(host: Bridge) -> bool:
-    """Whether turns go to vLLM one by one; an engine on several GPUs steps all together."""
+    """Whether turns go to vLLM one by one, which an engine on several GPUs does not allow."""
     alone = host.vllm_mode == "server" or host.args.vllm_tensor_parallel_size == 1
     return host.use_vllm and alone and not overrides(host, "_generate_single_turn")
 
 
 @contextmanager
 def generation_model(trainer: Any) -> Iterator[Any]:
-    """The policy, unwrapped and ready to generate, as GRPOTrainer's own generation gets it."""
+    """Context with the unwrapped policy, ready to generate, as in GRPOTrainer's generation."""
     with (
         unwrap_model_for_generation(
             trainer.model_wrapped,

@@ -52,11 +52,11 @@ class StalePolicies:
             self._load(present)
 
     def version(self, step: int, steps: int) -> int | None:
-        """Optimizer steps of the past policy at a step, with `steps` per update; None without staleness."""
+        """Return the optimizer steps of the past policy at a step; None without staleness."""
         return max(0, step - self._staleness * steps) if self._staleness else None
 
     def state_dict(self) -> list[list[Tensor]]:
-        """The weights of past updates, oldest first."""
+        """Return the weights of past updates, oldest first."""
         return list(self._kept)
 
     def load_state_dict(self, state: list[list[Tensor]]) -> None:

@@ -22,7 +22,7 @@ from .rollout import Rollout
 
 
 def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
-    """All turns of a rollout's episodes that may train."""
+    """Return all turns of a rollout's episodes that may train."""
     turns = []
     for i, (episode, row) in enumerate(
         zip(rollout.episodes, rollout.rows_of_episodes(), strict=True)
@@ -181,7 +181,7 @@ class TurnRewardFuncs:
 
 
 def _judge(host: Bridge, name: str, tokenizer: Any) -> LabelTokenScorer | None:
-    """A scorer for a model that generates text; None if the model gives scores."""
+    """Make a scorer for a model that generates text; return None if the model gives scores."""
     trust = {"trust_remote_code": host.args.trust_remote_code}
     if not LabelTokenScorer.suits(name, **trust):
         return None
@@ -194,7 +194,7 @@ def _judge(host: Bridge, name: str, tokenizer: Any) -> LabelTokenScorer | None:
 
 
 def _prepared(host: Bridge, model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """A reward model and its tokenizer, ready to score."""
+    """Return a reward model and its tokenizer, ready to score."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     trust = {"trust_remote_code": host.args.trust_remote_code}

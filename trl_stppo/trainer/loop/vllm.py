@@ -109,7 +109,7 @@ class VLLM:
         return bool(found)
 
     def _present(self) -> str:
-        """Name of the server's weights; blocks until the server answers."""
+        """Return the name of the server's weights; block until the server answers."""
         until = time.monotonic() + self._host.args.vllm_server_timeout
         while True:
             try:
@@ -141,7 +141,7 @@ class VLLM:
 
     @contextmanager
     def backend(self, capacity: int | None, version: int | None) -> Iterator[Backend]:
-        """The backend that samples the turns of one rollout; `version` as in `sync`."""
+        """Context with the backend that samples one rollout; `version` as in `sync`."""
         version = self.sync(version)
         play = self._colocated if self._host.vllm_mode == "colocate" else self._served
         with play(capacity, version) as backend:
@@ -185,11 +185,11 @@ class VLLM:
         return backend
 
     def ahead(self, capacity: int | None, version: int) -> Backend:
-        """A backend for another thread: nobody sends weights again while the policy is trained."""
+        """Return a backend for another thread, which never sends weights: the policy is being trained."""
         return self._at_server(capacity, self.sync(version), can_send=False)
 
     def figures_of(self, backend: Any) -> dict[str, tuple[float, float]]:
-        """Metrics of a server's backend that has played."""
+        """Return the metrics of a server's backend that has played."""
         if not isinstance(backend, ServerBackend):
             return {}
         self._warned = self._warned or backend.retries > 0

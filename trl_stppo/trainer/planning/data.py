@@ -33,7 +33,7 @@ class DataPlan:
 def plan_data(
     args: PPOConfig, train: Any, evaluation: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan
 ) -> DataPlan:
-    """Check the rows of training and evaluation, whose environments (`evaluation_plan`) may be others."""
+    """Check the rows of training and evaluation; `evaluation_plan` has evaluation's environments."""
     from datasets import Dataset
 
     rows = training_rows(train, args, rollout)
@@ -55,7 +55,7 @@ def plan_data(
 
 
 def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
-    """Refuse rows that would fail late; repeat too few rows; make rows for environments with data."""
+    """Return the checked rows, repeated if they are too few, made if environments have the tasks."""
     from datasets import Dataset
 
     if dataset is None:
@@ -87,7 +87,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
 def check_eval_dataset(
     dataset: Any, rollout: RolloutPlan, evaluation_plan: RolloutPlan | None = None
 ) -> None:
-    """Check evaluation data in the same way, before the run starts; its environments may be others."""
+    """Check the rows of evaluation; `evaluation_plan` has its environments, by default training's."""
     from datasets import Dataset
 
     for name, part in _parts(dataset):
@@ -96,7 +96,7 @@ def check_eval_dataset(
 
 
 def _parts(dataset: Any) -> list[tuple[str, Any]]:
-    """Evaluation's datasets with the names that errors use."""
+    """Return evaluation's datasets with the names that errors use."""
     if isinstance(dataset, dict):
         return [(f"eval_dataset[{name!r}]", part) for name, part in dataset.items()]
     return [("eval_dataset", dataset)]

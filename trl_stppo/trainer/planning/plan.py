@@ -27,7 +27,7 @@ ENGINE_LIMITS = (
 
 
 def default_config(config_class: type[PPOConfig], model: Any, name: str) -> PPOConfig:
-    """The configuration of a trainer without `args`."""
+    """Return the configuration of a trainer without `args`."""
     model_id = model if isinstance(model, str) else get_config_model_id(model.config)
     return config_class(f"{model_id.split('/')[-1]}-{name}")
 
@@ -60,7 +60,7 @@ def check_arguments(
 
 
 def check_overrides(trainer: Any) -> None:
-    """Refuse a subclass whose override is never called; warn of one that gets another shape than TRL's."""
+    """Refuse an override that is never called; warn of one that gets tensors of another shape than TRL's."""
     for name in NOT_CALLED:
         if overrides(trainer, name):
             raise TypeError(
@@ -79,7 +79,7 @@ def check_overrides(trainer: Any) -> None:
 def check_models(
     model: Any, processing_class: Any, ref_model: Any, reward_model: Any, value_model: Any
 ) -> None:
-    """Refuse models that do not fit their role, and one model in two roles if one of them trains it."""
+    """Refuse models that do not fit their role, and a model with two roles if it is trained in one."""
     if isinstance(model, str) and model.startswith((".", "/", "~")) and not Path(model).is_dir():
         raise ValueError(f"`model={model!r}`: the folder does not exist.")
     given = {"processing_class": processing_class, "ref_model": ref_model}
@@ -120,7 +120,7 @@ class RolloutPlan:
 
     @property
     def plays_environment(self) -> bool:
-        """Whether our engine plays the turns of episodes."""
+        """Whether environments or tools are played. False for plain prompts and a `rollout_func`."""
         return bool(self.text or self.tools or self.standalone_tools)
 
     @property
@@ -140,7 +140,7 @@ class RolloutPlan:
 
     @property
     def tool_environments(self) -> Any:
-        """GRPOTrainer's `environment_factory`, which it calls once to probe it."""
+        """Return the `environment_factory` for GRPOTrainer, which probes it once."""
         looked_at = {name: self._probe_of(name) for name in self.tools}
         if not looked_at:
             return None

@@ -36,7 +36,7 @@ class RewardPlan:
     )  # the episodes of the current call
 
     def weights(self, given: list[float] | None) -> list[float] | None:
-        """Weights of all functions: 1 for those that we added, if the caller has set weights."""
+        """Return the caller's weights, with 1 for each function that we added; None without weights."""
         return given and [*given, *[1.0] * (len(self.funcs) - len(given))]
 
     def with_environments(self, funcs: Sequence[Any], names: Sequence[str]) -> list[Any]:

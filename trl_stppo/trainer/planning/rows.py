@@ -13,7 +13,7 @@ PLACEHOLDER_PROMPT = [{"role": "user", "content": ""}]
 def rows_with_prompts(
     rows: list[Row], tokenizer: Any, *, owns_prompts: bool
 ) -> tuple[list[Row], list[list[int]] | None]:
-    """Copies of the rows with a `prompt` each.
+    """Return copies of the rows, each with a `prompt`.
 
     `owns_prompts`: as for `EpisodePlayer`.
 
@@ -32,13 +32,13 @@ def rows_with_prompts(
 
 
 def prompt_of(row: Row) -> Any:
-    """The row's prompt; an empty one if the environment has the task."""
+    """Return the row's prompt; an empty one if the environment has the task."""
     prompt = row.get("prompt")  # None if datasets with and without prompts were joined
     return list(PLACEHOLDER_PROMPT) if prompt is None else prompt
 
 
 def unpadded(row: Row, pad_token_id: int) -> list[int]:
-    """Ids of a pre-tokenised prompt without its left padding."""
+    """Return the ids of a pre-tokenised prompt without its left padding."""
     ids = [int(i) for i in row["input_ids"]]
     if row.get("attention_mask") is not None:
         return [i for i, keep in zip(ids, row["attention_mask"], strict=True) if keep]
@@ -49,7 +49,7 @@ def unpadded(row: Row, pad_token_id: int) -> list[int]:
 
 
 def is_conversational(dataset: Any) -> bool:
-    """Whether the prompts of a dataset are messages; a row without a prompt gets messages."""
+    """Whether prompts are messages. Rows without a prompt count, because their placeholder is a message."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:

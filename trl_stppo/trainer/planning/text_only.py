@@ -30,7 +30,7 @@ def check_tokenizer(processing_class: Any, model: Any) -> None:
 def tokenizer_of(
     model: Any, processing_class: Any, args: PPOConfig, messages: str | None, plain: str | None
 ) -> Any:
-    """The given tokenizer; else the one that GRPOTrainer would load, before the weights are loaded."""
+    """Return the given tokenizer, or the one that GRPOTrainer would load, before weights are loaded."""
     if processing_class is None:
         by_name = isinstance(model, str)
         processing_class = AutoProcessor.from_pretrained(

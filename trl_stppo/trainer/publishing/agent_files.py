@@ -25,7 +25,7 @@ from ..loop.sampler import sampling_settings
 
 
 def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSettings:
-    """Settings with which the trainer's evaluation plays."""
+    """Return settings with which the trainer's evaluation plays."""
     args, fields = host.args, dataclasses.asdict(limits)
     del fields["max_context_tokens"]  # the model's
     return AgentSettings(
@@ -52,7 +52,7 @@ def agent_settings(host: Bridge, run: Description, limits: Limits) -> AgentSetti
 
 
 def _sampling(host: Bridge) -> dict[str, Any]:
-    """Sampling settings of evaluation; a temperature of 0 becomes the agent's `greedy`."""
+    """Return sampling settings of evaluation; a temperature of 0 becomes the agent's `greedy`."""
     args = host.args
     names = [f.name for f in dataclasses.fields(SamplingSettings) if f.name != "do_sample"]
     settings = None if host.use_vllm else sampling_settings(host)[0]
@@ -67,7 +67,7 @@ def _sampling(host: Bridge) -> dict[str, Any]:
 
 
 def card_names(model_name: str, dataset_name: str | None, rows: Any) -> tuple[str, str | None]:
-    """Model name and dataset name for TRL's template, escaped and on one line."""
+    """Return the model name and dataset name for TRL's template, escaped and on one line."""
     data = next(iter([*_public(dataset_name), *hub_datasets(rows)]), None)
     return plain(model_name), None if data is None else plain(data)
 
@@ -102,7 +102,7 @@ def _offers(run: Description, *rows: Any) -> bool:
 
 
 def _transcript(folder: Path) -> str | None:
-    """An episode of the last recorded evaluation, a line per message; None without one."""
+    """Return an episode of the last recorded evaluation, a line per message; None without one."""
     try:
         held = [entry for entry in read_updates(folder) if entry[0].phase == "eval"]
         episode = next(iter(read_episodes(*held[-1])), None) if held else None
@@ -118,7 +118,7 @@ def _transcript(folder: Path) -> str | None:
 
 
 def _public(name: str | None) -> list[str]:
-    """The id of data on the Hub; empty for paths and for rows that this package makes."""
+    """Return the id of data on the Hub; empty for paths and for rows that this package makes."""
     if name is None or os.path.isabs(name) or os.path.exists(name):
         return []
     return [name] if "/" in name.strip("./~") else []

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def repo_name(host: Bridge) -> str:
-    """Name of the trainer's repository; upstream's constructor may call this already."""
+    """Return the trainer's repository name, also before upstream's constructor is done."""
     named = getattr(host, "hub_model_id", None) or host.args.hub_model_id
     return named or Path(host.args.output_dir).absolute().name
 
@@ -175,7 +175,7 @@ class Publisher(TrainerCallback):
                 pushing.watch(job, self._warn_of(folder))
 
     def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Copy beside the policy the files that upstream leaves in a checkpoint when it pushes from one.
+        """Copy the files beside the policy that upstream leaves out when it pushes from a checkpoint.
 
         Upstream calls it after the decision to push and before it copies any file.
         """
@@ -195,7 +195,7 @@ class Publisher(TrainerCallback):
         return lambda error: pushing.warn_of_failed_push(error, name, folder)
 
     def finish(self, wrapped: Wrapped, *args: Any) -> Any:
-        """End a training: wait for uploads, then delete the old checkpoints that they kept."""
+        """End a training: finish uploads, then delete the old checkpoints that they kept."""
         result = self._checkpoints.finish(wrapped, *args)
         if self._pushed_from:
             self._checkpoints.prune(self._run_dir)

@@ -24,7 +24,7 @@ def facts(
     reward_names: Sequence[str],
     engine: RolloutEngine,
 ) -> list[dict[str, Any]]:
-    """Plain data of the contexts of some episodes of a rollout that has been scored.
+    """Return plain data of some episodes' contexts, from a scored rollout.
 
     `first`: number of this process's first episode among those of all processes.
     """
@@ -50,7 +50,7 @@ def facts(
 
 
 def cut(value: Any) -> Any:
-    """Plain data with texts of at most `MAX_CHARACTERS`."""
+    """Shorten the texts of plain data to at most `MAX_CHARACTERS`."""
     if isinstance(value, str):
         left_out = len(value) - MAX_CHARACTERS
         return value if left_out <= 0 else f"{value[:MAX_CHARACTERS]}[{left_out} more characters]"
@@ -65,14 +65,14 @@ def cut(value: Any) -> Any:
 
 
 def _seed(rollout: Rollout, name: tuple[int, int]) -> list[int] | None:
-    """The episode's seed in the engine: by row, and in an evaluation by repetition too."""
+    """Return the seed of an episode. Evaluation adds the repetition."""
     if rollout.seed is None:
         return None
     return [*rollout.seed, *(name[:1] if rollout.names is None else name)]
 
 
 def prompt_id(row: Mapping[str, Any]) -> str:
-    """The row's `id`, else a hash of its prompt."""
+    """Return the row's `id`, else a hash of its prompt."""
     if row.get("id") is not None:
         return str(cut(row["id"]))
     prompt = json.dumps(row.get("prompt"), default=str)
@@ -80,7 +80,7 @@ def prompt_id(row: Mapping[str, Any]) -> str:
 
 
 def short_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The short columns of the row, without its prompt."""
+    """Return the short columns of the row, without its prompt."""
     columns = {name: cut(value) for name, value in row.items() if name not in ("prompt", "id")}
     some = {name: value for name, value in columns.items() if value not in (None, "", [])}
     return {name: value for name, value in some.items() if len(json.dumps(value)) <= SHORT}
@@ -112,7 +112,7 @@ def _conversation(rollout: Rollout, number: int, engine: RolloutEngine) -> dict[
 
 
 def _context(rollout: Rollout, number: int, at: int) -> dict[str, Any]:
-    """Its turns; its tokens, unless those of the batch are all that is known."""
+    """Return the turns of a context, and its tokens unless the batch has them all."""
     episode, paid = rollout.episodes[number], rollout.turn_rewards
     context, versions = episode.contexts[at], episode.policy_versions
     known = {"ids": [list(context.prompt_ids), list(context.ids)]}

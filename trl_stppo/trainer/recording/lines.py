@@ -24,7 +24,7 @@ def lines(
     passes: dict[str, Tensor],
     pieces: Pieces,
 ) -> list[dict[str, Any]]:
-    """One line per episode.
+    """Make one line per episode.
 
     Args:
         episodes: `facts.facts`.
@@ -76,7 +76,7 @@ def _line(
 
 
 def _ids(spans: list[list[int]], columns: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """Prompt and completion without padding."""
+    """Return the ids of prompt and completion, without padding."""
     prompt = zip(columns["prompt_ids"], columns["prompt_mask"], strict=True)
     # TRL hides completions that it does not train on behind the mask too.
     length = max(sum(columns["completion_mask"]), spans[-1][1] if spans else 0)
@@ -84,7 +84,7 @@ def _ids(spans: list[list[int]], columns: dict[str, Any]) -> tuple[list[int], li
 
 
 def _figures(columns: dict[str, Any], passed: dict[str, Any], length: int) -> dict[str, Any]:
-    """Per-token values, None without any."""
+    """Return per-token values, with None for those that are missing."""
     turns, trains = columns["turn_index"][:length], columns["loss_mask"][:length]
     sampled = [turn >= 0 for turn in turns]
     seen = passed.get("seen", [False] * length)[:length]

@@ -175,7 +175,7 @@ class TraceRecorder(TrainerCallback):
         self.on_evaluate(args, state, control)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The open update for a checkpoint, None between two updates."""
+        """Return the open update for a checkpoint, None between two updates."""
         return None if self._update is None else dict(vars(self._update))
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -216,7 +216,7 @@ class TraceRecorder(TrainerCallback):
     def _episodes(
         self, rollout: Rollout, batch: Batch, numbers: list[int], engine: RolloutEngine
     ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        """Facts of the contexts of these episodes, and copies of their tensors."""
+        """Return the facts of the contexts of these episodes, and copies of their tensors."""
         host, ids = self._host, batch["completion_ids"]
         rows = [row for row, (number, _) in enumerate(rollout.contexts) if number in numbers]
         index = torch.tensor(rows, dtype=torch.long, device=ids.device)
@@ -247,7 +247,7 @@ class TraceRecorder(TrainerCallback):
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Turn an exception inside into a warning; its record is lost, the run goes on."""
+        """Context that turns an exception into a warning; its record is lost, the run goes on."""
         try:
             yield
         except Exception as error:

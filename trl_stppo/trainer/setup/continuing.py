@@ -20,7 +20,7 @@ ONE_OF_TWO = "`value_model` and `value_model_name_or_path` were both given; pass
 
 
 def loading_options(args: PPOConfig) -> dict[str, Any]:
-    """Options to load checkpoints; a repository's code runs only with `trust_remote_code`."""
+    """Return options to load checkpoints; a repository's code runs only with `trust_remote_code`."""
     return {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
 
 
@@ -78,7 +78,7 @@ class GivenCritic:
 
 
 def critic_to_go_on_with(value_model: Any, args: PPOConfig, has_critic: bool) -> GivenCritic:
-    """Resolve a named critic: one that was published with its policy precedes the policy itself."""
+    """Resolve a critic's name; a critic that was published with a policy precedes the policy."""
     named = args.value_model_name_or_path
     if not has_critic:
         return GivenCritic(value_model, named)
@@ -120,7 +120,7 @@ def shared_critic(policy: Any, folder: Path, rank: int | None) -> SharedCritic:
 
 
 def quantised(config: Any) -> list[str]:
-    """Keys by which bitsandbytes packs weights, from a configuration of a model or of quantisation."""
+    """Return the keys by which bitsandbytes packs weights, from a model's or quantisation's configuration."""
     config = getattr(config, "quantization_config", config)
     ask = config.get if isinstance(config, dict) else lambda key: getattr(config, key, False)
     return [key for key in ("load_in_4bit", "load_in_8bit") if ask(key)]

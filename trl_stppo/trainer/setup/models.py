@@ -112,7 +112,7 @@ def install_reference(host: Bridge, plan: ReferencePlan) -> None:
 
 
 def build_critic(host: Bridge, given: continuing.GivenCritic) -> Critic:
-    """Build the critic of the arguments, on the device, equal on all processes.
+    """Build the critic on the device, equal on all processes.
 
     It is a given model, else a named checkpoint, else an adapter on a LoRA policy's backbone, published or
     new, else a second backbone with the policy's weights.

@@ -120,7 +120,7 @@ def _make_template_grow(host: Bridge, tokenizer: Any) -> None:
 
 
 def growing_template(renderer: ChatRenderer) -> str | None:
-    """A replacement for the tokenizer's template, None if that one preserves prefixes."""
+    """Return a prefix-preserving template; None if the tokenizer's template preserves them."""
     if renderer.tokenizer.chat_template is None:
         return None  # prompts are plain text, or tokenising the first one raises
     try:

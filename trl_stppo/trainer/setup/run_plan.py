@@ -33,7 +33,7 @@ class RunPlan:
     quantization_config: Any
 
     def upstream_arguments(self) -> dict[str, Any]:
-        """Arguments of GRPOTrainer's constructor that differ from ours."""
+        """Return the arguments of GRPOTrainer's constructor that differ from ours."""
         data = self.data
         tokenizer = text_only.tokenizer_of(
             self.model, self.processing_class, self.args, data.messages, data.plain

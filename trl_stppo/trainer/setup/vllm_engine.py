@@ -50,14 +50,14 @@ def colocated_engine(
 
 
 def _dtype(args: PPOConfig, model: Any) -> str:
-    """The dtype of the policy's forward passes; TRL passes none, and vLLM casts float32 to bfloat16."""
+    """Return the dtype of the policy's forward passes. TRL passes none; vLLM casts float32 to bfloat16."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
     return str(model.dtype).removeprefix("torch.")
 
 
 def adapter_rank(trainer: Any) -> int | None:
-    """Rank to allocate if vLLM can hold the policy's adapter beside the base, else None.
+    """Return the rank to allocate if vLLM can hold the policy's adapter beside the base, else None.
 
     Merged weights always work, but they are rounded once more, and sent in full.
     """

@@ -53,7 +53,7 @@ class EngineRun:
 
 
 def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
-    """The kind of a critic among `CRITICS`."""
+    """Return the kind of a critic among `CRITICS`."""
     if model is not None:
         return "given"
     if name is not None:
@@ -62,7 +62,7 @@ def critic_kind(model: Any, name: str | None, *, lora: bool) -> str:
 
 
 def run_of(host: Bridge, critic: str, turn_reward_funcs: Any, *, copies_adapter: bool) -> EngineRun:
-    """Input of the checks, from a host after GRPOTrainer's constructor."""
+    """Return the input of the checks for a host that GRPOTrainer's constructor has built."""
     state, model = host.accelerator.state, host.model
     turns = (
         turn_reward_funcs if isinstance(turn_reward_funcs, list | tuple) else [turn_reward_funcs]

@@ -51,7 +51,7 @@ class EngineGradient(GradientBuffer):
         return self._accelerator.reduce(l2_norm(pieces, like=pieces[0]).square(), "sum").sqrt()
 
     def clip_(self, max_norm: float | None) -> Tensor:
-        """Let the next step clip it to `max_norm`. Returns the norm before."""
+        """Set the clip of the next step to `max_norm`; return the norm before."""
         self._engine.optimizer.clip_grad = max_norm or 0.0
         return self.norm()
 
@@ -63,7 +63,7 @@ class EngineGradient(GradientBuffer):
         self.is_empty = True
 
     def _groups(self) -> dict[int, Any]:
-        """This process's shards; complete at the end of a mini-batch."""
+        """Return this process's shards; complete at the end of a mini-batch."""
         return self._engine.optimizer.averaged_gradients
 
 

@@ -25,7 +25,7 @@ CRITIC_OPTIMIZER = "critic_optimizer.pt"
 
 
 def sharding_name(accelerator: Any) -> str:
-    """Name of the policy's engine: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2"."""
+    """Return the policy's engine: "one process", "DDP", "ZeRO-0" to "ZeRO-3", "FSDP1" or "FSDP2"."""
     deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
     fsdp = getattr(accelerator.state, "fsdp_plugin", None)
     if deepspeed is not None:
@@ -159,7 +159,7 @@ def pass_over_empty_steps(engine: Any) -> None:
 
 @contextmanager
 def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
-    """Keep FSDP2's weights gathered, so that each process can call the model any number of times."""
+    """Context that keeps FSDP2's weights gathered, so that each process can call the model freely."""
     if not isinstance(model, FSDPModule):
         yield
         return
@@ -183,7 +183,7 @@ def whole_weights(accelerator: Any, model: Any) -> Iterator[None]:
 
 @contextmanager
 def unpartitioned() -> Iterator[None]:
-    """Load full models, also under ZeRO-3, in which transformers loads shards."""
+    """Context that loads full models, also under ZeRO-3, in which transformers loads shards."""
     reference = hf_deepspeed._hf_deepspeed_config_weak_ref
     config = None if reference is None else reference()
     hf_deepspeed.unset_hf_deepspeed_config()
@@ -195,7 +195,7 @@ def unpartitioned() -> Iterator[None]:
 
 
 def autocast(accelerator: Any) -> Any:
-    """Autocast for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
+    """Return autocast for the critic; accelerate's is empty under DeepSpeed, which casts the policy."""
     if sharding_name(accelerator).startswith("ZeRO") and accelerator.mixed_precision == "bf16":
         return torch.autocast(accelerator.device.type, dtype=torch.bfloat16)
     return accelerator.autocast()

@@ -45,7 +45,7 @@ class Stabilizer:
         """Raise ValueError if the configuration does not allow this stabilizer."""
 
     def episode_weights(self, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        """Factors on the kept terms of the policy's loss, [B], constant.
+        """Return constant factors on the kept terms of the policy's loss, [B].
 
         Args:
             advantages: [B, T].
@@ -54,7 +54,7 @@ class Stabilizer:
         raise NotImplementedError
 
     def scale(self, kept_norm: Tensor, clipped_norm: Tensor) -> Tensor | float:
-        """Factor on an optimizer step, equal on all processes.
+        """Return the factor on an optimizer step, equal on all processes.
 
         Args:
             kept_norm: [], norm of the gradient of the terms that the clip keeps.
@@ -63,7 +63,7 @@ class Stabilizer:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data that checkpoints keep."""
+        """Return plain data that checkpoints keep."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

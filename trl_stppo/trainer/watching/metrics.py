@@ -82,7 +82,7 @@ class MiniBatchMetrics:
         self._scalars[name] = float(value)
 
     def flush(self, gather: Gather, seconds: float) -> dict[str, float]:
-        """Metrics since the last flush; `seconds` is their duration, 0 if unknown."""
+        """Return metrics since the last flush; `seconds` is their duration, 0 if unknown."""
         result = self._sums.flush(gather) | self._scalars
         for name in ("turn", "episode"):
             if f"_{name}_count" in result:
@@ -122,7 +122,7 @@ class RolloutMetrics:
         seconds: float,
         gather: Gather,
     ) -> dict[str, float]:
-        """All metrics of the batch after its advantages are computed."""
+        """Return all metrics of the batch, after its advantages are computed."""
         sums, device = self._sums, scores.device
         episodes = torch.tensor(float(len(scores)), device=device)
         returns = wide(scores)
@@ -234,12 +234,12 @@ def _explained(result: dict[str, float]) -> float:
 
 
 def seconds_of(seconds: float, device: torch.device) -> Tensor:
-    """A duration as a tensor that can be summed over processes."""
+    """Return a duration as a tensor that can be summed over processes."""
     return torch.tensor(max(seconds, 1e-9), device=device)
 
 
 def peak_memory_gb() -> float:
-    """Peak memory of this process: the accelerator's if there is one, else resident memory."""
+    """Return the peak memory of this process: the accelerator's if there is one, else resident memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts in bytes, Linux in kilobytes

@@ -160,7 +160,7 @@ class CachedBackend:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluation mode without gradient checkpointing; on exit forget all episodes and free the cache."""
+        """Context of evaluation mode; on exit, forget all episodes and free the cache."""
         if self._running:
             raise RuntimeError("The backend is already running.")
         self._running = True

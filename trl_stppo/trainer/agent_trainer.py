@@ -328,6 +328,12 @@ class AgentTrainer(Bridge):
         """Load the policy, critic and reference."""
         self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of weights that a checkpoint lacks; of tied ones it has only one."""
+        tied = self.accelerator.unwrap_model(self.model).all_tied_weights_keys
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def _load_best_model(self) -> None:
         """Load the best policy and its critic."""
         self._checkpoints.load_best(super()._load_best_model)

@@ -156,6 +156,9 @@ def plan_rollout(
     """Decide how the episodes are played."""
     text, tool_environments, probes = split_environments(environment_factory)
     plan = RolloutPlan(text, tool_environments, probes, list(tools or []), rollout_func)
+    for i, tool in enumerate(plan.standalone_tools):
+        if not callable(tool):
+            raise TypeError(f"`tools[{i}]` is {tool!r:.70}, not a function.")
     if rollout_func is not None and (tools or tool_environments):
         raise ValueError(
             "`rollout_func` and `tools` or a tool `environment_factory` were both given; pass one of them."

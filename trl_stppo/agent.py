@@ -273,7 +273,7 @@ class Agent:
             self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
         )
         if not (trusted_text or isinstance(messages, str)):
-            messages = _without_control_tokens(messages, renderer)
+            messages = renderer.without_control_tokens(messages)
         ids = renderer.prompt_ids(messages, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
@@ -305,17 +305,6 @@ class Agent:
             env_timeout_seconds=settings.env_timeout_seconds,
             episode_timeout_seconds=settings.episode_timeout_seconds,
         )
-
-
-def _without_control_tokens(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, Any]]:
-    """Return messages whose control tokens are plain text."""
-    from .rollout.control_tokens import ControlTokens
-
-    # Tags such as `<think>` are the agent's tokens; its turns are decoded without special ones.
-    by_role = {"assistant": ControlTokens(renderer.tokenizer, written=False), "system": None}
-    controls = [by_role.get(message["role"], renderer.control) for message in messages]
-    pairs = zip(messages, controls, strict=True)
-    return [message if control is None else control.split(message) for message, control in pairs]
 
 
 def _imported(path: str) -> Any:

@@ -209,6 +209,11 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "one. Above 0 it makes a run as off-policy as an asynchronous pipeline, to test whether "
         "it still learns.",
     )
+    agent_context: str = option(
+        "grow",
+        "How a call of an `agent` continues the tokens of its earlier ones: 'grow' keeps them as sampled, "
+        "'render' applies the chat template anew, which may drop earlier reasoning.",
+    )
     rollout_overlap: bool = option(
         False,
         "Play the next rollout batch while the present one is trained on, by the policy from before that "

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..generation.protocol import TurnResult
 from ..threads import DaemonThread
+from .agent_endpoint import AgentEndpoint
 from .chat import ChatRenderer, Message
 from .contexts import AgentContexts, AgentRequest, cut_at
 from .driver import Call, Opening, Outcome
@@ -186,7 +187,7 @@ class AgentDriver:
         limits: Limits,
         *,
         renders: bool = False,
-        endpoint: Any = None,
+        endpoint: AgentEndpoint | None = None,
     ) -> None:
         self.tools: list[Any] = []
         self.type_name = getattr(agent, "__name__", type(agent).__name__)
@@ -298,6 +299,11 @@ class AgentDriver:
             episode.env.close()
             if self._endpoint is not None:
                 self._endpoint.close(episode.env)
+
+    def close(self) -> None:
+        """Close the address, if there is one."""
+        if self._endpoint is not None:
+            self._endpoint.stop()
 
     def _warn(self, names: list[str]) -> None:
         new = [name for name in names if name not in self._warned]

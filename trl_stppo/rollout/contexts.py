@@ -17,7 +17,9 @@ from .episode import Context, Episode, Limits
 
 # What two messages must have in common to be the same: role, text, and calls by name and arguments.
 Said = tuple[str, str, tuple[tuple[str, str], ...]]
-CONTEXT_MODES = ("grow", "render")
+# Reasons to open a context: the agent rewrote its messages or its tools, the template renders an earlier
+# turn differently, or the agent goes on from an earlier turn.
+OPENED = ("rewritten", "tools", "reasoning", "branch")
 
 
 @dataclass(frozen=True)

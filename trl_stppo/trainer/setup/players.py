@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 from ...rollout.agent_driver import AgentDriver
+from ...rollout.agent_endpoint import AgentEndpoint
 from ...rollout.chat import ChatRenderer
 from ...rollout.driver import Driver
 from ...rollout.engine import RolloutEngine
@@ -64,6 +65,7 @@ def build_engines(
         "on_env_error": on_env_error,
         "env_error_penalty": price,
         "agent_context": host.args.agent_context,
+        "agent_endpoint": host.args.agent_endpoint,
     }
     reader = renderer(host, tokenizer)
     engine = assemble(rollout, reader, limits, **options)
@@ -87,6 +89,7 @@ def assemble(
     isolated: bool = False,
     probes_play: bool = True,
     agent_context: str = "grow",
+    agent_endpoint: bool = False,
     **options: Any,
 ) -> RolloutEngine:
     """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
@@ -108,7 +111,10 @@ def assemble(
         drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **shared)
     if rollout.agent is not None:
         renders = agent_context == "render"
-        drivers[None] = AgentDriver(rollout.agent, renderer, form, limits, renders=renders)
+        endpoint = AgentEndpoint() if agent_endpoint else None
+        drivers[None] = AgentDriver(
+            rollout.agent, renderer, form, limits, renders=renders, endpoint=endpoint
+        )
     if not drivers and tools:
         drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **shared)
     if not drivers:

@@ -39,15 +39,6 @@ def said(answer: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": answer.choices[0].message.content}
 
 
-def sampled(episode) -> list[list[int]]:
-    """Tokens of each turn, in the order of the calls."""
-    turns = {}
-    for context in episode.contexts:
-        for number, (start, end) in zip(context.turns, context.turn_spans, strict=True):
-            turns[number] = context.ids[start:end]
-    return [turns[number] for number in range(len(turns))]
-
-
 # ------------------------------------------------------------------------------- contexts
 
 
@@ -103,7 +94,7 @@ def test_several_answers_to_one_history_are_branches_that_share_its_tokens(tmp_p
         start = first.turn_spans[1][0]
         for branch in branches:
             assert branch.prompt_ids == first.prompt_ids + first.ids[:start]
-        assert len({tuple(turn) for turn in sampled(episode)[1:]}) > 1, "each has its own seed"
+        assert len({tuple(turn) for turn in episode.turns_of_tokens()[1:]}) > 1, "each has its own seed"
 
 
 def test_other_tools_open_a_context(tmp_path):
@@ -152,7 +143,7 @@ def test_a_stop_string_ends_the_turn_and_nothing_after_it_is_trained_on(tmp_path
 
     trainer = played(tmp_path, agent, max_turn_tokens=12)
     decode = trainer.processing_class.decode
-    turns = [decode(sampled(episode)[0], skip_special_tokens=True) for episode in trainer.episodes]
+    turns = [decode(episode.turns_of_tokens()[0], skip_special_tokens=True) for episode in trainer.episodes]
     cut = [turn for turn in turns if any(c.islower() for c in turn)]
     assert cut, "the case should be interesting"
     for turn in cut:
@@ -200,7 +191,7 @@ def test_a_call_that_does_not_train_is_no_turn(tmp_path):
 
     trainer = played(tmp_path, agent)
     assert [(e.num_turns, len(e.contexts)) for e in trainer.episodes] == [(1, 1)] * 4
-    assert all(e.ids == sampled(e)[0] for e in trainer.episodes)
+    assert all(e.ids == e.turns_of_tokens()[0] for e in trainer.episodes)
 
 
 @pytest.mark.parametrize(("options", "field", "status"), [
@@ -239,7 +230,7 @@ def test_settings_of_sampling_are_the_runs_own(tmp_path, caplog):
 
     given = played(tmp_path / "a", asks(temperature=0.1, seed=5, top_p=0.5))
     plain = played(tmp_path / "b", asks())
-    assert [sampled(e) for e in given.episodes] == [sampled(e) for e in plain.episodes]
+    assert [e.turns_of_tokens() for e in given.episodes] == [e.turns_of_tokens() for e in plain.episodes]
     assert sum("`temperature`" in record.message for record in caplog.records) == 1
 
 

@@ -231,6 +231,14 @@ class Episode(Context):
         """Tokens sampled so far, in all contexts."""
         return sum(sum(context.action_mask) for context in self.contexts)
 
+    def turns_of_tokens(self) -> list[list[int]]:
+        """The sampled tokens of each turn."""
+        turns: dict[int, list[int]] = {}
+        for context in self.contexts:
+            for turn, (start, end) in zip(context.turns, context.turn_spans, strict=True):
+                turns[turn] = context.ids[start:end]
+        return [turns[turn] for turn in sorted(turns)]
+
     def append_turn(
         self, ids: list[int], logprobs: list[float] | None, context: Context | None = None
     ) -> None:

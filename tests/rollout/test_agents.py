@@ -94,7 +94,9 @@ def test_several_answers_to_one_history_are_branches_that_share_its_tokens(tmp_p
         start = first.turn_spans[1][0]
         for branch in branches:
             assert branch.prompt_ids == first.prompt_ids + first.ids[:start]
-        assert len({tuple(turn) for turn in episode.turns_of_tokens()[1:]}) > 1, "each has its own seed"
+        assert len({tuple(turn) for turn in episode.turns_of_tokens()[1:]}) > 1, (
+            "each has its own seed"
+        )
 
 
 def test_other_tools_open_a_context(tmp_path):
@@ -143,7 +145,10 @@ def test_a_stop_string_ends_the_turn_and_nothing_after_it_is_trained_on(tmp_path
 
     trainer = played(tmp_path, agent, max_turn_tokens=12)
     decode = trainer.processing_class.decode
-    turns = [decode(episode.turns_of_tokens()[0], skip_special_tokens=True) for episode in trainer.episodes]
+    turns = [
+        decode(episode.turns_of_tokens()[0], skip_special_tokens=True)
+        for episode in trainer.episodes
+    ]
     cut = [turn for turn in turns if any(c.islower() for c in turn)]
     assert cut, "the case should be interesting"
     for turn in cut:
@@ -230,7 +235,9 @@ def test_settings_of_sampling_are_the_runs_own(tmp_path, caplog):
 
     given = played(tmp_path / "a", asks(temperature=0.1, seed=5, top_p=0.5))
     plain = played(tmp_path / "b", asks())
-    assert [e.turns_of_tokens() for e in given.episodes] == [e.turns_of_tokens() for e in plain.episodes]
+    assert [e.turns_of_tokens() for e in given.episodes] == [
+        e.turns_of_tokens() for e in plain.episodes
+    ]
     assert sum("`temperature`" in record.message for record in caplog.records) == 1
 
 

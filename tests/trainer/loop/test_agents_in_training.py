@@ -90,7 +90,16 @@ def test_an_agent_that_plays_an_environment_is_that_environment(tmp_path, kind, 
     for one, other in zip(weights(env), weights(agent), strict=True):
         assert torch.equal(one, other)
     # It reports neither successes nor invalid actions.
-    timed = ("perf/", "contexts/", "step_time", "train_", "time", "episode/succ", "turns/valid")
+    timed = (
+        "perf/",
+        "sampling/",
+        "contexts/",
+        "step_time",
+        "train_",
+        "time",
+        "episode/succ",
+        "turns/valid",
+    )
     for one, other in zip(env.state.log_history, agent.state.log_history, strict=True):
         same = {k: v for k, v in one.items() if not k.startswith(timed)}
         assert same == {k: v for k, v in other.items() if not k.startswith(timed)}

@@ -203,7 +203,7 @@ def test_a_call_that_does_not_train_is_no_turn(tmp_path):
     ({"n": 2}, "n", 400),
     ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", 400),
     ({"response_format": {"type": "json_object"}}, "response_format", 400),
-    ({"tool_choice": "required"}, "tool_choice", 400),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", 400),
     ({"model": "gpt-5"}, "gpt-5", 404),
     ({"messages": []}, "messages", 400),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url", 400),

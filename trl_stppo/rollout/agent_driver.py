@@ -310,8 +310,8 @@ class AgentDriver:
         self._warned |= {*new}
         if new:
             logger.warning(
-                "The agent sets %s; the run's own settings of sampling are used, as others would falsify the "
-                "ratios.",
+                "The agent sets %s, without effect: the policy samples as the run is set to, because another "
+                "distribution would falsify the ratios.",
                 ", ".join(f"`{name}`" for name in new),
             )
 

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 MODEL = "policy"
 # Settings of sampling that are the run's own: another distribution would falsify the ratios.
 OVERRIDDEN = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
+# "required" counts as "auto": a forced call is not a sample of the policy.
+CHOICES = ("auto", "none", "required")
 Response = tuple[int, dict[str, Any]]  # status, body
 
 
@@ -45,7 +47,7 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
         "top_logprobs": (body.get("top_logprobs") or 0) > 0 and "leave it out",
         "response_format": form.get("type", "text") != "text"
         and "describe the format in a message",
-        "tool_choice": choice not in ("auto", "none") and "allowed are 'auto' and 'none'",
+        "tool_choice": choice not in CHOICES and "leave it out",
         "functions": bool(body.get("functions")) and "use `tools`",
         "messages": not body.get("messages") and "give at least one",
     }
@@ -218,7 +220,8 @@ class Answers:
             request = read_request(body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RefusedRequest(400, f"The request cannot be read: {error!r}.") from error
-        self._warn([name for name in OVERRIDDEN if body.get(name) is not None])
+        forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
+        self._warn(forced + [name for name in OVERRIDDEN if body.get(name) is not None])
         return self._ask(request, body)
 
 

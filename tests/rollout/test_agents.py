@@ -99,6 +99,20 @@ def test_several_answers_to_one_history_are_branches_that_share_its_tokens(tmp_p
         )
 
 
+def test_an_answer_that_the_agent_has_edited_opens_a_context(tmp_path):
+    async def agent(client, row):
+        messages = [*HI, said(await ask(client)), *HI]
+        await ask(client, messages)
+        await ask(client, [*messages, {"role": "assistant", "content": "edited"}, *HI])
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    for episode in trainer.episodes:
+        assert [context.turns for context in episode.contexts] == [[0, 1], [2]]
+        assert "edited" in trainer.processing_class.decode(episode.more[0].prompt_ids)
+        assert episode.opened == {"rewritten": 1}
+
+
 def test_other_tools_open_a_context(tmp_path):
     async def agent(client, row):
         answer = said(await ask(client))
@@ -381,7 +395,7 @@ def test_of_64_agents_the_broken_ones_fail_alone(tmp_path):
     reasons = {e.columns["number"]: str(e.stop_reason) for e in trainer.episodes}
     assert (reasons[3], reasons[7], reasons[11]) == ("env_error", "env_timeout", "env_timeout")
     assert "OwnError: broken (test_agents.py:" in trainer.episodes[3].error
-    assert "blocks the event loop" in trainer.episodes[11].error
+    assert "; it blocks the event loop" in trainer.episodes[11].error
     others = [n for n in reasons if n not in (3, 7, 11)]
     assert {n: r for n in others if (r := reasons[n]) != "terminated"} == {}
     tokenizer = trainer.processing_class

@@ -73,13 +73,14 @@ class AgentTrainer(Bridge):
         turn_reward_funcs: of.Rewards | None = None,
         turn_reward_processing_classes: of.Tokenizers | None = None,
         eval_environment_factory: of.Environments | None = None,
+        agent: of.AgentFunc | None = None,
     ) -> None:
         plan.check_models(model, processing_class, ref_model, reward_model, value_model)
         if args is None:
             args = plan.default_config(self.config_class, model, self._name)
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
         plan.check_overrides(self)
-        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
+        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
         data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation)
         model, processing_class, quantization_config = continuing.policy_to_go_on_with(

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from ...errors import EnvironmentFailureError, NonFiniteError
 from ...generation.cached import CachedBackend
 from ...generation.protocol import Backend
+from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
@@ -118,6 +119,7 @@ class EpisodePlayer:
         for episode in rollout.episodes:  # reward functions have the names of training's classes
             episode.env_type = self.engine.drivers[episode.name].type_name
         rollout.has_logprobs = self.sampler.tells_logprobs
+        rollout.has_contexts = any(isinstance(d, AgentDriver) for d in self.engine.drivers.values())
         rollout.metric_sums |= figures
         return rollout
 
@@ -142,6 +144,7 @@ class EpisodePlayer:
                     rows[episode.row][key] = values[episode.row]
         logprobs = output["logprobs"] is not None
         rollout = Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
+        rollout.has_contexts = output.get("episode_of") is not None
         rollout.metric_sums |= self.sampler.vllm.figures
         return rollout
 

@@ -104,7 +104,7 @@ class AgentContexts:
                 more = ids[len(context.prompt_ids) + len(context.ids) :]
             else:
                 context, prompt = Context(), ids
-                reason = self._reason(said, matched=match is not None)
+                reason = self._reason(said, tools, matched=match is not None)
         if not request.trains and prompt is None:  # it must not become part of the row
             context, prompt = Context(), context.prompt_ids + context.ids + more
         trial = Context(
@@ -156,11 +156,12 @@ class AgentContexts:
         fit = [(c, row) for c, row in rows if len(row) < len(ids) and ids[: len(row)] == row]
         return max(fit, key=lambda pair: len(pair[1]))[0] if fit else None
 
-    def _reason(self, said: tuple[Said, ...], *, matched: bool) -> str:
+    def _reason(self, said: tuple[Said, ...], tools: str, *, matched: bool) -> str:
         if matched:
             return "reasoning"  # the template renders an earlier turn differently
-        before = [each.said == said[: len(each.said)] for each in self._checkpoints]
-        return "tools" if any(before) else "rewritten"
+        others = [each for each in self._checkpoints if each.tools != tools]
+        same = any(each.said == said[: len(each.said)] for each in others)
+        return "tools" if same else "rewritten"
 
     def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
         """Token ids of messages after a turn; None if the template has none for them."""

@@ -31,7 +31,7 @@ RULES = {
     "rollout": (
         {"rollout", "generation", "core", "envs", "errors", "redaction", "threads"},
         {"torch"},
-        {"dill"},
+        {"dill", "httpx2", "openai"},
     ),
     "models": (
         {"models", "errors"},

@@ -112,6 +112,7 @@ class Agent:
         row: dict[str, Any] | None = None,
         *,
         tools: list[Any] | None = None,
+        agent: Any = None,
         seed: int = 0,
         greedy: bool | None = None,
         candidates: int = 1,
@@ -124,13 +125,15 @@ class Agent:
                 "module:Class"; None with tools alone.
             row: columns for `reset`, with `prompt` unless the environment has the task.
             tools: functions without an environment.
+            agent: see `run_many`, as for `greedy` and the next two.
             seed: of the random numbers.
-            greedy: see `run_many`, as for the next two.
+            greedy: see `run_many`.
             candidates: see `run_many`.
             verifier: see `run_many`.
         """
         options: dict[str, Any] = {"greedy": greedy, "candidates": candidates, "verifier": verifier}
-        return self.run_many(env, [row or {}], tools=tools, seed=seed, **options)[0]
+        options |= {"tools": tools, "agent": agent}
+        return self.run_many(env, [row or {}], seed=seed, **options)[0]
 
     def run_many(
         self,
@@ -138,6 +141,7 @@ class Agent:
         rows: Iterable[dict[str, Any]],
         *,
         tools: list[Any] | None = None,
+        agent: Any = None,
         seed: int = 0,
         greedy: bool | None = None,
         parallel: int | None = 32,
@@ -152,6 +156,7 @@ class Agent:
             factory: as `env` of `run`; a single instance plays the rows one after the other.
             rows: a dataset, or a list of dicts.
             tools: functions without an environment.
+            agent: a function `(client, row)` in place of an environment, as a trainer takes it.
             seed: of the random numbers.
             greedy: take the likeliest token, else sample as in the run's evaluation. Default True for one
                 candidate.
@@ -168,12 +173,14 @@ class Agent:
             FileNotFoundError: no critic was saved with the agent.
             ValueError: candidates without a verifier, or the other way round, or equal candidates.
         """
-        if factory is None and not tools:
-            raise ValueError("`factory` and `tools` are both None. Set one.")
+        if factory is None and not tools and agent is None:
+            raise ValueError("`factory`, `tools` and `agent` are all None. Set one.")
+        if agent is not None and candidates > 1:
+            raise ValueError(f"`candidates={candidates}`: must be 1 with an `agent`.")
         every, episodes = [dict(row) for row in rows], []
         sampling = self.sampling(candidates == 1 if greedy is None else greedy)
         chosen = self.selection(candidates, verifier, sampling)
-        with self.player(factory, tools=tools, selection=chosen) as (player, shared):
+        with self.player(factory, tools=tools, agent=agent, selection=chosen) as (player, shared):
             # Each episode of a batch needs an instance.
             size = 1 if shared else parallel or max(1, len(every))
             for start in range(0, len(every), size):
@@ -273,7 +280,7 @@ class Agent:
             self.tokenizer, ends, chat_template=template, template_kwargs=kwargs
         )
         if not (trusted_text or isinstance(messages, str)):
-            messages = _without_control_tokens(messages, renderer)
+            messages = renderer.without_control_tokens(messages)
         ids = renderer.prompt_ids(messages, tools)
         limits = self._limits()
         room = limits.max_turn_tokens or limits.max_completion_tokens
@@ -305,17 +312,6 @@ class Agent:
             env_timeout_seconds=settings.env_timeout_seconds,
             episode_timeout_seconds=settings.episode_timeout_seconds,
         )
-
-
-def _without_control_tokens(messages: list[dict[str, Any]], renderer: Any) -> list[dict[str, Any]]:
-    """Return messages whose control tokens are plain text."""
-    from .rollout.control_tokens import ControlTokens
-
-    # Tags such as `<think>` are the agent's tokens; its turns are decoded without special ones.
-    by_role = {"assistant": ControlTokens(renderer.tokenizer, written=False), "system": None}
-    controls = [by_role.get(message["role"], renderer.control) for message in messages]
-    pairs = zip(messages, controls, strict=True)
-    return [message if control is None else control.split(message) for message, control in pairs]
 
 
 def _imported(path: str) -> Any:

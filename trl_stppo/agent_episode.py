@@ -23,7 +23,7 @@ class AgentEpisode:
         stop_reason: the reason of the end, as in docs/environments.md.
         error: of the environment.
         prompt: with the first observation.
-        prompt_ids: tokens of the prompt.
+        prompt_ids: tokens of the prompt; this and what follows are of the first context of an agent.
         ids: tokens after the prompt.
         turn_spans: half-open spans of the turns in `ids`.
         logprobs: of `ids` at sampling, nats; 0 for observations, and everywhere with a model that has
@@ -55,10 +55,7 @@ class AgentEpisode:
         before = [] if isinstance(episode.prompt, str) else list(episode.prompt)
         return cls(
             messages=[*before, *episode.messages],
-            turns=[
-                decode(episode.ids[start:end], skip_special_tokens=True)
-                for start, end in episode.turn_spans
-            ],
+            turns=[decode(ids, skip_special_tokens=True) for ids in episode.turns_of_tokens()],
             rewards=list(episode.turn_rewards),
             final_reward=episode.final_reward,
             success=episode.success,

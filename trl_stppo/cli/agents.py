@@ -13,7 +13,7 @@ from trl import ModelConfig, get_dataset
 from ..trainer.stgrpo_config import STGRPOConfig
 from .arguments import AgentArguments
 from .flags import flag_types, read_flags
-from .objects import factory_of, load_reward, offered_by
+from .objects import factory_of, load_object, load_reward, offered_by
 from .usage import ROWS, UsageError, check_name
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,11 @@ def load_eval_environment(
         return None
     path = args.environment if path is None else path
     return factory_of(path, arguments, count_tokens, flag="eval_environment_kwargs")
+
+
+def load_agent(args: AgentArguments) -> Callable[..., Any] | None:
+    """Return the agent that the flags name, or None."""
+    return None if args.agent is None else load_object(args.agent)
 
 
 def load_rewards(args: AgentArguments) -> list[Any]:

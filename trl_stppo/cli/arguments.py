@@ -28,6 +28,9 @@ class AgentArguments(DatasetMixtureConfig, ScriptArguments):
     environment_kwargs: str | None = option(
         None, "JSON object of arguments for the environment's factory."
     )
+    agent: str | None = option(
+        None, "module:function of an agent, `(client, row)`, in place of an environment."
+    )
     reward_model_name_or_path: str | None = option(
         None, "A sequence-classification model as reward, in front of the reward functions."
     )

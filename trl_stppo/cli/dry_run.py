@@ -87,11 +87,12 @@ def look(run: plans.Plan, found: Findings) -> None:
     if factory is None and args.environment not in (None, "none"):
         return
     found.check(agents.load_eval_environment, args, counter)
-    rollout = found.check(plan.plan_rollout, config, factory, None, None)
+    agent = found.check(agents.load_agent, args)
+    rollout = found.check(plan.plan_rollout, config, factory, None, None, agent)
     if rollout is None:
         return
     if not rollout.pays and not rewards:
-        found.problems.append("There is no reward: set `environment` or `reward_funcs`.")
+        found.problems.append("There is no reward: set `environment`, `agent` or `reward_funcs`.")
     if run.train is not None:
         found.check(training_rows, run.train, config, rollout)
     if factory is not None and run.train is not None:

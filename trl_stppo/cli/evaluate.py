@@ -47,6 +47,7 @@ from ..trainer.evaluation.agents import Evaluation
 from ..trainer.planning.rewards import check_reward_weights
 from ..trainer.play import Speaker
 from ..trainer.sharding.runtime import unpartitioned
+from . import agents
 from .agent_models import TokenCounter, model_options
 from .agents import drawn, load_environment, load_eval_environment, load_splits, parse_flags
 from .arguments import EvaluateArguments
@@ -195,12 +196,17 @@ def evaluate(
     reported = [load_reward(path, "figures") for path in reported_functions(args)]
     functions = [*counting, *reported]
     weights = (config.reward_weights or [])[-len(counting) :] or [1.0] * len(counting)
-    if factory is None and not functions:
-        raise UsageError("Nothing is scored: set `environment`, `reward_funcs` or `figures`.")
+    loop = agents.load_agent(args)
+    if factory is None and loop is None and not functions:
+        raise UsageError(
+            "Nothing is scored: set `environment`, `agent`, `reward_funcs` or `figures`."
+        )
     isolated, size = config.env_isolation == "process", config.per_device_eval_batch_size
     on_env_error, price = failure_price(config.on_env_error)
     sampling = agent.sampling(config.eval_settings.get("temperature") == 0.0)
     options = {"on_env_error": on_env_error, "env_error_penalty": price, "isolated": isolated}
+    options |= {name: getattr(config, name) for name in ("agent_context", "agent_endpoint")}
+    options["agent"] = loop
     verifier: Any = args.verifier
     if verifier is not None and ":" in verifier:
         verifier = load_reward(verifier, "verifier")
@@ -235,8 +241,8 @@ def run(words: Sequence[str]) -> int:
 def compare(words: Sequence[str]) -> Results:
     """Evaluate, print, write; return the metrics by agent and data set."""
     args, config, model_args, _ = parse_flags(EvaluateArguments, words)
-    agents, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
-    for name in agents.values():
+    found, flag = agents_of(args, model_args), "models" if args.models else "model_name_or_path"
+    for name in found.values():
         check_name(flag, name)
     models = 0 if args.reward_model_name_or_path is None else 1
     check_reward_weights(config, models + len(args.reward_funcs or []))
@@ -244,7 +250,7 @@ def compare(words: Sequence[str]) -> Results:
         logger.warning("`reward_model_name_or_path`: not evaluated here, so no part of the score.")
     sets = held_out_sets(args)
     trust, revision = config.trust_remote_code, model_args.model_revision
-    folders = {k: policy_folder(name, revision, code=trust) for k, name in agents.items()}
+    folders = {k: policy_folder(name, revision, code=trust) for k, name in found.items()}
     for folder in folders.values():
         check_agent(folder, flag, trust)
     for name in UNUSED:
@@ -254,7 +260,7 @@ def compare(words: Sequence[str]) -> Results:
     is_main = config.process_index == 0
     try:
         for label, folder in folders.items():
-            results[label] = evaluate(folder, args, config, model_args, sets, agents[label])
+            results[label] = evaluate(folder, args, config, model_args, sets, found[label])
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -262,7 +268,7 @@ def compare(words: Sequence[str]) -> Results:
         if is_main and results:
             print_table(results)
             if args.output is not None:
-                write(Path(args.output), results, settings_of(args, config, agents))
+                write(Path(args.output), results, settings_of(args, config, found))
     return results
 
 

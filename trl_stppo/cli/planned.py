@@ -139,7 +139,8 @@ def resolved(run: Plan) -> dict[str, str]:
         "learning rate": f"{config.learning_rate:g}, {optim}",
         "critic": critic,
         "processes": f"{launch.processes}{'' if launch.engine == 'none' else f', {launch.engine}'}",
-        "environment": f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
+        "environment": args.agent
+        or f"{args.environment or 'none'} {args.environment_kwargs or ''}".strip(),
         "reward functions": ", ".join(args.reward_funcs or []) or "none",
         "rows": f"{args.rows_name}, {len(run.train):,}" if hasattr(run.train, "__len__") else "?",
         "rollout batch": f"{episodes} episodes ({prompts}), {config.steps_per_generation} "

@@ -75,10 +75,16 @@ class ChatRenderer:
         text = text if trusted else self.control.split(text)
         if not conversational:
             return self.control.text_ids(text)
+        return self.suffix_ids([{"role": "user", "content": text}], turn_ended=turn_ended)
+
+    def suffix_ids(self, messages: list[Message], *, turn_ended: bool) -> list[int]:
+        """Token ids of messages of users between two turns; see `observation_ids`.
+
+        Raises:
+            ValueError: the template renders earlier messages differently once these follow.
+        """
         before, end = self._boundary
-        after = self._render(
-            [*_DUMMY, {"role": "user", "content": text}], add_generation_prompt=True
-        )
+        after = self._render([*_DUMMY, *messages], add_generation_prompt=True)
         cut = end + 1 if turn_ended else end
         if after[:cut] != before[:cut]:
             raise ValueError(
@@ -86,6 +92,16 @@ class ChatRenderer:
                 f"ones follow. Set a prefix-preserving `chat_template`."
             )
         return after[cut:]
+
+    def without_control_tokens(self, messages: list[Message]) -> list[Message]:
+        """Messages whose control tokens are plain text, except in system messages."""
+        # Tags such as `<think>` are the agent's tokens; its turns are decoded without special ones.
+        by_role = {"assistant": ControlTokens(self.tokenizer, written=False), "system": None}
+        controls = [by_role.get(message["role"], self.control) for message in messages]
+        pairs = zip(messages, controls, strict=True)
+        return [
+            message if control is None else control.split(message) for message, control in pairs
+        ]
 
     def check_template(self) -> None:
         """Raise ValueError unless conversations can grow by appending; the error names the template."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .chat import Message
+from .contexts import AgentRequest
 from .episode import Episode
+from .record import StopReason
 
 Call = Callable[[], Any]
 TRUSTED_TEXT = "trusted_text"  # attribute of an environment, or of a tool
@@ -35,6 +37,7 @@ class Opening:
     env: Any  # the instance
     text: Any = ""  # its opening text, appended to the last message of the prompt
     pays_turns: bool = False  # whether it gives turn rewards
+    outcome: Outcome | None = None  # of an agent: its first request, or its end without one
 
 
 @dataclass
@@ -52,6 +55,9 @@ class Outcome:
     # Counts of a tool environment.
     tool_calls: int = 0
     tool_failures: int = 0
+    request: AgentRequest | None = None  # of an agent: its next call
+    turn_rewards: list[float] | None = None  # of all turns, at an agent's end
+    over: StopReason | None = None  # the limit that has ended an agent's episode
 
 
 class Driver(Protocol):

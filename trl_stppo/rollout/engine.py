@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import EnvironmentFailureError, ThreadStartError
 from ..generation.protocol import Backend
 from ..threads import DaemonThread
+from .agent_driver import AgentDriver
 from .chat import ChatRenderer, Message
 from .episode import Durations, Episode
 from .loop import EpisodeLoop
@@ -77,6 +78,9 @@ class RolloutEngine(Parts):
                 closing.join(CLOSE_SECONDS)
             except ThreadStartError:  # the interpreter is ending and starts no more threads
                 logger.debug("environments are not closed: the interpreter is ending")
+        for driver in self.drivers.values():
+            if isinstance(driver, AgentDriver):
+                driver.close()
         self.calls.close()
 
     def _episodes(

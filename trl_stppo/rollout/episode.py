@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,6 +136,9 @@ class Episode(Context):
         env_type: class of the environment, "tools" for tools without one; None without either.
         env: the environment instance, None until `reset` has returned.
         more: its further contexts.
+        current: the context of the next turn, None for the first one.
+        opened: number of further contexts by reason, if an agent makes the calls.
+        exchanges: per turn the messages before it and the turn, if an agent makes the calls.
         messages: the conversation after the prompt.
         turn_rewards: the environment's reward of each turn, of all contexts.
         pays_turns: whether the environment gives turn rewards.
@@ -162,6 +166,9 @@ class Episode(Context):
     env_type: str | None = None
     env: Any = None
     more: list[Context] = field(default_factory=list)
+    current: Context | None = None
+    opened: Counter[str] = field(default_factory=Counter)
+    exchanges: list[tuple[list[Message], Message]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     pays_turns: bool = False
@@ -188,6 +195,11 @@ class Episode(Context):
     def contexts(self) -> list[Context]:
         """All contexts, in the order in which they were opened."""
         return [self, *self.more]
+
+    @property
+    def context(self) -> Context:
+        """The context of the next turn."""
+        return self if self.current is None else self.current
 
     @property
     def last(self) -> Context:
@@ -218,6 +230,14 @@ class Episode(Context):
     def num_sampled(self) -> int:
         """Return the number of tokens sampled so far, in all contexts."""
         return sum(sum(context.action_mask) for context in self.contexts)
+
+    def turns_of_tokens(self) -> list[list[int]]:
+        """The sampled tokens of each turn."""
+        turns: dict[int, list[int]] = {}
+        for context in self.contexts:
+            for turn, (start, end) in zip(context.turns, context.turn_spans, strict=True):
+                turns[turn] = context.ids[start:end]
+        return [turns[turn] for turn in sorted(turns)]
 
     def append_turn(
         self, ids: list[int], logprobs: list[float] | None, context: Context | None = None

@@ -13,11 +13,12 @@ from ..generation.candidates import CandidatesBackend
 from ..generation.protocol import Backend, TurnRequest, TurnResult
 from ..redaction import redacted
 from ..threads import DaemonThread
+from .agent_driver import AgentDriver
 from .calls import CallResult
 from .chat import ChatRenderer, Message, beginning, with_opening
 from .driver import Driver, Opening, Outcome
 from .environments import close_environment
-from .episode import Episode
+from .episode import Context, Episode
 from .parts import Parts
 from .record import FINAL, StopReason
 from .turns import Turn, candidate
@@ -53,6 +54,7 @@ class EpisodeLoop:
         self._running: dict[int, Episode] = {}
         self._calls: dict[int, str] = {}
         self._deadlines: dict[int, float] = {}
+        self._held: dict[int, Context] = {}  # whose computations the backend keeps, of agents
         self.env_seconds = self.wait_seconds = self.generation_seconds = 0.0
 
     def play(self) -> None:
@@ -69,6 +71,7 @@ class EpisodeLoop:
                 if row in self._calls:  # its environment may still be busy
                     self._discard(episode)
                 self._backend.release(row)
+                self._end_agent(episode)
             self._parts.calls.rest()
 
     # ---------------------------------------------------------------- scheduling
@@ -172,6 +175,9 @@ class EpisodeLoop:
     def _opened(self, episode: Episode, opening: Opening) -> None:
         episode.env = opening.env
         episode.pays_turns = episode.pays_turns or opening.pays_turns
+        if opening.outcome is not None:
+            self._played(episode, opening.outcome)
+            return
         complete = self._read_opening(episode, opening.text)
         if episode.turn_limit(self._limits) >= 1:
             episode.prompt = with_opening(episode.prompt, opening.text)
@@ -217,15 +223,32 @@ class EpisodeLoop:
             episode.prompt, driver.tools, opening=opening, trusted=driver.trusted_text
         )
 
-    def _request(self, episode: Episode) -> None:
+    def _request(self, episode: Episode, limit: int | None = None, *more_seed: int) -> None:
+        """Sample the next turn, of at most `limit` tokens."""
+        context = episode.context
+        room = context.turn_limit(self._limits)
         self._backend.add(
             TurnRequest(
                 episode.row,
-                episode.prompt_ids + episode.ids,
-                episode.turn_limit(self._limits),
-                (*self._seeds[episode.row], episode.num_turns),
+                context.prompt_ids + context.ids,
+                room if limit is None else min(room, limit),
+                (*self._seeds[episode.row], episode.num_turns, *more_seed),
             )
         )
+
+    def _proceed(self, episode: Episode) -> None:
+        """Sample the turn that an agent has requested, or refuse it."""
+        agent = self._driver(episode)
+        assert isinstance(agent, AgentDriver)
+        request = agent.begin(episode)
+        if request is None:
+            self._call(episode, "turn", agent.refuse(episode, StopReason.TOKEN_BUDGET))
+            return
+        if self._held.get(episode.row) is not episode.context:
+            self._backend.release(episode.row)
+            self._held[episode.row] = episode.context
+        # Calls that are not part of the episode have random numbers of their own.
+        self._request(episode, request.max_tokens, *([] if request.trains else [episode.env.turns]))
 
     def _best(self, candidates: list[tuple[TurnRequest, list[TurnResult]]]) -> list[int]:
         """Index of each episode's best candidate."""
@@ -245,11 +268,16 @@ class EpisodeLoop:
             episode.error, episode.trains, episode.lost = result.error, False, True
             self._finish(episode, StopReason.SAMPLER_ERROR)
             return
-        if not 1 <= len(result.ids) <= episode.turn_limit(self._limits):
-            raise RuntimeError(
-                f"The backend sampled {len(result.ids)} tokens of 1 to {episode.turn_limit(self._limits)}."
-            )
+        limit = episode.context.turn_limit(self._limits)
+        if not 1 <= len(result.ids) <= limit:
+            raise RuntimeError(f"The backend sampled {len(result.ids)} tokens of 1 to {limit}.")
         driver = self._driver(episode)
+        if isinstance(driver, AgentDriver):
+            answer, was_cut = driver.answer(episode, result)
+            if was_cut:
+                del self._held[episode.row]
+            self._call(episode, "turn", answer)
+            return
         message = driver.message(episode, result.ids)
         episode.append_turn(result.ids, result.logprobs)
         if result.version is not None:
@@ -269,6 +297,8 @@ class EpisodeLoop:
             self._call(episode, "turn", call)
 
     def _played(self, episode: Episode, outcome: Outcome) -> None:
+        if outcome.turn_rewards is not None:
+            episode.turn_rewards, episode.pays_turns = outcome.turn_rewards, True
         self._pay(episode, outcome.reward)
         episode.tool_calls += outcome.tool_calls
         episode.tool_failures += outcome.tool_failures
@@ -276,15 +306,21 @@ class EpisodeLoop:
             episode.valid_actions.append(outcome.valid_action)
         if outcome.success is not None:
             episode.success = outcome.success
-        reason = self._reason(episode, outcome)
-        if reason is None:
-            self._observe(episode, outcome.messages)
-        else:
+        reason = outcome.over or self._reason(episode, outcome)
+        if reason is not None and outcome.request is not None:
+            agent = self._driver(episode)
+            assert isinstance(agent, AgentDriver)
+            self._call(episode, "turn", agent.refuse(episode, reason))
+        elif reason is not None:
             self._end(episode, reason)
+        elif outcome.request is not None:
+            self._proceed(episode)
+        else:
+            self._observe(episode, outcome.messages)
 
     @staticmethod
     def _pay(episode: Episode, reward: float | None) -> None:
-        if reward is not None:
+        if reward is not None and episode.num_turns:
             episode.turn_rewards[-1] += reward
             episode.pays_turns = True
 
@@ -364,10 +400,18 @@ class EpisodeLoop:
         episode.terminated = reason in FINAL
         self._backend.release(episode.row)
         del self._running[episode.row]
+        self._end_agent(episode)
         self._deadlines.pop(episode.row, None)
         if not episode.prompt_ids:  # `reset` never returned
             episode.prompt_ids = self._prompt_ids(episode)
-        episode.close(self._renderer.tokenizer.eos_token_id)
+        episode.more = [context for context in episode.more if context.turns]
+        for context in episode.contexts:
+            context.close(self._renderer.tokenizer.eos_token_id)
+
+    def _end_agent(self, episode: Episode) -> None:
+        driver = self._driver(episode)
+        if isinstance(driver, AgentDriver):
+            driver.release(episode)
 
 
 def _blocked(result: CallResult) -> str:

@@ -22,6 +22,18 @@ BLOCKING = 0.1
 _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=None)
 
 
+def delegate_blocks(owner: Any) -> Any:
+    """Let tasks of the current context block in the name of `owner.owner`; return the present owner.
+
+    `owner` None changes nothing.
+    """
+    present = _OWNER.get()
+    if owner is not None:
+        owner.owner = present
+        _OWNER.set(owner)
+    return present
+
+
 class SharedLoop:
     """A running event loop on a daemon thread of its own.
 
@@ -85,7 +97,8 @@ class SharedLoop:
 
     def begin(self) -> None:
         """Record that a task begins to run."""
-        self._holder = _OWNER.get(), time.monotonic()
+        owner = _OWNER.get()
+        self._holder = getattr(owner, "owner", owner), time.monotonic()
 
     def end(self) -> None:
         """Record that the task yields or ends."""

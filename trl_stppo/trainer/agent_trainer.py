@@ -73,13 +73,14 @@ class AgentTrainer(Bridge):
         turn_reward_funcs: of.Rewards | None = None,
         turn_reward_processing_classes: of.Tokenizers | None = None,
         eval_environment_factory: of.Environments | None = None,
+        agent: of.AgentFunc | None = None,
     ) -> None:
         plan.check_models(model, processing_class, ref_model, reward_model, value_model)
         if args is None:
             args = plan.default_config(self.config_class, model, self._name)
         plan.check_arguments(args, self.config_class, processing_class, data_collator, model)
         plan.check_overrides(self)
-        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools)
+        rollout = plan.plan_rollout(args, environment_factory, rollout_func, tools, agent)
         evaluation = plan.plan_evaluation(args, eval_environment_factory, rollout)
         data = plan_data(args, train_dataset, eval_dataset, rollout, evaluation)
         model, processing_class, quantization_config = continuing.policy_to_go_on_with(
@@ -328,6 +329,12 @@ class AgentTrainer(Bridge):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the policy, critic and reference."""
         self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of weights that a checkpoint lacks; of tied ones it has only one."""
+        tied = self.accelerator.unwrap_model(self.model).all_tied_weights_keys
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _load_best_model(self) -> None:
         """Load the best policy and its critic."""

@@ -30,4 +30,5 @@ Quantization = BitsAndBytesConfig
 Adapter = PeftConfig
 Tools = list[Callable[..., Any]]
 RolloutFunc = Callable[..., dict[str, Any]]
+AgentFunc = Callable[[Any, dict[str, Any]], Any]
 Environments = Callable[[], Any] | dict[str, Callable[[], Any]]

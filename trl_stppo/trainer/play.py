@@ -20,7 +20,7 @@ from ..generation.slots import supports
 from ..rollout.chat import ChatRenderer
 from ..rollout.environments import split_environments
 from ..rollout.episode import Episode, Limits
-from ._trl import prepare_tool_tokenizer
+from ._trl import prepare_tool_tokenizer, supports_tool_calling
 from .planning import plan
 from .planning.rows import rows_with_prompts
 from .setup.players import assemble, growing_template
@@ -155,18 +155,24 @@ class Player:
         limits: Limits,
         *,
         tools: list[Any] | None = None,
+        agent: Any = None,
         template_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         text, tool_factories, probes = split_environments(environment_factory)
-        self.rollout = plan.RolloutPlan(text, tool_factories, probes, list(tools or []))
+        self.rollout = plan.RolloutPlan(
+            text, tool_factories, probes, list(tools or []), agent=agent
+        )
         self._speaker = speaker
         template, self._broken = None, None
         if self.rollout.plays_environment:
-            uses_tools = bool(tool_factories or tools)
+            reads_tools = agent is not None and supports_tool_calling(speaker.tokenizer)
+            uses_tools = bool(tool_factories or tools or reads_tools)
             template, self._broken = prompt_template(
                 speaker, template_kwargs, uses_tools=uses_tools
             )
+        if options.get("agent_context") == "render":
+            template = None
         self.renderer = ChatRenderer(
             speaker.tokenizer,
             speaker.eos_token_ids,
@@ -192,8 +198,8 @@ class Player:
             seed: seed of all episodes.
             names: seed of each episode, in addition.
         """
-        asks = bool(self.rollout.text or self.rollout.tools)
-        prompted, ids = rows_with_prompts(rows, self._speaker.tokenizer, owns_prompts=asks)
+        asks, tokenizer = self.rollout.owns_prompts, self._speaker.tokenizer
+        prompted, ids = rows_with_prompts(rows, tokenizer, owns_prompts=asks)
         prompts = [row["prompt"] for row in prompted]
         if self._broken is not None and any(not isinstance(prompt, str) for prompt in prompts):
             raise self._broken

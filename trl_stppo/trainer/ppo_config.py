@@ -208,6 +208,16 @@ class PPOConfig(KeepsSecrets, GRPOConfig):
         "one. Above 0 it makes a run as off-policy as an asynchronous pipeline, to test whether "
         "it still learns.",
     )
+    agent_context: str = option(
+        "grow",
+        "How a call of an `agent` continues the tokens of its earlier ones: 'grow' keeps them as sampled, "
+        "'render' applies the chat template anew, which may drop earlier reasoning.",
+    )
+    agent_endpoint: bool = option(
+        False,
+        "Open a loopback address for agents in other processes: `client.base_url`, with the episode's "
+        "secret in `client.api_key`.",
+    )
     rollout_overlap: bool = option(
         False,
         "Play the next rollout batch while the present one is trained on, by the policy from before that "

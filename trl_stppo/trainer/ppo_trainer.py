@@ -32,7 +32,7 @@ class PPOTrainer(AgentTrainer):
             `step(action) -> (observation, reward, terminated, truncated, info)`), synchronous or not;
             or a dict of factories; the rows' `environment` column selects one.
         rollout_func: as in GRPOTrainer; its result may also hold `turn_spans`, `turn_rewards`,
-            `terminated` and `truncated`.
+            `terminated`, `truncated` and `episode_of`.
         reward_model: one more reward function, a sequence-classification model.
         value_model: separate critic, or the name of a repository or folder: the critic that was
             published there with its policy, else the model itself. Default: with a LoRA policy a
@@ -45,6 +45,8 @@ class PPOTrainer(AgentTrainer):
         turn_reward_processing_classes: tokenizers of the reward models among them.
         eval_environment_factory: makes the environments of evaluation, in the form of
             `environment_factory` and of the same kinds. Default: the same factory, other instances.
+        agent: a function `(client, row)` that plays an episode by calls of an `openai.AsyncOpenAI`, or of an
+            `openai.OpenAI` if it is no coroutine function, and returns a reward (docs/agents.md).
 
     Raises:
         ValueError: an argument or option that cannot work; the message names the fix.

@@ -238,6 +238,7 @@ OF_ANOTHER_TYPE = [
     ({"model": Qwen2Model}, "`model.*Qwen2Model"),
     ({"model": value_model()}, "`model.*Qwen2ForSequenceClassification"),
     ({"model": headless()}, "`model.*Qwen2Model"),
+    ({"tools": [share_of_a, "search"]}, r"`tools\[1\]` is 'search'"),
     ({"turn_reward_funcs": needs_answer}, "`needs_answer` needs `answer`"),
     ({"reward_funcs": needs_answer, "train_dataset": prompts(8).to_iterable_dataset()}, "`answer`"),
 ]
@@ -257,7 +258,10 @@ EARLY = [
     *(
         (ValueError, {role: rows(prompt=value)}, rf"`prompt` of a row {words}")
         for role in ("train_dataset", "eval_dataset")
-        for value, words in ((MESSAGE, "is .*role"), (["a", "b"], "is .*'a'"), (7, "is .*7"))
+        for value, words in (
+            *((MESSAGE, "is .*role"), (["a", "b"], "is .*'a'"), (7, "is .*7")),
+            ([{"role": "user", "text": "hi"}], "is .*'content'"),
+        )
     ),
     *(
         (ValueError, {**BARE, role: prompts(8)}, rf"`{role}` are messages, .*no chat template")

@@ -134,6 +134,7 @@ RANGES: Ranges = {
     "critic_warmup_steps": (lambda v: v >= 0, "critic_warmup_steps >= 0"),
     "cliprange_value": (lambda v: v is None or v > 0, "cliprange_value > 0 or None"),
     "critic_lora_r": (lambda v: v is None or v >= 1, "critic_lora_r >= 1 or None"),
+    "agent_context": (lambda v: v in ("grow", "render"), "agent_context 'grow' or 'render'"),
     "rollout_staleness": (lambda v: v >= 0, "rollout_staleness >= 0"),
     "env_workers": (lambda v: v >= 1, "env_workers >= 1"),
     "trace_episodes": (lambda v: v >= 0, "trace_episodes >= 0"),

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from ...errors import EnvironmentFailureError, NonFiniteError
 from ...generation.cached import CachedBackend
 from ...generation.protocol import Backend
+from ...rollout.agent_driver import AgentDriver
 from ...rollout.chat import ChatRenderer
 from ...rollout.engine import RolloutEngine
 from ...rollout.episode import Context, Durations, Episode
@@ -47,7 +48,7 @@ class EpisodePlayer:
         self._host, self.sampler = host, sampler
         self.settle: Callable[[], None] = lambda: None
         self.engine, self.eval_engine = engine, eval_engine
-        self._environments_ask, self._tokenizer = owns_prompts, tokenizer
+        self._owns_prompts, self._tokenizer = owns_prompts, tokenizer
 
     def play(
         self,
@@ -79,7 +80,7 @@ class EpisodePlayer:
             return self.run(self.engine, backend, inputs, seed)
 
     def _prompts(self, inputs: list[Row]) -> tuple[list[Row], list[list[int]] | None]:
-        return rows_with_prompts(inputs, self._tokenizer, owns_prompts=self._environments_ask)
+        return rows_with_prompts(inputs, self._tokenizer, owns_prompts=self._owns_prompts)
 
     def run(
         self,
@@ -93,7 +94,7 @@ class EpisodePlayer:
         """Play the episodes; thread-safe. Return an environment error, to be passed to `raise_first`."""
         rows, prompt_ids = self._prompts(inputs)
         prompts = [row["prompt"] for row in rows]
-        if prompt_ids is None and not (all(prompts) or self._environments_ask):
+        if prompt_ids is None and not (all(prompts) or self._owns_prompts):
             row = next(row for row in rows if not row["prompt"])  # of a stream
             raise ValueError(f"`prompt` is empty in the row {row!r:.80}.")
         failure: Exception | None = None
@@ -118,6 +119,7 @@ class EpisodePlayer:
         for episode in rollout.episodes:  # reward functions have the names of training's classes
             episode.env_type = self.engine.drivers[episode.name].type_name
         rollout.has_logprobs = self.sampler.tells_logprobs
+        rollout.has_contexts = any(isinstance(d, AgentDriver) for d in self.engine.drivers.values())
         rollout.metric_sums |= figures
         return rollout
 
@@ -142,6 +144,7 @@ class EpisodePlayer:
                     rows[episode.row][key] = values[episode.row]
         logprobs = output["logprobs"] is not None
         rollout = Rollout(rows, episodes, Durations(), None, logprobs, names, repeated)
+        rollout.has_contexts = output.get("episode_of") is not None
         rollout.metric_sums |= self.sampler.vllm.figures
         return rollout
 

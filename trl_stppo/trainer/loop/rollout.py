@@ -41,6 +41,7 @@ class Rollout:
     earnings: list[float] = field(default_factory=list)
     # Optimizer steps since the weights that sampled each turn; None if the trained policy itself samples.
     ages: list[int] | None = None
+    has_contexts: bool = False  # whether episodes may have several
     # Sum and count by name, of the metrics of vLLM and turn reward functions.
     metric_sums: dict[str, tuple[float, float]] = field(default_factory=dict)
 

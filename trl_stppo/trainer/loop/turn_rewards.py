@@ -40,7 +40,10 @@ def turns_in_context(tokenizer: Any, rollout: Rollout) -> list[Turn]:
         ]
         for own, number, start, end in places:
             ids = own.ids
-            if knows_turns:
+            if episode.exchanges:
+                context, turn = episode.exchanges[number]
+                completion = [turn]
+            elif knows_turns:
                 at = spoken[number]
                 context, completion = [*prompt, *messages[:at]], [messages[at]]
             else:

@@ -64,7 +64,7 @@ def training_rows(dataset: Any, args: PPOConfig, rollout: RolloutPlan) -> Any:
                 f"`train_dataset` is missing, but `environment_factory` has the names "
                 f"{list(rollout.text)}: rows with a column `environment` must choose among them."
             )
-        if not rollout.text:
+        if not (rollout.text or rollout.agent):
             return None  # GRPOTrainer decides, and explains
         if args.max_steps <= 0:
             raise ValueError("Without `train_dataset` set `max_steps` or `total_episodes`.")
@@ -124,7 +124,7 @@ def _check_rows(
                     f"`{column}` of row {row} of `{name}` is {value!r}; drop such rows."
                 )
     _check_resets(name, dataset.column_names, evaluation_plan)
-    warning = without_prompt(name, dataset.column_names) if owns_prompt else None
+    warning = without_prompt(name, dataset.column_names) if rollout.probes else None
     if warning is not None:
         logger.warning(warning)
     if rollout.plays_environment and "input_ids" in columns and "prompt" not in columns:

@@ -117,21 +117,22 @@ class RolloutPlan:
     probes: dict[str | None, Any] = field(default_factory=dict)
     standalone_tools: list[Any] = field(default_factory=list)  # tools without an environment
     user_func: Callable[..., dict[str, Any]] | None = None  # the caller's rollout_func, or None
+    agent: Callable[..., Any] | None = None  # the caller's agent, or None
 
     @property
     def plays_environment(self) -> bool:
-        """Whether environments or tools are played. False for plain prompts and a `rollout_func`."""
-        return bool(self.text or self.tools or self.standalone_tools)
+        """Whether environments, tools or an agent play. False for plain prompts and a `rollout_func`."""
+        return bool(self.text or self.tools or self.standalone_tools or self.agent)
 
     @property
     def owns_prompts(self) -> bool:
-        """Whether an environment may fill in the prompt of a row."""
-        return bool(self.text or self.tools)
+        """Whether an environment or an agent may fill in the prompt of a row."""
+        return bool(self.text or self.tools or self.agent)
 
     @property
     def pays(self) -> bool:
         """Whether rewards may come with the episodes, so that no reward function is needed."""
-        return bool(self.text or self.tools or self.user_func)
+        return bool(self.text or self.tools or self.user_func or self.agent)
 
     @property
     def pays_episodes(self) -> bool:
@@ -151,11 +152,27 @@ class RolloutPlan:
 
 
 def plan_rollout(
-    args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any
+    args: PPOConfig, environment_factory: Any, rollout_func: Any, tools: Any, agent: Any = None
 ) -> RolloutPlan:
     """Decide how the episodes are played."""
+    others = {
+        "environment_factory": environment_factory,
+        "rollout_func": rollout_func,
+        "tools": tools,
+    }
+    given = [name for name, value in others.items() if value]
+    if agent is not None and (given or not callable(agent)):
+        raise ValueError(
+            f"`agent` is {agent!r:.60}{f' beside `{given[0]}`' if given else ''}; allowed is a function "
+            f"`(client, row)`, alone."
+        )
     text, tool_environments, probes = split_environments(environment_factory)
-    plan = RolloutPlan(text, tool_environments, probes, list(tools or []), rollout_func)
+    plan = RolloutPlan(
+        text, tool_environments, probes, list(tools or []), rollout_func, agent=agent
+    )
+    for i, tool in enumerate(plan.standalone_tools):
+        if not callable(tool):
+            raise TypeError(f"`tools[{i}]` is {tool!r:.70}, not a function.")
     if rollout_func is not None and (tools or tool_environments):
         raise ValueError(
             "`rollout_func` and `tools` or a tool `environment_factory` were both given; pass one of them."
@@ -193,7 +210,7 @@ def plan_evaluation(args: PPOConfig, factory: Any, rollout: RolloutPlan) -> Roll
         )
     if factory is None:
         return rollout
-    if not rollout.owns_prompts:
+    if not rollout.probes:
         raise ValueError("`eval_environment_factory` was given without an `environment_factory`.")
     text, tools, probes = split_environments(factory)
     if (set(text), set(tools)) != (set(rollout.text), set(rollout.tools)):

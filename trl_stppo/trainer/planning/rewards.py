@@ -103,7 +103,7 @@ def plan_rewards(
     plan = RewardPlan(processing_classes=classes)
     plan.funcs = [guarded(func, plan.current) for func in funcs]
     may_pay = bool(rollout.tools or rollout.user_func or scores_turns)
-    if rollout.text or (may_pay and not funcs and not rollout.pays_episodes):
+    if rollout.text or rollout.agent or (may_pay and not funcs and not rollout.pays_episodes):
         plan.turn_sum = len(plan.funcs)
         plan.funcs.append(turn_sums(plan.current, unpaid=0.0 if scores_turns else None))
         plan.processing_classes.append(None)

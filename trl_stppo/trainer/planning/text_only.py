@@ -88,11 +88,17 @@ def check_prompt(prompt: Any) -> None:
     """Refuse a prompt that is neither text nor messages of text; an environment fills in None."""
     if prompt is None or isinstance(prompt, str):
         return
-    messages = isinstance(prompt, list | tuple)
-    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
+    if not isinstance(prompt, list | tuple) or not all(_is_message(part) for part in prompt):
         raise ValueError(
             f"The `prompt` of a row is {prompt!r:.80}; allowed are text, or a list of messages "
             f"({{'role': 'user', 'content': ...}})."
         )
     if any(has_image(message.get("content")) for message in prompt):
         raise ValueError("The `prompt` of a row has an image; allowed is text alone.")
+
+
+def _is_message(part: Any) -> bool:
+    """Whether a chat template can render it; one without `content` would render as nothing."""
+    if not isinstance(part, Mapping) or "role" not in part:
+        return False
+    return part.get("content") is not None or bool(part.get("tool_calls"))

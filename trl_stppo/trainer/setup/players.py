@@ -7,6 +7,8 @@ import dataclasses
 import weakref
 from typing import Any
 
+from ...rollout.agent_driver import AgentDriver
+from ...rollout.agent_endpoint import AgentEndpoint
 from ...rollout.chat import ChatRenderer
 from ...rollout.driver import Driver
 from ...rollout.engine import RolloutEngine
@@ -16,7 +18,14 @@ from ...rollout.plain_driver import PlainDriver
 from ...rollout.text_driver import TextDriver
 from ...rollout.tool_driver import ToolDriver, ToolFormat
 from ...rollout.workers import EnvironmentCalls
-from .._trl import max_context_tokens, read_message, tool_suffix, training_template
+from .._trl import (
+    max_context_tokens,
+    prepare_tool_tokenizer,
+    read_message,
+    supports_tool_calling,
+    tool_suffix,
+    training_template,
+)
 from ..bridge import Bridge
 from ..config.checks import failure_price
 from ..loop.player import EpisodePlayer, renderer
@@ -44,7 +53,9 @@ def build_engines(
     host: Bridge, tokenizer: Any, rollout: RolloutPlan, evaluation: RolloutPlan
 ) -> tuple[RolloutEngine, RolloutEngine]:
     """Build the engines of training and of evaluation, which has environments of its own."""
-    if rollout.text and host.chat_template is None:
+    if rollout.agent is not None:
+        _prepare_for_agent(host, tokenizer)
+    elif rollout.text and host.chat_template is None:
         _make_template_grow(host, tokenizer)
     limits, overrides = _limits(host), host.args.eval_settings
     on_env_error, price = failure_price(host.args.on_env_error)
@@ -53,6 +64,8 @@ def build_engines(
         "isolated": host.args.env_isolation == "process",
         "on_env_error": on_env_error,
         "env_error_penalty": price,
+        "agent_context": host.args.agent_context,
+        "agent_endpoint": host.args.agent_endpoint,
     }
     reader = renderer(host, tokenizer)
     engine = assemble(rollout, reader, limits, **options)
@@ -75,6 +88,8 @@ def assemble(
     env_workers: int = 32,
     isolated: bool = False,
     probes_play: bool = True,
+    agent_context: str = "grow",
+    agent_endpoint: bool = False,
     **options: Any,
 ) -> RolloutEngine:
     """Build an engine with a driver for every factory, for tools alone, or for prompts alone.
@@ -94,6 +109,12 @@ def assemble(
     for name in rollout.tools:
         probe = rollout.probes[name]
         drivers[name] = ToolDriver(pool, name, probe, tools, form, run_async, **shared)
+    if rollout.agent is not None:
+        renders = agent_context == "render"
+        endpoint = AgentEndpoint() if agent_endpoint else None
+        drivers[None] = AgentDriver(
+            rollout.agent, renderer, form, limits, renders=renders, endpoint=endpoint
+        )
     if not drivers and tools:
         drivers[None] = ToolDriver(None, None, None, tools, form, run_async, **shared)
     if not drivers:
@@ -108,6 +129,17 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
         lambda ids, before, tools: read_message(tokenizer, ids, before, tools),
         tool_suffix(tokenizer, renderer.control.render, renderer.template),
     )
+
+
+def _prepare_for_agent(host: Bridge, tokenizer: Any) -> None:
+    """Choose the template of an agent's calls, and let tool calls be read if the tokenizer knows them."""
+    template = None
+    if supports_tool_calling(tokenizer):
+        template = prepare_tool_tokenizer(tokenizer)
+    elif host.chat_template is None:
+        template = growing_template(renderer(host, tokenizer))
+    if host.chat_template is None and host.args.agent_context == "grow":
+        host.chat_template = template
 
 
 def _make_template_grow(host: Bridge, tokenizer: Any) -> None:

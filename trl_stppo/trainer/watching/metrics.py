@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core import ClippedSurrogate, log_importance_ratio, turn_starts
+from ...rollout.contexts import OPENED
 from ...rollout.record import StopReason
 from ..batch import Batch, Targets, TurnBatch
 from ..loop.rollout import Rollout
@@ -133,6 +134,8 @@ class RolloutMetrics:
         if kl is not None:
             sums.add("objective/kl", kl.sum(), episodes)
         tokens = self._turns(rollout, episodes)
+        if rollout.has_contexts:
+            self._contexts(rollout, episodes)
         if rollout.has_environment:
             self._endings(rollout, episodes)
         mask = batch["loss_mask"]
@@ -177,6 +180,22 @@ class RolloutMetrics:
         self._sums.maximum("turns/max", turns.max())
         self._sums.add("turns/tokens_mean", tokens.sum(), turns.sum())
         return tokens.sum()
+
+    def _contexts(self, rollout: Rollout, episodes: Tensor) -> None:
+        """Add the contexts of episodes, why they were opened, and what they cost."""
+        device, sums = episodes.device, self._sums
+        opened = {reason: sum(e.opened[reason] for e in rollout.episodes) for reason in OPENED}
+        rows = [[len(c.prompt_ids) + len(c.ids) for c in e.contexts] for e in rollout.episodes]
+        in_one = sum(
+            len(e.prompt_ids) + sum(len(c.ids) for c in e.contexts) for e in rollout.episodes
+        )
+        counts = torch.tensor([len(lengths) for lengths in rows], device=device)
+        sums.add("contexts/mean", counts.sum(), episodes)
+        sums.maximum("contexts/max", counts.max())
+        for reason, count in opened.items():
+            sums.add(f"contexts/{reason}", torch.tensor(count, device=device), episodes)
+        tokens = torch.tensor([sum(map(sum, rows)), in_one], device=device)
+        sums.add("contexts/tokens_ratio", *tokens)
 
     def _endings(self, rollout: Rollout, episodes: Tensor) -> None:
         def count(flags: list[Any]) -> Tensor:

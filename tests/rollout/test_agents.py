@@ -1,0 +1,444 @@
+"""Agents that own their loop: what they send, what they get, and how they fail."""
+
+import asyncio
+import functools
+import threading
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from tests.kit.builders import Kept, build, logs, prompts
+from tests.kit.fakes import char_tokenizer
+
+SIZES = {
+    "max_steps": 1, "num_mini_batches": 1, "gradient_accumulation_steps": 1, "max_turns": 4,
+    "max_turn_tokens": 5, "max_completion_length": 60, "shuffle_dataset": False,
+}  # fmt: skip
+HI = [{"role": "user", "content": "hi"}]
+
+
+def played(folder, agent, **options):
+    """A trainer that has played one rollout of four episodes."""
+    arguments = {
+        "agent": agent,
+        "train_dataset": options.pop("rows", prompts(4, number=[*range(4)])),
+    }
+    arguments |= options.pop("arguments", {})
+    trainer = build(folder, Kept, arguments=arguments, **{**SIZES, **options})
+    trainer.train()
+    return trainer
+
+
+async def ask(client: Any, messages: Any = HI, **options: Any) -> Any:
+    return await client.chat.completions.create(model="policy", messages=messages, **options)
+
+
+def said(answer: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": answer.choices[0].message.content}
+
+
+# ------------------------------------------------------------------------------- contexts
+
+
+def test_a_conversation_that_only_grows_is_one_row(tmp_path):
+    async def agent(client, row):
+        messages = [*HI]
+        for _ in range(3):
+            messages += [said(await ask(client, messages)), {"role": "user", "content": "more"}]
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    for episode in trainer.episodes:
+        assert (len(episode.contexts), episode.num_turns) == (1, 3)
+        assert episode.stop_reason == "terminated"
+        assert episode.turn_rewards == [0.0, 0.0, 1.0]
+        tokenizer = trainer.processing_class
+        text = tokenizer.decode(episode.prompt_ids + episode.ids)
+        assert text.count("more") == 2
+    assert logs(trainer)["contexts/mean"] == logs(trainer)["contexts/tokens_ratio"] == 1.0
+
+
+def test_rewritten_messages_open_a_context_and_a_parent_goes_on(tmp_path):
+    async def agent(client, row):
+        parent = [*HI, said(await ask(client))]
+        helper = [{"role": "system", "content": "help"}, *HI]
+        await ask(client, helper)
+        await ask(client, [*parent, {"role": "user", "content": "go on"}])
+        await ask(client, [{"role": "user", "content": "so far: much"}])
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    for episode in trainer.episodes:
+        assert [context.turns for context in episode.contexts] == [[0, 2], [1], [3]]
+        assert episode.opened == {"rewritten": 2}
+    figures = logs(trainer)
+    assert (figures["contexts/mean"], figures["contexts/max"]) == (3.0, 3.0)
+    assert (figures["contexts/rewritten"], figures["contexts/branch"]) == (2.0, 0.0)
+    assert figures["contexts/tokens_ratio"] > 1
+    assert figures["turns/mean"] == 4.0
+
+
+def test_several_answers_to_one_history_are_branches_that_share_its_tokens(tmp_path):
+    async def agent(client, row):
+        history = [*HI, said(await ask(client)), {"role": "user", "content": "try"}]
+        await asyncio.gather(*(ask(client, history) for _ in range(3)))
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    for episode in trainer.episodes:
+        first, *branches = episode.contexts
+        assert [context.turns for context in episode.contexts] == [[0, 1], [2], [3]]
+        assert episode.opened == {"branch": 2}
+        start = first.turn_spans[1][0]
+        for branch in branches:
+            assert branch.prompt_ids == first.prompt_ids + first.ids[:start]
+        assert len({tuple(turn) for turn in episode.turns_of_tokens()[1:]}) > 1, (
+            "each has its own seed"
+        )
+
+
+def test_an_answer_that_the_agent_has_edited_opens_a_context(tmp_path):
+    async def agent(client, row):
+        messages = [*HI, said(await ask(client)), *HI]
+        await ask(client, messages)
+        await ask(client, [*messages, {"role": "assistant", "content": "edited"}, *HI])
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    for episode in trainer.episodes:
+        assert [context.turns for context in episode.contexts] == [[0, 1], [2]]
+        assert "edited" in trainer.processing_class.decode(episode.more[0].prompt_ids)
+        assert episode.opened == {"rewritten": 1}
+
+
+def test_other_tools_open_a_context(tmp_path):
+    async def agent(client, row):
+        answer = said(await ask(client))
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        await ask(client, [*HI, answer, *HI], tools=[tool])
+        return 1.0
+
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = "{{ tools | length if tools }}" + tokenizer.chat_template
+    trainer = played(tmp_path, agent, arguments={"processing_class": tokenizer})
+    assert trainer.episodes[0].opened == {"tools": 1}
+
+
+def test_rendered_anew_a_conversation_still_grows_while_its_text_is_the_same(tmp_path):
+    async def agent(client, row):
+        messages = [*HI]
+        for _ in range(3):
+            messages += [said(await ask(client, messages)), *HI]
+        return 1.0
+
+    trainer = played(tmp_path, agent, agent_context="render")
+    tokenizer = trainer.processing_class
+    for episode in trainer.episodes:
+        read = [(c, span) for c in episode.contexts for span in c.turn_spans]
+        assert len(read) == 3
+        for context, (start, _) in read:
+            text = tokenizer.decode(context.prompt_ids + context.ids[:start])
+            assert text.endswith("<|im_start|>a ")
+        assert set(episode.opened) <= {"reasoning", "rewritten"}
+
+
+# ------------------------------------------------------------------------ one call
+
+
+def test_a_stop_string_ends_the_turn_and_nothing_after_it_is_trained_on(tmp_path):
+    seen = []
+
+    async def agent(client, row):
+        letters = [chr(c) for c in range(ord("a"), ord("a") + 26)]
+        answer = await ask(client, stop=letters)
+        seen.append(answer.choices[0])
+        await ask(client, [*HI, said(answer), *HI])
+        return 1.0
+
+    trainer = played(tmp_path, agent, max_turn_tokens=12)
+    decode = trainer.processing_class.decode
+    turns = [
+        decode(episode.turns_of_tokens()[0], skip_special_tokens=True)
+        for episode in trainer.episodes
+    ]
+    cut = [turn for turn in turns if any(c.islower() for c in turn)]
+    assert cut, "the case should be interesting"
+    for turn in cut:
+        assert turn[-1].islower()
+        assert not any(c.islower() for c in turn[:-1])
+    assert sorted(c.message.content for c in seen) == sorted(
+        turn[:-1] if turn in cut else turn for turn in turns
+    )
+    assert {choice.finish_reason for choice in seen} <= {"stop", "length"}
+    assert all(len(episode.contexts) in (1, 2) for episode in trainer.episodes)
+
+
+def test_log_probabilities_usage_and_a_stream_tell_of_the_sampled_tokens(tmp_path):
+    found = []
+
+    async def agent(client, row):
+        answer = await ask(client, logprobs=True)
+        stream = await ask(
+            client, [*HI, said(answer), *HI], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        found.append((row["number"], answer, chunks))
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    for number, answer, chunks in found:
+        episode = trainer.episodes[number]
+        (start, end), (_, last) = episode.turn_spans
+        tokens = answer.choices[0].logprobs.content
+        assert [t.logprob for t in tokens] == pytest.approx(episode.logprobs[start:end])
+        usage = answer.usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (len(episode.prompt_ids), end)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        second = episode.ids[episode.turn_spans[1][0] : last]
+        assert text == trainer.processing_class.decode(second, skip_special_tokens=True)
+        assert chunks[-1].usage.completion_tokens == len(second)
+
+
+def test_a_call_that_does_not_train_is_no_turn(tmp_path):
+    async def agent(client, row):
+        answer = await ask(client)
+        judged = await ask(client, [*HI, said(answer), *HI], extra_body={"train": False})
+        assert judged.choices[0].message.content
+        return 0.5
+
+    trainer = played(tmp_path, agent)
+    assert [(e.num_turns, len(e.contexts)) for e in trainer.episodes] == [(1, 1)] * 4
+    assert all(e.ids == e.turns_of_tokens()[0] for e in trainer.episodes)
+
+
+@pytest.mark.parametrize(("options", "field", "status"), [
+    ({"n": 2}, "n", 400),
+    ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", 400),
+    ({"response_format": {"type": "json_object"}}, "response_format", 400),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", 400),
+    ({"model": "gpt-5"}, "gpt-5", 404),
+    ({"messages": []}, "messages", 400),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url", 400),
+    ({"messages": [{"content": "no role"}]}, "role", 400),
+])  # fmt: skip
+def test_a_request_that_would_falsify_what_is_trained_is_refused(tmp_path, options, field, status):
+    errors = []
+
+    async def agent(client, row):
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(**{"model": "policy", "messages": HI, **options})
+        errors.append(caught.value)
+        await ask(client)
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    assert {error.status_code for error in errors} == {status}
+    assert all(field in str(error) for error in errors)
+    assert {e.stop_reason for e in trainer.episodes} == {"terminated"}
+
+
+def test_settings_of_sampling_are_the_runs_own(tmp_path, caplog):
+    def asks(**options):
+        async def agent(client, row):
+            await ask(client, **options)
+            return 1.0
+
+        return agent
+
+    given = played(tmp_path / "a", asks(temperature=0.1, seed=5, top_p=0.5))
+    plain = played(tmp_path / "b", asks())
+    assert [e.turns_of_tokens() for e in given.episodes] == [
+        e.turns_of_tokens() for e in plain.episodes
+    ]
+    assert sum("`temperature`" in record.message for record in caplog.records) == 1
+
+
+def test_messages_that_do_not_fit_are_refused_so_that_the_agent_can_shorten_them(tmp_path):
+    async def agent(client, row):
+        await ask(client)
+        tries = 3 if row["number"] == 0 else 1
+        for _ in range(tries):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await ask(client, [{"role": "user", "content": "x" * 3000}])
+            assert caught.value.code == "context_length_exceeded"
+        await ask(client)
+        return 1.0
+
+    trainer = played(tmp_path, agent)
+    assert [str(e.stop_reason) for e in trainer.episodes] == ["token_budget", *["terminated"] * 3]
+    assert [e.num_turns for e in trainer.episodes] == [1, 2, 2, 2]
+
+
+# ------------------------------------------------------------------------------ the end
+
+
+@pytest.mark.parametrize(("result", "rewards", "success"), [
+    (2, [0.0, 2.0], None),
+    ({"reward": 1.0, "success": True}, [0.0, 1.0], True),
+    ({"turn_rewards": [0.5, 0.25]}, [0.5, 0.25], None),
+    ({"turn_rewards": [0.5, 0.25], "reward": 1.0, "truncated": True}, [0.5, 1.25], None),
+])  # fmt: skip
+def test_what_an_agent_returns_is_the_reward(tmp_path, result, rewards, success):
+    async def agent(client, row):
+        await ask(client, [*HI, said(await ask(client)), *HI])
+        return result
+
+    trainer = played(tmp_path, agent)
+    for episode in trainer.episodes:
+        assert episode.turn_rewards == rewards
+        assert episode.success is success
+        cut = isinstance(result, dict) and result.get("truncated")
+        assert str(episode.stop_reason) == ("truncated" if cut else "terminated")
+
+
+def test_rewards_by_completion_id_and_reward_functions(tmp_path):
+    async def agent(client, row):
+        first = await ask(client)
+        await ask(client, [*HI, said(first), *HI])
+        return {"turn_rewards": {first.id: 3.0}}
+
+    assert played(tmp_path / "ids", agent).episodes[0].turn_rewards == [3.0, 0.0]
+
+    async def silent(client, row):
+        await ask(client, [{"role": "system", "content": "s"}, *HI])
+        await ask(client)
+
+    given = []
+
+    def score(prompts, completions, number, **kwargs):
+        given.extend(zip(prompts, completions, number, strict=True))
+        return [1.0] * len(prompts)
+
+    trainer = played(tmp_path / "scored", silent, arguments={"reward_funcs": score})
+    assert [number for *_, number in given] == [0, 1, 2, 3]
+    prompt, completion, _ = given[0]
+    assert [message["role"] for message in prompt] == ["system", "user"]
+    assert [message["role"] for message in completion] == ["assistant", "user", "assistant"]
+    assert logs(trainer)["episode/score"] == 1.0
+
+
+def test_turn_reward_functions_get_each_call_with_its_own_messages(tmp_path):
+    seen = []
+
+    async def agent(client, row):
+        await ask(client)
+        await ask(client, [{"role": "user", "content": "anew"}])
+
+    def score(prompts, completions, **kwargs):
+        seen.extend(zip(prompts, completions, strict=True))
+        return [0.5] * len(prompts)
+
+    trainer = played(tmp_path, agent, arguments={"turn_reward_funcs": score})
+    assert [p[-1]["content"] for p, _ in seen] == ["hi", "anew"] * 4
+    assert trainer.rollouts[-1].turn_rewards == [[0.5, 0.5]] * 4
+
+
+def test_after_its_last_turn_an_agent_is_told_once_and_may_return_a_reward(tmp_path):
+    codes = []
+
+    async def agent(client, row):
+        try:
+            for _ in range(10):
+                await ask(client)
+        except openai.PermissionDeniedError as error:
+            codes.append(error.code)
+            if row["number"] == 0:
+                return 0.25
+            await ask(client)
+        raise AssertionError("it is cancelled")
+
+    trainer = played(tmp_path, agent, max_turns=2)
+    assert codes == ["episode_over"] * 4
+    assert {str(e.stop_reason) for e in trainer.episodes} == {"max_turns"}
+    assert [sum(e.turn_rewards) for e in trainer.episodes] == [0.25, 0.0, 0.0, 0.0]
+    assert all(e.num_turns == 2 for e in trainer.episodes)
+
+
+class OwnError(Exception):
+    pass
+
+
+def test_of_64_agents_the_broken_ones_fail_alone(tmp_path):
+    """One raises, one hangs, one blocks the event loop, one calls after its end, one retries."""
+    done = threading.Event()
+
+    async def agent(client, row):
+        number = row["number"]
+        first = await ask(client, [{"role": "user", "content": f"number {number}"}])
+        await asyncio.sleep(0.001 * (number % 7))
+        if number == 3:
+            raise OwnError("broken")
+        if number == 7:
+            await asyncio.sleep(60)
+        if number == 11:
+            time.sleep(3.2)
+        if number == 13:
+            asyncio.get_running_loop().create_task(later(client))
+        if number == 17:
+            same = {"extra_headers": {"x-stainless-retry-count": "1"}}
+            again = await ask(client, [{"role": "user", "content": f"number {number}"}], **same)
+            assert again.id == first.id
+        return float(number)
+
+    async def later(client):
+        await asyncio.sleep(0.5)
+        with pytest.raises(openai.PermissionDeniedError):
+            await ask(client)
+        done.set()
+
+    trainer = played(
+        tmp_path, agent, rows=prompts(64, number=[*range(64)]), per_device_train_batch_size=64,
+        env_timeout_seconds=2.0, max_env_error_rate=1.0,
+    )  # fmt: skip
+    reasons = {e.columns["number"]: str(e.stop_reason) for e in trainer.episodes}
+    assert (reasons[3], reasons[7], reasons[11]) == ("env_error", "env_timeout", "env_timeout")
+    assert "OwnError: broken (test_agents.py:" in trainer.episodes[3].error
+    assert "; it blocks the event loop" in trainer.episodes[11].error
+    others = [n for n in reasons if n not in (3, 7, 11)]
+    assert {n: r for n in others if (r := reasons[n]) != "terminated"} == {}
+    tokenizer = trainer.processing_class
+    for number in others:
+        episode = trainer.episodes[number]
+        assert episode.turn_rewards == [float(number)]
+        assert f"number {number}" in tokenizer.decode(episode.prompt_ids)
+        assert episode.num_turns == 1
+    assert done.wait(5)
+
+
+@pytest.mark.parametrize(
+    "result", ["text", float("nan"), {"score": 1.0}, {"turn_rewards": [1.0, 2.0]}]
+)
+def test_a_result_that_is_no_reward_is_the_agents_error(tmp_path, result):
+    async def agent(client, row):
+        await ask(client)
+        return result if row["number"] == 0 else 1.0
+
+    trainer = played(tmp_path, agent)
+    assert [str(e.stop_reason) for e in trainer.episodes] == ["env_error", *["terminated"] * 3]
+
+
+def test_a_plain_function_runs_beside_others_and_gets_the_plain_client(tmp_path):
+    barrier = threading.Barrier(4, timeout=20)
+
+    def agent(client, row):
+        barrier.wait()
+        answer = client.chat.completions.create(model="policy", messages=HI)
+        assert isinstance(client, openai.OpenAI)
+        return float(len(answer.choices[0].message.content))
+
+    trainer = played(tmp_path, functools.partial(agent))
+    assert {str(e.stop_reason) for e in trainer.episodes} == {"terminated"}
+
+
+@pytest.mark.parametrize(("arguments", "settings"), [
+    ({"agent": "my_agent"}, {}),
+    ({"agent": ask, "tools": [len]}, {}),
+    ({"agent": ask, "rollout_func": len}, {}),
+    ({"agent": ask, "environment_factory": len}, {}),
+    ({"agent": ask}, {"agent_context": "shrink"}),
+])  # fmt: skip
+def test_arguments_that_contradict_are_refused(tmp_path, arguments, settings):
+    with pytest.raises(ValueError, match="agent"):
+        build(tmp_path, Kept, arguments=arguments, **settings)

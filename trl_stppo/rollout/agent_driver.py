@@ -1,0 +1,364 @@
+"""Plays agents that own their loop: functions that call the policy through OpenAI's client.
+
+An agent looks like an environment: its opening is its first call, its answer to a turn is its next call or
+its end. So limits, failures, deadlines, seeds and backends are those of environments. Calls of one episode
+wait in line; episodes run at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import math
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..generation.protocol import TurnResult
+from ..threads import DaemonThread
+from .agent_endpoint import AgentEndpoint
+from .chat import ChatRenderer, Message
+from .contexts import AgentContexts, AgentRequest, cut_at
+from .driver import Call, Opening, Outcome
+from .episode import Episode, Limits
+from .openai_wire import (
+    Answers,
+    RefusedRequest,
+    Response,
+    answer_message,
+    completion,
+    make_clients,
+    read_message,
+)
+from .record import StopReason
+from .shared_loop import delegate_blocks
+from .tool_driver import ToolFormat
+
+logger = logging.getLogger(__name__)
+
+AgentFunc = Callable[[Any, dict[str, Any]], Any]
+ADDRESS = "http://policy.invalid/v1"  # of clients in this process, which open no socket
+# Calls in a row whose messages do not fit into a context, until the episode ends.
+MAX_TOO_LONG = 3
+RESULT_KEYS = ("reward", "turn_rewards", "success", "truncated")
+
+
+@dataclass
+class _Pending:
+    """A call that has no answer yet."""
+
+    request: AgentRequest
+    shows_logprobs: bool
+    answer: Future[Response] = field(default_factory=Future)
+
+    def refuse(self, refused: RefusedRequest) -> None:
+        if not self.answer.done():
+            self.answer.set_result(refused.response)
+
+
+class AgentSession:
+    """One running agent: the calls that it makes, and what it returns."""
+
+    def __init__(
+        self,
+        agent: AgentFunc,
+        row: dict[str, Any],
+        address: str,
+        contexts: AgentContexts,
+        warn: Callable[[list[str]], None],
+    ) -> None:
+        self._agent, self._row, self.contexts = agent, row, contexts
+        self.key = secrets.token_urlsafe(32)
+        self.answers = Answers(self._ask, warn)
+        self.clients = make_clients(self.answers, address, self.key)
+        self.pending: _Pending | None = None  # the call whose turn is due
+        self.over: StopReason | None = None  # the limit that has ended the episode
+        self.turns = self.too_long = 0  # answers so far, and refused calls in a row
+        self.names: dict[str, int] = {}  # turns by id of their completion
+        self._lock = threading.Lock()
+        self._events: deque[_Pending | tuple[Any, BaseException | None]] = deque()
+        self._waiter: Future[Any] | None = None
+        self._stop: Callable[[], object] = lambda: None
+        self.closed = False
+
+    # ------------------------------------------------------- on the agent's thread or task
+
+    def _ask(self, request: AgentRequest, body: dict[str, Any]) -> Future[Response]:
+        pending = _Pending(request, bool(body.get("logprobs")))
+        if self.closed:
+            pending.refuse(episode_over())
+        else:
+            self._emit(pending)
+        return pending.answer
+
+    def _emit(self, event: Any) -> None:
+        with self._lock:
+            waiter, self._waiter = self._waiter, None
+            if waiter is None or not waiter.set_running_or_notify_cancel():
+                self._events.append(event)
+                return
+        waiter.set_result(event)
+
+    async def _run_async(self) -> None:
+        try:
+            self._emit((await self._agent(self.clients[0], self._row), None))
+        except BaseException as error:  # SystemExit would end the event loop
+            self._emit((None, error))
+
+    def _run(self) -> None:
+        try:
+            self._emit((self._agent(self.clients[1], self._row), None))
+        except BaseException as error:
+            self._emit((None, error))
+
+    # --------------------------------------------------------------- on the event loop
+
+    async def start(self) -> AgentRequest | Any:
+        """Start the agent; return its first request, or what it returned without one."""
+        if inspect.iscoroutinefunction(self._agent):
+            loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+            context.run(delegate_blocks, self)
+            task = loop.create_task(self._run_async(), context=context)
+            self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
+        else:
+            DaemonThread(self._run, "agent").start()
+        return await self.next()
+
+    async def next(self) -> AgentRequest | Any:
+        """The agent's next request, or what it returned; its exception is raised."""
+        self.owner = delegate_blocks(None)
+        with self._lock:
+            event = self._events.popleft() if self._events else None
+            waiter = self._waiter = Future[Any]() if event is None else None
+        if waiter is not None:
+            event = await asyncio.wrap_future(waiter)
+        if isinstance(event, _Pending):
+            self.pending = event
+            return event.request
+        assert event is not None
+        value, error = event
+        if error is not None and self.over is None:
+            raise error
+        return value if error is None else None
+
+    def close(self) -> None:
+        """End the agent: no call is answered from now on."""
+        self.closed = True
+        waiting = [self.pending, *(e for e in self._events if isinstance(e, _Pending))]
+        for pending in waiting:
+            if pending is not None:
+                pending.refuse(episode_over())
+        try:
+            self._stop()
+        except RuntimeError:  # its event loop has ended, and the task with it
+            logger.debug("the agent's event loop has ended")
+
+
+def episode_over() -> RefusedRequest:
+    """The answer to calls after an episode's end."""
+    return RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
+
+
+class AgentDriver:
+    """Drives an agent of the caller.
+
+    Args:
+        agent: `(client, row)`, asynchronous or not; returns a reward, a dict of `RESULT_KEYS`, or None.
+        renderer: of messages.
+        format: reads tool calls and renders their answers.
+        limits: of each context.
+        renders: as of `AgentContexts`.
+        endpoint: address for agents in other processes; None without one.
+    """
+
+    trusted_text = False
+
+    def __init__(
+        self,
+        agent: AgentFunc,
+        renderer: ChatRenderer,
+        format: ToolFormat,
+        limits: Limits,
+        *,
+        renders: bool = False,
+        endpoint: AgentEndpoint | None = None,
+    ) -> None:
+        self.tools: list[Any] = []
+        self.type_name = getattr(agent, "__name__", type(agent).__name__)
+        self._agent, self._renderer, self._format = agent, renderer, format
+        self._limits, self._renders, self._endpoint = limits, renders, endpoint
+        self._warned: set[str] = set()
+
+    def opening(self, episode: Episode, index: int, seed: int) -> Call:
+        """Start the agent."""
+        address = ADDRESS if self._endpoint is None else self._endpoint.address
+        contexts = AgentContexts(
+            episode, self._renderer, self._format.suffix, self._limits, renders=self._renders
+        )
+        session = AgentSession(self._agent, episode.columns, address, contexts, self._warn)
+        episode.env = session
+        if self._endpoint is not None:
+            self._endpoint.open(session)
+
+        async def starting() -> Opening:
+            return Opening(session, outcome=_outcome(episode, await session.start()))
+
+        return starting
+
+    def begin(self, episode: Episode) -> AgentRequest | None:
+        """Prepare the turn that answers the pending call; None if its messages do not fit."""
+        session = episode.env
+        return session.pending.request if session.contexts.begin(session.pending.request) else None
+
+    def message(self, episode: Episode, ids: list[int]) -> Message:
+        """The turn as a message, with its tool calls if the request has tools."""
+        request, context = episode.env.pending.request, episode.context
+        if not request.reads_tools:
+            return {"role": "assistant", "content": self._renderer.decode_action(ids)}
+        return self._format.parse(ids, context.prompt_ids + context.ids, request.tools)
+
+    def turn(self, episode: Episode, message: Message) -> None:
+        """Return None: `answer` plays the turns of agents."""
+
+    def answer(self, episode: Episode, result: TurnResult) -> tuple[Call, bool]:
+        """Append a sampled turn and make the call that answers the agent.
+
+        Returns:
+            The call, and whether the turn was cut at one of the request's stop strings.
+        """
+        session, pending, context = episode.env, episode.env.pending, episode.context
+        request, decode = pending.request, self._renderer.decode_action
+        ids, stopped = cut_at(request.stop, result.ids, decode)
+        logprobs = None if result.logprobs is None else result.logprobs[: len(ids)]
+        prompt_tokens = len(context.prompt_ids) + len(context.ids)
+        name = f"{episode.row}-{session.turns}"
+        answer = answer_message(self.message(episode, ids), name, stopped=stopped)
+        session.turns += 1
+        session.too_long = 0
+        if request.trains:
+            session.names[f"chatcmpl-{name}"] = episode.num_turns
+            episode.append_turn(ids, logprobs, context)
+            read = read_message(answer, {})
+            session.contexts.end(request, read)
+            if len(episode.exchanges) == 0:
+                episode.prompt, session.contexts.new = request.messages, []
+            episode.messages += [*session.contexts.new, read]
+            episode.exchanges.append((request.messages, read))
+            if result.version is not None:
+                episode.policy_versions.append(result.version)
+        finish = "stop" if stopped is not None or self._renderer.ended(ids) else "length"
+        finish = "tool_calls" if answer.get("tool_calls") else finish
+        shown = None
+        if pending.shows_logprobs and logprobs is not None:
+            shown = [(decode([token]), value) for token, value in zip(ids, logprobs, strict=True)]
+        body = completion(f"chatcmpl-{name}", answer, finish, prompt_tokens, shown, len(ids))
+
+        async def proceeding() -> Outcome:
+            pending.answer.set_result((200, body))
+            return _outcome(episode, await session.next())
+
+        return proceeding, stopped is not None
+
+    def refuse(self, episode: Episode, reason: StopReason) -> Call:
+        """The call that refuses the pending one: its messages do not fit, or a limit ended the episode."""
+        session, refused = episode.env, episode_over()
+        if reason is StopReason.TOKEN_BUDGET:
+            session.too_long += 1
+            refused = RefusedRequest(
+                400,
+                "The messages leave no token to sample. Shorten them.",
+                "context_length_exceeded",
+            )
+            ends = session.too_long >= MAX_TOO_LONG
+        else:
+            ends = session.over is not None  # it has called after its end
+        if ends or reason is not StopReason.TOKEN_BUDGET:
+            session.over = session.over or reason
+
+        async def refusing() -> Outcome:
+            session.pending.refuse(refused)
+            if ends:
+                session.close()
+                return Outcome(over=session.over)
+            return _outcome(episode, await session.next())
+
+        return refusing
+
+    def scoring(self, episode: Episode) -> None:
+        """Return None: an agent returns its reward."""
+
+    def release(self, episode: Episode) -> None:
+        """End the agent of an episode that is over."""
+        if episode.env is not None:
+            episode.env.close()
+            if self._endpoint is not None:
+                self._endpoint.close(episode.env)
+
+    def close(self) -> None:
+        """Close the address, if there is one."""
+        if self._endpoint is not None:
+            self._endpoint.stop()
+
+    def _warn(self, names: list[str]) -> None:
+        new = [name for name in names if name not in self._warned]
+        self._warned |= {*new}
+        if new:
+            logger.warning(
+                "The agent sets %s, without effect: the policy samples as the run is set to, because another "
+                "distribution would falsify the ratios.",
+                ", ".join(f"`{name}`" for name in new),
+            )
+
+
+def _outcome(episode: Episode, event: Any) -> Outcome:
+    """The outcome of a turn from the agent's next request, or from what it returned."""
+    session = episode.env
+    if isinstance(event, AgentRequest):
+        return Outcome(request=event)
+    result = event if isinstance(event, dict) else {"reward": event}
+    unknown = [key for key in result if key not in RESULT_KEYS]
+    reward, success = result.get("reward"), result.get("success")
+    if unknown or not (reward is None or _is_number(reward)):
+        raise ValueError(
+            f"The agent returned {event!r:.200}; allowed are a finite number, a dict with the keys "
+            f"{list(RESULT_KEYS)}, and None."
+        )
+    return Outcome(
+        reward=None if reward is None else float(reward),
+        terminated=not result.get("truncated"),
+        truncated=bool(result.get("truncated")),
+        success=None if success is None else bool(success),
+        turn_rewards=_turn_rewards(result.get("turn_rewards"), session.names, episode.num_turns),
+        over=session.over,
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _turn_rewards(given: Any, names: dict[str, int], turns: int) -> list[float] | None:
+    """Reward of each turn, from a list in the order of calls or a dict by id of the completion."""
+    if given is None:
+        return None
+    rewards = [0.0] * turns
+    if isinstance(given, dict):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise ValueError(f"`turn_rewards` has {unknown[0]!r}, which is no id of a completion.")
+        for name, reward in given.items():
+            rewards[names[name]] = reward
+    else:
+        rewards = list(given)
+    if len(rewards) != turns or not all(map(_is_number, rewards)):
+        raise ValueError(
+            f"`turn_rewards` is {given!r:.80}; allowed are {turns} finite numbers, one per call, or a dict "
+            f"by id of the completion."
+        )
+    return [float(reward) for reward in rewards]

@@ -1,0 +1,86 @@
+"""A loopback address at which agents in other processes reach the policy."""
+
+from __future__ import annotations
+
+import hmac
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ..threads import DaemonThread
+from .openai_wire import Answers, RefusedRequest, Response, http
+
+MAX_BODY = 16 * 2**20  # bytes of a request
+POLL_SECONDS = 0.1
+
+
+class AgentEndpoint:
+    """Answers requests that carry the secret of a running episode as their API key."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Answers] = {}
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                endpoint.handle(self)
+
+            do_GET = do_POST
+
+            def log_message(self, *args: Any) -> None:
+                """Log nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self._server.server_port}/v1"
+        DaemonThread(self._server.serve_forever, "agent-endpoint", POLL_SECONDS).start()
+
+    def open(self, session: Any) -> None:
+        """Let an episode's secret in."""
+        self._sessions[session.key] = session.answers
+
+    def close(self, session: Any) -> None:
+        """Forget an episode's secret."""
+        self._sessions.pop(session.key, None)
+
+    def stop(self) -> None:
+        """Close the address."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        length, response, content = request.headers.get("Content-Length") or "0", None, b""
+        answers = self._answers_of(request.headers.get("Authorization") or "")
+        if answers is None:
+            response = RefusedRequest(401, "The API key is not that of a running episode.").response
+        elif not length.isdigit() or int(length) > MAX_BODY:
+            response = RefusedRequest(
+                413, f"Content-Length is {length}; allowed: {MAX_BODY}."
+            ).response
+        if response is not None or answers is None:
+            request.close_connection = True  # its body is not read
+        else:
+            content = request.rfile.read(int(length))
+            retry = int(request.headers.get("x-stainless-retry-count") or 0)
+            response = answers.begin(request.command, request.path, content, retry).result()
+        self._reply(request, response, content)
+
+    def _answers_of(self, header: str) -> Answers | None:
+        """The episode whose secret the header carries; the time is the same for all wrong ones."""
+        found = None
+        for key, answers in list(self._sessions.items()):
+            if hmac.compare_digest(f"Bearer {key}".encode(), header.encode()):
+                found = answers
+        return found
+
+    @staticmethod
+    def _reply(request: BaseHTTPRequestHandler, response: Response | None, content: bytes) -> None:
+        assert response is not None
+        status, kind, body = http(response, content)
+        request.send_response(status)
+        for name, value in (("Content-Type", kind), ("Content-Length", str(len(body)))):
+            request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(body)

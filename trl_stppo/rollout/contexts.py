@@ -1,0 +1,213 @@
+"""The contexts of an agent's calls: which row of tokens a call continues, branches from, or opens.
+
+A call continues a context if its messages begin with those of the context's last turn: the sampled tokens
+stay, and the new messages follow as the chat template's suffix. No text is tokenised again. What is
+recorded is what the policy read, so a match that is missed costs rows and never falsifies anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .chat import ChatRenderer, Message
+from .episode import Context, Episode, Limits
+
+# What two messages must have in common to be the same: role, text, and calls by name and arguments.
+Said = tuple[str, str, tuple[tuple[str, str], ...]]
+# Reasons to open a context: the agent rewrote its messages or its tools, the template renders an earlier
+# turn differently, or the agent goes on from an earlier turn.
+OPENED = ("rewritten", "tools", "reasoning", "branch")
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """One call of an agent, with messages and tools as chat templates take them."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    stop: tuple[str, ...] = ()  # the turn ends before the first of these texts
+    max_tokens: int | None = None
+    reads_tools: bool = True  # False leaves tool calls in the text
+    trains: bool = True  # False for a call that is not part of the episode
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A context as it was after one of its turns."""
+
+    context: Context
+    tokens: int  # of the context after its prompt
+    said: tuple[Said, ...]  # all messages, the turn's own included
+    tools: str  # as JSON
+
+    @property
+    def is_end(self) -> bool:
+        return self.tokens == len(self.context.ids)
+
+
+class AgentContexts:
+    """The contexts of one episode of an agent.
+
+    Args:
+        episode: gets the contexts.
+        renderer: of messages.
+        tool_suffix: tool messages -> their token ids after a turn.
+        limits: of each context.
+        renders: whether each call is rendered anew ("render"), so that a template may drop earlier
+            reasoning; else the sampled tokens stay ("grow").
+    """
+
+    def __init__(
+        self,
+        episode: Episode,
+        renderer: ChatRenderer,
+        tool_suffix: Callable[[list[Message]], list[int]],
+        limits: Limits,
+        *,
+        renders: bool,
+    ) -> None:
+        self._episode, self._renderer, self._tool_suffix = episode, renderer, tool_suffix
+        self._limits, self._renders = limits, renders
+        self._checkpoints: list[_Checkpoint] = []
+        self.new: list[
+            Message
+        ] = []  # of the newest request, those after the turn that it continues
+
+    def begin(self, request: AgentRequest) -> bool:
+        """Make the context whose next turn answers the request the episode's current one.
+
+        Returns:
+            Whether the messages fit; if not, nothing has changed.
+        """
+        said = tuple(_said(message) for message in request.messages)
+        tools = json.dumps(request.tools, sort_keys=True)
+        match = self._match(said, tools)
+        prompt, more, reason = None, list[int](), "rewritten"
+        if match is not None and not self._renders:
+            new = request.messages[len(match.said) :]
+            suffix = self._suffix(match.context.ids[: match.tokens], new)
+            if suffix is not None and match.is_end:
+                context, more = match.context, suffix
+            elif suffix is not None:
+                before = match.context.prompt_ids + match.context.ids[: match.tokens]
+                context, prompt, reason = Context(), before + suffix, "branch"
+            else:
+                match = None
+        if match is None or self._renders:
+            ids = self._renderer.prompt_ids(self._foreign(request.messages), request.tools)
+            extended = self._extended(ids)
+            if extended is not None:
+                context = extended
+                more = ids[len(context.prompt_ids) + len(context.ids) :]
+            else:
+                context, prompt = Context(), ids
+                reason = self._reason(said, tools, matched=match is not None)
+        if not request.trains and prompt is None:  # it must not become part of the row
+            context, prompt = Context(), context.prompt_ids + context.ids + more
+        trial = Context(
+            prompt_ids=context.prompt_ids if prompt is None else prompt, ids=context.ids + more
+        )
+        if trial.turn_limit(self._limits) < 1:
+            return False
+        if prompt is None:
+            context.append_observation(more)
+        else:
+            context = self._opened(prompt, reason, trains=request.trains)
+        self._episode.current = context
+        self.new = request.messages[0 if match is None else len(match.said) :]
+        return True
+
+    def _opened(self, prompt: list[int], reason: str, *, trains: bool) -> Context:
+        episode = self._episode
+        if not trains:
+            return Context(prompt_ids=prompt)
+        if not episode.prompt_ids:
+            episode.prompt_ids = prompt
+            return episode
+        episode.opened[reason] += 1
+        episode.more.append(Context(prompt_ids=prompt))
+        return episode.more[-1]
+
+    def end(self, request: AgentRequest, answer: Message) -> None:
+        """Record the turn that has been appended to the current context."""
+        said = tuple(_said(message) for message in [*request.messages, answer])
+        tools = json.dumps(request.tools, sort_keys=True)
+        context = self._episode.context
+        self._checkpoints.append(_Checkpoint(context, len(context.ids), said, tools))
+
+    def _match(self, said: tuple[Said, ...], tools: str) -> _Checkpoint | None:
+        """The turn after which the messages continue, the one of the most messages, the latest of equals."""
+        found = [
+            each for each in self._checkpoints
+            if each.tools == tools and len(each.said) < len(said)
+            and said[: len(each.said)] == each.said
+            and all(role != "assistant" for role, *_ in said[len(each.said) :])
+        ]  # fmt: skip
+        return max(reversed(found), key=lambda each: len(each.said), default=None)
+
+    def _extended(self, ids: list[int]) -> Context | None:
+        """The longest context that the ids continue exactly."""
+        if not self._checkpoints:
+            return None
+        rows = [(c, c.prompt_ids + c.ids) for c in self._episode.contexts]
+        fit = [(c, row) for c, row in rows if len(row) < len(ids) and ids[: len(row)] == row]
+        return max(fit, key=lambda pair: len(pair[1]))[0] if fit else None
+
+    def _reason(self, said: tuple[Said, ...], tools: str, *, matched: bool) -> str:
+        if matched:
+            return "reasoning"  # the template renders an earlier turn differently
+        others = [each for each in self._checkpoints if each.tools != tools]
+        same = any(each.said == said[: len(each.said)] for each in others)
+        return "tools" if same else "rewritten"
+
+    def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
+        """Token ids of messages after a turn; None if the template has none for them."""
+        ended, new = self._renderer.ended(before), self._foreign(messages)
+        roles = {message["role"] for message in messages}
+        try:
+            if roles == {"tool"}:
+                end = [] if ended else [self._renderer.tokenizer.eos_token_id]
+                return end + self._tool_suffix(new)
+            if "tool" in roles:
+                return None
+            return self._renderer.suffix_ids(new, turn_ended=ended)
+        except ValueError:
+            return None
+
+    def _foreign(self, messages: list[Message]) -> list[Message]:
+        """Messages whose control tokens are plain text, except in system messages."""
+        return self._renderer.without_control_tokens(messages)
+
+
+def _said(message: Message) -> Said:
+    calls = message.get("tool_calls") or ()
+    named = ((c["function"]["name"], _arguments(c["function"]["arguments"])) for c in calls)
+    return message["role"], message.get("content") or "", tuple(named)
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def cut_at(
+    stop: tuple[str, ...], ids: list[int], decode: Callable[[list[int]], str]
+) -> tuple[list[int], str | None]:
+    """Cut a turn at the first token after which its text holds one of `stop`.
+
+    Returns:
+        The tokens that are left, and the text before `stop`; None if the turn does not hold it.
+    """
+    if not any(text in decode(ids) for text in stop):
+        return ids, None
+    low, high = 1, len(ids)
+    while low < high:  # the text of a longer beginning holds what that of a shorter one holds
+        middle = (low + high) // 2
+        if any(text in decode(ids[:middle]) for text in stop):
+            high = middle
+        else:
+            low = middle + 1
+    text = decode(ids[:low])
+    return ids[:low], text[: min(text.index(each) for each in stop if each in text)]

@@ -1,0 +1,285 @@
+"""Chat completions as OpenAI's clients send and read them, without sockets.
+
+Source: platform.openai.com/docs/api-reference/chat; the package `openai`, 3.54.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from .chat import Message
+from .contexts import AgentRequest
+
+logger = logging.getLogger(__name__)
+
+MODEL = "policy"
+# Settings of sampling that are the run's own: another distribution would falsify the ratios.
+OVERRIDDEN = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
+# "required" counts as "auto": a forced call is not a sample of the policy.
+CHOICES = ("auto", "none", "required")
+Response = tuple[int, dict[str, Any]]  # status, body
+
+
+class RefusedRequest(Exception):
+    """A request that is not answered, in the form of OpenAI's errors."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.response: Response = (
+            status, {"error": {"message": message, "type": "invalid_request_error", "code": code}}
+        )  # fmt: skip
+
+
+def read_request(body: dict[str, Any]) -> AgentRequest:
+    """The request in our form.
+
+    Raises:
+        RefusedRequest: a field that would falsify what is trained, or that has no meaning here.
+    """
+    choice, form = body.get("tool_choice") or "auto", body.get("response_format") or {}
+    refused = {
+        "n": (body.get("n") or 1) > 1 and "make several calls",
+        "top_logprobs": (body.get("top_logprobs") or 0) > 0 and "leave it out",
+        "response_format": form.get("type", "text") != "text"
+        and "describe the format in a message",
+        "tool_choice": choice not in CHOICES and "leave it out",
+        "functions": bool(body.get("functions")) and "use `tools`",
+        "messages": not body.get("messages") and "give at least one",
+    }
+    for name, advice in refused.items():
+        if advice:
+            value = f"={body[name]!r:.80}" if body.get(name) is not None else ""
+            raise RefusedRequest(400, f"`{name}{value}` is not supported in a training: {advice}.")
+    if body.get("model", MODEL) != MODEL:
+        message = f"The model {body['model']!r} does not exist here; allowed is {MODEL!r}."
+        raise RefusedRequest(404, message, "model_not_found")
+    stop, names = body.get("stop") or (), dict[str, str]()
+    return AgentRequest(
+        [read_message(message, names) for message in body["messages"]],
+        body.get("tools") or [],
+        (stop,) if isinstance(stop, str) else tuple(stop),
+        body.get("max_completion_tokens") or body.get("max_tokens"),
+        reads_tools=choice != "none" and bool(body.get("tools")),
+        trains=body.get("train", True) is not False,
+    )
+
+
+def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
+    """A message as chat templates take it; `names` collects tools by the id of their call."""
+    role = {"developer": "system"}.get(message["role"], message["role"])
+    read: Message = {"role": role, "content": _text(message.get("content"))}
+    if message.get("reasoning_content"):
+        read["reasoning_content"] = message["reasoning_content"]
+    if role == "tool":
+        read["name"] = message.get("name") or names.get(message.get("tool_call_id", ""), "tool")
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = [_call(call) for call in calls]
+        names |= {call["id"]: call["function"]["name"] for call in calls if call.get("id")}
+    return read
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"].get("arguments") or "{}"
+    if isinstance(arguments, str):
+        with suppress(ValueError):  # or it stays as the model wrote it
+            arguments = json.loads(arguments)
+    return {
+        "type": "function",
+        "function": {"name": call["function"]["name"], "arguments": arguments},
+    }
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        other = [part.get("type") for part in content if part.get("type") != "text"]
+        if other:
+            raise RefusedRequest(
+                400, f"`content` has a part of type {other[0]!r}; allowed is 'text'."
+            )
+        return "".join(part["text"] for part in content)
+    return content or ""
+
+
+def completion(
+    name: str,
+    message: Message,
+    finish: str,
+    prompt: int,
+    tokens: list[tuple[str, float]] | None,
+    count: int,
+) -> dict[str, Any]:
+    """A chat completion.
+
+    Args:
+        name: its id.
+        message: the answer; its tool calls have ids.
+        finish: reason of its end.
+        prompt: tokens of the prompt.
+        tokens: text and log-probability of each token, None if they were not requested.
+        count: sampled tokens.
+    """
+    listed = None
+    if tokens is not None:
+        listed = {"content": [
+            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, value in tokens
+        ]}  # fmt: skip
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": listed}
+    usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+    return {
+        "id": name, "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice],
+        "usage": usage,
+    }  # fmt: skip
+
+
+def answer_message(message: Message, name: str, *, stopped: str | None) -> Message:
+    """The policy's turn as OpenAI's clients read it; `stopped` is its text before a stop string."""
+    answer: Message = {"role": "assistant", "content": message.get("content") or ""}
+    if stopped is not None:
+        return answer | {"content": stopped}
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        if message.get(key):
+            answer["reasoning_content"] = message[key]
+    calls = message.get("tool_calls") or []
+    if calls:
+        answer["tool_calls"] = [
+            {
+                "id": f"call_{name}_{number}",
+                "type": "function",
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": json.dumps(call["function"]["arguments"]),
+                },
+            }
+            for number, call in enumerate(calls)
+        ]
+        answer["content"] = answer["content"] or None
+    return answer
+
+
+def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
+    """A completion as the lines of a stream: role, text, calls, end, usage."""
+    head = {key: whole[key] for key in ("id", "created", "model")} | {
+        "object": "chat.completion.chunk"
+    }
+    (choice,) = whole["choices"]
+    message = choice["message"]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{key: message[key]} for key in ("reasoning_content", "content") if message.get(key)]
+    for number, call in enumerate(message.get("tool_calls", ())):
+        deltas.append({"tool_calls": [{"index": number, **call}]})
+    parts = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    parts[-1]["logprobs"] = choice["logprobs"]
+    parts.append({"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]})
+    for part in parts:
+        yield f"data: {json.dumps({**head, 'choices': [part]})}\n\n"
+    if usage:
+        yield f"data: {json.dumps({**head, 'choices': [], 'usage': whole['usage']})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+class Answers:
+    """Answers HTTP requests of one episode's clients; `ask` passes a chat completion on."""
+
+    def __init__(
+        self,
+        ask: Callable[[AgentRequest, dict[str, Any]], Future[Response]],
+        warn: Callable[[list[str]], None],
+    ) -> None:
+        self._ask, self._warn = ask, warn
+        self._asked: dict[str, Future[Response]] = {}
+
+    def begin(self, method: str, path: str, content: bytes, retry: int) -> Future[Response]:
+        """The answer to a request; a repeated one gets that of the first."""
+        key = f"{method} {path} {content!r}"
+        if retry and key in self._asked:
+            return self._asked[key]
+        try:
+            answer = self._answer(method, path, content)
+        except RefusedRequest as refused:
+            answer = Future()
+            answer.set_result(refused.response)
+        self._asked[key] = answer
+        return answer
+
+    def _answer(self, method: str, path: str, content: bytes) -> Future[Response]:
+        if method == "GET" and path.endswith("/models"):
+            done: Future[Response] = Future()
+            done.set_result((200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]}))
+            return done
+        if method != "POST" or not path.endswith("/chat/completions"):
+            message = f"{method} {path} does not exist here; use POST /v1/chat/completions."
+            raise RefusedRequest(404, message)
+        try:
+            body = json.loads(content)
+            request = read_request(body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RefusedRequest(400, f"The request cannot be read: {error!r}.") from error
+        forced = ["tool_choice"] if body.get("tool_choice") == "required" else []
+        self._warn(forced + [name for name in OVERRIDDEN if body.get(name) is not None])
+        return self._ask(request, body)
+
+
+def http(response: Response, content: bytes) -> tuple[int, str, bytes]:
+    """Status, type and bytes of the answer to a request of this content."""
+    status, body = response
+    sent = json.loads(content) if content and status == 200 else {}
+    if sent.get("stream"):
+        usage = bool((sent.get("stream_options") or {}).get("include_usage"))
+        return status, "text/event-stream", "".join(chunks(body, usage=usage)).encode()
+    return status, "application/json", json.dumps(body).encode()
+
+
+def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
+    """OpenAI's clients, asynchronous and synchronous, whose requests go to `answers`.
+
+    Their attribute `http_client` is for frameworks that make a client of their own from it.
+
+    Raises:
+        ImportError: `openai` is missing.
+    """
+    try:
+        import httpx2
+        import openai
+    except ImportError as error:
+        raise ImportError(
+            "`agent` needs the package openai: pip install 'trl-stppo[agents]'."
+        ) from error
+    import asyncio
+
+    def begin(request: Any, content: bytes) -> Future[Response]:
+        retry = int(request.headers.get("x-stainless-retry-count", 0))
+        return answers.begin(request.method, request.url.path, content, retry)
+
+    def made(request: Any, response: Response, content: bytes) -> Any:
+        status, kind, body = http(response, content)
+        return httpx2.Response(
+            status, headers={"content-type": kind}, content=body, request=request
+        )
+
+    class Asynchronous(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: Any) -> Any:
+            content = await request.aread()
+            # A client that gives up must not take the answer from its repetition.
+            answer = asyncio.wrap_future(begin(request, content))
+            return made(request, await asyncio.shield(answer), content)
+
+    class Synchronous(httpx2.BaseTransport):
+        def handle_request(self, request: Any) -> Any:
+            content = request.read()
+            return made(request, begin(request, content).result(), content)
+
+    options: dict[str, Any] = {"api_key": key, "base_url": base_url, "timeout": None}
+    session = httpx2.AsyncClient(transport=Asynchronous(), timeout=None)
+    blocking = httpx2.Client(transport=Synchronous(), timeout=None)
+    clients: tuple[Any, Any] = (
+        openai.AsyncOpenAI(**options, http_client=session),
+        openai.OpenAI(**options, http_client=blocking),
+    )
+    clients[0].http_client, clients[1].http_client = session, blocking
+    return clients

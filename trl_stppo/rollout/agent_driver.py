@@ -120,7 +120,7 @@ class AgentSession:
     # --------------------------------------------------------------- on the event loop
 
     async def start(self) -> AgentRequest | Any:
-        """Start the agent; return its first request, or what it returned without one."""
+        """Start the agent; return its first request, or its result if it makes none."""
         if inspect.iscoroutinefunction(self._agent):
             loop, context = asyncio.get_running_loop(), contextvars.copy_context()
             context.run(delegate_blocks, self)
@@ -131,7 +131,7 @@ class AgentSession:
         return await self.next()
 
     async def next(self) -> AgentRequest | Any:
-        """The agent's next request, or what it returned; its exception is raised."""
+        """Return the agent's next request, or its result; raise its exception."""
         self.owner = delegate_blocks(None)
         with self._lock:
             event = self._events.popleft() if self._events else None
@@ -148,7 +148,7 @@ class AgentSession:
         return value if error is None else None
 
     def close(self) -> None:
-        """End the agent: no call is answered from now on."""
+        """End the agent; no later call is answered."""
         self.closed = True
         waiting = [self.pending, *(e for e in self._events if isinstance(e, _Pending))]
         for pending in waiting:
@@ -161,7 +161,7 @@ class AgentSession:
 
 
 def episode_over() -> RefusedRequest:
-    """The answer to calls after an episode's end."""
+    """Return the answer to calls after an episode's end."""
     return RefusedRequest(403, "The episode is over: return from the agent.", "episode_over")
 
 
@@ -217,7 +217,7 @@ class AgentDriver:
         return session.pending.request if session.contexts.begin(session.pending.request) else None
 
     def message(self, episode: Episode, ids: list[int]) -> Message:
-        """The turn as a message, with its tool calls if the request has tools."""
+        """Return the turn as a message, with its tool calls if the request has tools."""
         request, context = episode.env.pending.request, episode.context
         if not request.reads_tools:
             return {"role": "assistant", "content": self._renderer.decode_action(ids)}
@@ -266,7 +266,7 @@ class AgentDriver:
         return proceeding, stopped is not None
 
     def refuse(self, episode: Episode, reason: StopReason) -> Call:
-        """The call that refuses the pending one: its messages do not fit, or a limit ended the episode."""
+        """Return the call that refuses the pending one: it does not fit, or a limit ended the episode."""
         session, refused = episode.env, episode_over()
         if reason is StopReason.TOKEN_BUDGET:
             session.too_long += 1
@@ -317,7 +317,7 @@ class AgentDriver:
 
 
 def _outcome(episode: Episode, event: Any) -> Outcome:
-    """The outcome of a turn from the agent's next request, or from what it returned."""
+    """Return the outcome of a turn, from the agent's next request or its result."""
     session = episode.env
     if isinstance(event, AgentRequest):
         return Outcome(request=event)
@@ -344,7 +344,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _turn_rewards(given: Any, names: dict[str, int], turns: int) -> list[float] | None:
-    """Reward of each turn, from a list in the order of calls or a dict by id of the completion."""
+    """Return each turn's reward, from a list in the order of calls or a dict by completion id."""
     if given is None:
         return None
     rewards = [0.0] * turns

@@ -37,11 +37,11 @@ class AgentEndpoint:
         DaemonThread(self._server.serve_forever, "agent-endpoint", POLL_SECONDS).start()
 
     def open(self, session: Any) -> None:
-        """Let an episode's secret in."""
+        """Accept the secret of an episode."""
         self._sessions[session.key] = session.answers
 
     def close(self, session: Any) -> None:
-        """Forget an episode's secret."""
+        """Reject the secret of an episode from now on."""
         self._sessions.pop(session.key, None)
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class AgentEndpoint:
         self._reply(request, response, content)
 
     def _answers_of(self, header: str) -> Answers | None:
-        """The episode whose secret the header carries; the time is the same for all wrong ones."""
+        """Return the episode of the header's secret; all wrong secrets take equal time."""
         found = None
         for key, answers in list(self._sessions.items()):
             if hmac.compare_digest(f"Bearer {key}".encode(), header.encode()):

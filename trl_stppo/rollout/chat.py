@@ -78,7 +78,7 @@ class ChatRenderer:
         return self.suffix_ids([{"role": "user", "content": text}], turn_ended=turn_ended)
 
     def suffix_ids(self, messages: list[Message], *, turn_ended: bool) -> list[int]:
-        """Token ids of messages of users between two turns; see `observation_ids`.
+        """Return token ids of user messages between two turns; see `observation_ids`.
 
         Raises:
             ValueError: the template renders earlier messages differently once these follow.
@@ -94,7 +94,7 @@ class ChatRenderer:
         return after[cut:]
 
     def without_control_tokens(self, messages: list[Message]) -> list[Message]:
-        """Messages whose control tokens are plain text, except in system messages."""
+        """Return messages whose control tokens are plain text, except in system messages."""
         # Tags such as `<think>` are the agent's tokens; its turns are decoded without special ones.
         by_role = {"assistant": ControlTokens(self.tokenizer, written=False), "system": None}
         controls = [by_role.get(message["role"], self.control) for message in messages]

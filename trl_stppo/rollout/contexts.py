@@ -77,7 +77,7 @@ class AgentContexts:
         ] = []  # of the newest request, those after the turn that it continues
 
     def begin(self, request: AgentRequest) -> bool:
-        """Make the context whose next turn answers the request the episode's current one.
+        """Set the episode's current context: the one whose next turn answers the request.
 
         Returns:
             Whether the messages fit; if not, nothing has changed.
@@ -139,7 +139,7 @@ class AgentContexts:
         self._checkpoints.append(_Checkpoint(context, len(context.ids), said, tools))
 
     def _match(self, said: tuple[Said, ...], tools: str) -> _Checkpoint | None:
-        """The turn after which the messages continue, the one of the most messages, the latest of equals."""
+        """Return the turn that the messages continue: the longest such context, the latest of equals."""
         found = [
             each for each in self._checkpoints
             if each.tools == tools and len(each.said) < len(said)
@@ -149,7 +149,7 @@ class AgentContexts:
         return max(reversed(found), key=lambda each: len(each.said), default=None)
 
     def _extended(self, ids: list[int]) -> Context | None:
-        """The longest context that the ids continue exactly."""
+        """Return the longest context that the ids continue exactly."""
         if not self._checkpoints:
             return None
         rows = [(c, c.prompt_ids + c.ids) for c in self._episode.contexts]
@@ -164,7 +164,7 @@ class AgentContexts:
         return "tools" if same else "rewritten"
 
     def _suffix(self, before: list[int], messages: list[Message]) -> list[int] | None:
-        """Token ids of messages after a turn; None if the template has none for them."""
+        """Return token ids of messages after a turn; None if the template has none for them."""
         ended, new = self._renderer.ended(before), self._foreign(messages)
         roles = {message["role"] for message in messages}
         try:
@@ -178,7 +178,7 @@ class AgentContexts:
             return None
 
     def _foreign(self, messages: list[Message]) -> list[Message]:
-        """Messages whose control tokens are plain text, except in system messages."""
+        """Return messages whose control tokens are plain text, except in system messages."""
         return self._renderer.without_control_tokens(messages)
 
 

@@ -36,7 +36,7 @@ class RefusedRequest(Exception):
 
 
 def read_request(body: dict[str, Any]) -> AgentRequest:
-    """The request in our form.
+    """Parse the body of a request.
 
     Raises:
         RefusedRequest: a field that would falsify what is trained, or that has no meaning here.
@@ -70,7 +70,7 @@ def read_request(body: dict[str, Any]) -> AgentRequest:
 
 
 def read_message(message: dict[str, Any], names: dict[str, str]) -> Message:
-    """A message as chat templates take it; `names` collects tools by the id of their call."""
+    """Parse a message for chat templates; `names` collects tools by the id of their call."""
     role = {"developer": "system"}.get(message["role"], message["role"])
     read: Message = {"role": role, "content": _text(message.get("content"))}
     if message.get("reasoning_content"):
@@ -113,7 +113,7 @@ def completion(
     tokens: list[tuple[str, float]] | None,
     count: int,
 ) -> dict[str, Any]:
-    """A chat completion.
+    """Make a chat completion.
 
     Args:
         name: its id.
@@ -138,7 +138,7 @@ def completion(
 
 
 def answer_message(message: Message, name: str, *, stopped: str | None) -> Message:
-    """The policy's turn as OpenAI's clients read it; `stopped` is its text before a stop string."""
+    """Return the policy's turn in OpenAI's form; `stopped` is its text before a stop string."""
     answer: Message = {"role": "assistant", "content": message.get("content") or ""}
     if stopped is not None:
         return answer | {"content": stopped}
@@ -163,7 +163,7 @@ def answer_message(message: Message, name: str, *, stopped: str | None) -> Messa
 
 
 def chunks(whole: dict[str, Any], *, usage: bool) -> Iterator[str]:
-    """A completion as the lines of a stream: role, text, calls, end, usage."""
+    """Yield a completion as the lines of a stream: role, text, calls, end, usage."""
     head = {key: whole[key] for key in ("id", "created", "model")} | {
         "object": "chat.completion.chunk"
     }
@@ -195,7 +195,7 @@ class Answers:
         self._asked: dict[str, Future[Response]] = {}
 
     def begin(self, method: str, path: str, content: bytes, retry: int) -> Future[Response]:
-        """The answer to a request; a repeated one gets that of the first."""
+        """Answer a request; a repeated one gets the answer of the first."""
         key = f"{method} {path} {content!r}"
         if retry and key in self._asked:
             return self._asked[key]
@@ -226,7 +226,7 @@ class Answers:
 
 
 def http(response: Response, content: bytes) -> tuple[int, str, bytes]:
-    """Status, type and bytes of the answer to a request of this content."""
+    """Return status, type and bytes of the answer to a request of this content."""
     status, body = response
     sent = json.loads(content) if content and status == 200 else {}
     if sent.get("stream"):
@@ -236,7 +236,7 @@ def http(response: Response, content: bytes) -> tuple[int, str, bytes]:
 
 
 def make_clients(answers: Answers, base_url: str, key: str) -> tuple[Any, Any]:
-    """OpenAI's clients, asynchronous and synchronous, whose requests go to `answers`.
+    """Make OpenAI's clients, asynchronous and synchronous, whose requests go to `answers`.
 
     Their attribute `http_client` is for frameworks that make a client of their own from it.
 

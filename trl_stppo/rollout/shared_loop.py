@@ -23,7 +23,7 @@ _OWNER: contextvars.ContextVar[Any] = contextvars.ContextVar("owner", default=No
 
 
 def delegate_blocks(owner: Any) -> Any:
-    """Let tasks of the current context block in the name of `owner.owner`; return the present owner.
+    """Attribute blocks by tasks of this context to `owner.owner`; return the present owner.
 
     `owner` None changes nothing.
     """

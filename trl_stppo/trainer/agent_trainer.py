@@ -263,7 +263,7 @@ class AgentTrainer(Bridge):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Run upstream's loop over the batches and return the figures."""
+        """Run upstream's loop over the batches and return the metrics."""
         return self._evaluator.loop(
             super().evaluation_loop, dataloader, description, ignore_keys, metric_key_prefix
         )
@@ -331,7 +331,7 @@ class AgentTrainer(Bridge):
         self._checkpoints.load(super()._load_from_checkpoint, resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warn of weights that a checkpoint lacks; of tied ones it has only one."""
+        """Warn of weights that a checkpoint lacks, except tied ones, of which it has one."""
         tied = self.accelerator.unwrap_model(self.model).all_tied_weights_keys
         missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))

@@ -52,7 +52,7 @@ class Rollout:
 
     @property
     def has_environment(self) -> bool:
-        """Whether an environment or tool played along. False for plain prompts."""
+        """Whether an environment, tool or agent played along. False for plain prompts."""
         return any(episode.env_type is not None for episode in self.episodes)
 
     @property

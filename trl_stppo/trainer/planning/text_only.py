@@ -98,7 +98,7 @@ def check_prompt(prompt: Any) -> None:
 
 
 def _is_message(part: Any) -> bool:
-    """Whether a chat template can render it; one without `content` would render as nothing."""
+    """Whether a chat template can render it. A message without `content` would render as nothing."""
     if not isinstance(part, Mapping) or "role" not in part:
         return False
     return part.get("content") is not None or bool(part.get("tool_calls"))

@@ -132,7 +132,7 @@ def tool_format(renderer: ChatRenderer) -> ToolFormat:
 
 
 def _prepare_for_agent(host: Bridge, tokenizer: Any) -> None:
-    """Choose the template of an agent's calls, and let tool calls be read if the tokenizer knows them."""
+    """Set the template of an agent's calls, and parse tool calls if the tokenizer supports them."""
     template = None
     if supports_tool_calling(tokenizer):
         template = prepare_tool_tokenizer(tokenizer)

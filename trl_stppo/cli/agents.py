@@ -105,7 +105,7 @@ def check_splits(args: AgentArguments, config: Any, train: Any, held_out: Any) -
 
 
 def drawn(rows: Any, number: int) -> Any:
-    """Draw `number` rows with a fixed seed, from a stream among its first rows. Fewer rows are all taken."""
+    """Draw `number` rows with a fixed seed, from a stream among its first rows; else all rows."""
     if hasattr(rows, "__len__") and len(rows) <= number:
         return rows
     few = rows.shuffle(seed=0).take(number)

@@ -37,8 +37,8 @@ def test_every_page_is_in_the_table_of_contents():
 def test_the_guide_stays_short():
     """Measurements go to docs/lab, reference into docstrings, what a recipe needs beside it."""
     guide = [page for page in GUIDE if page.name != "contributing.md"]
-    assert len(guide) <= 15
-    assert sum(len(page.read_text().splitlines()) for page in guide) <= 2200
+    assert len(guide) <= 20
+    assert sum(len(page.read_text().splitlines()) for page in guide) <= 2800
 
 
 def test_pages_read_well_on_github():

@@ -94,6 +94,19 @@ class MarkedTrainer(STPPOTrainer):
         return self._marked("evaluating", super().evaluate, *args, **kwargs)
 
 
+async def rewriting(client, row):
+    """An agent that begins anew after its second turn."""
+    messages, score = list(row["prompt"]), 0.0
+    for turn in range(3):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        text = answer.choices[0].message.content
+        score += text.count(row["letter"])
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "on"}]
+        if turn == 1:
+            messages = [{"role": "user", "content": f"so far: {text}"}]
+    return score
+
+
 def build(folder: Path, kind: str) -> MarkedTrainer:
     tokenizer = char_tokenizer()
     rows = [
@@ -111,10 +124,11 @@ def build(folder: Path, kind: str) -> MarkedTrainer:
         arguments = {"value_model": tiny_value_model(tokenizer)}
     if kind == "overlapped":  # with a rollout under way during every update
         settings["rollout_overlap"] = True
+    arguments |= {"agent": rewriting} if kind == "agent" else {"environment_factory": CountEnv}
     trainer = MarkedTrainer(
         model=tiny_policy(tokenizer), args=STPPOConfig(output_dir=str(folder / "run"), **settings),
         train_dataset=Dataset.from_list(rows), eval_dataset=Dataset.from_list(rows[:10]),
-        processing_class=tokenizer, environment_factory=CountEnv, **arguments,
+        processing_class=tokenizer, **arguments,
     )  # fmt: skip
     assert trainer.accelerator.num_processes == world
     return trainer

@@ -115,11 +115,12 @@ def test_fifty_kills(reference, tmp_path):
 
 
 @pytest.mark.slow
-def test_kills_with_a_rollout_under_way(tmp_path):
+@pytest.mark.parametrize("kind", ["overlapped", "agent"])
+def test_kills_with_a_rollout_under_way_and_with_an_agent(tmp_path, kind):
     for name, kills in (("reference", 0), ("killed", 20)):
         (tmp_path / name).mkdir()
-        where = kill_repeatedly(tmp_path / name, "overlapped", 1, kills)
-    print(f"\noverlapped: killed in {dict(where)}")
+        where = kill_repeatedly(tmp_path / name, kind, 1, kills)
+    print(f"\n{kind}: killed in {dict(where)}")
     assert_same_end(tmp_path / "killed", tmp_path / "reference")
 
 

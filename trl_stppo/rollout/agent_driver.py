@@ -143,6 +143,8 @@ class AgentSession:
             return event.request
         assert event is not None
         value, error = event
+        if error is not None and self.too_long:  # it does not shorten its messages
+            self.over = self.over or StopReason.TOKEN_BUDGET
         if error is not None and self.over is None:
             raise error
         return value if error is None else None
@@ -285,7 +287,7 @@ class AgentDriver:
             session.pending.refuse(refused)
             if ends:
                 session.close()
-                return Outcome(over=session.over)
+                return Outcome(reward=0.0, over=session.over)
             return _outcome(episode, await session.next())
 
         return refusing
@@ -324,6 +326,8 @@ def _outcome(episode: Episode, event: Any) -> Outcome:
     result = event if isinstance(event, dict) else {"reward": event}
     unknown = [key for key in result if key not in RESULT_KEYS]
     reward, success = result.get("reward"), result.get("success")
+    if reward is None and session.over is not None:
+        reward = 0.0  # a limit ended the episode
     if unknown or not (reward is None or _is_number(reward)):
         raise ValueError(
             f"The agent returned {event!r:.200}; allowed are a finite number, a dict with the keys "

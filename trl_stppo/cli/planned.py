@@ -119,7 +119,7 @@ def resolved(run: Plan) -> dict[str, str]:
     """Return the resolved settings as texts by name."""
     args, config, launch = run.args, run.config, run.launch
     episodes, group = config.generation_batch_size, config.num_generations
-    each = config.num_mini_batches * config.num_iterations
+    each = config.steps_per_rollout
     steps = config.max_steps
     if steps <= 0 and hasattr(run.train, "__len__"):
         batches = max(1, len(run.train) // (episodes // group))

@@ -160,8 +160,8 @@ def case(name: str, pairs: int, blocks: int, width: int, late: float) -> dict[st
     Tool.seconds, Tool.late = {"a": (0.2, 0.0), "b": (0.0, 0.0), "c": (0.0, late)}[name]
     epochs = 1
     if name != "b":  # an update about as long as the rollout
-        first = measured("in turn", 4, 1, width)
-        update = first["block"] - first["rollout"]
+        first = measured("in turn", max(6, blocks // 2), 2, width)
+        update = (first["block"] - first["rollout"]) / 2
         epochs = max(1, min(8, round(first["rollout"] / update)))
     return compared(pairs, blocks, epochs, width)
 

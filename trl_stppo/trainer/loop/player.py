@@ -154,7 +154,8 @@ class EpisodePlayer:
         pad = self._host.internals.tokenizer.pad_token_id
         contexts = [context for _, context in rollout.contexts]
         hidden = [host.mask_truncated_completions and not ended[n] for n, _ in rollout.contexts]
-        if is_sharded(host.accelerator):  # as many rows, so as many passes, on each process
+        # A training has as many rows, so as many passes, on each process.
+        if is_sharded(host.accelerator) and host.model.training:
             most = max(gather_object([len(contexts)]))
             for _ in range(most - len(contexts)):
                 contexts.append(

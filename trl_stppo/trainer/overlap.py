@@ -36,7 +36,7 @@ Loader = Callable[[], tuple[Any, int]]
 class OverlappedSource(RolloutSource):
     """Supplies rollouts that were played while the loop trained on the one before.
 
-    `loader_ahead` returns arguments of `RowsAhead`: a loader, and the steps at its place.
+    `loader_ahead` returns arguments of `RowsAhead`: a loader, and the optimizer steps at its first row.
     """
 
     def __init__(self, *parts: Any, loader_ahead: Loader) -> None:
@@ -59,7 +59,12 @@ class OverlappedSource(RolloutSource):
     def running(self) -> Iterator[None]:
         """Context of a complete `train()`; no thread is left at its end."""
         if self._flight is not None:  # of the last run
-            self._flight.thread.join()
+            self._flight.thread.join(STOP_SECONDS)
+            if self._flight.thread.is_alive():
+                raise RuntimeError(
+                    "A rollout of the last `train()` is still under way, in its environment or in the "
+                    "sampler. Wait for it, or begin a new process."
+                )
         self._flight = None
         self._player.engine.calls.resume()
         self._begin()
@@ -73,7 +78,7 @@ class OverlappedSource(RolloutSource):
     def settle(self) -> None:
         """Block until the other thread's rollout ends; its update still gets it."""
         if self._flight is not None:
-            self._flight.settle()
+            self._flight.thread.join()
 
     def next(self, rows: list[Row]) -> tuple[Rollout, Tensor]:
         """Collect the rollout of the rows, and start the next one."""
@@ -86,17 +91,18 @@ class OverlappedSource(RolloutSource):
         if not self._is_checked:
             self._player.sampler.check_ahead()
             self._is_checked = True
-        flight, self._flight = self._flight, None
+        flight = self._flight
         if flight is None:
             return self._play_alone(rows)
         requested_at = time.perf_counter()
         rollout, failure = flight.result()
-        if repr(flight.rows) != repr(rows):
+        self._flight = None  # not before: an interrupt must find the thread
+        if flight.rows != repr(rows):
             raise RuntimeError(
                 "`rollout_overlap=True`: the training's loader hands out other rows than were played "
-                "ahead. Leave it out if rows depend on the training."
+                "ahead. Leave `rollout_overlap` out if the choice of rows depends on the training."
             )
-        # A server that was restarted has failed its turns.
+        # Turns fail on a server that was restarted: it lacks the weights.
         if any(gather_object([getattr(self._backend, "has_lost", False)])):
             return self._play_alone(rows)
         raise_first(failure)
@@ -136,10 +142,10 @@ class OverlappedSource(RolloutSource):
         self._collected_at = now
         if period is None or self._alone is None:
             return
-        # What a rollout loses to the update that shares its cores, the update loses too.
+        # A rollout that the update beside it slows down slows that update by as much.
         alone = min(seconds, self._alone[0] * _turns(rollout) / max(1, self._alone[1]))
         update = max(0.0, period - waited - (seconds - alone))
-        saved = (alone + update - period) / max(1e-9, min(alone, update))
+        saved = (2 * alone - seconds - waited) / max(1e-9, min(alone, update))
         overlap = min(1.0, max(0.0, saved))
         rollout.metric_sums["perf/overlap"] = overlap, 1
         self._strikes = self._strikes + 1 if overlap < LITTLE else 0

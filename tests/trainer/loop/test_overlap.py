@@ -298,6 +298,53 @@ def test_an_interrupt_ends_the_thread_and_another_training_begins_anew(whole, tm
     assert trainer.state.global_step == trainer.state.max_steps
 
 
+def test_an_interrupt_while_the_rollout_is_awaited_leaves_no_thread(tmp_path):
+    """As a person sends it to an environment that hangs."""
+    Held.may_answer.set()
+    trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Held})
+    launch, collect = trainer._loop.source._launch, Flight.result
+
+    def held():
+        Held.may_answer.clear()
+        launch()
+
+    def interrupted(flight):
+        raise KeyboardInterrupt
+
+    trainer._loop.source._launch, Flight.result = held, interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    finally:
+        Flight.result = collect
+        del trainer._loop.source._launch
+        Held.may_answer.set()
+    assert wait_until(lambda: not rollout_threads(), 10)
+    trainer.train()
+    assert trainer.state.global_step == trainer.state.max_steps
+
+
+class Popping(SleepyEnv):
+    """Changes its row."""
+
+    def reset(self, prompt, **row):
+        prompt.append({"role": "user", "content": "go"})
+        return super().reset()
+
+
+def test_an_environment_may_change_its_row(tmp_path):
+    trainer = trainer_for(tmp_path, **OVERLAP, arguments={"environment_factory": Popping})
+    trainer.train()
+    assert trainer.state.global_step == trainer.state.max_steps
+
+
+def test_a_copy_that_cannot_be_made_is_refused_by_name(tmp_path):
+    trainer = trainer_for(tmp_path, **OVERLAP)
+    trainer.model.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"rollout_overlap.*cannot be made"):
+        trainer.train()
+
+
 # -------------------------------------------------------------------------------------- evaluation
 
 
@@ -530,6 +577,6 @@ def test_a_flight_waits_nowhere_but_where_it_is_collected():
     flight = Flight([], lambda: may_end.wait(PATIENCE), torch.device("cpu"))
     assert rollout_threads()
     may_end.set()
-    flight.settle()
+    flight.thread.join()
     assert flight.result() is True
     assert flight.seconds > 0.0

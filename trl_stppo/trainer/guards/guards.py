@@ -166,7 +166,7 @@ class Guards:
         message, watch = self._sampler.look(gap, exact=exact), self._sampler
         self._host.internals.metrics["train"]["guard/sampler_mismatch"] = [watch.blocks]
         if watch.strikes >= PATIENCE:
-            self.ending.reason = self.ending.reason or message
+            self.ending.reason, watch.strikes = self.ending.reason or message, 0
         elif message and watch.blocks == 1 and self._host.accelerator.is_main_process:
             logger.warning("After step %d: %s", self._host.state.global_step, message)
 

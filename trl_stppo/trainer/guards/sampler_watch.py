@@ -15,7 +15,7 @@ class SamplerWatch:
     """Distinguishes a sampler with wrong weights from one that is only stale."""
 
     blocks: int = 0  # all rollout batches with a gap beyond the limit
-    strikes: int = 0  # those in a row; of a rough sampler, as long as the gap rises
+    strikes: int = 0  # in a row; of a rough sampler only while the gap rises
     last: float = 0.0  # gap of the last rollout batch
 
     def look(self, gap: float, *, exact: bool) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, Generic, TypeVar
@@ -27,15 +27,12 @@ class Flight(Generic[Played]):
     """
 
     def __init__(self, rows: list[Row], play: Callable[[], Played], device: torch.device) -> None:
-        self.rows, self._play, self._device = rows, play, device
+        self.rows = repr(rows)  # now, as an environment may change its row
+        self._play, self._device = play, device
         self.seconds = self.ended = 0.0
         self._future: Future[Played] = Future()
         self.thread = DaemonThread(self._run, "rollout")
         self.thread.start()
-
-    def settle(self) -> None:
-        """Block until the rollout ends; its result or error stays."""
-        wait([self._future])
 
     def result(self) -> Played:
         """Block until the rollout ends; return what `play` returned, or raise its error."""
@@ -45,8 +42,8 @@ class Flight(Generic[Played]):
         began = time.perf_counter()
         finish: Callable[[], None]
         try:
-            if self._device.type == "cuda":  # a thread's own setting
-                torch.cuda.set_device(self._device)
+            if self._device.type != "cpu" and self._device.index is not None:  # per thread
+                torch.accelerator.set_device_index(self._device.index)
             finish = partial(self._future.set_result, self._play())
         except BaseException as error:
             finish = partial(self._future.set_exception, error)
@@ -60,8 +57,8 @@ class RowsAhead:
 
     Args:
         host: the trainer.
-        loader: another one over the same rows, whose sampler is where the epoch began.
-        began: optimizer steps at that place in this run.
+        loader: another one over the same rows; its sampler is at the beginning of the epoch.
+        began: optimizer steps of this run at the beginning of the epoch.
         step: optimizer steps before the first rollout to come.
     """
 

@@ -95,10 +95,13 @@ class TurnSampler:
         if self._host.use_vllm:
             return
         reason = None if self._is_cached else "is not sampled by our cache"
-        reason = reason or self._copy.why_unfit()
+        try:
+            reason = reason or self._copy.why_unfit()
+        except TypeError as error:  # of an attribute that `copy.deepcopy` refuses
+            reason = f"cannot be made ({error})"
         if any(found for found, *_ in self._exchange((int(reason is not None), 0, 0))):
             raise ValueError(
-                f"`rollout_overlap=True`: a copy of the {type(self._copy.model).__name__} "
+                f"`rollout_overlap=True`: a copy of the {type(self._host.model).__name__} "
                 f"{reason or 'fails on another process'}. Use a vLLM server, or leave it out."
             )
 
@@ -112,7 +115,7 @@ class TurnSampler:
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether the log-probabilities of sampler and training differ only by rounding in float32.
+        """Whether the log-probabilities of sampler and training differ only by rounding in float32 on a CPU.
 
         It is None if they compute those of different distributions.
         """
@@ -121,9 +124,8 @@ class TurnSampler:
         if settings is None or settings.truncates or not host.args.disable_dropout:
             return None
         rough = host.use_vllm or host.accelerator.mixed_precision != "no"
-        rough = rough or getattr(policy, "is_quantized", False)
         rough = rough or any(p.itemsize < 4 for p in policy.parameters())
-        return not rough and torch.get_float32_matmul_precision() == "highest"
+        return not rough and host.accelerator.device.type == "cpu"  # others may round to TF32
 
     def _cached(self, model: Any, version: int | None) -> CachedBackend:
         host = self._host

@@ -315,11 +315,11 @@ def test_an_interrupt_while_the_rollout_is_awaited_leaves_no_thread(tmp_path):
     try:
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
+        assert wait_until(lambda: not rollout_threads(), 10)
     finally:
         Flight.result = collect
         del trainer._loop.source._launch
         Held.may_answer.set()
-    assert wait_until(lambda: not rollout_threads(), 10)
     trainer.train()
     assert trainer.state.global_step == trainer.state.max_steps
 

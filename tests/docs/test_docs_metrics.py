@@ -19,8 +19,11 @@ SMALL = {
     "gradient_checkpointing": False, "save_strategy": "no", "report_to": "none",
     "disable_tqdm": True, "rollout_overlap": True, "num_ppo_epochs": 1,
 }  # fmt: skip
-# What needs a mixture of experts, tools, or vLLM; and what is logged at the end of a run.
-ELSEWHERE = (*("aux_loss", "tools/", "sampling/importance_sampling_ratio/"), "sampling/asked_again")
+# What needs a mixture of experts, tools, an agent, or vLLM; and what is logged at the end of a run.
+ELSEWHERE = (
+    *("aux_loss", "tools/", "contexts/", "sampling/importance_sampling_ratio/"),
+    "sampling/asked_again",
+)
 
 
 class Room:
